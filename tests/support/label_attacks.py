@@ -1,5 +1,5 @@
 """What an attacker who has all that the coordinator received makes of it: four attacks on DC
-selection with secure sums (ALGORITHMS §4).
+selection with secure sums.
 
 `Received.by` reads the coordinator's own store. Each attack gives the label counts it is certain
 of, by client.

@@ -108,7 +108,7 @@ class SelectionContext:
     late: Rows = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     def generator(self, selector: str) -> np.random.Generator:
-        """A fresh generator for this round (ALGORITHMS §0: PCG64 of seed, round, selector)."""
+        """A fresh generator for this round (PCG64 of seed, round, selector)."""
         return _generator(self.seed, self.round, selector)
 
 

@@ -37,7 +37,7 @@ def noisy_counts(
 
     ε-differentially private as a whole, for the single samples that were counted. `randomness`
     must be `secrets.SystemRandom()` for anything that leaves a client; a seeded generator is for
-    tests. Unbiased: variance per count about 2(Δ₁/ε)². ALGORITHMS §4.
+    tests. Unbiased: variance per count about 2(Δ₁/ε)².
 
     Raises ConfigurationError for an ε that is not a positive number, an unknown adjacency, or a
     negative count.

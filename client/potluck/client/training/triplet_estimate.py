@@ -2,11 +2,11 @@
 
 Attributes (a background, a colour) are not labelled. FedDiverse finds them by what an easily
 biased model gets wrong: samples of a class that it gets right have the attribute that usually goes
-with the class, the rest have another (§4, Alg. 2–4; ALGORITHMS §1.6). The result is an estimated
-interaction matrix Ñ (classes × 2), and its triplet.
+with the class, the rest have another (§4, Alg. 2–4). The result is an estimated interaction
+matrix Ñ (classes × 2), and its triplet.
 
 An exact triplet is a disclosure: with the number of samples it determines a two-class client's
-matrix up to the naming of classes and attributes (ALGORITHMS §4).
+matrix up to the naming of classes and attributes.
 """
 
 from __future__ import annotations

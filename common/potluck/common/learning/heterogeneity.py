@@ -1,8 +1,7 @@
 """Measures of uneven classes and attributes: triplets of clients, metrics of federations.
 
 An interaction matrix counts samples by class (rows) and by binary attribute (two columns). Its
-triplet is (CI, AI, SC): class imbalance, attribute imbalance, spurious correlation (FedDiverse §4;
-ALGORITHMS §1.6).
+triplet is (CI, AI, SC): class imbalance, attribute imbalance, spurious correlation (FedDiverse §4).
 """
 
 from __future__ import annotations

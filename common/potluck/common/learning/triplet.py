@@ -1,6 +1,6 @@
 """Settings of the triplet estimate, which the coordinator sends to clients.
 
-The estimate is FedDiverse's (§4, Alg. 2–4; ALGORITHMS §1.6). Values marked "ours" are not in the
+The estimate is FedDiverse's (§4, Alg. 2–4). Values marked "ours" are not in the
 paper: it leaves them open.
 """
 

@@ -1,4 +1,4 @@
-"""Simulated durations of clients on devices of unequal speed (ALGORITHMS §3).
+"""Simulated durations of clients on devices of unequal speed.
 
 A shifted exponential, as FLASH simulates its clients: T_i = α_T · N_i + Exp with mean λ_T · N_i.
 Nothing waits for it. The coordinator draws how fast a client is, the client, which knows its number

@@ -1,4 +1,4 @@
-"""Wrong labels on purpose (FLASH; ALGORITHMS §3): pure functions of labels, options and a seed.
+"""Wrong labels on purpose (FLASH): pure functions of labels, options and a seed.
 
 A client's training samples may be mislabelled, those that a run splits off them for validation
 included; what it holds out, and the coordinator's test set, never are.

@@ -1,6 +1,6 @@
 """The client partitions of the FedDiverse paper's Table 6, as interaction matrices.
 
-Rows are classes, columns the two attributes; ALGORITHMS §3.1 gives the metrics they reproduce.
+Rows are classes, columns the two attributes. A test has the metrics that they reproduce.
 Clients stand in the order CI, AI, SC where types are pure. The order of clients, and the naming of
 classes and attributes, is ours. In `spawrious-4` the paper's numbers leave open which two classes
 a class-imbalanced client has more of; here it is the first two or the last two.

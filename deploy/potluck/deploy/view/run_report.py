@@ -1,7 +1,7 @@
 """The report of a run's selections: cohorts as planned, and as realised in the model.
 
 A cohort is chosen for what its clients hold together; one that is lost breaks that. So each round
-is measured twice, as it was planned and as it was realised (ALGORITHMS §1.19). Pure.
+is measured twice, as it was planned and as it was realised. Pure.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def mostly_one_class(
     *,
     main: float = 0.8,
 ) -> list[Indices]:
-    """A partition in which a share of the clients hold mostly one class (FLASH; ALGORITHMS §3).
+    """A partition in which a share of the clients hold mostly one class (FLASH).
 
     All hold n // clients samples (the remainder is left out). ⌊skewed · clients + ½⌋ random
     clients hold a share `main` of one class, going round the classes in a random order, and fill

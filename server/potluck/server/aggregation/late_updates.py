@@ -1,4 +1,4 @@
-"""Updates that missed their round and join a later one (REFL; ALGORITHMS §8.2).
+"""Updates that missed their round and join a later one (REFL).
 
 A late update counts as the step that its client took from the model it had, now taken from the
 round's: model + (update − the model it had). Running statistics are no steps and count as they are.

@@ -1,6 +1,6 @@
 """A measure of how lopsided a run's picks are.
 
-A flattering profile gets a client picked again and again (ALGORITHMS §4, integrity). Signatures say
+A flattering profile gets a client picked again and again. Signatures say
 who sent it, not whether it is true; this measure does not depend on claims.
 """
 

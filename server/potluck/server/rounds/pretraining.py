@@ -29,7 +29,7 @@ def is_pretraining(run_id: str) -> bool:
 
 
 def pretraining_run(run_id: str, run_file: RunFile, *, clients: int, at: datetime) -> NewRun:
-    """The run that pre-trains for `run_id` (ALGORITHMS §1.6): T₀ rounds, uniform selection, FedAvg.
+    """The run that pre-trains for `run_id`: T₀ rounds, uniform selection, FedAvg.
 
     clients: how many there are, for full participation; its seed is another than the run's, so
     that round 1 repeats these batches for no client.

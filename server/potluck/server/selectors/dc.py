@@ -1,4 +1,4 @@
-"""Cohorts steered towards a label distribution (Düsing & Cimiano; ALGORITHMS §1.11)."""
+"""Cohorts steered towards a label distribution (Düsing & Cimiano)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The best of all subsets, for comparison with the greedy choice (ALGORITHMS §1.11)."""
+"""The best of all subsets, for comparison with the greedy choice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The DC procedure as its paper has it: sums and distances at every step (ALGORITHMS §1.11, §4).
+"""The DC procedure as its paper has it: sums and distances at every step.
 
 Düsing and Cimiano, "Distribution-Controlled Client Selection to Improve Federated Learning
 Strategies", §3. `potluck.common.learning.step_by_step` says what it gives away.

@@ -1,4 +1,4 @@
-"""Cohorts of complementary heterogeneity (FedDiverse Alg. 5 and 6; ALGORITHMS §1.6)."""
+"""Cohorts of complementary heterogeneity (FedDiverse Alg. 5 and 6)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cohorts whose labels together are as even as can be (FedEntOpt; ALGORITHMS §1.8)."""
+"""Cohorts whose labels together are as even as can be (FedEntOpt)."""
 
 from __future__ import annotations
 

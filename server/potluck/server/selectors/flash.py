@@ -1,4 +1,4 @@
-"""FLASH: a bandit on each client's losses and speed (ALGORITHMS §1.12).
+"""FLASH: a bandit on each client's losses and speed.
 
 "Federated Learning Across Simultaneous Heterogeneities": data that differ, labels that are wrong
 and clients that are slow, all at once. Before each round clients answer with their losses under the

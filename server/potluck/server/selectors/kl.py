@@ -1,4 +1,4 @@
-"""Fill up the classes that are short (Seol & Kim 2023, Alg. 2; ALGORITHMS §1.9)."""
+"""Fill up the classes that are short (Seol & Kim 2023, Alg. 2)."""
 
 from __future__ import annotations
 

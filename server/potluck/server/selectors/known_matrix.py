@@ -1,4 +1,4 @@
-"""Weights that even out known interaction matrices (FedDiverse §5.7; ALGORITHMS §1.7)."""
+"""Weights that even out known interaction matrices (FedDiverse §5.7)."""
 
 from __future__ import annotations
 

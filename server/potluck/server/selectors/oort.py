@@ -1,4 +1,4 @@
-"""Oort: clients whose losses are large and who are quick (ALGORITHMS §1.13).
+"""Oort: clients whose losses are large and who are quick.
 
 Lai et al., "Oort: Efficient Federated Learning via Guided Participant Selection", OSDI 2021; what
 the paper leaves open is as in its authors' programs.

@@ -1,4 +1,4 @@
-"""Power of choice: of some candidates, those with the largest loss (pow-d; ALGORITHMS §1.3).
+"""Power of choice: of some candidates, those with the largest loss (pow-d).
 
 Cho, Wang and Joshi, "Towards Understanding Biased Client Selection in Federated Learning".
 """

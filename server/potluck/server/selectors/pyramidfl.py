@@ -1,4 +1,4 @@
-"""PyramidFL: Oort's choice, and work for each client chosen (ALGORITHMS §1.14, §8.1).
+"""PyramidFL: Oort's choice, and work for each client chosen.
 
 Li et al., "PyramidFL: A Fine-grained Client Selection Framework for Efficient Federated Learning",
 MobiCom 2022; what the paper leaves open is as in its authors' program.

@@ -1,4 +1,4 @@
-"""Everybody in turn (FedDiverse's baseline; ALGORITHMS §1.2)."""
+"""Everybody in turn (FedDiverse's baseline)."""
 
 from __future__ import annotations
 

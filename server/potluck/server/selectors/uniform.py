@@ -1,4 +1,4 @@
-"""Every available client with the same probability (ALGORITHMS §1.1)."""
+"""Every available client with the same probability."""
 
 from __future__ import annotations
 

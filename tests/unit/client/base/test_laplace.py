@@ -68,7 +68,7 @@ def test_noise_is_symmetric() -> None:
 
 
 def test_scale_is_two_at_half_an_epsilon() -> None:
-    """ALGORITHMS §4: b = 2 for add-remove at ε = 0.5, and 4 for replace."""
+    """A worked example: b = 2 for add-remove at ε = 0.5, and 4 for replace."""
     for adjacency, scale in (("add-remove", 2), ("replace", 4)):
         drawn = noisy_counts(
             [100] * 40_000,
@@ -113,7 +113,7 @@ def recovered_labels(epsilon: Epsilon, *, seed: int, clients: int = 150) -> floa
 
 
 PUBLISHED = [(0.5, 1.0), (0.1, 0.996), (0.01, 0.723)]
-"""ALGORITHMS §4's experiment: ε and the accuracy found, on 100 clients × 10 labels."""
+"""ε and the accuracy found, on 100 clients × 10 labels."""
 
 
 def exact_accuracy(epsilon: float) -> float:
@@ -142,7 +142,7 @@ def test_the_published_accuracies_agree_with_the_distribution(
 
 @pytest.mark.parametrize(("epsilon", "entropy"), [(0.5, 3.289), (0.01, 3.118)])
 def test_entropy_of_cohorts_survives_the_noise(epsilon: float, entropy: float) -> None:
-    """ALGORITHMS §4: FedEntOpt, κ = 10, Q = 70, 100 clients with 250 of each of two labels."""
+    """A worked example: FedEntOpt, κ = 10, Q = 70, 100 clients with 250 of each of two labels."""
     generator, randomness = np.random.default_rng(0), random.Random(0)
     counts = np.zeros((100, 10), dtype=np.int64)
     for client, row in enumerate(counts):

@@ -37,7 +37,7 @@ from potluck.common.tensors.tensor_files import write_tensors
 
 
 def test_u_approaches_the_inverse_hessian_times_the_gradient() -> None:
-    """ALGORITHMS §2: A = diag(2, 4), ∇f = (1, 1), τ = .25."""
+    """A worked example: A = diag(2, 4), ∇f = (1, 1), τ = .25."""
     y = torch.tensor([3.0, -1.0], requires_grad=True)
     matrix, wanted = torch.tensor([2.0, 4.0]), [torch.ones(2)]
     directions, found = [torch.zeros(2)], []

@@ -42,7 +42,7 @@ def test_triplet_of_a_matrix(matrix: list[list[int]], expected: tuple[float, flo
 def test_metrics_of_table_6(
     name: str, clients: int, samples: int, metrics: tuple[float, ...]
 ) -> None:
-    """The whole of ALGORITHMS §3.1's table, to its four decimals."""
+    """Every row of the table, to four decimals."""
     matrices = interaction_matrices(name)
     assert len(matrices) == clients
     assert matrices.sum() == samples
@@ -106,7 +106,7 @@ def test_client_types(name: str, types: set[tuple[float, ...]]) -> None:
 
 
 def test_constant_predictors_of_waterbirds() -> None:
-    """How far two constants are from the true triplets: mean and supremum (ALGORITHMS §1.6)."""
+    """How far two constants are from the true triplets: mean and supremum."""
     true = triplets(interaction_matrices("waterbirds-dist"))
     median = np.linalg.norm(true - np.median(true, axis=0), axis=1)
     mean = np.linalg.norm(true - true.mean(axis=0), axis=1)

@@ -20,7 +20,7 @@ def drawn(clock: VirtualClock, clients: int, samples: int = 1000) -> list[float]
 def test_the_means_and_the_expected_maximum(
     tail: float, mean: float, largest_of_ten: float
 ) -> None:
-    """ALGORITHMS §3, N = 1000; 20,000 draws have a relative error under 1.5 %."""
+    """N = 1000; 20,000 draws have a relative error under 1.5 %."""
     seconds = np.array(drawn(VirtualClock(enabled=True, tail_per_sample=tail), 20_000))
     assert seconds.min() >= 1000
     assert seconds.mean() == pytest.approx(mean, rel=0.03)

@@ -14,7 +14,7 @@ from potluck.common.tasks.label_noise import LabelNoise, noise_rates, with_wrong
 
 @pytest.mark.parametrize(("mean", "spread"), [(0.05, 0.0217), (0.15, 0.0355), (0.25, 0.0431)])
 def test_rates_are_beta_distributed(mean: float, spread: float) -> None:
-    """ALGORITHMS §3: Beta(a, 100 − a) has mean a % and a deviation of 0.022 to 0.043."""
+    """A worked example: Beta(a, 100 − a) has mean a % and a deviation of 0.022 to 0.043."""
     rates = noise_rates(LabelNoise(label_noise=mean), 20_000, 0)
     assert rates.mean() == pytest.approx(mean, abs=0.001)
     assert rates.std() == pytest.approx(spread, abs=0.001)

@@ -42,7 +42,7 @@ def rebased(seed: int) -> RebasedUpdate:
 
 
 def test_the_vector_of_refl() -> None:
-    """ALGORITHMS §8.2: τ = 1 and Λ = Λ_max."""
+    """A worked example: τ = 1 and Λ = Λ_max."""
     assert staleness_weight(1, 1.0, 0.35) == pytest.approx(0.54624, abs=1e-5)
 
 

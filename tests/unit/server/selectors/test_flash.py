@@ -41,7 +41,7 @@ def of(rows: list[int]) -> Selection:
 
 
 def test_the_vectors() -> None:
-    """ALGORITHMS §1.12."""
+    """A worked example."""
     contexts = np.array([[1.0, 0.5], [0.0, 1.0]])
     posterior = Posterior.prior(2, 1.0).given(contexts, np.array([0.4, 0.2]))
     assert posterior.precision.tolist() == [[2.0, 0.5], [0.5, 2.25]]

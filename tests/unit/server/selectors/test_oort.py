@@ -39,7 +39,7 @@ def ended(number: int, rows: list[int], utility: ArrayLike, seconds: ArrayLike) 
 
 
 def test_the_vectors() -> None:
-    """ALGORITHMS §1.13: speed of a client twice as slow, and what age is worth."""
+    """A worked example: speed of a client twice as slow, and what age is worth."""
     utility = 6.48074
     assert utility * SCORING.speed(np.array([20.0]), 10.0)[0] == pytest.approx(1.62019, abs=1e-5)
     assert staleness(np.array([50.0]), 100)[0] == pytest.approx(0.09597, abs=1e-5)

@@ -55,7 +55,7 @@ def by_row(selection: Selection) -> dict[int, tuple[int, int]]:
 
 
 def test_the_vector() -> None:
-    """ALGORITHMS §1.14: T = 100, t = 40, t_comp = 20, E = 5 make 4 times the epochs."""
+    """A worked example: T = 100, t = 40, t_comp = 20, E = 5 make 4 times the epochs."""
     found = passes(np.array([40.0]), np.array([20.0]), 100.0, 5, longest=10.0)
     assert (found / 5).tolist() == [4.0]
 

@@ -52,7 +52,7 @@ def test_same_seed_and_round_same_cohort() -> None:
 
 
 def test_share_of_rounds_without_a_rare_type() -> None:
-    """9 of 24 clients, 4 of a type: none of them with probability 0.1285 (ALGORITHMS §1.1)."""
+    """9 of 24 clients, 4 of a type: none of them with probability 0.1285."""
     expected = comb(20, 9) / comb(24, 9)
     assert round(expected, 4) == 0.1285
     rounds = 4000

@@ -64,7 +64,7 @@ def _no_progress_yet() -> None:
 
 
 def test_the_teacher_is_the_softmax_of_mean_logits_not_the_mean_of_softmaxes() -> None:
-    """ALGORITHMS §2: logits (4, 0) and (0, 2) give .7311; the mean of probabilities is .5506."""
+    """A worked example: logits (4, 0) and (0, 2) give .7311; the mean of probabilities is .5506."""
     student = nn.Linear(1, 2)
     clients = [
         {"weight": np.zeros((2, 1), np.float32), "bias": np.array(bias, np.float32)}

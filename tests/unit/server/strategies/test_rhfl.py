@@ -16,7 +16,7 @@ NUMBERS = st.floats(allow_nan=True, allow_infinity=True)
 
 
 def test_whose_loss_falls_most_counts_most() -> None:
-    """ALGORITHMS §2: L from 1 to (.5, .8, .9, .95) gives w = (.3113, .2388, .2273, .2227)."""
+    """A worked example: L from 1 to (.5, .8, .9, .95) gives w = (.3113, .2388, .2273, .2227)."""
     found = confidence(np.ones(4), np.array([0.5, 0.8, 0.9, 0.95]))
     assert found.tolist() == pytest.approx([0.3113, 0.2388, 0.2273, 0.2227], abs=1e-4)
 

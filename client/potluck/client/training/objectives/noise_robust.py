@@ -1,7 +1,7 @@
 """FLASH's loss for noisy labels: what is labelled, what the received model believes, in reverse.
 
-Federated Learning Across Simultaneous Heterogeneities (ALGORITHMS §1.12); the reverse term is that
-of symmetric cross-entropy (Wang et al., ICCV 2019).
+Federated Learning Across Simultaneous Heterogeneities; the reverse term is that of symmetric
+cross-entropy (Wang et al., ICCV 2019).
 """
 
 from __future__ import annotations

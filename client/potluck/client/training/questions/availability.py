@@ -17,7 +17,7 @@ AVAILABILITY = "availability"
 @dataclass(frozen=True, kw_only=True)
 class Availability(Question):
     """`availability`: the chance that the client is there in a span of time, as the selector `refl`
-    asks for it (ALGORITHMS §8.2). It follows from the owner's plan, and says nothing of the data.
+    asks for it. It follows from the owner's plan, and says nothing of the data.
 
     begin, end: the span, in seconds from now.
     """

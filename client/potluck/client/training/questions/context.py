@@ -18,7 +18,7 @@ _SHARE = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Context(Question):
-    """`robust`, `validation` and `seconds`, as the selector `flash` asks them (ALGORITHMS §1.12).
+    """`robust`, `validation` and `seconds`, as the selector `flash` asks them.
 
     robust: the mean of the noise-robust loss, with weights alpha and beta, on the samples that are
     trained on; the received model's predictions are its pseudo-labels. validation: the mean

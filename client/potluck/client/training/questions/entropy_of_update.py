@@ -15,7 +15,7 @@ from potluck.common.learning.output_layer import label_entropies, output_tensor
 
 @dataclass(frozen=True, kw_only=True)
 class LabelEntropy(Question):
-    """`label-entropy`: Ĥ, as the selector `hics-fl` asks for it (ALGORITHMS §8.2).
+    """`label-entropy`: Ĥ, as the selector `hics-fl` asks for it.
 
     In nats: the entropy of softmax(Δb / temperature), Δb the move of the output layer's bias in one
     training (of the row means of its weights, where it has none).

@@ -14,7 +14,7 @@ GRADIENT_NORM = "gradient-norm"
 
 
 class GradientNorm(Question):
-    """`gradient-norm` and `seconds`, as the selector `feel` asks them (ALGORITHMS §1.18).
+    """`gradient-norm` and `seconds`, as the selector `feel` asks them.
 
     gradient-norm: the Euclidean norm of the gradient of the mean cross-entropy over all training
     samples, with any objective; over the parameters that are trained, the model evaluating.

@@ -15,9 +15,9 @@ from potluck.common.learning.step_by_step import LABEL_DISTANCE
 class LabelDistance(Question):
     """`label-distance`: 1 − cos(V + active, target), V being the client's own label counts.
 
-    The answer of clients in the DC procedure as its paper has it (Düsing and Cimiano §3; ALGORITHMS
-    §1.11). active, target: a whole number for each class, separated by spaces. The answer has no
-    noise and discloses the client's counts: only hosts whose owner allows `protocol` sums give it.
+    The answer of clients in the DC procedure as its paper has it (Düsing and Cimiano §3). active,
+    target: a whole number for each class, separated by spaces. The answer has no noise and
+    discloses the client's counts: only hosts whose owner allows `protocol` sums give it.
     """
 
     def __init__(self, *, active: str, target: str) -> None:

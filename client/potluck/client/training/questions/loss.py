@@ -12,7 +12,7 @@ from potluck.common.errors import TrainingError
 class Loss(Question):
     """`loss`: the mean cross-entropy over all training samples, with any objective.
 
-    What power-of-choice selection asks (pow-d; ALGORITHMS §1.3).
+    What power-of-choice selection asks (pow-d).
     """
 
     needs_model = True

@@ -21,8 +21,7 @@ _PASSES = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Sketch(Question):
-    """`sketch-1`, `sketch-2`, …: one local update, as the selector `hcsfed` asks for it
-    (ALGORITHMS §1.5).
+    """`sketch-1`, `sketch-2`, …: one local update, as the selector `hcsfed` asks for it.
 
     method: `projection` adds up all coordinates of the update in `numbers` sums; in which one, and
     with which sign, is drawn for each coordinate by `seed`, the same for all clients. `centroids`

@@ -13,8 +13,7 @@ _BATCH = 1024
 class SoftLabel(Question):
     """`class-0`, `class-1`, …: the mean softmax of a model's outputs over the training samples.
 
-    It comes close to the client's distribution of labels. What FedEntropy asks of the trained model
-    (ALGORITHMS §1.10).
+    It comes close to the distribution of labels. What FedEntropy asks of the trained model.
     """
 
     needs_model = True

@@ -1,4 +1,4 @@
-"""Training on no more samples of a class than the coordinator counts on (ALGORITHMS §1.9)."""
+"""Training on no more samples of a class than the coordinator counts on."""
 
 from __future__ import annotations
 

@@ -13,9 +13,9 @@ UTILITY = "utility"
 class SquaredLosses:
     """The root mean square of cross-entropy over the samples of a training's first pass.
 
-    Each sample counts as it is met, before its step: what Oort calls a client's statistical utility
-    (ALGORITHMS §1.13), without a pass of its own. One more softmax per step of the first pass; the
-    device is not waited for.
+    Each sample counts as it is met, before its step: what Oort calls a client's statistical
+    utility, without a pass of its own. One more softmax per step of the first pass; the device is
+    not waited for.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -5,7 +5,7 @@ of c in the batch − the model's mean probability of c). So without samples of 
 and a client whose bias of c has risen holds some: how many at least follows from how far it rose
 (`BiasUpdates.reach`). One whose bias of c never rises holds at most few; that is no theorem but
 what honest clients were measured to do (docs/label-audit.md). Claims outside these bounds are held
-against the noise that the client is known to have added (ALGORITHMS §4).
+against the noise that the client is known to have added.
 
 It needs updates in the clear, so it says nothing under secure aggregation; objectives that balance
 classes, and weight decay on a large bias, break its reasoning. It accuses; it does not prove.

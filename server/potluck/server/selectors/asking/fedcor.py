@@ -1,4 +1,4 @@
-"""FedCor: clients whose losses tell most of all others' (ALGORITHMS §1.17, §8.1).
+"""FedCor: clients whose losses tell most of all others'.
 
 Tang, Ning, Wang, Sun, Wang, Li and Chen, "FedCor: Correlation-Based Active Client Selection
 Strategy for Heterogeneous Federated Learning" (CVPR 2022).

@@ -1,4 +1,4 @@
-"""FedLECC: the largest losses of each kind of client (arXiv 2603.08911; ALGORITHMS §8.2).
+"""FedLECC: the largest losses of each kind of client (arXiv 2603.08911).
 
 Clients are clustered by their label distributions; the clusters where the model does worst come
 first.

@@ -1,4 +1,4 @@
-"""FEEL: clients with much to teach and little to wait for (ALGORITHMS §1.18).
+"""FEEL: clients with much to teach and little to wait for.
 
 Ren, He, Wen, Yu, Huang and Shi, "Scheduling for Cellular Federated Edge Learning With Importance
 and Channel Awareness". Probabilities trade the size of a client's gradient against its seconds.

@@ -1,4 +1,4 @@
-"""HCSFed: clients in clusters by what their updates look like (ALGORITHMS §1.5).
+"""HCSFed: clients in clusters by what their updates look like.
 
 Song, Zhang, Wang and Gui, "Fast Heterogeneous Federated Learning with Hybrid Client Selection"
 (UAI 2023). Each client is asked once for a sketch of one local update.

@@ -1,4 +1,4 @@
-"""REFL: whoever is least likely to be there again goes first (ALGORITHMS §8.2).
+"""REFL: whoever is least likely to be there again goes first.
 
 Abdelmoniem, Sahu, Canini and Fahmy, "REFL: Resource-Efficient Federated Learning" (EuroSys 2023).
 """

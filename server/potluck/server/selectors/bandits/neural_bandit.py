@@ -1,4 +1,4 @@
-"""An adaptation of NeuralUCB (Zhou, Li and Gu 2020) to clients (ALGORITHMS §1.16)."""
+"""An adaptation of NeuralUCB (Zhou, Li and Gu 2020) to clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An adaptation of restless bandits to clients (ALGORITHMS §1.15).
+"""An adaptation of restless bandits to clients.
 
 FLASH compares itself with a bandit whose rewards depend on a hidden Markov state, and says nothing
 of how clients become its arms. Here all share one state, read off each round's mean reward.

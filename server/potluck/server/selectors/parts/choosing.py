@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from potluck.server.selection import Floats, Population, Rows, Selection, SelectionContext
 
 TIE = 1e-12
-"""Scores this close are equal; the round's generator decides between them (ALGORITHMS §0)."""
+"""Scores this close are equal; the round's generator decides between them."""
 
 TIE_DECIMALS = 12
 """Decimals to round scores to where many are ranked at once: the same tolerance."""

@@ -1,7 +1,7 @@
 """FLASH's state of each client, and the contexts and rewards from answers and durations.
 
-ALGORITHMS §1.12; a context is (robust loss / its first, validation loss / its first, seconds of the
-last training, last reward).
+A context is (robust loss / its first, validation loss / its first, seconds of the last training,
+last reward).
 """
 
 from __future__ import annotations

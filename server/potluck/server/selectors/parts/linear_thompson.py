@@ -1,4 +1,4 @@
-"""Linear Thompson sampling (Agrawal and Goyal 2013, as in FLASH Alg. 1; ALGORITHMS §1.12).
+"""Linear Thompson sampling (Agrawal and Goyal 2013, as in FLASH Alg. 1).
 
 A reward is taken to be linear in a context of d numbers. What is known of the d coefficients is a
 precision matrix and a response vector; each round tries coefficients drawn around their estimate.

@@ -1,4 +1,4 @@
-"""A Gaussian process of how clients' losses move together (FedCor; ALGORITHMS §1.17).
+"""A Gaussian process of how clients' losses move together (FedCor).
 
 Each client is a point in few dimensions; the changes of two clients' losses in a round are as
 correlated as the points' inner product says: Σ = X Xᵀ + noise² I.

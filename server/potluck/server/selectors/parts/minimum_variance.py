@@ -1,7 +1,7 @@
 """The convex combination of vectors whose entries vary least.
 
 Minimises Var(Σ ω_k N_k) + ridge · ‖ω‖² over ω ≥ 0, Σω = 1; the ridge makes the answer unique and
-gives equal clients equal weights (ALGORITHMS §1.7).
+gives equal clients equal weights.
 
 With B the centred vectors over the root of their length, the variance is ‖Bω‖², and the optimum is
 ω = (μ − Bᵀy)₊ for a y of that length and one number μ, however many clients there are. They

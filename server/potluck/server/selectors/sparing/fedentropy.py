@@ -1,4 +1,4 @@
-"""Updates that raise the entropy of the federation's labels (FedEntropy; ALGORITHMS §1.10, §8.1).
+"""Updates that raise the entropy of the federation's labels (FedEntropy).
 
 Ling et al., "FedEntropy: Efficient Device Grouping for Federated Learning Using Maximum Entropy
 Judgment". The grouping follows the authors' code.

@@ -1,4 +1,4 @@
-"""Clustered sampling: each place of a cohort has a distribution of its own (ALGORITHMS §8.2).
+"""Clustered sampling: each place of a cohort has a distribution of its own.
 
 Fraboni et al., "Clustered Sampling: Low-Variance and Improved Representativity for Clients
 Selection in Federated Learning", ICML 2021, Algorithms 1 and 2.

@@ -1,4 +1,4 @@
-"""DivFL: clients whose updates together stand for everybody's (ALGORITHMS §8.2).
+"""DivFL: clients whose updates together stand for everybody's.
 
 Balakrishnan et al., "Diverse Client Selection for Federated Learning via Submodular Maximization",
 ICLR 2022.

@@ -1,7 +1,7 @@
 """FedPNS: clients whose updates pull against the others are left out, and chosen more rarely.
 
-Wu & Wang, "Node Selection Toward Faster Convergence for Federated Learning on Non-IID Data", 2022
-(ALGORITHMS §1.4, §8.1); what the paper leaves open is as in its authors' program.
+Wu & Wang, "Node Selection Toward Faster Convergence for Federated Learning on Non-IID Data", 2022;
+what the paper leaves open is as in its authors' program.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""GreedyFed: the clients whose updates have helped the model most (ALGORITHMS §8.2).
+"""GreedyFed: the clients whose updates have helped the model most.
 
 Singhal et al., "Greedy Shapley Client Selection for Communication-Efficient Federated Learning",
 2023.

@@ -1,7 +1,7 @@
 """HiCS-FL: the more even a client's labels seem, by how it moves the last layer, the more often.
 
 Chen & Vikalo, "Heterogeneity-Guided Client Sampling: Towards Fast and Efficient Non-IID Federated
-Learning", NeurIPS 2024 (ALGORITHMS §8.2).
+Learning", NeurIPS 2024.
 """
 
 from __future__ import annotations

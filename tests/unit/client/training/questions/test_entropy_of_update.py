@@ -32,7 +32,7 @@ def asked(update: dict[str, Any] | None, *, classes: int = 3) -> QuestionContext
 
 
 def test_the_vector() -> None:
-    """ALGORITHMS §8.2: Δb / T = (1, 0, −1)."""
+    """A worked example: Δb / T = (1, 0, −1)."""
     update = {"head.weight": np.ones((3, 2)), "head.bias": [0.5, 0.0, -0.5]}
     told = LabelEntropy(temperature=0.5).answer(asked(update))
     assert told == {"label-entropy": pytest.approx(0.83240, abs=1e-5)}

@@ -96,7 +96,7 @@ def test_nothing_to_measure_is_not_a_number() -> None:
 
 
 def test_utility_is_the_samples_times_their_root_mean_square_loss() -> None:
-    """ALGORITHMS §1.13: losses 1, 2, 3 → 6.48074, in whatever batches."""
+    """A worked example: losses 1, 2, 3 → 6.48074, in whatever batches."""
     logits = logits_of(*(math.exp(-loss) for loss in (1.0, 2.0, 3.0)))
     for sizes in ([3], [1, 2], [1, 1, 1]):
         losses = SquaredLosses(CPU)

@@ -30,7 +30,7 @@ def answering(losses: Callable[[int], Floats]) -> Callable[[int], Respond]:
 
 
 def test_the_published_vector() -> None:
-    """ALGORITHMS §1.17: gains .7778, .7667, .4627, so client 0; then .2016, .4185, so client 2."""
+    """A worked example: gains .7778, .7667, .4627, so client 0; then .2016, .4185, so client 2."""
     sigma = np.array([[2, 1.2, 0.1], [1.2, 1, 0.1], [0.1, 0.1, 1.5]])
     points: Floats = np.linalg.cholesky(sigma - NOISE**2 * np.eye(3)).astype(np.float64)
     picks, gains = chosen(points, np.full(3, 1 / 3), np.ones(3), 2, GENERATOR(0))

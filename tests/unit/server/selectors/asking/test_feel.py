@@ -28,7 +28,7 @@ def answering(norms: ArrayLike, seconds: ArrayLike) -> Respond:
 
 
 def test_the_published_vector() -> None:
-    """ALGORITHMS §1.18: λ = 0; with ρ = 1 durations do not matter."""
+    """A worked example: λ = 0; with ρ = 1 durations do not matter."""
     shares, norms = np.array([0.25, 0.25, 0.5]), np.array([1.0, 2, 1])
     seconds = np.array([1.0, 4, 1])
     assert probabilities(shares * norms, seconds, 0.5) == pytest.approx([0.25, 0.25, 0.5])

@@ -35,7 +35,7 @@ def three_groups(sizes: tuple[int, ...] = SIZES) -> Floats:
 
 
 def test_seats_of_the_published_vectors() -> None:
-    """ALGORITHMS §1.5."""
+    """A worked example."""
     assert equal_seats(np.array(SIZES), 9, 1) == [5, 3, 1]
     sizes = np.array([16, 4, 4])
     assert neyman_seats(sizes, np.array([1.0, 2, 3]), 9) == [4, 2, 3]

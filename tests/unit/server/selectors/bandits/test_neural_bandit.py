@@ -16,7 +16,7 @@ from potluck.server.selectors.bandits.neural_bandit import (
 
 
 def test_of_a_linear_model_the_bonus_is_that_of_linucb() -> None:
-    """ALGORITHMS §1.16, with the contexts of §1.12."""
+    """A worked example, with FLASH's contexts."""
     contexts = np.array([[1.0, 0.5], [0.0, 1.0]])
     design = np.eye(2) + contexts.T @ contexts
     assert widths(contexts, design_root(design)) == pytest.approx([0.72761, 0.68599], abs=1e-5)

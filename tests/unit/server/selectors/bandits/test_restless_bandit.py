@@ -26,7 +26,7 @@ def lesson(rows: list[int], rewards: list[float]) -> Lesson:
 
 
 def test_discounted_counts_of_the_published_vector() -> None:
-    """ALGORITHMS §1.15: rewards 1 in round 1 and 0 in round 3, seen in round 4 with discount .9."""
+    """A worked example: rewards 1 in round 1 and 0 in round 3, seen in round 4 with discount .9."""
     bandit = RestlessBandit(states=1, discount=0.9)
     known = bandit.beginning()
     for due in (lesson([0], [1.0]), lesson([], []), lesson([0], [0.0])):
