@@ -12,6 +12,12 @@ PYTHON ?=
 PIP_FLAGS ?=
 ARGS ?=
 
+# Test files run side by side, each from its first test to its last. Real processes also wait, so
+# one lane more than processors.
+PROCESSORS := $(shell nproc 2>/dev/null || sysctl -n hw.ncpu)
+LANES ?= $(shell echo $$(($(PROCESSORS) + 1)))
+SIDE_BY_SIDE := --dist loadfile --numprocesses
+
 .PHONY: help
 help:
 	@echo "Potluck: federated learning that decides well who trains."
@@ -59,11 +65,11 @@ demo: $(INSTALLED)
 
 .PHONY: test
 test: $(INSTALLED)
-	$(VENV)/bin/pytest tests/unit -m "not slow" $(ARGS)
+	$(VENV)/bin/pytest tests/unit -m "not slow" $(SIDE_BY_SIDE) $(PROCESSORS) $(ARGS)
 
 .PHONY: test-federation
 test-federation: $(INSTALLED)
-	$(VENV)/bin/pytest tests/integration tests/e2e tests/adversary tests/gpu -m "not slow" $(ARGS)
+	$(VENV)/bin/pytest tests/integration tests/e2e tests/adversary tests/gpu -m "not slow" $(SIDE_BY_SIDE) $(LANES) $(ARGS)
 
 # Their bodies run on a processor too, in test-federation.
 .PHONY: test-gpu
@@ -73,7 +79,7 @@ test-gpu: $(INSTALLED)
 # pytest exits with 5 where it finds nothing to run.
 .PHONY: test-slow
 test-slow: $(INSTALLED)
-	$(VENV)/bin/pytest -m slow $(ARGS) || { \
+	$(VENV)/bin/pytest -m slow $(SIDE_BY_SIDE) $(LANES) $(ARGS) || { \
 		status=$$?; \
 		if [ $$status -ne 5 ]; then exit $$status; fi; \
 		echo "No slow tests to run."; \

@@ -173,7 +173,8 @@ async def test_a_host_that_was_stopped_makes_the_same_sum(scene: Scene) -> None:
     scene.fake.hold_uploads = asyncio.Event()
     async with scene.host():
         instruct(scene, *NAMES)
-        await scene.fake.until(lambda: len(scene.fake.headers) == 1)
+        await scene.fake.until(lambda: scene.fake.held_uploads == 1)
+    await scene.fake.until(lambda: scene.fake.held_uploads == 0)  # it would take the cut
     scene.fake.hold_uploads.set()
     scene.fake.cut_upload_after = [1000]
     scene.fake.files.clear()  # nobody could train again

@@ -80,6 +80,8 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
     """Downloads wait for it."""
     hold_uploads: asyncio.Event | None = None
     """Uploads wait for it."""
+    held_uploads: int = 0
+    """How many are waiting."""
     store: FakeStore | None = None
     """Where files are to be fetched and put."""
     direct: bool = True
@@ -149,6 +151,14 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
 
         await self.until(lambda: len(found()) >= times)
         return found()[-1]
+
+    async def _hold(self, released: asyncio.Event) -> None:
+        self.held_uploads += 1
+        try:
+            await released.wait()
+        finally:
+            self.held_uploads -= 1
+            await self._note()
 
     async def _note(self) -> None:
         async with self._changed:
@@ -231,7 +241,7 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
         self.headers.append(header)
         await self._note()
         if self.hold_uploads is not None:
-            await self.hold_uploads.wait()
+            await self._hold(self.hold_uploads)
         refusal = self.refuse_update or self.judge(header)
         if refusal is not None:
             await refuse(context, refusal)
