@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
 
+import structlog
+
 from potluck.common.net.transfer import check_digest
 from potluck.common.tensors.spare_files import SpareFiles
 from potluck.common.tensors.tensor_files import file_digest
+
+log = structlog.get_logger()
 
 
 def evictions(by_use: Sequence[str], in_use: Set[str], keep: int) -> list[str]:
@@ -55,6 +60,16 @@ class ModelCache:
                 return False
             self._verified.add(blake3)
         return True
+
+    async def intact(self, blake3: str) -> bool:
+        """True where a model is here with its digest; one with another digest is deleted."""
+        if not self.holds(blake3):
+            return False
+        if await asyncio.to_thread(self.verified, blake3):
+            return True
+        log.warning("cached file is corrupt, deleting it", file=blake3)
+        self.remove(blake3)
+        return False
 
     def add(self, blake3: str) -> None:
         """A verified model has been put at `path`; the ones used longest ago may go."""
