@@ -149,6 +149,33 @@ async def test_wrong_updates_are_refused_and_nothing_of_them_stays(
         assert relay.metric("potluck_relay_deliveries_total", outcome="delivered") == 1
 
 
+async def test_what_has_gone_on_meanwhile_is_not_asked_for_again(
+    federation: Federation, relay: Relay
+) -> None:
+    async with (
+        behind(relay, federation, "host-0") as host,
+        behind(relay, federation, "host-1") as other,
+        host.attending("client-0") as stream,
+        other.attending("client-2") as other_stream,
+    ):
+        run_id = await federation.start_run("roster=2", "count=2", 'selector.name="uniform"')
+        mine, others = await asyncio.gather(
+            training_of(stream, "client-0", run_id), training_of(other_stream, "client-2", run_id)
+        )
+        model = await host.fetch(mine.train.model)
+        assert await host.submit(whole(mine.id, "client-0", model)) == DONE
+        # As a host does that was told before how much of it is here.
+        resumed = whole(mine.id, "client-0", model, offset=len(model))
+        again = await host.submit([resumed[0], resumed[-1]])
+        assert again == rpc.SubmitUpdateResponse(duplicate=True)
+        early = whole(others.id, "client-2", model, offset=len(model))
+        cut = await other.submit([early[0], early[-1]])
+        assert cut == (Status.ABORTED, "TRANSFER_TRUNCATED"), "it is to be sent from its start"
+        assert not list((relay.state / "updates").iterdir())
+        assert await other.submit(whole(others.id, "client-2", model)) == DONE
+        await federation.finished(run_id)
+
+
 def sum_of_zeros(
     folder: Path, model: bytes, instruction: rpc.Instruction, *members: str
 ) -> list[bytes]:

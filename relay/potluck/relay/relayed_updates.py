@@ -107,6 +107,8 @@ class RelayedUpdates:
             fresh = held is None and not header.offset
             if held is None:
                 expires = await self._require(header)
+                if expires is None:
+                    return rpc.SubmitUpdateResponse(duplicate=True)
                 if self._held.holds(header.update_id):  # in another file, which this one replaces
                     self._give_up(header.update_id)
                 with contextlib.ExitStack() as stack:
@@ -127,20 +129,35 @@ class RelayedUpdates:
             ) from None
         return rpc.SubmitUpdateResponse()
 
-    async def _require(self, header: transfer_pb2.UpdateHeader) -> float:
-        """Until when an update is waited for. Raises RoundClosedError if it is not."""
+    async def _require(self, header: transfer_pb2.UpdateHeader) -> float | None:
+        """Until when an update is waited for; None where the coordinator has it.
+
+        Raises RoundClosedError if it is not waited for, TruncatedError where less of it is here
+        than its host has in mind.
+        """
         expected = self.expected.find(header.update_id, header.client_id, header.run_id)
-        if expected is not None:
+        here = held_bytes(self._held.path(header.update_id))
+        if expected is not None and header.offset <= here:
             return expected.expires
-        # Its instruction went through before this process began: the coordinator knows.
-        located = rpc.LocateUploadRequest(
-            update_id=header.update_id,
-            run_id=header.run_id,
-            client_id=header.client_id,
-            blake3=header.blake3,
+        # Its instruction went through before this process began, or it was delivered since its
+        # host asked how much of it is here: the coordinator knows.
+        located = await self._upstream.locate(
+            rpc.LocateUploadRequest(
+                update_id=header.update_id,
+                run_id=header.run_id,
+                client_id=header.client_id,
+                blake3=header.blake3,
+            )
         )
-        await self._upstream.locate(located)
-        return self._clock() + GRACE_SECONDS
+        if located.complete:
+            return None
+        if header.offset > here:
+            raise TruncatedError(
+                f"only {here} bytes of the update are here, not {header.offset}; send the rest",
+                received=here,
+                size=header.size,
+            )
+        return self._clock() + GRACE_SECONDS if expected is None else expected.expires
 
     async def _receive(
         self,

@@ -92,24 +92,17 @@ class FileReceiver:
             self._part.unlink(missing_ok=True)
             self._writing = path.with_name(path.name + ".over")
             over.replace(self._writing)
-        flags = os.O_RDWR | os.O_CREAT | (0 if offset or over is not None else os.O_TRUNC)
+        flags = os.O_RDWR | os.O_CREAT | (0 if over is not None else os.O_TRUNC)
+        if offset:
+            flags = os.O_RDWR
+            _require_held(path, offset)
         self._file = os.fdopen(os.open(self._writing, flags, 0o600), "r+b", buffering=0)
         try:
             if offset:
-                self._resume(offset)
+                self._file.truncate(offset)
         except BaseException:
             self._file.close()
             raise
-
-    def _resume(self, offset: int) -> None:
-        held = os.fstat(self._file.fileno()).st_size
-        if held < offset:
-            raise ProtocolError(
-                f"the transfer is to go on at {offset}, but only {held} bytes are here",
-                offset=offset,
-                held=held,
-            )
-        self._file.truncate(offset)
 
     @property
     def blake3(self) -> str:
@@ -204,6 +197,16 @@ async def verified(receiver: FileReceiver, blake3: str) -> Path:
 def part_path(path: Path) -> Path:
     """Path of the incomplete file."""
     return path.with_name(path.name + ".part")
+
+
+def _require_held(path: Path, offset: int) -> None:
+    held = held_bytes(path)
+    if held < offset:
+        raise ProtocolError(
+            f"the transfer is to go on at {offset}, but only {held} bytes are here",
+            offset=offset,
+            held=held,
+        )
 
 
 def held_bytes(path: Path) -> int:
