@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import sqlite3
 from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
 from support.federation import Federation, crash_federation, until
+from support.late_updates import late_ones_stored, run_with_late_ones
 
 from potluck.server.store import Store
 from potluck.server.store.records import MemberState, RoundRow
@@ -128,55 +127,28 @@ async def told(federation: Federation, run_id: str) -> list[object]:
     ]
 
 
-ON_THE_CLOCK = [
-    "count=6",
-    "rounds=3",
-    "round.deadline_seconds=2.5",
-    "round.quorum=0.5",
-    "round.late_updates.rounds=2",
-]
-HELD = ("train-client-4", "train-client-5")
-
-
-def late_ones_stored(federation: Federation, run_id: str) -> int:
-    """Updates of clients 4 and 5 for round 1 in the database of the coordinator that runs."""
-    path = federation.state / "potluck.sqlite3"
-    query = (
-        "SELECT COUNT(*) FROM members WHERE run_id = ? AND round = 1 AND blake3 IS NOT NULL"
-        " AND client_id IN ('client-4', 'client-5')"
-    )
-    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
-        [(count,)] = database.execute(query, [run_id])
-    return int(count)
-
-
 async def with_late_ones(federation: Federation, disturbance: str) -> tuple[str, str]:
-    """A run whose clients 4 and 5 miss round 1, and come while client 0 holds round 2 up; and the
-    digest of its model."""
+    """A run with late updates, and the digest of its model; see `run_with_late_ones`."""
     points, last = federation.points, len(federation.files.hosts) - 1
-    points.clear()
-    points.note_boundaries()
-    points.hold(*HELD, "evaluate")
-    run_id = await federation.start_run(*ON_THE_CLOCK)
-    await until(lambda: points.reached("evaluate"), "evaluation of round 1")
-    points.hold("train-client-0")
-    points.release("evaluate")
-    await federation.until_committed(run_id, 1)
-    if disturbance == "host":
-        await federation.kill_host(last)
-        await federation.processes.start_host(last)
-    if disturbance == "coordinator early":
-        await federation.kill_coordinator()
-        await federation.restart_coordinator()
-    if disturbance == "coordinator":
-        points.kill("after-add_late_update-2")
-    points.release(*HELD)
-    if disturbance == "coordinator":
-        assert await federation.coordinator.ended() == 137
-        await federation.restart_coordinator()
-    else:
-        await until(lambda: late_ones_stored(federation, run_id) == 2, "late updates")
-    points.release()
+
+    async def disturb() -> None:
+        if disturbance == "host":
+            await federation.kill_host(last)
+            await federation.processes.start_host(last)
+        if disturbance == "coordinator early":
+            await federation.kill_coordinator()
+            await federation.restart_coordinator()
+        if disturbance == "coordinator":
+            points.kill("after-add_late_update-2")
+
+    async def come(run_id: str) -> None:
+        if disturbance == "coordinator":
+            assert await federation.coordinator.ended() == 137
+            await federation.restart_coordinator()
+        else:
+            await until(lambda: late_ones_stored(federation, run_id) == 2, "late updates")
+
+    run_id = await run_with_late_ones(federation, disturb, come=come)
     return run_id, await federation.finished(run_id)
 
 

@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 import urllib.request
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from support.federation import Federation, until
+from support.federation import PLUGINS, until
 
-from potluck.deploy.local.demo_files import LOOPBACK, program, reserved_port
+from potluck.deploy.local.demo_files import LOOPBACK, DemoFiles, reserved_port
 from potluck.deploy.local.local_federation import kill
 from potluck.deploy.local.processes import LocalProcess, TetheredProcess, stop_all
 from potluck.deploy.local.relay_files import write_relay
+
+PROGRAM = PLUGINS / "potluck-relay"
+
+
+class Federated(Protocol):
+    """A federation, in so far as its files are known."""
+
+    @property
+    def files(self) -> DemoFiles:
+        """Its files."""
+        ...
 
 
 @dataclass(kw_only=True)
@@ -42,7 +54,8 @@ class Relay:
 
     async def start(self) -> None:
         """Start it, and wait until it listens."""
-        command = [program("potluck-relay"), "--config", str(self.config), "--log-format", "json"]
+        options = ["--config", str(self.config), "--log-format", "json"]
+        command = [sys.executable, str(PROGRAM), *options]
         self.process = await TetheredProcess.start(self.name, command, log=self.log)
         self.processes.append(self.process)
         await until(lambda: "listening" in self.events(), f"{self.name} listens")
@@ -74,7 +87,7 @@ class Relay:
 
 @contextlib.asynccontextmanager
 async def relays_of(
-    federation: Federation,
+    federation: Federated,
     behind: Mapping[str, Sequence[int]],
     *,
     claims: Mapping[str, Sequence[str]] | None = None,

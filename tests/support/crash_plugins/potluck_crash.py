@@ -1,39 +1,18 @@
-"""A task that stops, or kills, the process it runs in at a point a test has named.
-
-What a process does at a point is said by files in the folder that POTLUCK_POINTS names:
-`kill-POINT` (deleted, then SIGKILL) and `hold-POINT` (wait until it is gone). `at-POINT` is made
-whenever a point is reached. So what is tested holds nothing made for tests.
-"""
+"""A task that stops, or kills, the process it runs in at a point a test has named."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from potluck_crash_boundaries import watch
+from potluck_crash_points import reach
 from torch import Tensor, nn
 
 from potluck.common.names import ClientId
 from potluck.common.task import ClientData, Examples
-
-_LOOK_SECONDS = 0.005
-
-
-def reach(point: str) -> None:
-    """Say that this point is reached, and do there what the test wants."""
-    folder = Path(os.environ["POTLUCK_POINTS"])
-    (folder / f"at-{point}").touch()
-    with contextlib.suppress(FileNotFoundError):
-        (folder / f"kill-{point}").unlink()
-        os.kill(os.getpid(), signal.SIGKILL)
-    while (folder / f"hold-{point}").exists():
-        time.sleep(_LOOK_SECONDS)
-
 
 watch(reach)
 

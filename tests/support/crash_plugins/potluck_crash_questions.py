@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from potluck_crash import reach
+from potluck_crash_points import reach
 
 from potluck.client.question import QuestionContext
 from potluck.client.training.questions.loss import Loss

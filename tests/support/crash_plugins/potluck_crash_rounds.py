@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from potluck_crash import reach
+from potluck_crash_points import reach
 
 from potluck.server.selection import RoundOutcome, Selection, SelectionContext
 from potluck.server.selectors.uniform import Uniform

@@ -1,0 +1,86 @@
+"""Late updates that come through a relay, or an object store, which are killed meanwhile."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from support.federation import Federation, crash_federation, set_values, until
+from support.late_updates import run_with_late_ones
+from support.relays import relays_of
+from support.s3_server import ENVIRONMENT, s3_server
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+JOINED = [("client-4", 1), ("client-5", 1)]
+DEADLINE_SECONDS = 6.0
+
+
+async def joined(federation: Federation, meanwhile: Callable[[], Awaitable[None]]) -> str:
+    """A run whose late updates join round 2; the digest of its model."""
+    run_id = await run_with_late_ones(federation, meanwhile, deadline_seconds=DEADLINE_SECONDS)
+    digest = await federation.finished(run_id)
+    history = await federation.history(run_id)
+    late = [[(each.client_id, each.round) for each in entry.late] for entry in history]
+    assert late == [[], JOINED, []]
+    return digest
+
+
+async def hosts_anew(federation: Federation) -> None:
+    """With what their configuration says now."""
+    for host in list(federation.processes.hosts.values()):
+        await host.stop()
+    for path in federation.files.folder.glob("host-*/models/*"):  # what it holds, it does not fetch
+        path.unlink()
+    await federation.start_hosts()
+    await federation.until_attending()
+
+
+async def test_late_updates_join_whichever_way_they_come(tmp_path: Path) -> None:
+    with mock.patch.dict(os.environ, ENVIRONMENT):
+        async with crash_federation(
+            tmp_path, count=6, assignments=['strategy.name="fedavg"', 'selector.name="uniform"']
+        ) as federation:
+            await federation.until_attending()
+            straight = await joined(federation, nothing)
+            await through_a_relay(federation, straight)
+            await through_a_store(federation, straight, tmp_path)
+
+
+async def nothing() -> None:
+    """Nobody is killed."""
+
+
+async def through_a_relay(federation: Federation, straight: str) -> None:
+    async with relays_of(federation, {"gate": range(3)}) as relays:
+        relay = relays["gate"]
+        await hosts_anew(federation)
+
+        async def kill_relay() -> None:
+            await relay.kill()
+            await relay.start()  # it has never seen the instructions of those that are late
+            await until(lambda: relay.events().count("host attends") == 3, "hosts attend")
+
+        assert await joined(federation, kill_relay) == straight
+        delivered = relay.metric("potluck_relay_deliveries_total", outcome="delivered")
+        assert delivered == 2 + 4 + 6, "those that were late, and two rounds"
+
+
+async def through_a_store(federation: Federation, straight: str, folder: Path) -> None:
+    async with s3_server(folder) as server:
+        await federation.kill_coordinator()
+        set_values(federation.files.coordinator, {"files": server.files()})
+        for path in federation.files.hosts:
+            set_values(path, {"object_stores": [server.origin]})
+        await federation.restart_coordinator()
+        await hosts_anew(federation)
+
+        async def kill_store() -> None:
+            server.kill()
+            await server.start()  # it has forgotten all that it had
+
+        assert await joined(federation, kill_store) == straight
+        assert len(server.requests("PUT", "updates")) >= 4 + 2 + 4 + 6

@@ -1,0 +1,61 @@
+"""A run in which the updates of two clients miss their round, on the clock, and join the next."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Awaitable, Callable
+
+from support.federation import Federation, until
+
+_HELD = ("train-client-4", "train-client-5")
+
+
+def late_ones_stored(federation: Federation, run_id: str) -> int:
+    """Updates of clients 4 and 5 for round 1 in the database of the coordinator that runs."""
+    path = federation.state / "potluck.sqlite3"
+    query = (
+        "SELECT COUNT(*) FROM members WHERE run_id = ? AND round = 1 AND blake3 IS NOT NULL"
+        " AND client_id IN ('client-4', 'client-5')"
+    )
+    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
+        [(count,)] = database.execute(query, [run_id])
+    return int(count)
+
+
+async def run_with_late_ones(
+    federation: Federation,
+    meanwhile: Callable[[], Awaitable[None]],
+    *,
+    come: Callable[[str], Awaitable[None]] | None = None,
+    deadline_seconds: float = 2.5,
+) -> str:
+    """Start a run of three rounds with all six clients of a federation, of which 4 and 5 miss round
+    1 and come while client 0 holds round 2 up. Its id.
+
+    meanwhile: what happens when round 2 is under way, before they come. come: waits until they are
+    there; by default for the database. deadline_seconds: what round 1 takes, and `meanwhile` less.
+    """
+    points = federation.points
+    points.clear()
+    points.note_boundaries()
+    points.hold(*_HELD, "evaluate")
+    run_id = await federation.start_run(
+        "count=6",
+        "rounds=3",
+        f"round.deadline_seconds={deadline_seconds}",
+        "round.quorum=0.5",
+        "round.late_updates.rounds=2",
+    )
+    await until(lambda: points.reached("evaluate"), "evaluation of round 1")
+    points.hold("train-client-0")
+    points.release("evaluate")
+    await federation.until_committed(run_id, 1)
+    await meanwhile()
+    points.release(*_HELD)
+    if come is not None:
+        await come(run_id)
+    else:
+        await until(lambda: late_ones_stored(federation, run_id) == 2, "late updates")
+    points.release()
+    return run_id
