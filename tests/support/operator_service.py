@@ -138,6 +138,10 @@ class FakeOperatorService(OperatorServiceServicer):
     model: bytes = b""
     model_breaks: list[int] = field(default_factory=list)
     origin: operator_pb2.ModelOrigin = field(default_factory=operator_pb2.ModelOrigin)
+    profiles: Sequence[operator_pb2.ClientProfile] = ()
+    watched: int = 0
+    stopped: list[str] = field(default_factory=list)
+    resumed: list[str] = field(default_factory=list)
     started: list[str] = field(default_factory=list)
     deleted: list[str] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
@@ -175,6 +179,7 @@ class FakeOperatorService(OperatorServiceServicer):
         request: operator_pb2.StopRunRequest,
         context: Context,
     ) -> operator_pb2.StopRunResponse:
+        self.stopped.append(request.run_id)
         if not RUN_ID.startswith(request.run_id):
             await abort(context, NotFoundError(f"no run begins with '{request.run_id}'"))
         stopped = status(RunState.RUN_STATE_STOPPED, committed=1, reason="by an operator").status
@@ -201,6 +206,7 @@ class FakeOperatorService(OperatorServiceServicer):
         request: operator_pb2.ResumeRunRequest,
         context: Context,
     ) -> operator_pb2.ResumeRunResponse:
+        self.resumed.append(request.run_id)
         if not RUN_ID.startswith(request.run_id):
             await abort(context, RunError(f"run {request.run_id} is finished"))
         waiting = status(RunState.RUN_STATE_WAITING, committed=1).status
@@ -211,6 +217,7 @@ class FakeOperatorService(OperatorServiceServicer):
         request: operator_pb2.WatchRunRequest,
         context: Context,
     ) -> AsyncGenerator[Event]:
+        self.watched += 1
         events = self.watches.pop(0)
         for event in events:
             yield event
@@ -219,6 +226,41 @@ class FakeOperatorService(OperatorServiceServicer):
             if self.holds:
                 await asyncio.get_running_loop().create_future()  # until the call is cancelled
             await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+
+    async def FetchProfiles(  # noqa: N802  # named by the protocol
+        self,
+        request: operator_pb2.FetchProfilesRequest,
+        context: Context,
+    ) -> AsyncGenerator[operator_pb2.FetchProfilesResponse]:
+        classes = max((len(each.label_counts) for each in self.profiles), default=0)
+        yield operator_pb2.FetchProfilesResponse(classes=classes, clients=self.profiles)
+
+    async def AuditDisclosures(  # noqa: N802  # named by the protocol
+        self,
+        request: operator_pb2.AuditDisclosuresRequest,
+        context: Context,
+    ) -> AsyncGenerator[operator_pb2.AuditDisclosuresResponse]:
+        yield operator_pb2.AuditDisclosuresResponse(
+            profiles=[
+                operator_pb2.AuditedProfile(
+                    client_id=each.client_id, signal="label_counts", data_epoch=1, epsilon=1.0
+                )
+                for each in self.profiles
+                if each.label_counts
+            ]
+        )
+
+    async def DescribeCoordinator(  # noqa: N802  # named by the protocol
+        self,
+        request: operator_pb2.DescribeCoordinatorRequest,
+        context: Context,
+    ) -> operator_pb2.DescribeCoordinatorResponse:
+        attending = [client for client in self.clients if client.attending]
+        return operator_pb2.DescribeCoordinatorResponse(
+            software_version="0.1.0",
+            hosts_attending=len({client.host_id for client in attending}),
+            clients_attending=len(attending),
+        )
 
     async def FetchModel(  # noqa: N802  # named by the protocol
         self,

@@ -27,6 +27,7 @@ MAY_IMPORT = {
     "common": {"common", "rpc"},
     "deploy": {"client", "common", "deploy", "rpc", "server"},
     "federation": {"client", "common", "deploy", "federation", "rpc", "server"},
+    "page": {"common", "deploy", "page", "rpc"},
     "relay": {"client", "common", "relay", "rpc", "server"},
     "rpc": {"rpc"},
     "server": {"server", "common", "rpc"},
@@ -337,6 +338,7 @@ EXTRAS = {
     "deploy": ("operator",),
     "experiments": ("experiments", "ray"),
     "federation": ("notebook",),
+    "page": ("page",),
     "server": ("postgresql", "s3", "server"),
 }
 """Of each package the extras that bring what only its machines import."""
@@ -365,12 +367,15 @@ def test_a_package_imports_what_is_installed_for_it(package: str) -> None:
     assert undeclared == []
 
 
+_SHIPPED = {".css", ".gz", ".html", ".js", ".py", ".pyi", ".sbatch", ".svg", ".typed"}
+
+
 def source_files(parent: Path, package: str) -> set[Path]:
     """What a package consists of, as paths beginning with its name."""
     return {
         path.relative_to(parent)
         for path in (parent / package).rglob("*")
-        if path.is_file() and path.suffix in {".gz", ".py", ".pyi", ".sbatch", ".typed"}
+        if path.is_file() and path.suffix in _SHIPPED
     }
 
 

@@ -220,12 +220,19 @@ class Agent:
         now = time.time()
         return self._config.availability.forecast(client, now + begin, now + end)
 
+    def _described_devices(self) -> str:
+        if self._device == "cpu":
+            return self._device  # torch need not be there yet
+        from potluck.client.training.device import described_devices
+
+        return described_devices(self._device)
+
     def _make_hello(self) -> rpc.Hello:
         hello = rpc.Hello(
             protocol_version=PROTOCOL_VERSION,
             software_version=SOFTWARE_VERSION,
             client_ids=self._clients,
-            device=self._device,
+            device=self._described_devices(),
             tasks=plugins.installed(plugins.TASKS),
             data_epoch=self._config.disclosure.data_epoch,
             versions=VERSIONS,

@@ -207,3 +207,14 @@ def resolve_device(device: str) -> str:
             f"device {device} is not there; this machine has {choices}", device=device
         )
     return device
+
+
+def described_devices(devices: str) -> str:
+    """Devices, as `resolve_device` names them, with what GPUs are called: cuda:0 (NVIDIA H100)."""
+    if "cuda" not in devices:
+        return devices
+    import torch
+
+    numbers = [int(each.removeprefix("cuda:")) for each in devices.split(",") if each != "cpu"]
+    names = dict.fromkeys(torch.cuda.get_device_name(number) for number in numbers)
+    return f"{devices} ({', '.join(names)})"

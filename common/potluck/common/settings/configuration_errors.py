@@ -67,6 +67,20 @@ def explain(
     return text
 
 
+def problems_by_key(model: type[BaseModel], error: ValidationError) -> list[tuple[str, str]]:
+    """Each problem of `error` as the dotted key that it is about, and a sentence; without the key
+    where it is about the file as a whole."""
+    found = []
+    for detail in error.errors(include_url=False):
+        if detail["type"] == "extra_forbidden":
+            text = _unknown(model, detail["loc"][:-1], [_dotted(detail["loc"])], hints=True)
+        else:
+            text = _explained(model, detail)
+        key = ".".join(str(part) for part in detail["loc"] if not isinstance(part, int))
+        found.append((key, text))
+    return list(dict.fromkeys(found))
+
+
 def _problems(model: type[BaseModel], details: Sequence[ErrorDetails], *, hints: bool) -> list[str]:
     """One sentence for each problem, one for all unknown keys of a table."""
     unknown: dict[tuple[int | str, ...], list[str]] = {}

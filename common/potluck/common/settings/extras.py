@@ -15,6 +15,7 @@ _EXTRAS: Final = {
     "deploy": "potluck[operator]",
     "experiments": "potluck[experiments]",
     "federation": "potluck[notebook]",
+    "page": "potluck[page]",
 }
 """Extra of each package of the product, for what it needs beside the common parts."""
 

@@ -723,6 +723,8 @@ class RoundProgress(_message.Message):
     MEMBERS_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
     TRAINED_FIELD_NUMBER: _builtins.int
+    BYTES_DOWN_FIELD_NUMBER: _builtins.int
+    BYTES_UP_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """Its number, from 1."""
     attempt: _builtins.int
@@ -733,6 +735,10 @@ class RoundProgress(_message.Message):
     """Seconds since selection."""
     trained: _builtins.float
     """Share in [0, 1] of the training on the coordinator that is done, while there is one."""
+    bytes_down: _builtins.int
+    """Model bytes sent to hosts so far."""
+    bytes_up: _builtins.int
+    """Update bytes received from hosts so far."""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___Member]:
         """The cohort in the order it was chosen."""
@@ -746,10 +752,12 @@ class RoundProgress(_message.Message):
         members: _abc.Iterable[Global___Member] | None = ...,
         seconds: _builtins.float = ...,
         trained: _builtins.float | None = ...,
+        bytes_down: _builtins.int = ...,
+        bytes_up: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_trained", b"_trained", "trained", b"trained"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_trained", b"_trained", "attempt", b"attempt", "members", b"members", "phase", b"phase", "round", b"round", "seconds", b"seconds", "trained", b"trained"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_trained", b"_trained", "attempt", b"attempt", "bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "members", b"members", "phase", b"phase", "round", b"round", "seconds", b"seconds", "trained", b"trained"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__trained: _TypeAlias = _typing.Literal["trained"]  # noqa: Y015
     _WhichOneofArgType__trained: _TypeAlias = _typing.Literal["_trained", b"_trained"]  # noqa: Y015
@@ -1142,6 +1150,7 @@ class ClientStatus(_message.Message):
     LEFT_OUT_FIELD_NUMBER: _builtins.int
     TAGS_FIELD_NUMBER: _builtins.int
     RELAY_FIELD_NUMBER: _builtins.int
+    SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
     """Its id."""
     host_id: _builtins.str
@@ -1160,6 +1169,8 @@ class ClientStatus(_message.Message):
     """Why it is in quarantine; empty otherwise."""
     relay: _builtins.str
     """The relay through which its host attends; empty where it attends itself, and while it does not."""
+    software_version: _builtins.str
+    """Release of Potluck that its host runs, while it attends."""
     @_builtins.property
     def last_seen(self) -> _timestamp_pb2.Timestamp:
         """When that host was last heard of."""
@@ -1192,10 +1203,11 @@ class ClientStatus(_message.Message):
         left_out: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         tags: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         relay: _builtins.str = ...,
+        software_version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["certificate_expires_at", b"certificate_expires_at", "last_seen", b"last_seen"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attending", b"attending", "certificate_expires_at", b"certificate_expires_at", "client_id", b"client_id", "device", b"device", "host_id", b"host_id", "included", b"included", "last_seen", b"last_seen", "left_out", b"left_out", "quarantine_reason", b"quarantine_reason", "quarantined", b"quarantined", "relay", b"relay", "selected", b"selected", "tags", b"tags"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attending", b"attending", "certificate_expires_at", b"certificate_expires_at", "client_id", b"client_id", "device", b"device", "host_id", b"host_id", "included", b"included", "last_seen", b"last_seen", "left_out", b"left_out", "quarantine_reason", b"quarantine_reason", "quarantined", b"quarantined", "relay", b"relay", "selected", b"selected", "software_version", b"software_version", "tags", b"tags"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

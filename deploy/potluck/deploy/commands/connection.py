@@ -12,7 +12,11 @@ from typing import Annotated, Any, Concatenate, ParamSpec, get_type_hints
 import typer
 
 from potluck.deploy.operator.operator_client import OperatorClient, connect
-from potluck.deploy.operator.operator_config import OperatorFlags, load_operator_config
+from potluck.deploy.operator.operator_config import (
+    OperatorConfig,
+    OperatorFlags,
+    load_operator_config,
+)
 
 P = ParamSpec("P")
 
@@ -52,10 +56,29 @@ def operator_command(
     It gains the connection options, and runs the coroutine in an event loop of its own.
     """
 
+    def connected(config: OperatorConfig, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        asyncio.run(_connected(config, command, *args, **kwargs))
+
+    return _with_options(command, connected)
+
+
+def configured_command(
+    command: Callable[Concatenate[OperatorConfig, P], None],
+) -> Callable[..., None]:
+    """A command line's function from one that wants an `OperatorConfig` first; it gains the
+    connection options."""
+    return _with_options(command, command)
+
+
+def _with_options(
+    command: Callable[..., Any], call: Callable[Concatenate[OperatorConfig, P], None]
+) -> Callable[..., None]:
+    """`call`, as the command line of `command` but for its first parameter."""
+
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         flags: dict[str, Any] = {name: kwargs.pop(name, None) for name in _OPTIONS}
-        asyncio.run(_connected(OperatorFlags(**flags), command, *args, **kwargs))
+        call(load_operator_config(OperatorFlags(**flags)), *args, **kwargs)
 
     own = list(inspect.signature(command).parameters.values())[1:]
     shared = [
@@ -72,10 +95,10 @@ def operator_command(
 
 
 async def _connected(
-    flags: OperatorFlags,
+    config: OperatorConfig,
     command: Callable[Concatenate[OperatorClient, P], Awaitable[None]],
     *args: P.args,
     **kwargs: P.kwargs,
 ) -> None:
-    async with connect(load_operator_config(flags)) as client:
+    async with connect(config) as client:
         await command(client, *args, **kwargs)

@@ -12,7 +12,7 @@ from potluck.deploy.commands.connection import operator_command
 from potluck.deploy.commands.run_commands import AsJson, RunId, print_line, table_console
 from potluck.deploy.operator.json_view import to_line
 from potluck.deploy.operator.operator_client import OperatorClient
-from potluck.deploy.view.readable import natural_order
+from potluck.deploy.view.client_disclosures import client_disclosures, holds_against
 from potluck.rpc.v1 import operator_pb2
 
 _SHOWN = 3
@@ -50,16 +50,6 @@ async def audit(client: OperatorClient, run_id: RunId, as_json: AsJson = False) 
     else:
         console.print("The run's clients are in no secure sum.")
     console.print(clients_table(sums, profiles))
-
-
-def holds_against(*, independent: bool) -> str:
-    """From whom a sum hides its summands."""
-    if independent:
-        return "a coordinator that lies, as long as no more hosts than assumed collude with it"
-    return (
-        "an honest-but-curious coordinator only: one party keeps both roots, or has not said "
-        "otherwise with independent_root"
-    )
 
 
 def sum_values(each: operator_pb2.AuditedSum) -> dict[str, Any]:
@@ -119,20 +109,14 @@ def clients_table(
     sums: Sequence[operator_pb2.AuditedSum], profiles: Sequence[operator_pb2.AuditedProfile]
 ) -> Table:
     """A row for each client: what of it is in sums, what it disclosed by itself."""
-    clients = {client for each in sums if each.released for client in each.hosts}
-    clients |= {each.client_id for each in profiles}
     table = _table("client", "sums", "least hosts in one", "disclosed itself", "ε in all")
-    for client in sorted(clients, key=natural_order):
-        mine = [each for each in sums if each.released and client in each.hosts]
-        own = [each for each in profiles if each.client_id == client]
-        hosts = [len(set(each.hosts.values())) for each in mine]
-        epsilon = sum(each.epsilon for each in mine) + sum(each.epsilon for each in own)
+    for each in client_disclosures(sums, profiles):
         table.add_row(
-            Text(client),
-            str(len(mine)),
-            str(min(hosts)) if hosts else "",
-            ", ".join(f"{each.signal} (epoch {each.data_epoch})" for each in own) or "nothing",
-            f"{epsilon:g}",
+            Text(each.client),
+            str(each.sums),
+            str(each.least_hosts or ""),
+            ", ".join(each.signals) or "nothing",
+            f"{each.epsilon:g}",
         )
     return table
 

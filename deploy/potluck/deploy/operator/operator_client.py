@@ -53,16 +53,17 @@ class OperatorClient:
         request = operator_pb2.StartRunRequest(run_file=run_file)
         return (await self._call(self._stub.StartRun(request, timeout=CALL_SECONDS))).run_id
 
-    async def list_runs(self) -> list[operator_pb2.RunStatus]:
-        """All runs, newest first."""
+    async def list_runs(self, *, most: int = 0) -> list[operator_pb2.RunStatus]:
+        """All runs, newest first; the newest `most` of them where it is not 0."""
         runs: list[operator_pb2.RunStatus] = []
         token = ""
         while True:
-            request = operator_pb2.ListRunsRequest(page_size=PAGE_SIZE, page_token=token)
+            size = min(most - len(runs), PAGE_SIZE) if most else PAGE_SIZE
+            request = operator_pb2.ListRunsRequest(page_size=size, page_token=token)
             answer = await self._call(self._stub.ListRuns(request, timeout=CALL_SECONDS))
             runs += answer.runs
             token = answer.next_page_token
-            if not token:
+            if not token or len(runs) >= most > 0:
                 return runs
 
     async def newest_run(self) -> operator_pb2.RunStatus | None:

@@ -39,7 +39,7 @@ _STATE_STYLES = {
     RunState.RUN_STATE_STOPPED: "yellow",
     RunState.RUN_STATE_FAILED: "red",
 }
-_PHASES = {
+PHASES = {
     "select": "selecting",
     "train": "training",
     "reduce": "combining updates",
@@ -161,7 +161,7 @@ def _worst_tenth(
 
 def progress_text(progress: operator_pb2.RoundProgress) -> Text:
     """The phase of a round, and the states of its cohort."""
-    text = Text(_PHASES.get(progress.phase, progress.phase))
+    text = Text(PHASES.get(progress.phase, progress.phase))
     if progress.HasField("trained"):
         text = Text(f"coordinator trains, {progress.trained:.0%}")
     counts = Counter(member.state for member in progress.members)

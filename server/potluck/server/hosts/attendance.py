@@ -43,6 +43,8 @@ class HostSession:
     tasks: frozenset[str]
     data_epoch: int = 0
     """Version of its clients' data."""
+    software_version: str = ""
+    """Release of Potluck that it runs."""
     process_id: str = ""
     """Id of the host's process; empty for one that does not say."""
     address: str = ""

@@ -310,6 +310,8 @@ class Run:
             members=[self._member(client, chosen) for client, chosen in cohort.items()],
             seconds=now() - self.attempt.begun,
             trained=self.trained,
+            bytes_down=self.intake.bytes_down,
+            bytes_up=self.intake.bytes_up,
         )
 
     def _member(self, client: str, chosen: CohortMember) -> operator_pb2.Member:

@@ -24,6 +24,9 @@ from potluck.server.service.guard import Context, check_client, credential_of, i
 from potluck.server.service.transfers import send_file
 from potluck.server.service.uploads import Uploads
 
+_LONGEST_DEVICE = 160
+"""Of what a host says of its devices so much is kept: eight GPUs and their name."""
+
 
 class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
     """Exceptions become statuses in `guard.py`."""
@@ -86,7 +89,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             host_id=host_id,
             relay=identity.name if identity.role is Role.RELAY else "",
             client_ids=clients,
-            device=hello.device[:64],
+            device=hello.device[:_LONGEST_DEVICE],
+            software_version=hello.software_version[:32],
             tasks=frozenset(name[:LONGEST_TASK_NAME] for name in hello.tasks[:1000]),
             data_epoch=min(hello.data_epoch, LARGEST_EPOCH),
             process_id=hello.process_id[:64],

@@ -110,6 +110,7 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
                 left_out=self._runs.left_out_of(row.client_id),
                 tags=session.tags if session is not None else {},
                 relay=session.relay if session is not None else "",
+                software_version=session.software_version if session is not None else "",
             )
             last_heard = row.last_seen_at if session is None else session.last_heard
             status.last_seen.FromDatetime(max(row.last_seen_at, last_heard))

@@ -1,0 +1,57 @@
+"""What left each client of a run, added up from the coordinator's audit. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from potluck.deploy.view.readable import natural_order
+from potluck.rpc.v1 import operator_pb2
+
+
+@dataclass(kw_only=True)
+class ClientDisclosures:
+    """What left a client.
+
+    sums: secure sums it is in. least_hosts: hosts in the smallest of them; None without one.
+    signals: what it disclosed by itself, with the version of its data. epsilon: privacy loss of all
+    noisy releases together.
+    """
+
+    client: str
+    sums: int = 0
+    least_hosts: int | None = None
+    signals: list[str] = field(default_factory=list)
+    epsilon: float = 0.0
+
+
+def client_disclosures(
+    sums: Sequence[operator_pb2.AuditedSum], profiles: Sequence[operator_pb2.AuditedProfile]
+) -> list[ClientDisclosures]:
+    """By client, numbers in their names counted as numbers; those of whom nothing left are not in
+    it."""
+    found: dict[str, ClientDisclosures] = {}
+    for each in sums:
+        if not each.released:
+            continue
+        hosts = len(set(each.hosts.values()))
+        for client in each.hosts:
+            mine = found.setdefault(client, ClientDisclosures(client=client))
+            mine.sums += 1
+            mine.epsilon += each.epsilon
+            mine.least_hosts = hosts if mine.least_hosts is None else min(mine.least_hosts, hosts)
+    for profile in profiles:
+        mine = found.setdefault(profile.client_id, ClientDisclosures(client=profile.client_id))
+        mine.signals.append(f"{profile.signal} (epoch {profile.data_epoch})")
+        mine.epsilon += profile.epsilon
+    return sorted(found.values(), key=lambda each: natural_order(each.client))
+
+
+def holds_against(*, independent: bool) -> str:
+    """From whom a sum hides its summands."""
+    if independent:
+        return "a coordinator that lies, as long as no more hosts than assumed collude with it"
+    return (
+        "an honest-but-curious coordinator only: one party keeps both roots, or has not said "
+        "otherwise with independent_root"
+    )

@@ -1,0 +1,124 @@
+"""The page's one connection to the coordinator, and whether it answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Literal, Self, TypeVar
+
+from potluck.common.errors import (
+    ConfigurationError,
+    IdentityError,
+    PotluckError,
+    UnreachableError,
+)
+from potluck.common.net.identity import Role
+from potluck.deploy.operator.operator_client import OperatorClient, connect
+from potluck.deploy.operator.operator_config import OperatorConfig
+from potluck.page.page_shapes import ConnectionShown
+
+Result = TypeVar("Result")
+
+
+class CertificateTroubleError(IdentityError):
+    """The operator's certificate, or the coordinator's, can't be used now."""
+
+
+class CoordinatorLink:
+    """Calls the coordinator with the operator's certificate, read anew when it was renewed.
+
+    Lives on one event loop, as an asynchronous context manager.
+    """
+
+    def __init__(self, config: OperatorConfig) -> None:
+        self._config = config
+        self._open = AsyncExitStack()
+        self._client: OperatorClient | None = None
+        self._certificate = b""
+        self._error: PotluckError | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._open.aclose()
+
+    @property
+    def address(self) -> str:
+        """The coordinator's address, HOST:PORT."""
+        return self._config.coordinator
+
+    def shown(self) -> ConnectionShown:
+        """Whether the last call reached the coordinator, and why not, in words."""
+        error = self._error
+        return ConnectionShown(
+            address=self.address,
+            reached=error is None,
+            trouble="" if error is None else trouble_of(error),
+            text="" if error is None else error.message,
+        )
+
+    async def call(self, ask: Callable[[OperatorClient], Awaitable[Result]]) -> Result:
+        """What `ask` answers. Raises PotluckError; CertificateTroubleError where a certificate is
+        to blame."""
+        try:
+            answer = await ask(await self.client())
+        except PotluckError as error:
+            raise self.blamed(error) from None
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise self.blamed(UnreachableError("the connection was renewed; try again")) from None
+        self.reached()
+        return answer
+
+    async def client(self) -> OperatorClient:
+        """The client to ask, connected with the certificate as it is now. Raises PotluckError."""
+        if self._client is None:
+            try:
+                material = self._config.tls.load(Role.OPERATOR)
+                self._client = await self._open.enter_async_context(connect(self._config))
+            except (ConfigurationError, IdentityError) as error:
+                raise _certificate_trouble(error) from None
+            self._certificate = material.certificate
+        return self._client
+
+    def reached(self) -> None:
+        """The coordinator has answered."""
+        self._error = None
+
+    def blamed(self, error: PotluckError) -> PotluckError:
+        """The error to show for one of a call: that of the certificate where this is the cause.
+
+        An error that the coordinator sent is none of the connection.
+        """
+        if not isinstance(error, (UnreachableError, IdentityError)):
+            self.reached()
+            return error
+        try:
+            material = self._config.tls.load(Role.OPERATOR)
+        except (ConfigurationError, IdentityError) as worse:
+            self._client = None
+            error = _certificate_trouble(worse)
+        else:
+            if material.certificate != self._certificate:  # renewed: the next call connects anew
+                self._client = None
+            if isinstance(error, IdentityError):
+                error = _certificate_trouble(error)
+        self._error = error
+        return error
+
+
+def _certificate_trouble(error: PotluckError) -> CertificateTroubleError:
+    if isinstance(error, CertificateTroubleError):
+        return error
+    return CertificateTroubleError(error.message)
+
+
+def trouble_of(error: PotluckError) -> Literal["lost", "certificate", "other"]:
+    """The kind of trouble with a connection."""
+    if isinstance(error, IdentityError):
+        return "certificate"
+    return "lost" if isinstance(error, UnreachableError) else "other"

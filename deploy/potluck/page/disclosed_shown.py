@@ -1,0 +1,114 @@
+"""What the page shows of what clients disclosed: label mix of cohorts, privacy spent. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.deploy.view.client_disclosures import client_disclosures, holds_against
+from potluck.page.page_shapes import (
+    ClientPrivacy,
+    DisclosedShown,
+    MixRound,
+    MixShown,
+    PrivacyShown,
+)
+from potluck.rpc.v1 import operator_pb2
+from potluck.rpc.v1.operator_pb2 import MemberState
+
+Floats = NDArray[np.float64]
+
+MOST_MIXES = 400
+"""The label mix of the newest so many rounds is shown."""
+
+
+def shown_disclosures(
+    rounds: Sequence[operator_pb2.CommittedRound],
+    classes: int,
+    profiles: Sequence[operator_pb2.ClientProfile],
+    audits: Sequence[operator_pb2.AuditDisclosuresResponse],
+) -> DisclosedShown:
+    """What is known of the data of a run's clients, and what that cost them."""
+    return DisclosedShown(
+        mix=shown_mix(rounds, classes, profiles),
+        privacy=shown_privacy(audits),
+        roster=[profile.client_id for profile in profiles],
+    )
+
+
+def shown_mix(
+    rounds: Sequence[operator_pb2.CommittedRound],
+    classes: int,
+    profiles: Sequence[operator_pb2.ClientProfile],
+) -> MixShown:
+    """Labels of each cohort together, by the counts that clients disclosed, noisy or not."""
+    counts: dict[str, Floats] = {
+        each.client_id: np.array(each.label_counts, dtype=np.float64).clip(min=0.0)
+        for each in profiles
+        if len(each.label_counts) == classes and classes
+    }
+    shown = rounds[-MOST_MIXES:] if counts else []
+    return MixShown(
+        classes=classes,
+        clients=len(profiles),
+        disclosed=len(counts),
+        federation=_shares(list(counts.values())),
+        rounds=[_mix_of(each, counts) for each in shown],
+    )
+
+
+def _mix_of(committed: operator_pb2.CommittedRound, counts: dict[str, Floats]) -> MixRound:
+    selected = [counts[each.client_id] for each in committed.members if each.client_id in counts]
+    included = [
+        counts[each.client_id]
+        for each in committed.members
+        if each.client_id in counts and each.state == MemberState.MEMBER_STATE_INCLUDED
+    ]
+    shares = _shares(selected)
+    return MixRound(
+        round=committed.round,
+        selected=shares,
+        included=_shares(included),
+        entropy=None if shares is None else _entropy(shares),
+    )
+
+
+def _shares(counts: Sequence[Floats]) -> list[float] | None:
+    if not counts:
+        return None
+    together = np.sum(counts, axis=0)
+    total = float(together.sum())
+    return None if total <= 0 else [round(float(each) / total, 4) for each in together]
+
+
+def _entropy(shares: Sequence[float]) -> float:
+    positive = np.array([share for share in shares if share > 0])
+    return round(float(-(positive * np.log2(positive)).sum()) + 0.0, 3)
+
+
+def shown_privacy(audits: Sequence[operator_pb2.AuditDisclosuresResponse]) -> PrivacyShown:
+    """Privacy loss of each client, as the coordinator saw it."""
+    sums = [each for part in audits for each in part.sums]
+    profiles = [each for part in audits for each in part.profiles]
+    clients = [
+        ClientPrivacy(
+            client=each.client,
+            epsilon=round(each.epsilon, 4),
+            sums=each.sums,
+            least_hosts=each.least_hosts,
+            disclosed=each.signals,
+        )
+        for each in client_disclosures(sums, profiles)
+    ]
+    spent = [each.epsilon for each in clients]
+    return PrivacyShown(
+        clients=clients,
+        largest=max(spent, default=0.0),
+        median=statistics.median(spent) if spent else 0.0,
+        sums_released=sum(each.released for each in sums),
+        sums_aborted=sum(not each.released for each in sums),
+        holds_against=holds_against(independent=any(part.independent_root for part in audits)),
+    )

@@ -1,0 +1,62 @@
+"""Server-sent events for any number of pages, each written once.
+
+A page that reads too slowly misses nothing: what it has not read is dropped, and it is sent all
+anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+
+from pydantic import BaseModel
+
+MOST_UNREAD = 200
+"""Events that wait for one page."""
+KEEP_ALIVE_SECONDS = 15.0
+
+
+def encoded(kind: str, value: BaseModel | None) -> bytes:
+    """One event with a JSON object, or null."""
+    data = "null" if value is None else value.model_dump_json()
+    return f"event: {kind}\ndata: {data}\n\n".encode()
+
+
+class Listener:
+    """A page that listens. all_anew: the events with which it begins."""
+
+    def __init__(self, all_anew: Callable[[], Iterable[bytes]]) -> None:
+        self._all_anew = all_anew
+        self._unread: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._behind = True
+
+    def offer(self, event: bytes) -> None:
+        """Hand it an event."""
+        if self._behind:
+            return
+        if self._unread.qsize() >= MOST_UNREAD:
+            self._behind = True
+            while not self._unread.empty():
+                self._unread.get_nowait()
+            event = b": behind\n\n"
+        self._unread.put_nowait(event)
+
+    def close(self) -> None:
+        """End its stream."""
+        self._unread.put_nowait(None)
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """What is sent to it, until it is closed or goes away."""
+        while True:
+            if self._behind:
+                self._behind = False
+                for event in self._all_anew():
+                    yield event
+            try:
+                async with asyncio.timeout(KEEP_ALIVE_SECONDS):
+                    next_event = await self._unread.get()
+            except TimeoutError:
+                next_event = b": still here\n\n"
+            if next_event is None:
+                return
+            yield next_event

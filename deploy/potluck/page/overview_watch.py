@@ -1,0 +1,108 @@
+"""The list of runs and the coordinator's state, asked once for all pages."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+
+from potluck.common.errors import PotluckError
+from potluck.page.coordinator_link import CoordinatorLink
+from potluck.page.event_stream import Listener, encoded
+from potluck.page.hosts_shown import shown_coordinator
+from potluck.page.page_shapes import CoordinatorShown, OverviewShown
+from potluck.page.run_shown import shown_status
+from potluck.page.run_watch import RunWatches
+from potluck.rpc.v1 import operator_pb2
+
+POLL_SECONDS = 2.0
+"""Between two questions for the runs, while a page is open."""
+DESCRIBE_SECONDS = 15.0
+"""Between two questions for the coordinator itself."""
+MOST_RUNS = 500
+"""The newest so many runs are listed."""
+
+
+class OverviewWatch:
+    """What every page shows. Asks the coordinator while a page is open."""
+
+    def __init__(self, link: CoordinatorLink, watches: RunWatches) -> None:
+        self._link = link
+        self._watches = watches
+        self._listeners: set[Listener] = set()
+        self._wanted = asyncio.Event()
+        self._runs: list[operator_pb2.RunStatus] = []
+        self._coordinator: CoordinatorShown | None = None
+        self._described_at = float("-inf")
+        self._last = b""
+        self._asked = False
+
+    @contextlib.contextmanager
+    def listening(self, listener: Listener) -> Iterator[None]:
+        """Hand events to a page."""
+        self._listeners.add(listener)
+        self._wanted.set()
+        try:
+            yield
+        finally:
+            self._listeners.discard(listener)
+
+    def all_anew(self) -> Iterable[bytes]:
+        """All of it as one event; nothing before the coordinator was asked."""
+        return [encoded("overview", self._shown())] if self._asked else []
+
+    async def now(self) -> OverviewShown:
+        """All of it, asked anew."""
+        await self._ask()
+        return self._shown()
+
+    def hurry(self) -> None:
+        """Ask at once: something was changed."""
+        self._wanted.set()
+
+    async def poll(self) -> None:
+        """Keep all pages up to date, until cancelled."""
+        while True:
+            if not self._listeners:
+                await self._wanted.wait()
+            self._wanted.clear()
+            await self._ask()
+            shown = self._shown()
+            event = encoded("overview", shown)
+            if event != self._last:
+                self._last = event
+                for listener in self._listeners:
+                    listener.offer(event)
+            await self._watches.tidy()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(POLL_SECONDS):
+                    await self._wanted.wait()
+
+    async def _ask(self) -> None:
+        try:
+            self._runs = await self._link.call(lambda client: client.list_runs(most=MOST_RUNS))
+            now = time.monotonic()
+            if now - self._described_at >= DESCRIBE_SECONDS:
+                described = await self._link.call(lambda client: client.describe_coordinator())
+                self._coordinator = shown_coordinator(described)
+                self._described_at = now
+        except PotluckError:  # the link says why
+            self._described_at = float("-inf")
+        self._asked = True
+        self._watches.noticed(self._runs)
+
+    def _shown(self) -> OverviewShown:
+        now = datetime.now(UTC)
+        return OverviewShown(
+            connection=self._link.shown(),
+            coordinator=self._coordinator,
+            runs=[shown_status(each, now) for each in self._runs],
+            more_runs=len(self._runs) >= MOST_RUNS,
+        )
+
+    async def close(self) -> None:
+        """End all pages' streams."""
+        for listener in self._listeners:
+            listener.close()

@@ -1,0 +1,87 @@
+"""The wall in front of the page's server: what `page_access` does not admit goes no further."""
+
+from __future__ import annotations
+
+from html import escape
+from urllib.parse import parse_qs
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from potluck.page.page_access import HEADERS, PageAccess, is_loopback, is_own
+from potluck.page.page_shapes import Refused
+
+MOST_BODY_BYTES = 2_000_000
+_SAFE = frozenset({"GET", "HEAD"})
+_CLOSED = """\
+<!doctype html><html lang="en"><meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Potluck</title><h1>{title}</h1><p>{text}</p></html>
+"""
+_OPENING = """\
+<!doctype html><html lang="en"><meta charset="utf-8">
+<meta http-equiv="refresh" content="0; url=/">
+<title>Potluck</title><p><a href="/">Open the page</a></p></html>
+"""
+
+
+class PageGuard:
+    """Wraps the application: admits, exchanges tokens for cookies, adds the headers."""
+
+    def __init__(self, app: ASGIApp, access: PageAccess) -> None:
+        self._app = app
+        self._access = access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        answer = self._answer(scope) or self._app
+        await answer(scope, receive, send_with_headers)
+
+    def _answer(self, scope: Scope) -> Response | None:
+        """What is answered at once; None where the application may answer."""
+        headers = Headers(scope=scope)
+        host = headers.get("host", "")
+        if not is_loopback(host):
+            return _closed(scope, f"{host[:80]!r} is no name of this machine")
+        token = parse_qs(scope["query_string"].decode("latin-1")).get("token")
+        if token and scope["path"] == "/" and scope["method"] == "GET":
+            session = self._access.redeem(token[0])
+            if session is not None:
+                # A document of this server's own, so that the browser sends it the strict cookie.
+                set_cookie = {"Set-Cookie": self._access.set_cookie(session)}
+                return HTMLResponse(_OPENING, headers=set_cookie)
+        if not self._access.admits(headers.get("cookie", "")):
+            return _closed(
+                scope,
+                "open the address that `potluck page` has printed last; each is good for one "
+                "browser, and a new one is printed when it was used",
+            )
+        if scope["method"] in _SAFE:
+            return None
+        if not is_own(headers.get("origin", ""), host):
+            return _closed(scope, "a change must come from the page itself")
+        if headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+            return _closed(scope, "a change must be JSON")
+        length = headers.get("content-length", "")
+        if not length.isdecimal() or int(length) > MOST_BODY_BYTES:
+            return _closed(scope, f"at most {MOST_BODY_BYTES} bytes are taken")
+        return None
+
+
+def _closed(scope: Scope, text: str) -> Response:
+    if scope["path"].startswith("/api/"):
+        return JSONResponse(Refused(error=text, trouble="access").model_dump(), status_code=403)
+    page = _CLOSED.format(title="Not open to this browser", text=escape(text))
+    return HTMLResponse(page, status_code=403)

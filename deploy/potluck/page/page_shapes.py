@@ -1,0 +1,323 @@
+"""The shapes of what the page's server sends to the browser, all as JSON.
+
+Shares are in [0, 1], sizes in bytes, durations in seconds, times in ISO 8601; null stands for what
+is not known.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from potluck.deploy.view.run_summary import MeasureSummary
+
+
+class Shape(BaseModel):
+    """A JSON object; NaN and infinities become null."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="null")
+
+
+# Runs ---------------------------------------------------------------------------------------------
+
+
+class StatusShown(Shape):
+    """A run as a whole."""
+
+    run: str = Field(description="Its id.")
+    name: str
+    state: str = Field(description="waiting, running, finished, stopped or failed.")
+    why: str = Field(description="Why it waits, was stopped or failed; who is left out.")
+    committed: int = Field(description="Rounds committed.")
+    rounds: int = Field(description="Rounds it is to have.")
+    task: str
+    selector: str
+    strategy: str
+    count: int = Field(description="Clients selected in each round.")
+    seed: int
+    created_at: str
+    model: str | None = Field(description="BLAKE3 digest of the last model.")
+    can_stop: bool
+    can_resume: bool
+
+
+class RoundShown(Shape):
+    """A committed round."""
+
+    round: int
+    values: dict[str, float | None] = Field(description="Measures of the new model, by name.")
+    worst_tenth: dict[str, float] = Field(description="Of clients, by the measure's name.")
+    seconds: float
+    bytes_down: int
+    bytes_up: int
+    cohort: list[int] = Field(description="Places of its clients in the run's list.")
+    left_out: list[int] = Field(description="Those of them whose update is not in the model.")
+    late: int = Field(description="Updates of earlier rounds that joined.")
+
+
+class MemberShown(Shape):
+    """A client in a round that is over."""
+
+    client: str
+    host: str
+    state: str
+    reason: str = Field(description="Why the selector chose it.")
+    trouble: str
+    samples: int
+    seconds: float
+
+
+class RoundDetails(Shape):
+    """Who was in a committed round, and why."""
+
+    round: int
+    members: list[MemberShown]
+
+
+class CohortShown(Shape):
+    """The clients of the round under way, in the order chosen: columns of one table."""
+
+    round: int
+    attempt: int
+    clients: list[str]
+    hosts: list[str]
+    reasons: list[str]
+
+
+class StateCount(Shape):
+    """Clients of a round that are in one state."""
+
+    state: str
+    clients: int
+    troubled: bool
+
+
+class LiveShown(Shape):
+    """The round under way. Lists have one entry for each client of its cohort."""
+
+    round: int
+    attempt: int
+    phase: str = Field(description="What the coordinator does, in words.")
+    seconds: float = Field(description="Since the selection.")
+    done: float = Field(description="Share of the training that is done.")
+    bytes_down: int
+    bytes_up: int
+    counts: list[StateCount]
+    states: list[str]
+    fractions: list[float]
+    troubles: dict[int, str] = Field(description="By place in the cohort.")
+    stragglers: list[int] = Field(description="Places of those that take much longer than others.")
+
+
+class NoticeShown(Shape):
+    """Something a person should know."""
+
+    at: str | None
+    warning: bool
+    text: str
+
+
+class RunShown(Shape):
+    """All of a run that is shown at once."""
+
+    status: StatusShown
+    measures: list[MeasureSummary]
+    clients: list[str] = Field(description="All that were ever selected, in no order.")
+    rounds: list[RoundShown]
+    earlier: int = Field(description="Rounds before these, which are not shown.")
+    cohort: CohortShown | None
+    live: LiveShown | None
+    notices: list[NoticeShown]
+
+
+# The federation -----------------------------------------------------------------------------------
+
+
+class ConnectionShown(Shape):
+    """Whether the coordinator answers."""
+
+    address: str
+    reached: bool
+    trouble: Literal["", "lost", "certificate", "other"]
+    text: str = Field(description="What is wrong and what to do, in words; empty if nothing is.")
+
+
+class CoordinatorShown(Shape):
+    """The coordinator, as it was described last."""
+
+    version: str
+    hosts: int
+    clients: int
+    certificate_expires_at: str | None
+    disk_free: int
+    disk_size: int
+
+
+class OverviewShown(Shape):
+    """What every view of the page shows, and the list of runs."""
+
+    connection: ConnectionShown
+    coordinator: CoordinatorShown | None
+    runs: list[StatusShown]
+    more_runs: bool = Field(description="Whether there are older ones, which are not listed.")
+
+
+class ClientShown(Shape):
+    """A client as the coordinator knows it."""
+
+    client: str
+    selected: int
+    included: int
+    note: str = Field(description="Quarantine, or runs it is left out of.")
+
+
+class HostShown(Shape):
+    """A host, and the clients that it holds."""
+
+    host: str
+    attending: bool
+    last_seen: str | None
+    device: str
+    version: str
+    relay: str
+    tags: str
+    certificate_expires_at: str | None
+    clients: list[ClientShown]
+
+
+class HostsShown(Shape):
+    """All hosts the coordinator has met."""
+
+    summary: str
+    hosts: list[HostShown]
+
+
+# What clients disclosed ---------------------------------------------------------------------------
+
+
+class MixRound(Shape):
+    """Labels of a cohort together: shares by class, null where nobody in it disclosed any."""
+
+    round: int
+    selected: list[float] | None
+    included: list[float] | None
+    entropy: float | None = Field(description="Of the labels selected, in bits.")
+
+
+class MixShown(Shape):
+    """Label mix of cohorts, as far as disclosed."""
+
+    classes: int
+    clients: int = Field(description="Of the run's roster.")
+    disclosed: int = Field(description="Of them, those that disclosed label counts.")
+    federation: list[float] | None
+    rounds: list[MixRound]
+
+
+class ClientPrivacy(Shape):
+    """What left a client."""
+
+    client: str
+    epsilon: float = Field(description="Privacy loss of all its noisy releases together.")
+    sums: int = Field(description="Secure sums that it is in.")
+    least_hosts: int | None = Field(description="In the smallest of them.")
+    disclosed: list[str] = Field(description="What it disclosed by itself.")
+
+
+class PrivacyShown(Shape):
+    """Privacy spent in a run."""
+
+    clients: list[ClientPrivacy]
+    largest: float
+    median: float
+    sums_released: int
+    sums_aborted: int
+    holds_against: str = Field(description="From whom sums hide single clients.")
+
+
+class DisclosedShown(Shape):
+    """What is known of the data of a run's clients, and what that cost."""
+
+    mix: MixShown
+    privacy: PrivacyShown
+    roster: list[str]
+
+
+# Starting and comparing ---------------------------------------------------------------------------
+
+
+class FieldShown(Shape):
+    """A field of the form that starts a run."""
+
+    key: str = Field(description="Of the run file, dotted.")
+    label: str
+    hint: str
+    kind: Literal["text", "integer", "number"]
+    choices: list[str]
+    default: str
+
+
+class Problem(Shape):
+    """Something wrong with a run file."""
+
+    key: str = Field(description="Dotted; empty for the file as a whole.")
+    line: int | None = Field(description="Of the run file, from 1.")
+    text: str
+
+
+class DraftShown(Shape):
+    """A run file being written."""
+
+    run_file: str
+    values: dict[str, str] = Field(description="Of the form's fields that the file sets.")
+    problems: list[Problem]
+
+
+class FormShown(Shape):
+    """The form that starts a run, and what is in it first."""
+
+    fields: list[FieldShown]
+    draft: DraftShown
+
+
+class DraftSent(Shape):
+    """What the browser sends of it: the file, and fields of the form to put into it."""
+
+    run_file: str = Field(max_length=1_000_000)
+    changes: dict[str, str] = Field(default={}, max_length=100)
+
+
+class Started(Shape):
+    """A run that was started."""
+
+    run: str
+
+
+class RunFileShown(Shape):
+    """The run file that a run was started with."""
+
+    run: str
+    run_file: str
+
+
+class Difference(Shape):
+    """A setting in which runs differ, with its value in each."""
+
+    key: str
+    values: list[str]
+
+
+class ComparisonShown(Shape):
+    """Runs beside each other."""
+
+    runs: list[RunShown]
+    differences: list[Difference]
+
+
+class Refused(Shape):
+    """An error, in words."""
+
+    error: str
+    trouble: Literal["lost", "certificate", "refused", "missing", "access"]
+    problems: list[Problem] = []

@@ -1,0 +1,40 @@
+"""What the page shows of several runs beside each other. Pure."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from potluck.page.page_shapes import ComparisonShown, Difference, RunShown
+
+MOST_RUNS = 6
+"""So many runs are compared at once; more colours can't be told apart."""
+_ABSENT = "–"
+_NO_SETTING = frozenset({"name"})
+
+
+def compared(runs: Sequence[RunShown], run_files: Sequence[str]) -> ComparisonShown:
+    """Runs, and the settings of their run files in which they differ, in the files' order."""
+    settings = [dict(_settings(tomllib.loads(text))) for text in run_files]
+    keys = dict.fromkeys(key for each in settings for key in each if key not in _NO_SETTING)
+    found = {key: [each.get(key, _ABSENT) for each in settings] for key in keys}
+    return ComparisonShown(
+        runs=list(runs),
+        differences=[
+            Difference(key=key, values=values)
+            for key, values in found.items()
+            if len(set(values)) > 1
+        ],
+    )
+
+
+def _settings(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """The values of a TOML table by dotted key, as people write them."""
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _settings(value, f"{prefix}{key}.")
+        else:
+            text = value if isinstance(value, str) else json.dumps(value, default=str)
+            yield f"{prefix}{key}", text

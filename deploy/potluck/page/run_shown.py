@@ -1,0 +1,253 @@
+"""What the page shows of a run, from the run as an operator sees it. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from datetime import UTC, datetime
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from potluck.common.learning.measures import MeasuredModel
+from potluck.deploy.operator.run_view import (
+    ENDED,
+    LEFT_OUT,
+    TROUBLED,
+    RunView,
+    all_metrics,
+    fraction_done,
+    member_state_name,
+    run_state_name,
+    shown_measures,
+    waiting_text,
+)
+from potluck.deploy.view.run_summary import MeasureSummary
+from potluck.deploy.view.watch_table import PHASES
+from potluck.page.page_shapes import (
+    CohortShown,
+    LiveShown,
+    MemberShown,
+    NoticeShown,
+    RoundDetails,
+    RoundShown,
+    RunShown,
+    StateCount,
+    StatusShown,
+)
+from potluck.rpc.v1 import operator_pb2
+from potluck.rpc.v1.operator_pb2 import MemberState, RunState
+
+MOST_ROUNDS = 2000
+"""Of a run the newest so many rounds are shown."""
+
+_RESUMABLE = frozenset({RunState.RUN_STATE_STOPPED, RunState.RUN_STATE_FAILED})
+_AT_WORK = frozenset(
+    {
+        MemberState.MEMBER_STATE_SELECTED,
+        MemberState.MEMBER_STATE_DOWNLOADING,
+        MemberState.MEMBER_STATE_TRAINING,
+        MemberState.MEMBER_STATE_UPLOADING,
+    }
+)
+_SLOW = 1.5
+"""A straggler takes so many times as long as the median of those that are done."""
+_ALWAYS = 2
+"""Measures shown before any round was measured."""
+
+
+class ClientList:
+    """The clients of a run in the order in which they were first met; it only grows."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, int] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """All clients met."""
+        return list(self._places)
+
+    def place(self, client: str) -> int:
+        """A client's place in the list, from 0; a new one's is at the end."""
+        return self._places.setdefault(client, len(self._places))
+
+    def since(self, known: int) -> list[str]:
+        """Those met after the first `known`."""
+        return self.names[known:]
+
+
+def moment(stamp: Timestamp) -> str | None:
+    """A time in ISO 8601; None for one that is not set."""
+    if not stamp.seconds and not stamp.nanos:
+        return None
+    return stamp.ToDatetime(tzinfo=UTC).isoformat()
+
+
+def shown_status(status: operator_pb2.RunStatus, now: datetime) -> StatusShown:
+    """A run as a whole."""
+    waits = status.HasField("waiting")
+    why = waiting_text(status.waiting, now) if waits else status.reason
+    return StatusShown(
+        run=status.run_id,
+        name=status.name,
+        state=run_state_name(status.state),
+        why="; ".join(filter(None, [why, status.left_out])),
+        committed=status.committed_rounds,
+        rounds=status.rounds,
+        task=status.task,
+        selector=status.selector,
+        strategy=status.strategy,
+        count=status.count,
+        seed=status.seed,
+        created_at=moment(status.created_at) or "",
+        model=status.model_blake3 or None,
+        can_stop=status.state not in ENDED,
+        can_resume=status.state in _RESUMABLE,
+    )
+
+
+def shown_run(view: RunView, clients: ClientList, now: datetime) -> RunShown | None:
+    """All of a run; None before anything is heard of it. Clients met are added to `clients`."""
+    if view.status is None:
+        return None
+    newest = view.rounds[-MOST_ROUNDS:]
+    return RunShown(
+        status=shown_status(view.status, now),
+        measures=shown_summaries(view),
+        rounds=[shown_round(each, clients) for each in newest],
+        clients=clients.names,
+        earlier=newest[0].round - 1 if newest else 0,
+        cohort=None if view.progress is None else shown_cohort(view.progress),
+        live=None if view.progress is None else shown_live(view.progress),
+        notices=[shown_notice(each) for each in view.notices],
+    )
+
+
+def shown_summaries(view: RunView) -> list[MeasureSummary]:
+    """The measures that some round has, the most important first; two at least."""
+    known = {name for each in view.committed.values() for name in all_metrics(each.metrics)}
+    return [
+        MeasureSummary(
+            name=name,
+            label=each.label,
+            unit=each.unit,
+            higher_is_better=each.higher_is_better,
+        )
+        for place, (name, each) in enumerate(shown_measures(view.status).items())
+        if name in known or (place < _ALWAYS and not known and not _of_clients(name))
+    ]
+
+
+def shown_round(committed: operator_pb2.CommittedRound, clients: ClientList) -> RoundShown:
+    """A committed round; clients met are added to `clients`."""
+    places = [clients.place(member.client_id) for member in committed.members]
+    states = [member.state for member in committed.members]
+    return RoundShown(
+        round=committed.round,
+        values=dict(all_metrics(committed.metrics)),
+        worst_tenth={name: each.worst_tenth for name, each in committed.spreads.items()},
+        seconds=committed.seconds,
+        bytes_down=committed.bytes_down,
+        bytes_up=committed.bytes_up,
+        cohort=places,
+        left_out=[place for place, state in zip(places, states, strict=True) if state in LEFT_OUT],
+        late=len(committed.late),
+    )
+
+
+def shown_details(committed: operator_pb2.CommittedRound) -> RoundDetails:
+    """Who was in a committed round and why, in the order chosen."""
+    return RoundDetails(
+        round=committed.round,
+        members=[
+            MemberShown(
+                client=member.client_id,
+                host=member.host_id,
+                state=member_state_name(member.state),
+                reason=member.reason,
+                trouble=member.trouble,
+                samples=member.samples,
+                seconds=member.seconds,
+            )
+            for member in committed.members
+        ],
+    )
+
+
+def shown_cohort(progress: operator_pb2.RoundProgress) -> CohortShown:
+    """Who is in the round under way, and why."""
+    return CohortShown(
+        round=progress.round,
+        attempt=progress.attempt,
+        clients=[member.client_id for member in progress.members],
+        hosts=[member.host_id for member in progress.members],
+        reasons=[member.reason for member in progress.members],
+    )
+
+
+def shown_live(progress: operator_pb2.RoundProgress) -> LiveShown:
+    """How far the round under way has come."""
+    phase = PHASES.get(progress.phase, progress.phase)
+    if progress.HasField("trained"):
+        phase = f"coordinator trains, {progress.trained:.0%}"
+    counts = Counter(member.state for member in progress.members)
+    return LiveShown(
+        round=progress.round,
+        attempt=progress.attempt,
+        phase=phase,
+        seconds=round(progress.seconds, 1),
+        done=round(fraction_done(progress), 3),
+        bytes_down=progress.bytes_down,
+        bytes_up=progress.bytes_up,
+        counts=[
+            StateCount(
+                state=member_state_name(state), clients=counts[state], troubled=state in TROUBLED
+            )
+            for state in sorted(counts, key=lambda state: (state in TROUBLED, state))
+        ],
+        states=[member_state_name(member.state) for member in progress.members],
+        fractions=[_fraction(member) for member in progress.members],
+        troubles={
+            place: member.trouble for place, member in enumerate(progress.members) if member.trouble
+        },
+        stragglers=stragglers(progress),
+    )
+
+
+def stragglers(progress: operator_pb2.RoundProgress) -> list[int]:
+    """Places of clients still at work, once half of the cohort is done and the others have taken
+    half as long again as the middle one of these."""
+    members = progress.members
+    done = sorted(member.seconds for member in members if member.seconds > 0)
+    at_work = [place for place, member in enumerate(members) if member.state in _AT_WORK]
+    if 2 * len(done) < len(members) or not done:
+        return []
+    usual = statistics.median(done)
+    return at_work if progress.seconds > _SLOW * usual else []
+
+
+def shown_notice(notice: operator_pb2.Notice) -> NoticeShown:
+    """Something a person should know."""
+    return NoticeShown(at=moment(notice.at), warning=notice.warning, text=notice.text)
+
+
+def changed_cohort(
+    before: operator_pb2.RoundProgress | None, after: operator_pb2.RoundProgress
+) -> bool:
+    """Return whether the cohort is another than before."""
+    return before is None or _identity(before) != _identity(after)
+
+
+def _identity(progress: operator_pb2.RoundProgress) -> tuple[int, int, int]:
+    return progress.round, progress.attempt, len(progress.members)
+
+
+def _fraction(member: operator_pb2.Member) -> float:
+    if member.state in LEFT_OUT:
+        return 0.0
+    if member.state == MemberState.MEMBER_STATE_INCLUDED:
+        return 1.0
+    return round(min(max(member.fraction, 0.0), 1.0), 2)
+
+
+def _of_clients(measure: str) -> bool:
+    return measure.startswith((MeasuredModel.TUNED, MeasuredModel.PERSONAL))

@@ -1,0 +1,298 @@
+"""Runs that pages look at: each is followed once, however many pages there are."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import aclosing
+from datetime import UTC, datetime
+
+from pydantic import BaseModel
+
+from potluck.common.errors import NotFoundError, PotluckError
+from potluck.deploy.operator.run_view import (
+    ENDED,
+    RunView,
+    all_metrics,
+    is_news,
+    observe,
+    shown_measures,
+)
+from potluck.deploy.view.watch import pause_seconds
+from potluck.page.coordinator_link import CoordinatorLink
+from potluck.page.event_stream import Listener, encoded
+from potluck.page.page_shapes import (
+    CohortShown,
+    LiveShown,
+    RoundShown,
+    RunShown,
+)
+from potluck.page.run_shown import (
+    MOST_ROUNDS,
+    ClientList,
+    changed_cohort,
+    shown_cohort,
+    shown_live,
+    shown_notice,
+    shown_round,
+    shown_run,
+    shown_status,
+    shown_summaries,
+)
+from potluck.rpc.v1 import operator_pb2
+
+LIVE_SECONDS = 0.5
+"""Between two reports on the round under way."""
+LINGER_SECONDS = 30.0
+"""A run that nobody looks at any more is followed for so long."""
+MOST_KEPT = 12
+"""Runs that are over and that nobody looks at are kept until there are more."""
+
+
+class RoundEvent(BaseModel):
+    """A committed round; new_clients come after those known."""
+
+    round: RoundShown
+    new_clients: list[str]
+
+
+class LiveEvent(BaseModel):
+    """The round under way; its cohort where it is another than before."""
+
+    live: LiveShown | None
+    cohort: CohortShown | None
+
+
+class GoneEvent(BaseModel):
+    """The run can't be followed any more."""
+
+    error: str
+
+
+class RunWatch:
+    """A run as seen so far, and the pages that look at it."""
+
+    def __init__(self, run_id: str, link: CoordinatorLink) -> None:
+        self.run_id = run_id
+        self.view = RunView()
+        self.last_used = time.monotonic()
+        self._link = link
+        self._clients = ClientList()
+        self._measures: list[str] = []
+        self._listeners: set[Listener] = set()
+        self._live_at = 0.0
+        self._heard = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._error: PotluckError | None = None
+
+    @property
+    def idle(self) -> bool:
+        """True where nobody looks at it."""
+        return not self._listeners
+
+    @property
+    def following(self) -> bool:
+        """True while the coordinator is asked."""
+        return self._task is not None and not self._task.done()
+
+    def begin(self) -> None:
+        """Follow the run, unless that is done or it is over."""
+        self.last_used = time.monotonic()
+        if not self.following and not self.view.ended:
+            self._error = None
+            self._heard.clear()
+            self._task = asyncio.create_task(self._follow())
+
+    def again(self) -> None:
+        """Follow a run that was over and goes on."""
+        if self.view.status is not None and self.view.ended:
+            self.view = RunView(committed=self.view.committed, notices=self.view.notices)
+        self.begin()
+
+    async def shown(self) -> RunShown:
+        """All of the run, once it is known. Raises PotluckError."""
+        self.begin()
+        await self._heard.wait()
+        if self._error is not None:
+            raise self._error
+        found = shown_run(self.view, self._clients, datetime.now(UTC))
+        if found is None:
+            raise NotFoundError(f"nothing is known of run {self.run_id}")
+        return found
+
+    @contextlib.contextmanager
+    def listening(self, listener: Listener) -> Iterator[None]:
+        """Hand events to a page."""
+        self.begin()
+        self._listeners.add(listener)
+        try:
+            yield
+        finally:
+            self._listeners.discard(listener)
+            self.last_used = time.monotonic()
+
+    def all_anew(self) -> Iterable[bytes]:
+        """All of the run as one event; nothing before it is known."""
+        found = shown_run(self.view, self._clients, datetime.now(UTC))
+        return [] if found is None or not self._heard.is_set() else [encoded("run", found)]
+
+    async def close(self) -> None:
+        """Follow it no longer."""
+        for listener in self._listeners:
+            listener.close()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    # Following --------------------------------------------------------------------------------
+
+    async def _follow(self) -> None:
+        failures = 0
+        while not self.view.ended:
+            try:
+                async for event in self._events():
+                    failures = 0
+                    self._see(event)
+            except NotFoundError as error:
+                self._fail(error)
+                return
+            except PotluckError as error:
+                if not self._heard.is_set():
+                    self._fail(error)
+                    return
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise
+            failures += 1
+            if not self.view.ended:
+                await asyncio.sleep(pause_seconds(failures))
+
+    async def _events(self) -> AsyncIterator[operator_pb2.WatchRunResponse]:
+        """What the coordinator says of the run. Raises PotluckError."""
+        known = max(self.view.committed, default=0)
+        newest = 0 if known else MOST_ROUNDS
+        try:
+            client = await self._link.client()
+            stream = client.watch_run(self.run_id, after_round=known, newest_rounds=newest)
+            async with aclosing(stream) as events:
+                async for event in events:
+                    self._link.reached()
+                    yield event
+        except PotluckError as error:
+            raise self._link.blamed(error) from None
+
+    def _fail(self, error: PotluckError) -> None:
+        self._error = error
+        self._heard.set()
+        self._offer(encoded("gone", GoneEvent(error=error.message)))
+
+    def _see(self, event: operator_pb2.WatchRunResponse) -> None:
+        before = self.view
+        if is_news(before, event):
+            # The rounds are shared between views: they are looked up before the event is in them.
+            self.view = observe(before, event)
+            if self._heard.is_set():
+                self._publish(before, event)
+        status = self.view.status
+        if status is not None and not self._heard.is_set() and self._complete(status):
+            self._heard.set()
+            self._measures = self._measure_names()
+            for each in self.all_anew():
+                self._offer(each)
+
+    def _complete(self, status: operator_pb2.RunStatus) -> bool:
+        """Return whether all rounds that are committed by now have come."""
+        return max(self.view.committed, default=0) >= status.committed_rounds or self.view.ended
+
+    def _publish(self, before: RunView, event: operator_pb2.WatchRunResponse) -> None:
+        match event.WhichOneof("event"):
+            case "status":
+                self._offer(encoded("status", shown_status(event.status, datetime.now(UTC))))
+                if before.progress is not None and self.view.progress is None:
+                    self._offer(encoded("live", LiveEvent(live=None, cohort=None)))
+            case "committed":
+                self._publish_round(event.committed)
+            case "progress":
+                self._publish_progress(before.progress, event.progress)
+            case "notice":
+                self._offer(encoded("notice", shown_notice(event.notice)))
+            case _:
+                return
+
+    def _publish_round(self, committed: operator_pb2.CommittedRound) -> None:
+        if len(self.view.committed) == 1 or self._has_new_measure(committed):
+            self._measures = self._measure_names()
+            for each in self.all_anew():
+                self._offer(each)
+            return
+        known = len(self._clients.names)
+        found = shown_round(committed, self._clients)
+        new = self._clients.since(known)
+        self._offer(encoded("round", RoundEvent(round=found, new_clients=new)))
+        if self.view.progress is None:
+            self._offer(encoded("live", LiveEvent(live=None, cohort=None)))
+
+    def _publish_progress(
+        self, before: operator_pb2.RoundProgress | None, progress: operator_pb2.RoundProgress
+    ) -> None:
+        changed = changed_cohort(before, progress)
+        now = time.monotonic()
+        if not changed and now - self._live_at < LIVE_SECONDS:
+            return
+        self._live_at = now
+        cohort = shown_cohort(progress) if changed else None
+        self._offer(encoded("live", LiveEvent(live=shown_live(progress), cohort=cohort)))
+
+    def _has_new_measure(self, committed: operator_pb2.CommittedRound) -> bool:
+        found = all_metrics(committed.metrics).keys() & shown_measures(self.view.status).keys()
+        return not found <= set(self._measures)
+
+    def _measure_names(self) -> list[str]:
+        return [each.name for each in shown_summaries(self.view)]
+
+    def _offer(self, event: bytes) -> None:
+        for listener in self._listeners:
+            listener.offer(event)
+
+
+class RunWatches:
+    """The runs that pages look at, or did lately."""
+
+    def __init__(self, link: CoordinatorLink) -> None:
+        self._link = link
+        self._watches: dict[str, RunWatch] = {}
+
+    def of(self, run_id: str) -> RunWatch:
+        """The watch of a run, which is followed from now on."""
+        if run_id not in self._watches:
+            self._watches[run_id] = RunWatch(run_id, self._link)
+        watch = self._watches[run_id]
+        watch.begin()
+        return watch
+
+    def noticed(self, runs: Iterable[operator_pb2.RunStatus]) -> None:
+        """Follow those again that were over and, by the coordinator's list, go on."""
+        for status in runs:
+            watch = self._watches.get(status.run_id)
+            if watch is not None and watch.view.ended and status.state not in ENDED:
+                watch.again()
+
+    async def tidy(self) -> None:
+        """Follow runs no longer that nobody has looked at for a while; forget most that are
+        over."""
+        now = time.monotonic()
+        idle = [each for each in self._watches.values() if each.idle]
+        idle.sort(key=lambda each: each.last_used)
+        for watch in idle:
+            stale = now - watch.last_used > LINGER_SECONDS
+            if stale and (not watch.view.ended or len(idle) > MOST_KEPT):
+                self._watches.pop(watch.run_id, None)
+                await watch.close()
+
+    async def close(self) -> None:
+        """Follow none any longer."""
+        for watch in list(self._watches.values()):
+            await watch.close()

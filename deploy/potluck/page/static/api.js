@@ -1,0 +1,60 @@
+// What the page's server is asked, and what it says of itself.
+
+/** An answer that is an error; `problems` of a run file, by key. */
+export class Refusal extends Error {
+  constructor(found) {
+    super(found.error);
+    this.trouble = found.trouble;
+    this.problems = found.problems ?? [];
+  }
+}
+
+async function answer(request) {
+  let response;
+  try {
+    response = await request;
+  } catch {
+    throw new Refusal({ error: "the page's server does not answer; start `potluck page` again", trouble: "ended" });
+  }
+  const found = await response.json();
+  if (!response.ok) throw new Refusal(found);
+  return found;
+}
+
+export function get(path) {
+  return answer(fetch(path, { headers: { Accept: "application/json" } }));
+}
+
+export function post(path, body = {}) {
+  return answer(
+    fetch(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) }),
+  );
+}
+
+const KINDS = ["overview", "run", "round", "live", "status", "notice", "gone"];
+
+/** Calls `hear(kind, data)` with events, of a run too where one is named, until the result is called.
+ *
+ * A page that is not to be seen listens to nothing: browsers open few connections to one server.
+ */
+export function listen(run, hear) {
+  let source = null;
+  const open = () => {
+    if (source || document.hidden) return;
+    source = new EventSource(run ? `/api/events?run=${encodeURIComponent(run)}` : "/api/events");
+    for (const kind of KINDS) source.addEventListener(kind, (event) => hear(kind, JSON.parse(event.data)));
+    source.addEventListener("open", () => hear("open", null));
+    source.addEventListener("error", () => hear("ended", null));
+  };
+  const close = () => {
+    source?.close();
+    source = null;
+  };
+  const look = () => (document.hidden ? close() : open());
+  document.addEventListener("visibilitychange", look);
+  open();
+  return () => {
+    document.removeEventListener("visibilitychange", look);
+    close();
+  };
+}

@@ -1,0 +1,240 @@
+// One run: the round under way, its measures, who was picked, what that cost.
+
+import { get, post } from "./api.js";
+import { disclosedRefresh } from "./refresh.js";
+import { mixCard, privacyCard } from "./disclosed.js";
+import { h, put, say, text } from "./dom.js";
+import { bytes, count, date, measure, number, seconds, share } from "./format.js";
+import { lineChart } from "./line_chart.js";
+import { liveRound } from "./live_round.js";
+import { bar, card, confirmed, facts, pill, setBar, table, trouble } from "./parts.js";
+import { pickMap } from "./pick_map.js";
+import { openRound } from "./round_dialog.js";
+
+const NEWEST = 12;
+
+export function showRun(place, { run: wanted, go, title }) {
+  title("Run");
+  let run = null, roster = [], charts = new Map(), acting = false;
+  const name = h("h1", {}, "Run"), state = h("span", {}), parts = h("p", { class: "soft" }), why = h("p", { class: "small" });
+  const progress = bar(0, { label: "Rounds committed" });
+  const progressText = h("span", { class: "small soft number" });
+  const stop = h("button", { class: "danger", onclick: () => act("stop"), hidden: true }, "Stop");
+  const resume = h("button", { class: "first", onclick: () => act("resume"), hidden: true }, "Resume");
+  const again = h("a", { class: "button", hidden: true }, "Start again …");
+  const said = h("div", {});
+  const head = h("div", { class: "head" },
+    h("div", { class: "grow" }, h("div", { class: "actions" }, name, state), parts, why, progressText, progress),
+    h("div", { class: "actions" }, stop, resume, again));
+  const summary = h("div", { class: "card", hidden: true });
+  const live = liveRound();
+  const curves = card("Measures", { id: "measures" });
+  const curvesPlace = h("div", { class: "charts" });
+  curves.append(curvesPlace);
+  const map = pickMap({ open: (round) => openRound(run.status.run, round) });
+  const picks = card("Who was picked", { id: "picks" }, h("p", { class: "quiet" }, "From the first committed round on: which clients were picked when."));
+  const mix = mixCard(), privacy = privacyCard();
+  const trafficPlace = h("div", { class: "charts" });
+  const traffic = card("Time and traffic", { id: "traffic" }, trafficPlace);
+  const rounds = card("Rounds", { id: "rounds" });
+  const notices = card("Notices", { id: "notices" });
+  put(place, h("p", { class: "quiet" }, "Fetching the run …"));
+
+  const disclosed = disclosedRefresh(() => run?.status.run, (found) => {
+    mix.draw(found.mix);
+    privacy.draw(found.privacy);
+    if (found.roster.length !== roster.length) {
+      roster = found.roster;
+      drawPicks();
+    }
+  });
+
+  function lay() {
+    put(place, head, said, summary, live.element, notices, curves, picks, h("div", { class: "two" }, mix.element, privacy.element), traffic, rounds);
+    chartOf("seconds", trafficPlace, { title: "Seconds a round", format: seconds, axis: (value) => `${number(value).replace(/\.?0+$/, "")}`, height: 150 });
+    chartOf("bytes", trafficPlace, { title: "Bytes a round", format: bytes, height: 150 });
+  }
+
+  function chartOf(key, parent, options) {
+    if (!charts.has(key)) {
+      charts.set(key, lineChart(options));
+      parent.append(charts.get(key).element);
+    }
+    return charts.get(key);
+  }
+
+  async function act(what) {
+    if (acting) return;
+    const [question, words, yes] = what === "stop"
+      ? ["Stop this run?", "The round under way is abandoned; the last committed model stays, and the run can be resumed.", "Stop the run"]
+      : ["Resume this run?", `It goes on after round ${run.status.committed}.`, "Resume the run"];
+    if (!(await confirmed(question, words, yes))) return;
+    acting = true;
+    drawHead();
+    try {
+      await post(`/api/runs/${encodeURIComponent(run.status.run)}/${what}`);
+      put(said);
+      say(what === "stop" ? "The run is stopped." : "The run goes on.");
+    } catch (error) {
+      put(said, trouble(error));
+    }
+    acting = false;
+    drawHead();
+  }
+
+  function drawHead() {
+    const status = run.status;
+    title(status.name);
+    text(name, status.name);
+    put(state, pill(status.state));
+    put(parts, `${status.task} · ${status.selector} · ${status.strategy} · ${count(status.count, "client")} a round · seed ${status.seed} · `, h("span", { class: "mono" }, status.run));
+    text(why, status.why);
+    why.hidden = !status.why;
+    text(progressText, `${status.committed} of ${count(status.rounds, "round")}, started ${date(status.created_at)}`);
+    setBar(progress, status.rounds ? status.committed / status.rounds : 0);
+    progress.className = `bar ${status.state === "running" ? "" : "still"}`;
+    stop.hidden = !status.can_stop;
+    resume.hidden = !status.can_resume;
+    stop.disabled = resume.disabled = acting;
+    again.hidden = false;
+    again.setAttribute("href", `/start?again=${encodeURIComponent(status.run)}`);
+  }
+
+  function drawSummary() {
+    summary.hidden = !run.rounds.length;
+    if (!run.rounds.length) return;
+    const sum = (key) => run.rounds.reduce((total, round) => total + round[key], 0);
+    const chosen = new Set(run.rounds.flatMap((round) => round.cohort)).size;
+    const latest = run.measures.map((each) => {
+      const round = run.rounds.findLast((found) => found.values[each.name] !== undefined && found.values[each.name] !== null);
+      return round ? [each.label, measure(round.values[each.name], each.unit), run.rounds.length > 1 ? `round ${round.round}` : ""] : null;
+    }).filter(Boolean).slice(0, 4);
+    put(summary, facts([...latest, ["Clients picked", String(chosen), roster.length ? `of ${roster.length}` : ""], ["Time", seconds(sum("seconds"))], ["Moved", bytes(sum("bytes_down") + sum("bytes_up"))]]));
+  }
+
+  function drawCurves() {
+    const units = [...new Set(run.measures.map((each) => each.unit))].sort((one, other) => (other === "share") - (one === "share"));
+    units.forEach((unit) => {
+      const mine = run.measures.filter((each) => each.unit === unit);
+      const better = mine[0].higher_is_better ? "more is better" : "less is better";
+      const series = mine.flatMap((each, place) => {
+        const points = (value) => run.rounds.map((round) => [round.round, value(round)]).filter(([, found]) => found !== null && found !== undefined);
+        const lines = [{ name: each.label, points: points((round) => round.values[each.name]), colour: place }];
+        const worst = points((round) => round.worst_tenth[each.name]);
+        if (worst.length) lines.push({ name: `${each.label}, worst tenth of clients`, points: worst, colour: place, dashed: 1 });
+        return lines;
+      });
+      const axis = unit === "share" ? (value) => `${Math.round(100 * value)} %` : (value) => number(value).replace(/\.?0+$/, "") || "0";
+      chartOf(`unit ${unit}`, curvesPlace, {
+        title: unit === "share" ? `Shares, ${better}` : `${mine[0].label}${mine.length > 1 ? " and others" : ""}${unit ? ` in ${unit}` : ""}, ${better}`,
+        format: (value) => (unit === "share" ? share(value) : measure(value, unit)), axis, fixed: unit === "share" ? [0, 1] : null,
+      }).draw(series);
+    });
+    if (run.rounds.length && !run.rounds.some((round) => Object.keys(round.values).length)) put(curvesPlace, h("p", { class: "quiet" }, "No round was evaluated: the task has no evaluation data on the coordinator, or [evaluation] turns it off."));
+  }
+
+  function drawPicks() {
+    if (!run.rounds.length) return;
+    if (!map.element.isConnected) put(picks, picks.querySelector("header"), map.element);
+    const names = new Set([...roster, ...run.clients]);
+    map.draw([...names], run.rounds.map((round) => ({ ...round, names: run.clients })));
+  }
+
+  function drawTraffic() {
+    const points = (key) => run.rounds.map((round) => [round.round, round[key]]);
+    charts.get("seconds").draw([{ name: "seconds", points: points("seconds"), colour: 0 }]);
+    charts.get("bytes").draw([{ name: "down", points: points("bytes_down"), colour: 0 }, { name: "up", points: points("bytes_up"), colour: 1, dashed: 1 }]);
+  }
+
+  function drawRounds() {
+    const newest = run.rounds.slice(-NEWEST).reverse();
+    const shown = run.measures.slice(0, 3);
+    const columns = [
+      { title: "Round", right: true, cell: (round) => round.round },
+      { title: "Cohort", right: true, cell: (round) => `${round.left_out.length ? `${round.cohort.length - round.left_out.length} of ` : ""}${round.cohort.length}${round.late ? ` + ${round.late} late` : ""}` },
+      ...shown.map((each) => ({ title: each.label, right: true, cell: (round) => measure(round.values[each.name], each.unit) })),
+      { title: "Time", right: true, kind: "nowrap", cell: (round) => seconds(round.seconds) },
+      { title: "Down", right: true, kind: "nowrap", cell: (round) => bytes(round.bytes_down) },
+      { title: "Up", right: true, kind: "nowrap", cell: (round) => bytes(round.bytes_up) },
+      { title: h("span", { class: "unseen" }, "Details"), right: true, cell: (round) => h("button", { class: "plain", "aria-label": `Who was picked in round ${round.round}, and why`, onclick: () => openRound(run.status.run, round.round) }, "Who and why") },
+    ];
+    const earlier = run.rounds.length - newest.length + run.earlier;
+    put(rounds, rounds.querySelector("header"), newest.length
+      ? [h("div", { class: "scroll" }, table("The newest rounds", columns, newest, { rowKind: (round) => (round.left_out.length ? "trouble" : undefined) })), earlier ? h("p", { class: "quiet small" }, `${count(earlier, "earlier round")}; the map above opens each, \`potluck export\` writes all.`) : null]
+      : h("p", { class: "quiet" }, "No round is committed yet."));
+  }
+
+  function drawNotices() {
+    notices.hidden = !run.notices.length;
+    const newest = run.notices.slice(-NEWEST).reverse();
+    put(notices, notices.querySelector("header"), h("ul", { class: "small notices" }, newest.map((each) => h("li", { class: each.warning ? "warning" : undefined },
+      each.warning ? h("strong", {}, "Warning: ") : null, each.text, each.at ? h("span", { class: "soft" }, ` · ${date(each.at)}`) : null))));
+  }
+
+  function drawAll() {
+    if (!head.isConnected) lay();
+    drawHead();
+    live.update(run.live, run.cohort);
+    drawRest();
+    drawNotices();
+    disclosed.soon(true);
+  }
+
+  function drawRest() {
+    drawSummary();
+    drawCurves();
+    drawPicks();
+    drawTraffic();
+    drawRounds();
+  }
+
+  const heard = {
+    run(data) {
+      run = data;
+      drawAll();
+      performance.mark("run drawn");
+    },
+    round({ round, new_clients: clients }) {
+      if (run.rounds.at(-1)?.round >= round.round) return;
+      run.clients.push(...clients);
+      run.rounds.push(round);
+      run.status.committed = Math.max(run.status.committed, round.round);
+      drawHead();
+      drawRest();
+      disclosed.soon(false);
+    },
+    live: (data) => live.update(data.live, data.cohort),
+    status(data) {
+      run.status = data;
+      drawHead();
+    },
+    notice(data) {
+      run.notices.push(data);
+      drawNotices();
+    },
+  };
+
+  async function fetchFirst() {
+    try {
+      const found = await get(`/api/runs/${encodeURIComponent(wanted)}`);
+      if (!run) heard.run(found);
+    } catch (error) {
+      if (!run) put(place, h("div", { class: "card empty" }, h("h1", {}, error.trouble === "missing" ? "There is no such run" : "The run can't be shown"), h("p", {}, error.message), h("a", { class: "button", href: "/" }, "All runs")));
+    }
+  }
+
+  return {
+    hear(kind, data) {
+      if (kind === "gone") fetchFirst();
+      else if (kind === "run" || run) heard[kind]?.(data);
+    },
+    again: () => go(location.pathname),
+    close() {
+      disclosed.close();
+      live.close();
+      map.close();
+      mix.close();
+      for (const chart of charts.values()) chart.close();
+    },
+  };
+}

@@ -1,0 +1,309 @@
+"""The page's server against a scripted coordinator, over mutual TLS: its JSON, its events, its
+walls."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from support.operator_service import (
+    RUN_ID,
+    FakeOperatorService,
+    committed,
+    member,
+    notice,
+    progress,
+    running_operator_service,
+    status,
+)
+from support.pages import OpenPage, running_page
+from support.pki import TestFederation, make_federation, tls_files
+
+from potluck.common.net.identity import Role
+from potluck.deploy.operator.operator_config import OperatorConfig
+from potluck.deploy.pki import authority
+from potluck.page.run_draft import FIRST_DRAFT
+from potluck.rpc.v1 import operator_pb2
+from potluck.rpc.v1.operator_pb2 import MemberState, RunState
+
+FINISHED = RunState.RUN_STATE_FINISHED
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> TestFederation:
+    return make_federation(tmp_path_factory.mktemp("pki"))
+
+
+@pytest.fixture
+def service() -> FakeOperatorService:
+    return FakeOperatorService(  # type: ignore[abstract]  # calls that no test makes
+        runs=[status(committed=1).status],
+        clients=[
+            operator_pb2.ClientStatus(
+                client_id="client-0", host_id="host-0", attending=True, software_version="0.1.0"
+            )
+        ],
+        profiles=[
+            operator_pb2.ClientProfile(client_id=f"client-{number}", label_counts=[number, 1.0])
+            for number in range(4)
+        ],
+        holds=True,
+    )
+
+
+@pytest.fixture
+async def config(
+    service: FakeOperatorService, federation: TestFederation
+) -> AsyncIterator[OperatorConfig]:
+    async with running_operator_service(service, federation) as config:
+        yield config
+
+
+@pytest.fixture
+async def page(config: OperatorConfig) -> AsyncIterator[OpenPage]:
+    async with running_page(config) as page:
+        yield await page.opened()
+
+
+# Walls --------------------------------------------------------------------------------------------
+
+
+async def test_only_who_has_shown_the_token_gets_in(config: OperatorConfig) -> None:
+    async with running_page(config) as page:
+        paths = ("/", "/api/overview", "/static/main.js", "/?token=guess", "/api/events")
+        assert {(await page.get(path)).status for path in paths} == {403}
+        token = page.access.token
+        await page.opened()
+        assert (await page.get("/")).status == 200
+        assert (await page.get("/static/main.js")).status == 200
+        again = await page.request("GET", f"/?token={token}", cookie="")
+        assert again.status == 403
+        assert "open the address that `potluck page` has printed last" in again.body
+
+
+async def test_another_name_of_this_machine_is_refused(page: OpenPage) -> None:
+    for path in ("/", "/api/overview", f"/?token={page.access.token}"):
+        answer = await page.request("GET", path, headers={"Host": "evil.example:80"})
+        assert answer.status == 403
+    assert (await page.get("/")).status == 200  # the token was not used up
+
+
+async def test_a_change_must_come_from_the_page(
+    page: OpenPage, service: FakeOperatorService
+) -> None:
+    good = {"Origin": page.origin, "Content-Type": "application/json"}
+    for wrong in (
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Origin": ""},
+        {"Content-Type": "text/plain"},
+        {"Content-Type": "application/x-www-form-urlencoded"},
+        {"Content-Length": "99999999"},
+    ):
+        path = f"/api/runs/{RUN_ID}/stop"
+        answer = await page.request("POST", path, body="{}", headers={**good, **wrong})
+        assert answer.status == 403, wrong
+        assert answer.json["trouble"] == "access"
+    assert service.stopped == []
+    assert (await page.get(f"/api/runs/{RUN_ID}/stop")).status == 405
+
+
+async def test_every_answer_forbids_code_from_elsewhere(page: OpenPage) -> None:
+    for path in ("/", "/static/page.css", "/api/overview", "/nowhere"):
+        headers = (await page.get(path)).headers
+        assert "script-src 'self'" in headers["content-security-policy"]
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["cache-control"] == "no-store"
+        assert "server" not in headers
+    for path in ("/static/../page_app.py", "/static/%2e%2e/page_app.py"):
+        assert (await page.get(path)).status == 404
+
+
+async def test_the_page_asks_nobody_else(page: OpenPage) -> None:
+    static = Path(__file__).parents[2] / "deploy" / "potluck" / "page" / "static"
+    for path in sorted(static.iterdir()):
+        text = path.read_text().replace("http://www.w3.org/2000/svg", "")
+        assert "http://" not in text, path.name
+        assert "https://" not in text, path.name
+        assert (await page.get(f"/static/{path.name}")).body == path.read_text()
+
+
+# What is shown ------------------------------------------------------------------------------------
+
+
+async def test_overview_hosts_and_form(page: OpenPage) -> None:
+    overview = (await page.get("/api/overview")).json
+    assert overview["connection"]["reached"]
+    assert overview["coordinator"]["version"] == "0.1.0"
+    assert [run["run"] for run in overview["runs"]] == [RUN_ID]
+    hosts = (await page.get("/api/hosts")).json
+    assert hosts["hosts"][0]["clients"][0]["client"] == "client-0"
+    form = (await page.get("/api/form")).json
+    assert form["draft"]["run_file"] == FIRST_DRAFT
+    assert {"rounds", "selector.name"} <= {field["key"] for field in form["fields"]}
+
+
+async def test_a_run_with_its_rounds_its_cohorts_and_their_labels(
+    page: OpenPage, service: FakeOperatorService
+) -> None:
+    service.watches = [[status(committed=1), committed(1, 0.5), notice("odd"), progress(2)]]
+    run = (await page.get(f"/api/runs/{RUN_ID}")).json
+    assert run["rounds"][0]["values"]["accuracy"] == 0.5
+    assert run["clients"] == ["client-0", "client-1", "client-2"]
+    details = (await page.get(f"/api/runs/{RUN_ID}/rounds/1")).json
+    assert [each["reason"] for each in details["members"]] == ["uniform"] * 3
+    assert (await page.get(f"/api/runs/{RUN_ID}/rounds/9")).status == 404
+    disclosed = (await page.get(f"/api/runs/{RUN_ID}/disclosed")).json
+    assert disclosed["mix"]["rounds"][0]["selected"] == [0.5, 0.5]
+    assert disclosed["privacy"]["largest"] == 1.0
+    assert len(disclosed["roster"]) == 4
+    assert service.watched == 1
+
+
+async def test_pages_hear_what_happens_and_the_coordinator_is_asked_once(
+    page: OpenPage, service: FakeOperatorService
+) -> None:
+    service.runs = [status(FINISHED, committed=2).status]
+    training = member(7, MemberState.MEMBER_STATE_TRAINING, 0.5)
+    service.watches = [
+        [status(committed=1), committed(1, 0.5), progress(2, "train", training), notice("odd"),
+         committed(2, 0.75, member(7)), status(FINISHED, committed=2)]
+    ]  # fmt: skip
+    async with AsyncExitStack() as pages:
+        streams = [
+            await pages.enter_async_context(page.events(f"/api/events?run={RUN_ID}"))
+            for _ in range(20)
+        ]
+        for stream in streams:
+            rounds, overview = 0, False
+            async for kind, data in stream:
+                overview |= kind == "overview"
+                rounds = len(data["rounds"]) if kind == "run" else rounds + (kind == "round")
+                if rounds == 2 and overview:
+                    break
+    assert service.watched == 1
+
+
+async def test_who_comes_later_gets_all_that_was(
+    page: OpenPage, service: FakeOperatorService
+) -> None:
+    service.watches = [[status(committed=1), committed(1, 0.5), progress(2, "train", member(1))]]
+    await page.get(f"/api/runs/{RUN_ID}")
+    async with page.events(f"/api/events?run={RUN_ID}") as stream:
+        async for kind, data in stream:
+            if kind == "run":
+                assert len(data["rounds"]) == 1
+                break
+
+
+# Changes ------------------------------------------------------------------------------------------
+
+
+async def test_runs_are_started_stopped_and_resumed(
+    page: OpenPage, service: FakeOperatorService
+) -> None:
+    service.watches = [[status()], [status()]]
+    started = await page.post("/api/runs", {"run_file": FIRST_DRAFT})
+    assert (started.status, started.json) == (200, {"run": RUN_ID})
+    assert service.started == [FIRST_DRAFT]
+    again = (await page.get(f"/api/form?again={RUN_ID}")).json
+    assert again["draft"]["run_file"] == FIRST_DRAFT
+    assert (await page.post(f"/api/runs/{RUN_ID}/stop", {})).status == 200
+    assert (await page.post(f"/api/runs/{RUN_ID}/resume", {})).status == 200
+    assert (service.stopped, service.resumed) == ([RUN_ID], [RUN_ID])
+    missing = await page.post("/api/runs/zzz/stop", {})
+    assert (missing.status, missing.json["trouble"]) == (404, "missing")
+    assert missing.json["error"] == "no run begins with 'zzz'"
+    conflict = await page.post("/api/runs/zzz/resume", {})
+    assert (conflict.status, conflict.json["error"]) == (409, "run zzz is finished")
+
+
+async def test_a_refused_run_file_is_refused_at_its_fields(page: OpenPage) -> None:
+    wrong = FIRST_DRAFT.replace("count = 9", "count = 0")
+    refused = await page.post("/api/runs", {"run_file": wrong})
+    assert refused.status == 400
+    [problem] = refused.json["problems"]
+    assert (problem["key"], problem["line"]) == ("count", 3)
+    unknown = FIRST_DRAFT.replace('"uniform"', '"powr"')
+    [problem] = (await page.post("/api/runs", {"run_file": unknown})).json["problems"]
+    assert problem["text"] == "'powr' is not installed"
+    draft = (await page.post("/api/draft", {"run_file": wrong, "changes": {"count": "3"}})).json
+    assert (draft["problems"], draft["values"]["count"]) == ([], "3")
+    headers = {"Origin": page.origin, "Content-Type": "application/json"}
+    garbage = await page.request("POST", "/api/draft", body="{", headers=headers)
+    assert (garbage.status, garbage.json["trouble"]) == (400, "refused")
+
+
+async def test_runs_are_compared(page: OpenPage, service: FakeOperatorService) -> None:
+    service.started = [FIRST_DRAFT]
+    service.watches = [[status(committed=1), committed(1, 0.5)] for _ in range(2)]
+    found = (await page.get("/api/compare?run=a&run=b")).json
+    assert (len(found["runs"]), found["differences"]) == (2, [])
+    alone = await page.get("/api/compare?run=a")
+    assert (alone.status, alone.json["error"]) == (400, "choose from 2 to 6 runs to compare")
+
+
+# Trouble ------------------------------------------------------------------------------------------
+
+
+async def test_a_lost_coordinator_is_said_in_words_and_found_again(
+    service: FakeOperatorService, federation: TestFederation
+) -> None:
+    async with AsyncExitStack() as stack:
+        coordinator = AsyncExitStack()
+        config = await coordinator.enter_async_context(
+            running_operator_service(service, federation)
+        )
+        page = await (await stack.enter_async_context(running_page(config))).opened()
+        assert (await page.get("/api/overview")).json["connection"]["reached"]
+        await coordinator.aclose()
+        overview = (await page.get("/api/overview")).json
+        assert overview["connection"]["trouble"] == "lost"
+        assert overview["connection"]["text"].startswith(
+            f"can't reach the coordinator at {config.coordinator}: "
+        )
+        assert [run["run"] for run in overview["runs"]] == [RUN_ID]  # as known before
+        stopped = await page.post(f"/api/runs/{RUN_ID}/stop", {})
+        assert (stopped.status, stopped.json["trouble"]) == (502, "lost")
+
+
+async def test_an_expired_certificate_is_said_in_words_and_a_renewed_one_is_taken(
+    service: FakeOperatorService, federation: TestFederation, tmp_path: Path
+) -> None:
+    long_ago = datetime.now(UTC) - timedelta(days=30)
+    async with running_operator_service(service, federation) as config:
+        mine = {name: tmp_path / name for name in ("certificate", "key")}
+        tls = config.tls.model_copy(update=mine)
+        good = {name: getattr(config.tls, name).read_bytes() for name in mine}
+        old = tls_files(
+            authority.issue(federation.folder, Role.OPERATOR, "old", days=1, now=long_ago)
+        )
+        for name, path in mine.items():
+            path.write_bytes(getattr(old, name).read_bytes())
+        async with running_page(config.model_copy(update={"tls": tls})) as opened:
+            page = await opened.opened()
+            connection = (await page.get("/api/overview")).json["connection"]
+            assert connection["trouble"] == "certificate"
+            assert f"{mine['certificate']} expired on " in connection["text"]
+            assert "make one with `potluck pki issue`" in connection["text"]
+            run = await page.get(f"/api/runs/{RUN_ID}")
+            assert (run.status, run.json["trouble"]) == (502, "certificate")
+            for name, path in mine.items():
+                path.write_bytes(good[name])
+            assert (await page.get("/api/overview")).json["connection"]["reached"]
+
+
+async def test_the_server_ends_while_pages_listen(config: OperatorConfig) -> None:
+    async with AsyncExitStack() as stack, asyncio.timeout(20):
+        async with running_page(config) as opened:
+            page = await opened.opened()
+            stream = await stack.enter_async_context(page.events("/api/events"))
+            kind, data = await anext(stream)
+            assert kind == "overview"
+            assert json.dumps(data)
+        assert [event async for event in stream if event[0] != "overview"] == []

@@ -1,0 +1,63 @@
+"""Who may talk to the page's server."""
+
+import pytest
+
+from potluck.page.page_access import HEADERS, PageAccess, is_loopback, is_own
+
+
+def test_a_token_is_good_once() -> None:
+    redeemed = list[str]()
+    access = PageAccess(on_redeemed=lambda: redeemed.append(access.token))
+    token = access.token
+    assert access.redeem("another") is None
+    session = access.redeem(token)
+    assert session is not None
+    assert access.redeem(token) is None
+    assert redeemed == [access.token]
+    assert access.token != token
+
+
+def test_the_cookie_admits_and_nothing_else_does() -> None:
+    access, other = PageAccess(), PageAccess()
+    session = access.redeem(access.token)
+    assert session is not None
+    cookie = access.set_cookie(session).partition(";")[0]
+    assert access.admits(cookie)
+    assert access.admits(f"theme=dark; {cookie}")
+    assert not other.admits(cookie)
+    for wrong in ("", "nonsense", f"{access.cookie}=", f"{access.cookie}=guess", f"x={session}"):
+        assert not access.admits(wrong)
+    for attribute in ("HttpOnly", "SameSite=Strict", "Path=/"):
+        assert attribute in access.set_cookie(session)
+    assert access.cookie != other.cookie  # ports of a machine share their cookies
+
+
+@pytest.mark.parametrize(
+    ("host", "own"),
+    [
+        ("127.0.0.1:8000", True),
+        ("localhost:1", True),
+        ("LOCALHOST", True),
+        ("[::1]:80", True),
+        ("127.0.0.1.evil.example:8000", False),
+        ("evil.example", False),
+        ("127.0.0.2:80", False),
+        ("", False),
+    ],
+)
+def test_a_host_must_be_this_machine(host: str, own: bool) -> None:
+    assert is_loopback(host) is own
+
+
+def test_an_origin_must_be_the_page() -> None:
+    assert is_own("http://127.0.0.1:8000", "127.0.0.1:8000")
+    for origin in ("", "null", "http://127.0.0.1:8001", "https://127.0.0.1:8000", "http://evil"):
+        assert not is_own(origin, "127.0.0.1:8000")
+
+
+def test_the_policy_allows_no_code_from_elsewhere_and_none_within_documents() -> None:
+    policy = HEADERS["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "script-src 'self';" in policy
+    assert "unsafe" not in policy
+    assert "frame-ancestors 'none'" in policy

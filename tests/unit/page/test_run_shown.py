@@ -1,0 +1,137 @@
+"""What the page shows of a run follows from what an operator is told of it."""
+
+from datetime import UTC, datetime
+
+import pytest
+from support.operator_service import (
+    Event,
+    committed,
+    member,
+    notice,
+    progress,
+    spread_out,
+    status,
+    waits,
+)
+
+from potluck.deploy.operator.run_view import RunView, observe
+from potluck.page.run_shown import (
+    ClientList,
+    changed_cohort,
+    shown_details,
+    shown_live,
+    shown_run,
+    stragglers,
+)
+from potluck.rpc.v1 import operator_pb2
+from potluck.rpc.v1.operator_pb2 import MemberState, RunState
+
+NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+TRAINING = MemberState.MEMBER_STATE_TRAINING
+LOST = MemberState.MEMBER_STATE_LOST
+
+
+def seen(*events: Event) -> RunView:
+    view = RunView()
+    for event in events:
+        view = observe(view, event)
+    return view
+
+
+def test_a_run_is_shown_once_something_is_known_of_it() -> None:
+    assert shown_run(RunView(), ClientList(), NOW) is None
+    found = shown_run(seen(status(), notice("host-0 left")), ClientList(), NOW)
+    assert found is not None
+    assert (found.status.name, found.status.state, found.status.can_stop) == (
+        "tea",
+        "running",
+        True,
+    )
+    assert [each.name for each in found.measures] == ["loss", "accuracy"]  # before any round
+    assert [(each.warning, each.text) for each in found.notices] == [(True, "host-0 left")]
+    assert (found.rounds, found.live, found.cohort) == ([], None, None)
+
+
+@pytest.mark.parametrize(
+    ("state", "stop", "resume"),
+    [
+        (RunState.RUN_STATE_WAITING, True, False),
+        (RunState.RUN_STATE_RUNNING, True, False),
+        (RunState.RUN_STATE_FINISHED, False, False),
+        (RunState.RUN_STATE_STOPPED, False, True),
+        (RunState.RUN_STATE_FAILED, False, True),
+    ],
+)
+def test_controls_are_those_that_the_state_allows(
+    state: RunState.ValueType, stop: bool, resume: bool
+) -> None:
+    found = shown_run(seen(status(state, reason="why")), ClientList(), NOW)
+    assert found is not None
+    assert (found.status.can_stop, found.status.can_resume) == (stop, resume)
+    assert found.status.why == "why"
+
+
+def test_a_waiting_run_says_what_for() -> None:
+    found = shown_run(seen(waits(status(RunState.RUN_STATE_WAITING))), ClientList(), NOW)
+    assert found is not None
+    assert found.status.why.startswith("6 of 9 clients attend; waiting for 3 more until ")
+    assert found.status.why.endswith("; away: client-6, client-7, client-8")
+
+
+def test_cohorts_point_into_a_list_of_clients_that_only_grows() -> None:
+    clients = ClientList()
+    view = seen(
+        status(committed=2),
+        committed(1, 0.5, member(4), member(2, LOST)),
+        spread_out(committed(2, 0.7, member(2), member(9))),
+    )
+    found = shown_run(view, clients, NOW)
+    assert found is not None
+    assert found.clients == ["client-4", "client-2", "client-9"]
+    first, second = found.rounds
+    assert (first.cohort, first.left_out) == ([0, 1], [1])
+    assert (second.cohort, second.left_out) == ([1, 2], [])
+    assert (second.values["accuracy"], second.worst_tenth) == (0.7, {"accuracy": 0.1})
+    assert [each.name for each in found.measures] == ["loss", "accuracy", "worst_group_accuracy"]
+    assert clients.since(2) == ["client-9"]
+
+
+def test_the_round_under_way_is_shown_client_by_client() -> None:
+    event = progress(3, "train", member(0, TRAINING, 0.456), member(1, LOST), member(2))
+    event.progress.members[1].trouble = "host-0 went away"
+    event.progress.bytes_down = 1200
+    found = shown_live(event.progress)
+    assert (found.round, found.phase, found.bytes_down) == (3, "training", 1200)
+    assert (found.states, found.fractions) == (["training", "lost", "included"], [0.46, 0.0, 1.0])
+    assert found.troubles == {1: "host-0 went away"}
+    assert [(each.state, each.clients, each.troubled) for each in found.counts] == [
+        ("training", 1, False),
+        ("included", 1, False),
+        ("lost", 1, True),
+    ]
+    assert found.done == pytest.approx(2.456 / 3, abs=1e-3)
+
+
+def test_a_straggler_takes_half_as_long_again_as_the_middle_of_those_that_are_done() -> None:
+    event = progress(1, "train", member(0), member(1), member(2, TRAINING, 0.2), member(3, LOST))
+    event.progress.members[0].seconds, event.progress.members[1].seconds = 2.0, 4.0
+    for seconds, expected in [(4.4, []), (4.6, [2])]:
+        event.progress.seconds = seconds
+        assert stragglers(event.progress) == expected
+    event.progress.members[1].seconds = 0.0  # fewer than half are done
+    event.progress.seconds = 100.0
+    assert stragglers(event.progress) == []
+
+
+def test_a_cohort_is_sent_where_it_is_another_one() -> None:
+    first, later = progress(1, "select").progress, progress(1, "train", member(0)).progress
+    assert changed_cohort(None, first)
+    assert changed_cohort(first, later)
+    assert not changed_cohort(later, progress(1, "reduce", member(0)).progress)
+    again = operator_pb2.RoundProgress(round=1, attempt=2, members=[member(0)])
+    assert changed_cohort(later, again)
+
+
+def test_details_say_why_each_was_chosen() -> None:
+    [found] = shown_details(committed(1, 0.5, member(7, LOST)).committed).members
+    assert (found.client, found.reason, found.state) == ("client-7", "uniform", "lost")
