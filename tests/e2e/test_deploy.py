@@ -23,6 +23,7 @@ from support.engines import (
     remove_images,
     require_engines,
     second_engine,
+    show_as_state,
     ssh_server,
 )
 from typer.testing import CliRunner
@@ -113,11 +114,15 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         ssh_server(folder / "ssh-1") as door_1,
         ssh_server(folder / "ssh-2") as door_2,
         reserved_port() as port,
+        reserved_port() as relay_port,
     ):
         stack.callback(first.close)
         make_images(first)
         stack.callback(remove_images, first)
+        ours = {"potluck.federation": FEDERATION}
+        show_as_state(first, f"potluck-{FEDERATION}-gate-state", installation, ours)
         address = f"127.0.0.1:{port}"
+        gate = {"name": "gate", "address": f"127.0.0.1:{relay_port}", "port": relay_port}
         machines = [
             {
                 "name": f"gpu-{number}",
@@ -127,6 +132,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
                 "network": "host",
                 "user": "0:0",
                 "labels": {"lab": "north"},
+                "relays": relays,
                 "hosts": [
                     {
                         "name": f"host-{number}-{letter}",
@@ -134,19 +140,20 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
                         "data_directory": str(installation),
                         "memory": "2g",
                         "settings": {"reconnect_maximum_seconds": 0.5},
+                        **({"relay": "gate"} if number == 2 else {}),
                     }
                     for index, letter in enumerate("ab")
                 ],
             }
-            for number, door, socket in (
-                (1, door_1, FIRST_SOCKET),
-                (2, door_2, second.socket),
+            for number, door, socket, relays in (
+                (1, door_1, FIRST_SOCKET, [{**gate, "settings": {"sum_wait_seconds": 1}}]),
+                (2, door_2, second.socket, []),
             )
         ]
         inventory = {
             "federation": FEDERATION,
             "address": address,
-            "image": {"coordinator": IMAGES[0], "client": IMAGES[1]},
+            "image": dict(zip(("coordinator", "client", "relay"), IMAGES, strict=True)),
             "coordinator": {
                 "machine": "gpu-1",
                 "port": port,
@@ -192,6 +199,11 @@ async def train(lab: Lab) -> list[int]:
             with contextlib.suppress(UnreachableError):  # it may still be starting
                 attending = sum(client.attending for client in await operator.list_clients())
             await asyncio.sleep(0.1)  # other processes give no signal
+        through = {each.host_id: each.relay for each in await operator.list_clients()}
+        assert through == {
+            **dict.fromkeys(("host-1-a", "host-1-b"), ""),
+            **dict.fromkeys(("host-2-a", "host-2-b"), "gate"),
+        }
         run_id = await operator.start_run(RUN)
         rounds: list[int] = []
         async for event in operator.watch_run(run_id):
@@ -206,7 +218,7 @@ def test_a_federation_on_two_machines_from_nothing_to_nothing(lab: Lab) -> None:
     planned = lab.potluck("plan")
     assert "issue a certificate for coordinator" in planned
     assert f"gpu-2: put image {IMAGES[1]}: it is not there" in planned
-    assert planned.count("create potluck-deploy-test-") == 5
+    assert planned.count("create potluck-deploy-test-") == 6
     assert lab.containers() == {}
     assert not (lab.folder / "pki").exists()
 
@@ -228,7 +240,7 @@ def test_a_federation_on_two_machines_from_nothing_to_nothing(lab: Lab) -> None:
     assert "gpu-1: nothing to do" in done
     assert "gpu-2: create potluck-deploy-test-host-2-a" in done
     before = lab.containers()
-    assert len(before) == 5
+    assert len(before) == 6
     assert lab.potluck("up").splitlines() == ["gpu-1: nothing to do", "gpu-2: nothing to do"]
     assert {n: c.id for n, c in lab.containers().items()} == {n: c.id for n, c in before.items()}
 
@@ -253,7 +265,7 @@ def check_isolation(containers: dict[str, Any]) -> None:
         assert settings["RestartPolicy"]["Name"] == "unless-stopped"
         assert settings["LogConfig"]["Config"]["max-size"] == "10m"
         data = [mount for mount in each.attrs["Mounts"] if mount["Destination"] == "/data"]
-        assert [mount["RW"] for mount in data] == [False]
+        assert [mount["RW"] for mount in data] == ([] if "-gate" in str(each.name) else [False])
         assert each.labels["lab"] == "north"
     host = containers["potluck-deploy-test-host-1-a"]
     assert host.attrs["HostConfig"]["Memory"] == 2 << 30
@@ -299,7 +311,7 @@ def check_down(lab: Lab) -> None:
         tags = {tag for image in engine.images.list() for tag in image.tags}
         assert tags == {IMAGES[1]}  # put there by `up`, but somebody uses it now
         assert lab.potluck("down", "--yes") == ""
-        assert lab.potluck("plan").count("create") == 5
+        assert lab.potluck("plan").count("create") == 6
         foreign.remove()
 
 

@@ -35,7 +35,8 @@ _BRIDGE = "potluck-test"
 _SUBNET = "198.18.77.1/24"  # of the range for tests of networks
 
 _PLACES = tuple(sorted({REPOSITORY, Path(sys.prefix), Path(sys.base_prefix), Path("/usr")}))
-IMAGES = ("potluck-test/coordinator:1", "potluck-test/client:1")
+IMAGES = ("potluck-test/coordinator:1", "potluck-test/client:1", "potluck-test/relay:1")
+_STATE = "var/lib/potluck"
 
 
 def why_no_engines() -> str | None:
@@ -232,7 +233,8 @@ def installation_folder() -> Iterator[Path]:
     """A folder that shows this installation: the interpreter, its libraries, and this tree.
 
     As data directory of the images below it lets them run what is tested, without an hour of
-    building and without a gigabyte for each machine.
+    building and without a gigabyte for each machine. A relay has no data directory: there it is
+    the volume of its state (`show_as_state`).
     """
     folder = Path(tempfile.mkdtemp(prefix="installation-", dir="/var/tmp"))
     try:
@@ -249,10 +251,10 @@ def installation_folder() -> Iterator[Path]:
 
 
 def make_images(client: docker.DockerClient) -> None:
-    """Images of a few kilobytes whose programs are found below /data; see above."""
+    """Images of a few kilobytes whose programs are found below a mount; see above."""
     for name in IMAGES:
         client.api.import_image_from_data(
-            _links(),
+            _links(_STATE if "relay" in name else "data"),
             repository=name.partition(":")[0],
             tag=name.partition(":")[2],
             changes=[f"ENV PATH={Path(sys.prefix) / 'bin'}:/usr/bin", "ENV PYTHONUNBUFFERED=1"],
@@ -265,8 +267,17 @@ def remove_images(client: docker.DockerClient) -> None:
             client.images.remove(name, force=True)
 
 
-def _links() -> bytes:
-    """A file system of links to /data, but for what the engine itself writes."""
+def show_as_state(
+    client: docker.DockerClient, volume: str, folder: Path, labels: dict[str, str]
+) -> None:
+    """Have a volume, which is not made yet, be this folder."""
+    options = {"type": "none", "o": "rbind", "device": str(folder)}
+    client.volumes.create(volume, driver="local", driver_opts=options, labels=labels)
+
+
+def _links(shown: str) -> bytes:
+    """A file system of links to where an installation is shown, but for what the engine itself
+    writes."""
     tops = {place.parts[1] for place in _PLACES} | {"bin", "lib", "lib64"}
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
@@ -276,7 +287,7 @@ def _links() -> bytes:
             archive.addfile(entry)
         for name in sorted(tops):
             entry = tarfile.TarInfo(name)
-            entry.type, entry.linkname = tarfile.SYMTYPE, f"data/{name}"
+            entry.type, entry.linkname = tarfile.SYMTYPE, f"{shown}/{name}"
             archive.addfile(entry)
         users = b"root:x:0:0:root:/var/lib/potluck/state:/bin/sh\n"
         entry = tarfile.TarInfo("etc/passwd")

@@ -176,8 +176,9 @@ def annotated_example(
 
     `examples` gives the TOML values of required fields, by dotted name; optional ones without a
     default value are shown commented out, and so are all in a table that is marked `RECOMMENDED`,
-    and optional tables without an example. A tuple of tables is shown with the first of them.
-    `tables` says what may stand in a table whose field takes anything; it counts as `RECOMMENDED`.
+    and tables without an example that need not be there. A tuple of tables is shown with the first
+    of them. `tables` says what may stand in a table whose field takes anything; it counts as
+    `RECOMMENDED`.
     """
     lines: list[str] = []
     _annotate(model, None, "", examples or {}, tables or {}, lines)
@@ -211,12 +212,13 @@ def _annotate(
         described = open_tables.get(f"{prefix}{name}")
         table, default = described or nested(field), _default(name, field, defaults)
         shown = any(key.startswith(f"{prefix}{name}.") for key in examples)
-        absent = table is not None and default is None and not field.is_required() and not shown
+        none = default is None or default == ()
+        absent = table is not None and none and not field.is_required() and not shown
         header = f"[[{prefix}{name}]]" if several else f"[{prefix}{name}]"
-        lines += [f"# {header}" if absent else header]
         if table is None:
-            lines.append("")
+            lines += [mark + header, ""]
             continue
+        lines += [f"# {header}" if absent else header]
         first = default[0] if isinstance(default, tuple) and default else default
         inner = first if isinstance(first, BaseModel) else None
         commented = absent or described is not None or field.json_schema_extra == RECOMMENDED

@@ -47,7 +47,7 @@ Machines = Annotated[
 ]
 Parties = Annotated[
     list[str] | None,
-    typer.Argument(help="Hosts, or coordinator; all by default.", show_default=False),
+    typer.Argument(help="Hosts, relays or coordinator; all by default.", show_default=False),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 _DEFAULT = Path(FILE_NAME)

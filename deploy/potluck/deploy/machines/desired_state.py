@@ -17,7 +17,8 @@ import tomlkit
 from docker.types import DeviceRequest, LogConfig, Mount
 
 from potluck.common.net.identity import Role
-from potluck.deploy.machines.inventory import COORDINATOR, HostSettings, Inventory, MachineSettings
+from potluck.deploy.machines.inventory import Inventory, MachineSettings
+from potluck.deploy.machines.party_settings import COORDINATOR, HostSettings, RelaySettings
 
 CONFIGURATION = "/etc/potluck"
 STATE = "/var/lib/potluck"
@@ -25,7 +26,7 @@ STATE_FOLDER = "state"
 STATE_DIRECTORY = f"{STATE}/{STATE_FOLDER}"
 DATA = "/data"
 PORT = 7443
-"""The coordinator's port inside its container."""
+"""The coordinator's port inside its container, and a relay's."""
 
 _LOOPBACK = "127.0.0.1"
 METRICS_PORT = 9464
@@ -40,6 +41,12 @@ TLS_LABEL = "potluck.certificates"
 STOP_SECONDS = 15
 _LOGS = {"max-size": "10m", "max-file": "3"}
 _SCALE = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+
+_PROGRAMS = {
+    Role.COORDINATOR: "potluck-server",
+    Role.RELAY: "potluck-relay",
+    Role.HOST: "potluck-client",
+}
 
 Files = Mapping[str, bytes]
 
@@ -105,11 +112,12 @@ def container_name(federation: str, party: str) -> str:
 def desired_on(
     machine: MachineSettings, inventory: Inventory, files: Mapping[str, PartyFiles]
 ) -> list[DesiredContainer]:
-    """The containers of a machine, the coordinator's first. `files`: by party, certificates."""
+    """The containers of a machine, the coordinator's first, then relays'. `files`: by party."""
     found: list[DesiredContainer] = []
     coordinator = inventory.coordinator
     if coordinator is not None and coordinator.machine == machine.name:
         found.append(_coordinator(machine, inventory, files[COORDINATOR]))
+    found += [_relay(machine, each, inventory, files[each.name]) for each in machine.relays]
     found += [_host(machine, host, inventory, files[host.name]) for host in machine.hosts]
     return found
 
@@ -119,12 +127,8 @@ def _coordinator(
 ) -> DesiredContainer:
     settings = inventory.coordinator
     assert settings is not None  # noqa: S101  # asked by the caller
-    shared = machine.network == "host"
     values = {
-        "listen": f"0.0.0.0:{settings.port if shared else PORT}",
-        "state_directory": STATE_DIRECTORY,
-        "log_format": "json",
-        "revoked": f"{CONFIGURATION}/tls/revoked.pem",
+        **_listening(machine, settings.port),
         **inventory.member_settings(None, CONFIGURATION),
     }
     if settings.data_directory is not None:
@@ -132,8 +136,7 @@ def _coordinator(
     options = _options(machine, inventory, COORDINATOR, settings.data_directory)
     options |= _limits(settings.cpus, settings.memory)
     options |= _watched(machine, "POTLUCK_SERVER", settings.metrics_port)
-    if not shared:
-        options["ports"] = {**options.get("ports", {}), f"{PORT}/tcp": settings.port}
+    _publish(machine, settings.port, options)
     return _container(
         machine,
         inventory,
@@ -144,6 +147,42 @@ def _coordinator(
         configuration=_configuration(values | settings.settings, CONFIGURATION),
         files=files,
     )
+
+
+def _relay(
+    machine: MachineSettings, relay: RelaySettings, inventory: Inventory, files: PartyFiles
+) -> DesiredContainer:
+    options = _options(machine, inventory, relay.name, None)
+    options |= _limits(relay.cpus, relay.memory)
+    options |= _watched(machine, "POTLUCK_RELAY", relay.metrics_port)
+    _publish(machine, relay.port, options)
+    values = {"coordinator": inventory.address, **_listening(machine, relay.port)}
+    return _container(
+        machine,
+        inventory,
+        party=relay.name,
+        role=Role.RELAY,
+        image=inventory.image.relay,
+        options=options,
+        configuration=_configuration(values | relay.settings, CONFIGURATION),
+        files=files,
+    )
+
+
+def _listening(machine: MachineSettings, port: int) -> dict[str, Any]:
+    """Settings of a program that hosts dial. port: the machine's."""
+    return {
+        "listen": f"0.0.0.0:{port if machine.network == 'host' else PORT}",
+        "state_directory": STATE_DIRECTORY,
+        "log_format": "json",
+        "revoked": f"{CONFIGURATION}/tls/revoked.pem",
+    }
+
+
+def _publish(machine: MachineSettings, port: int, options: dict[str, Any]) -> None:
+    """Give a program that hosts dial the machine's port."""
+    if machine.network != "host":
+        options["ports"] = {**options.get("ports", {}), f"{PORT}/tcp": port}
 
 
 def _host(
@@ -182,8 +221,7 @@ def _container(
     configuration: str,
     files: PartyFiles,
 ) -> DesiredContainer:
-    program = "potluck-server" if role is Role.COORDINATOR else "potluck-client"
-    options["entrypoint"] = [program, "--config", f"{CONFIGURATION}/potluck.toml"]
+    options["entrypoint"] = [_PROGRAMS[role], "--config", f"{CONFIGURATION}/potluck.toml"]
     options["command"] = []
     others = {**files.others, "potluck.toml": configuration.encode()}
     return DesiredContainer(
@@ -206,7 +244,7 @@ def host_configuration(
     has any. All are paths on the machine, or in the container.
     """
     values: dict[str, Any] = {
-        "coordinator": inventory.address,
+        "coordinator": inventory.dialled_by(host),
         "clients": list(host.clients),
         "state_directory": state,
         "device": host.trains_on,

@@ -1,6 +1,7 @@
 """federation.toml: the machines of a federation, and what is to run on each of them.
 
-A *machine* is a Docker engine (or a Slurm partition); a *host* is a client process on it.
+A *machine* is a Docker engine (or a Slurm partition); a *host* is a client process on it. Hosts
+may dial a *relay*, on any machine, in the coordinator's place.
 """
 
 from __future__ import annotations
@@ -8,50 +9,36 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Literal, Self
+from pathlib import Path
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
 from potluck.common.errors import ConfigurationError, PotluckError
-from potluck.common.names import is_name
 from potluck.common.net.identity import expand_clients
 from potluck.common.net.protocol import SOFTWARE_VERSION
 from potluck.common.settings.configuration import Settings, annotated_example, load
 from potluck.common.settings.configuration_errors import INVENTORY
+from potluck.deploy.machines.party_settings import (
+    COORDINATOR,
+    HOST,
+    AbsolutePath,
+    Address,
+    CoordinatorSettings,
+    HostSettings,
+    Image,
+    PartyName,
+    RelaySettings,
+)
 
 FILE_NAME = "federation.toml"
 ENVIRONMENT_PREFIX = "POTLUCK_DEPLOY"
-COORDINATOR = "coordinator"
 
-_HOST = r"[A-Za-z0-9][A-Za-z0-9.-]{0,252}|\[[0-9a-fA-F:]+\]"
 _ENGINE = re.compile(
-    rf"ssh://([A-Za-z0-9._][A-Za-z0-9._-]{{0,63}}@)?({_HOST})(:[0-9]{{1,5}})?"
-    rf"|tcp://({_HOST}):[0-9]{{1,5}}"
+    rf"ssh://([A-Za-z0-9._][A-Za-z0-9._-]{{0,63}}@)?({HOST})(:[0-9]{{1,5}})?"
+    rf"|tcp://({HOST}):[0-9]{{1,5}}"
     r"|unix:///[^\s]+"
 )
-_ADDRESS = re.compile(rf"({_HOST}):[0-9]{{1,5}}")
-
-
-def _party_name(name: str) -> str:
-    if not is_name(name):
-        raise ValueError(
-            "must be of lower-case letters, digits, '.', '_' and '-', start with a letter or "
-            "digit, and have 63 characters at most"
-        )
-    return name
-
-
-def _absolute(path: str) -> str:
-    if not PurePosixPath(path).is_absolute() or "\0" in path:
-        raise ValueError("must be an absolute path on that machine")
-    return path
-
-
-def _address(address: str) -> str:
-    if _ADDRESS.fullmatch(address) is None:
-        raise ValueError("must be HOST:PORT")
-    return address
 
 
 def _engine(engine: str) -> str:
@@ -60,33 +47,11 @@ def _engine(engine: str) -> str:
     return engine
 
 
-def _gpus(gpus: tuple[str, ...]) -> tuple[str, ...]:
-    for gpu in gpus:
-        if re.fullmatch(r"[0-9]{1,3}|(GPU|MIG)-[A-Za-z0-9-]{1,64}", gpu) is None:
-            raise ValueError(f"{gpu[:40]!r} is neither a GPU's index nor its UUID")
-    return gpus
-
-
 def _sbatch_options(options: tuple[str, ...]) -> tuple[str, ...]:
     for option in options:
         if not option.startswith("-"):
             raise ValueError(f"{option[:60]!r} is no option; write it like --partition=gpu")
     return options
-
-
-PartyName = Annotated[str, AfterValidator(_party_name)]
-AbsolutePath = Annotated[str, AfterValidator(_absolute)]
-Image = Annotated[str, Field(pattern=r"^[a-z0-9][A-Za-z0-9._/:@-]{0,254}$")]
-Memory = Annotated[str, Field(pattern=r"^[1-9][0-9]*[kmg]$")]
-Port = Annotated[int, Field(ge=1, le=65_535)]
-Cpus = Annotated[float | None, Field(gt=0, description="CPUs it may use; all by default.")]
-MetricsPort = Annotated[
-    Port | None,
-    Field(
-        description="The machine's port for its metrics, on 127.0.0.1 and over plain HTTP; none\n"
-        "by default."
-    ),
-]
 
 
 class ImageSettings(Settings):
@@ -100,6 +65,9 @@ class ImageSettings(Settings):
         default=f"potluck/client:{SOFTWARE_VERSION}",
         description="The hosts' image; it needs no server code.",
     )
+    relay: Image = Field(
+        default=f"potluck/relay:{SOFTWARE_VERSION}", description="The relays' image."
+    )
     source: Literal["registry", "stream"] = Field(
         default="stream",
         description="stream: sent from the engine here, so that machines need no registry.\n"
@@ -112,74 +80,12 @@ class ImageSettings(Settings):
     )
 
 
-class CoordinatorSettings(Settings):
-    """The coordinator's container."""
-
-    machine: str = Field(description="The machine it runs on.")
-    port: Port = Field(default=7443, description="The machine's port it gets.")
-    names: tuple[str, ...] = Field(
-        default=(),
-        description="Further names and IP addresses in its certificate, beside `address`.",
-    )
-    cpus: Cpus = None
-    memory: Memory | None = Field(default=None, description="Memory it may use, such as 4g.")
-    data_directory: AbsolutePath | None = Field(
-        default=None, description="Folder there with held-out data, if the task needs it."
-    )
-    metrics_port: MetricsPort = None
-    settings: dict[str, Any] = Field(
-        default={},
-        description="Further settings of its configuration; see `potluck-server config`.",
-    )
-
-
 class EngineTls(Settings):
     """TLS files for a tcp:// engine."""
 
     authority: Path = Field(description="ca.pem of the engine.")
     certificate: Path = Field(description="The operator's certificate for the engine.")
     key: Path = Field(description="Its key.")
-
-
-class HostSettings(Settings):
-    """A client process."""
-
-    name: PartyName = Field(description="Its name, as in its certificate.")
-    clients: tuple[str, ...] = Field(
-        min_length=1, description="The clients it answers for: ids, or ranges such as client-0:5."
-    )
-    data_directory: AbsolutePath | None = Field(
-        default=None, description="Folder there with the clients' data; mounted read-only."
-    )
-    gpus: Annotated[tuple[str, ...], AfterValidator(_gpus)] = Field(
-        default=(),
-        description='GPUs it gets, by index or UUID, such as ["0"]; none by default. For several\n'
-        "GPUs side by side give each to a host of its own.",
-    )
-    device: str | None = Field(
-        default=None,
-        description="What it trains on; by default cuda:0, the first of its GPUs, or cpu.",
-    )
-    cpus: Cpus = None
-    memory: Memory | None = Field(default=None, description="Memory it may use, such as 16g.")
-    shared_memory: Memory | None = Field(
-        default=None, description="Size of /dev/shm, for data loaders."
-    )
-    member_keys: Path | None = Field(
-        default=None,
-        description="Folder here with the CLIENT.key files of `potluck pki member`; by default\n"
-        "that of federation_root, if there is one.",
-    )
-    metrics_port: MetricsPort = None
-    settings: dict[str, Any] = Field(
-        default={},
-        description="Further settings of its configuration; see `potluck-client config`.",
-    )
-
-    @property
-    def trains_on(self) -> str:
-        """The device of its configuration; a container numbers the GPUs it gets from 0."""
-        return self.device or ("cuda:0" if self.gpus else "cpu")
 
 
 class SlurmSettings(Settings):
@@ -231,6 +137,10 @@ class MachineSettings(Settings):
         description="User and group that containers run as; they must be able to read the data.",
     )
     labels: dict[str, str] = Field(default={}, description="Labels of its containers.")
+    relays: tuple[RelaySettings, ...] = Field(
+        default=(),
+        description="A relay on it, for hosts whose `relay` names it; repeat the table for each.",
+    )
     hosts: tuple[HostSettings, ...] = Field(default=(), description="A client process on it.")
 
     @model_validator(mode="after")
@@ -242,6 +152,11 @@ class MachineSettings(Settings):
             )
         if (self.engine == "slurm") != (self.slurm is not None):
             raise ValueError('`engine = "slurm"` and a `slurm` table go together')
+        if self.slurm is not None and self.relays:
+            raise ValueError(
+                "a relay can't be in a Slurm job: it must outlive time limits; give it a machine "
+                "with an engine, or run it under systemd"
+            )
         return self
 
 
@@ -251,7 +166,7 @@ class Inventory(Settings):
     kind = INVENTORY
 
     federation: PartyName = Field(description="The federation's name, as in `potluck pki init`.")
-    address: Annotated[str, AfterValidator(_address)] = Field(
+    address: Address = Field(
         description="Where hosts and operators reach the coordinator, HOST:PORT."
     )
     pki: Path = Field(
@@ -277,13 +192,15 @@ class Inventory(Settings):
         if not self.machines:
             raise ValueError("there are no [[machines]]")
         _refuse_repeated("machine", (machine.name for machine in self.machines))
-        _refuse_repeated("host", (host.name for _, host in self.hosts()))
+        names = [host.name for _, host in self.hosts()] + [each.name for _, each in self.relays()]
+        _refuse_repeated("host or relay", names)
         try:
             expand_clients(text for _, host in self.hosts() for text in host.clients)
         except PotluckError as error:
             raise ValueError(error.message) from error
-        if any(host.name == COORDINATOR for _, host in self.hosts()):
-            raise ValueError(f"a host can't be called {COORDINATOR!r}")
+        if COORDINATOR in names:
+            raise ValueError(f"a host or relay can't be called {COORDINATOR!r}")
+        self._check_relays()
         if self.coordinator is not None:
             found = {machine.name: machine for machine in self.machines}
             machine = found.get(self.coordinator.machine)
@@ -298,6 +215,20 @@ class Inventory(Settings):
                     "machine with an engine, or run it under systemd"
                 )
         return self
+
+    def _check_relays(self) -> None:
+        relays = {relay.name for _, relay in self.relays()}
+        behind = {host.name: host.relay for _, host in self.hosts() if host.relay is not None}
+        for name, relay in behind.items():
+            if relay not in relays:
+                raise ValueError(
+                    f"host {name!r} is behind relay {relay!r}, which is none of the relays "
+                    f"{', '.join(sorted(relays)) or '(none)'}"
+                )
+        for name in sorted(relays.difference(behind.values())):
+            raise ValueError(
+                f"relay {name!r} has no hosts behind it; name it as `relay` of those that dial it"
+            )
 
     def member_keys_of(self, host: HostSettings) -> Path | None:
         """The folder here with the member keys of a host's clients."""
@@ -325,6 +256,20 @@ class Inventory(Settings):
         for machine in self.machines:
             for host in machine.hosts:
                 yield machine, host
+
+    def relays(self) -> Iterator[tuple[MachineSettings, RelaySettings]]:
+        """All relays, with the machine of each."""
+        for machine in self.machines:
+            for relay in machine.relays:
+                yield machine, relay
+
+    def behind(self, relay: str) -> tuple[str, ...]:
+        """The clients of the hosts behind a relay, as their tables name them."""
+        return tuple(text for _, h in self.hosts() if h.relay == relay for text in h.clients)
+
+    def dialled_by(self, host: HostSettings) -> str:
+        """Where a host dials, HOST:PORT: its relay, or the coordinator."""
+        return next((r.address for _, r in self.relays() if r.name == host.relay), self.address)
 
     def machines_named(self, names: Iterable[str], *, slurm: bool) -> list[MachineSettings]:
         """The machines with these names, all without names: those of Slurm, or all others.

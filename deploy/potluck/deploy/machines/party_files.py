@@ -12,14 +12,16 @@ from potluck.common.net.identity import Role, expand_clients
 from potluck.common.net.membership import read_membership
 from potluck.common.net.tls import TlsFiles
 from potluck.deploy.machines.desired_state import PartyFiles
-from potluck.deploy.machines.inventory import COORDINATOR, HostSettings, Inventory, MachineSettings
+from potluck.deploy.machines.inventory import Inventory, MachineSettings
+from potluck.deploy.machines.party_settings import COORDINATOR, HostSettings, RelaySettings
 from potluck.deploy.pki import authority as pki
 from potluck.deploy.pki.certificates import inspect
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Party:
-    """A coordinator or host that needs a certificate. names: by which a coordinator is dialled."""
+    """A coordinator, relay or host that needs a certificate. clients: those that it speaks for.
+    names: by which a coordinator or relay is dialled."""
 
     name: str
     role: Role
@@ -34,11 +36,21 @@ def parties_on(machines: Iterable[MachineSettings], inventory: Inventory) -> lis
     for machine in machines:
         settings = inventory.coordinator
         if settings is not None and settings.machine == machine.name:
-            address = inventory.address.rpartition(":")[0].strip("[]")
-            names = tuple(dict.fromkeys([address, *settings.names]))
+            names = _names(inventory.address, settings.names)
             found.insert(0, Party(name=COORDINATOR, role=Role.COORDINATOR, names=names))
+        found += [_relay(relay, inventory) for relay in machine.relays]
         found += [_host(host, inventory) for host in machine.hosts]
     return found
+
+
+def _names(address: str, further: Iterable[str]) -> tuple[str, ...]:
+    """The names by which a party is dialled. address: HOST:PORT."""
+    return tuple(dict.fromkeys([address.rpartition(":")[0].strip("[]"), *further]))
+
+
+def _relay(relay: RelaySettings, inventory: Inventory) -> Party:
+    clients, names = inventory.behind(relay.name), _names(relay.address, relay.names)
+    return Party(name=relay.name, role=Role.RELAY, clients=clients, names=names)
 
 
 def _host(host: HostSettings, inventory: Inventory) -> Party:
@@ -92,10 +104,10 @@ def read_files(party: Party, inventory: Inventory) -> PartyFiles:
         "key.pem": material.key,
         "authority.pem": material.authority,
     }
-    if party.role is Role.COORDINATOR:
+    if party.role is not Role.HOST:
         tls["revoked.pem"] = _read(folder / pki.REVOKED)
     others: dict[str, bytes] = {}
-    if inventory.federation_root is not None:
+    if inventory.federation_root is not None and party.role is not Role.RELAY:
         tls["members.json"] = _members(party, inventory, inventory.federation_root)
         others["root.pub"] = _read(inventory.federation_root / "root.pub")
     return PartyFiles(tls={**tls, **_member_keys(party)}, others=others)
@@ -105,10 +117,10 @@ def _check_coverage(party: Party, files: TlsFiles) -> None:
     summary = inspect(files.certificate)
     lacking = [name for name in party.names if name not in summary.hosts]
     flags = "".join(f" --host {name}" for name in party.names)
-    if summary.identity is not None and party.role is Role.HOST:
+    if summary.identity is not None and party.clients:
         clients = expand_clients(party.clients)
-        lacking = [each for each in clients if not summary.identity.may_speak_for(each)]
-        flags = "".join(f" --clients {text}" for text in party.clients)
+        lacking += [each for each in clients if not summary.identity.may_speak_for(each)]
+        flags += "".join(f" --clients {text}" for text in party.clients)
     if lacking:
         raise ConfigurationError(
             f"{files.certificate} does not name {lacking[0]}; issue it anew with "

@@ -14,12 +14,8 @@ from pathlib import Path
 from potluck.common.errors import ConfigurationError, RunError, StorageError
 from potluck.common.net.key_files import KEY_MODE, write_file
 from potluck.deploy.machines.desired_state import PartyFiles, host_configuration
-from potluck.deploy.machines.inventory import (
-    HostSettings,
-    Inventory,
-    MachineSettings,
-    SlurmSettings,
-)
+from potluck.deploy.machines.inventory import Inventory, MachineSettings, SlurmSettings
+from potluck.deploy.machines.party_settings import HostSettings
 
 JOB = "job.json"
 SCRIPT = "hosts.sbatch"

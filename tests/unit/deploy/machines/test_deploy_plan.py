@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from potluck.client.config import ClientConfig
 from potluck.common.errors import ConfigurationError, IdentityError, PotluckError
 from potluck.common.net.identity import Role
+from potluck.common.net.tls import TlsFiles
 from potluck.common.settings.configuration import parse
 from potluck.deploy.machines.deploy_plan import Observed, ObservedContainer, StepKind, plan
 from potluck.deploy.machines.desired_state import (
@@ -35,6 +36,7 @@ from potluck.deploy.machines.party_files import (
 )
 from potluck.deploy.pki import authority as pki
 from potluck.deploy.pki.federation_root import add_members, create_root, make_next_keys
+from potluck.relay.config import RelayConfig
 from potluck.server.config import CoordinatorConfig
 
 FILES = {
@@ -93,6 +95,43 @@ def test_configurations_are_what_the_programs_read() -> None:
     client = parse(ClientConfig, host.files.others["potluck.toml"].decode(), source="there")
     assert client.coordinator == "gpu-1.example.org:7443"
     assert client.device == "cpu"
+
+
+def with_relay(**relay: Any) -> Inventory:
+    """The example, with its host behind a relay on the same machine."""
+    document = tomlkit.parse(example_inventory()).unwrap()
+    [machine] = document["machines"]
+    machine["relays"] = [{"name": "gate", "address": "gate.example.org:8443", **relay}]
+    machine["hosts"][0]["relay"] = "gate"
+    return inventory(tomlkit.dumps(document))
+
+
+def test_a_relay_stands_between_its_hosts_and_the_coordinator(tmp_path: Path) -> None:
+    found = with_relay(port=8443, memory="2g").model_copy(update={"pki": tmp_path / "pki"})
+    parties = parties_on(found.machines, found)
+    issue_missing(parties, found)
+    files = {party.name: read_files(party, found) for party in parties}
+    _, relay, host = desired_on(found.machines[0], found, files)
+    assert relay.options["ports"]["7443/tcp"] == 8443
+    assert relay.options["mem_limit"] == 2 << 30
+    assert relay.options["entrypoint"][0] == "potluck-relay"
+    text = relay.files.others["potluck.toml"].decode()
+    config = parse(RelayConfig, text, source="there")
+    assert (config.listen, config.coordinator) == ("0.0.0.0:7443", "gpu-1.example.org:7443")
+    assert str(config.revoked) == "/etc/potluck/tls/revoked.pem"
+    assert set(relay.files.tls) == {"certificate.pem", "key.pem", "authority.pem", "revoked.pem"}
+    client = parse(ClientConfig, host.files.others["potluck.toml"].decode(), source="there")
+    assert client.coordinator == "gate.example.org:8443"
+    identity = TlsFiles(
+        certificate=found.pki / "gate.pem",
+        key=found.pki / "gate.key",
+        authority=found.pki / "authority.pem",
+    ).load(Role.RELAY)
+    assert identity.identity.may_speak_for("client-5")
+    assert not identity.identity.may_speak_for("client-6")
+    elsewhere = replace(parties[1], clients=("client-0:9",), names=("gate.example.org", "far"))
+    with pytest.raises(ConfigurationError, match=r"name far; .*--host far --clients client-0:9"):
+        read_files(elsewhere, found)
 
 
 def test_nothing_there_is_made_and_what_is_there_is_left_alone() -> None:
@@ -173,8 +212,11 @@ def test_gpus_limits_and_data_reach_the_engine() -> None:
         ("[machines.hosts.settings]", '[[machines.hosts]]\nname = "b"\nclients = ["client-5"]',
          "client 'client-5' is listed twice"),
         ("[machines.hosts.settings]", '[[machines.hosts]]\nname = "gpu-1-a"\nclients = ["c"]',
-         "host 'gpu-1-a' comes 2 times"),
-        ('"gpu-1-a"', '"coordinator"', "a host can't be called 'coordinator'"),
+         "host or relay 'gpu-1-a' comes 2 times"),
+        ('"gpu-1-a"', '"coordinator"', "a host or relay can't be called 'coordinator'"),
+        ("# relay =", 'relay = "gate"', "'gate', which is none of the relays (none)"),
+        ("# [[machines.relays]]", '[[machines.relays]]\nname = "gate"\naddress = "gate:7443"',
+         "relay 'gate' has no hosts behind it"),
     ],
 )  # fmt: skip
 def test_mistakes_are_named_with_their_place(old: str, new: str, message: str) -> None:

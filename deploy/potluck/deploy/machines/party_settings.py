@@ -1,0 +1,147 @@
+"""Settings of the parties in an inventory: coordinator, relays, hosts."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field
+
+from potluck.common.names import is_name
+from potluck.common.settings.configuration import Settings
+
+COORDINATOR = "coordinator"
+HOST = r"[A-Za-z0-9][A-Za-z0-9.-]{0,252}|\[[0-9a-fA-F:]+\]"
+"""Pattern of a machine's name or address."""
+
+_ADDRESS = re.compile(rf"({HOST}):[0-9]{{1,5}}")
+
+
+def _party_name(name: str) -> str:
+    if not is_name(name):
+        raise ValueError(
+            "must be of lower-case letters, digits, '.', '_' and '-', start with a letter or "
+            "digit, and have 63 characters at most"
+        )
+    return name
+
+
+def _absolute(path: str) -> str:
+    if not PurePosixPath(path).is_absolute() or "\0" in path:
+        raise ValueError("must be an absolute path on that machine")
+    return path
+
+
+def _address(address: str) -> str:
+    if _ADDRESS.fullmatch(address) is None:
+        raise ValueError("must be HOST:PORT")
+    return address
+
+
+def _gpus(gpus: tuple[str, ...]) -> tuple[str, ...]:
+    for gpu in gpus:
+        if re.fullmatch(r"[0-9]{1,3}|(GPU|MIG)-[A-Za-z0-9-]{1,64}", gpu) is None:
+            raise ValueError(f"{gpu[:40]!r} is neither a GPU's index nor its UUID")
+    return gpus
+
+
+PartyName = Annotated[str, AfterValidator(_party_name)]
+AbsolutePath = Annotated[str, AfterValidator(_absolute)]
+Image = Annotated[str, Field(pattern=r"^[a-z0-9][A-Za-z0-9._/:@-]{0,254}$")]
+Memory = Annotated[str, Field(pattern=r"^[1-9][0-9]*[kmg]$")]
+Port = Annotated[int, Field(ge=1, le=65_535)]
+Cpus = Annotated[float | None, Field(gt=0, description="CPUs it may use; all by default.")]
+MetricsPort = Annotated[
+    Port | None,
+    Field(
+        description="The machine's port for its metrics, on 127.0.0.1 and over plain HTTP; none\n"
+        "by default."
+    ),
+]
+Address = Annotated[str, AfterValidator(_address)]
+
+
+class CoordinatorSettings(Settings):
+    """The coordinator's container."""
+
+    machine: str = Field(description="The machine it runs on.")
+    port: Port = Field(default=7443, description="The machine's port it gets.")
+    names: tuple[str, ...] = Field(
+        default=(),
+        description="Further names and IP addresses in its certificate, beside `address`.",
+    )
+    cpus: Cpus = None
+    memory: Memory | None = Field(default=None, description="Memory it may use, such as 4g.")
+    data_directory: AbsolutePath | None = Field(
+        default=None, description="Folder there with held-out data, if the task needs it."
+    )
+    metrics_port: MetricsPort = None
+    settings: dict[str, Any] = Field(
+        default={},
+        description="Further settings of its configuration; see `potluck-server config`.",
+    )
+
+
+class RelaySettings(Settings):
+    """A relay's container."""
+
+    name: PartyName = Field(description="Its name, as in its certificate.")
+    address: Address = Field(description="Where the hosts behind it dial it, HOST:PORT.")
+    port: Port = Field(default=7443, description="The machine's port it gets.")
+    names: tuple[str, ...] = Field(
+        default=(),
+        description="Further names and IP addresses in its certificate, beside `address`.",
+    )
+    cpus: Cpus = None
+    memory: Memory | None = Field(default=None, description="Memory it may use, such as 4g.")
+    metrics_port: MetricsPort = None
+    settings: dict[str, Any] = Field(
+        default={},
+        description="Further settings of its configuration; see `potluck-relay config`.",
+    )
+
+
+class HostSettings(Settings):
+    """A client process."""
+
+    name: PartyName = Field(description="Its name, as in its certificate.")
+    clients: tuple[str, ...] = Field(
+        min_length=1, description="The clients it answers for: ids, or ranges such as client-0:5."
+    )
+    relay: PartyName | None = Field(
+        default=None,
+        description="The relay it dials in the coordinator's place; none by default.",
+    )
+    data_directory: AbsolutePath | None = Field(
+        default=None, description="Folder there with the clients' data; mounted read-only."
+    )
+    gpus: Annotated[tuple[str, ...], AfterValidator(_gpus)] = Field(
+        default=(),
+        description='GPUs it gets, by index or UUID, such as ["0"]; none by default. For several\n'
+        "GPUs side by side give each to a host of its own.",
+    )
+    device: str | None = Field(
+        default=None,
+        description="What it trains on; by default cuda:0, the first of its GPUs, or cpu.",
+    )
+    cpus: Cpus = None
+    memory: Memory | None = Field(default=None, description="Memory it may use, such as 16g.")
+    shared_memory: Memory | None = Field(
+        default=None, description="Size of /dev/shm, for data loaders."
+    )
+    member_keys: Path | None = Field(
+        default=None,
+        description="Folder here with the CLIENT.key files of `potluck pki member`; by default\n"
+        "that of federation_root, if there is one.",
+    )
+    metrics_port: MetricsPort = None
+    settings: dict[str, Any] = Field(
+        default={},
+        description="Further settings of its configuration; see `potluck-client config`.",
+    )
+
+    @property
+    def trains_on(self) -> str:
+        """The device of its configuration; a container numbers the GPUs it gets from 0."""
+        return self.device or ("cuda:0" if self.gpus else "cpu")
