@@ -32,6 +32,7 @@ NO_DATA_HERE = {
     "potluck_model_measuring_clients": "likewise",
     "potluck_host_gpu_": "on machines with an NVIDIA GPU",
     "potluck_relay_": "where hosts are behind a relay",
+    "potluck_sink_": "where the configuration has sinks",
     "potluck_object_store_up": "where files go through an object store",
     "potluck_secure_aggregation_phase_seconds_bucket": "once something is summed securely",
 }

@@ -51,6 +51,7 @@ SPOIL = Path(__file__).parents[1] / "support" / "spoil_plugins"
 NO_DATA_HERE = {
     "potluck_host_gpu_": "on machines with an NVIDIA GPU",
     "potluck_relay_": "where there are relays",
+    "potluck_sink_": "where the configuration has sinks",
     "potluck_object_store_up": "where files go through an object store",
     "potluck_secure_aggregation_phase_seconds_bucket": "once something is summed securely",
 }

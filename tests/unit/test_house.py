@@ -36,15 +36,16 @@ MAY_IMPORT = {
 
 ROOMS = {
     "common": (
-        "plain_text errors interruptible names tags settings trainer task adapters models tasks "
-        "learning disclosure tensors net "
+        "plain_text errors interruptible names tags settings tables trainer task adapters models "
+        "tasks learning disclosure tensors net "
         "secagg.rules secagg.primitives secagg.wire secagg.vectors secagg.policy secagg.client "
         "secagg.coordinator secagg updates run_file process monitoring"
     ),
     "server": (
-        "clock config state store.sql store objects selection strategy selectors.parts strategies "
-        "selectors.asking selectors.bandits selectors rounds cohorts aggregation training hosts "
-        "profiles sums eligibility watching runs service cli __main__"
+        "clock config state store.sql store objects selection strategy sink selectors.parts "
+        "strategies selectors.asking selectors.bandits selectors rounds cohorts aggregation "
+        "training hosts profiles sums eligibility watching runs sinks.trackers sinks service cli "
+        "__main__"
     ),
     "client": (
         "base disclosure masking config objective correction training.objectives training.samples "
@@ -318,7 +319,7 @@ def test_constraints_pin_everything() -> None:
     project = pyproject()["project"]
     lines = (HOUSE / "constraints.txt").read_text().splitlines()
     pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
-    exact = re.compile(r"==(\d+!)?[\d.]+")
+    exact = re.compile(r"==(\d+!)?[\d.]+(b\d+)?")
     assert [str(pin) for pin in pins if not exact.fullmatch(str(pin.specifier))] == []
     extras = project["optional-dependencies"].values()
     declared = [*project["dependencies"], *chain.from_iterable(extras)]
@@ -334,12 +335,12 @@ def required_name(text: str) -> str:
 
 EXTRAS = {
     "client": ("gpu", "s3"),
-    "common": ("lightning", "lora", "monai", "transformers"),
+    "common": ("lightning", "lora", "monai", "parquet", "transformers"),
     "deploy": ("operator",),
     "experiments": ("experiments", "ray"),
     "federation": ("notebook",),
     "page": ("page",),
-    "server": ("postgresql", "s3", "server"),
+    "server": ("mlflow", "parquet", "postgresql", "s3", "server", "tensorboard", "wandb"),
 }
 """Of each package the extras that bring what only its machines import."""
 

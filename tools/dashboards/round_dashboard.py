@@ -129,6 +129,15 @@ ROUND = Dashboard(
                     "failed; without data where there is none.",
                 ),
                 Panel(
+                    title="Sinks",
+                    queries=[
+                        Query("min(potluck_sink_up) by (sink)", "{{sink}} records"),
+                        Query("max(potluck_sink_behind_rounds) by (sink)", "{{sink}} lacks"),
+                    ],
+                    about="Whether each sink records, and rounds that it lacks; without data "
+                    "where there are none.",
+                ),
+                Panel(
                     title="Bytes per second of the object store",
                     queries=[
                         Query(

@@ -7,6 +7,7 @@ from datetime import UTC
 
 import pandas as pd
 
+from potluck.common.tables.round_columns import ROUND, round_row
 from potluck.deploy.operator.run_view import run_state_name
 from potluck.deploy.view.readable import natural_order
 from potluck.federation.rounds import INCLUDED, Round
@@ -20,20 +21,20 @@ def rounds_frame(rounds: Iterable[Round]) -> pd.DataFrame:
     `selected` and `included`, `seconds`, `bytes_down`, `bytes_up`, and the `model`'s digest.
     """
     rows = [
-        {
-            "round": each.number,
-            **each.measures,
-            **{f"{name}_worst_tenth": spread.worst_tenth for name, spread in each.spreads.items()},
-            "selected": len(each.members),
-            "included": len(each.included),
-            "seconds": each.seconds,
-            "bytes_down": each.bytes_down,
-            "bytes_up": each.bytes_up,
-            "model": each.model,
-        }
+        round_row(
+            each.number,
+            each.measures,
+            {name: spread.worst_tenth for name, spread in each.spreads.items()},
+            selected=len(each.members),
+            included=len(each.included),
+            seconds=each.seconds,
+            bytes_down=each.bytes_down,
+            bytes_up=each.bytes_up,
+            model=each.model,
+        )
         for each in rounds
     ]
-    return _indexed(rows, "round", ("selected", "included", "seconds", "model"))
+    return _indexed(rows, ROUND, ("selected", "included", "seconds", "model"))
 
 
 def selections_frame(rounds: Iterable[Round]) -> pd.DataFrame:

@@ -6,16 +6,17 @@ import json
 import math
 import tempfile
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import aclosing
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.table import Table
 
-from potluck.common.errors import ConfigurationError, NotFoundError, StorageError
+from potluck.common.errors import NotFoundError, StorageError
+from potluck.common.tables.table_files import check_table_name, write_table
 from potluck.deploy.commands.connection import operator_command
 from potluck.deploy.commands.run_commands import AsJson, RunOrNewest, print_line, table_console
 from potluck.deploy.operator.model_download import download_model
@@ -26,9 +27,6 @@ from potluck.federation.model_report import ModelReport, evaluated_model
 from potluck.federation.rounds import Round, round_of
 from potluck.federation.session_plugins import SessionPlugins
 from potluck.rpc.v1.operator_pb2 import RunStatus
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 class What(StrEnum):
@@ -69,7 +67,7 @@ async def _export(
     potluck export 3f9a --what selections -o selections.parquet
     ```
     """
-    write = _writer(output)
+    check_table_name(output)
     status = await _status(client, run_id)
     rounds = await _rounds(client, status)
     frames = {
@@ -78,8 +76,10 @@ async def _export(
         What.CLIENTS: clients_frame,
     }
     frame = frames[what](rounds)
+    table = frame if what is What.SELECTIONS else frame.reset_index()
+    rows: list[dict[str, object]] = table.to_dict("records")  # type: ignore[assignment]  # keys are its columns
     try:
-        write(frame if what is What.SELECTIONS else frame.reset_index())
+        write_table(output, [str(name) for name in table.columns], rows)
     except OSError as error:
         raise StorageError(f"can't write {output}: {error.strerror}", path=output) from None
     print_line(f"{output}: {len(frame)} rows of run {status.run_id} ({status.name})")
@@ -164,22 +164,6 @@ async def _rounds(client: OperatorClient, status: RunStatus) -> list[Round]:
                 if len(view.committed) >= status.committed_rounds:
                     break
     return [round_of(committed) for committed in view.rounds]
-
-
-def _writer(output: Path) -> Callable[[pd.DataFrame], None]:
-    """A function that writes a table as the file's name says. Raises ConfigurationError."""
-    writers = {
-        ".csv": lambda frame: frame.to_csv(output, index=False),
-        ".parquet": lambda frame: frame.to_parquet(output, index=False),
-    }
-    writer = writers.get(output.suffix.lower())
-    if writer is None:
-        raise ConfigurationError(
-            f"{output}: a table is written as .csv or .parquet; name it "
-            f"{output.with_suffix('.csv')}",
-            path=output,
-        )
-    return writer
 
 
 def _without_nan(value: object) -> object:

@@ -74,7 +74,7 @@ def serve(
     configure_logging(settings.log_format, LogLevel(settings.log_level))
     keep_freed_memory()
     log.info("starting", version=SOFTWARE_VERSION, state=str(settings.state_directory))
-    log.debug("settings", **settings.model_dump(mode="json", exclude={"tls"}))
+    log.debug("settings", **settings.model_dump(mode="json", exclude={"tls", "sinks"}))
     with Ending() as ending:
         asyncio.run(run(settings, ending, ready_file))
     return ending.code

@@ -193,6 +193,13 @@ class CoordinatorConfig(Settings):
     files: FilesSettings = Field(
         default=FilesSettings(), description="How models and updates move."
     )
+    sinks: dict[str, dict[str, Any]] = Field(
+        default_factory=dict,
+        repr=False,
+        description="Where runs are recorded besides: a table for each sink, [sinks.mlflow] for\n"
+        "one, with its options; `plugin` names its kind where the table is named otherwise.\n"
+        "docs/trackers.md has them all.",
+    )
     tls: TlsFiles = Field(description="The coordinator's certificate; made by `potluck pki`.")
 
     @field_validator("model_modules", mode="before")

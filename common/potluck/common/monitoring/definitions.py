@@ -238,6 +238,19 @@ STORE_BYTES = _counter(
     "Bytes that the coordinator put into the object store (down) and fetched from it (up).",
     DIRECTION,
 )
+_SINK = Label(name="sink", about="its name in the coordinator's configuration")
+SINK_UP = _gauge(
+    "potluck_sink_up",
+    "Whether a sink runs and recorded everything when it was last told of something.",
+    _SINK,
+    condition="where `[sinks]` names one",
+)
+SINK_BEHIND = _gauge(
+    "potluck_sink_behind_rounds",
+    "Rounds that are committed and that a sink could not record; it is tried again.",
+    _SINK,
+    condition="where `[sinks]` names one",
+)
 TRANSFERS_RESUMED = _counter(
     "potluck_transfers_resumed_total", "Attempts that went on where another broke off.", DIRECTION
 )

@@ -20,6 +20,7 @@ _EXTRAS: Final = {
 """Extra of each package of the product, for what it needs beside the common parts."""
 
 _MODULES: Final = {
+    "potluck.common.tables.table_files": "potluck[parquet]",
     "potluck.client.transfer.store_requests": "potluck[s3]",
     "potluck.server.objects.object_store": "potluck[s3]",
 } | {

@@ -1,4 +1,5 @@
-"""Plug-ins by entry point: selectors, strategies, objectives, tasks, questions, commands.
+"""Plug-ins by entry point: selectors, strategies, objectives, tasks, questions, sinks,
+commands.
 
 A plug-in is a class whose constructor takes its options as keyword arguments and only stores
 them. Their annotations say what they may be. Built-in ones are registered the same way as anybody
@@ -27,6 +28,7 @@ CORRECTIONS = "potluck.corrections"
 TASKS = "potluck.tasks"
 MODELS = "potluck.models"
 QUESTIONS = "potluck.questions"
+SINKS = "potluck.sinks"
 COMMANDS = "potluck.commands"
 
 _KINDS: Final = {
@@ -37,6 +39,7 @@ _KINDS: Final = {
     TASKS: "task",
     MODELS: "model",
     QUESTIONS: "question",
+    SINKS: "sink",
 }
 
 MODEL_MODULES: Final = (

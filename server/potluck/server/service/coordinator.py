@@ -32,6 +32,8 @@ from potluck.server.service.archive import Archive
 from potluck.server.service.coordinator_metrics import CoordinatorMetrics
 from potluck.server.service.runs_under_way import RunsUnderWay
 from potluck.server.service.transfers import Transfers
+from potluck.server.sinks.sink_job import sink_jobs
+from potluck.server.sinks.sink_watch import Sinks
 from potluck.server.store import Store
 from potluck.server.store.model_files import ModelFiles
 from potluck.server.store.records import NewRun, RunRow, RunState
@@ -73,6 +75,11 @@ class Coordinator:
             self.trust,
             Offences(self.set_quarantine).add,
         )
+        jobs = sink_jobs(
+            config.sinks, database=config.database_url(), state_directory=config.state_directory
+        )
+        self._sinks = Sinks(jobs, instruments)
+        self.runs.changed = self._sinks.tell
         self._resuming = asyncio.Lock()
         self._excluding: asyncio.Task[None] | None = None
 
@@ -95,6 +102,7 @@ class Coordinator:
                     await coordinator._resume_runs()
                     await coordinator._announce_ended()
                     background.append(asyncio.create_task(coordinator.runs.tidy_up(found)))
+                    coordinator._sinks.begin()
                     if coordinator.stored is not None:
                         sweeping = coordinator.stored.sweep_for_ever()
                         background.append(asyncio.create_task(sweeping))
@@ -104,6 +112,7 @@ class Coordinator:
                         task.cancel()
                     store.give_up()
                     await coordinator.runs.close()
+                    await coordinator._sinks.close()
                     await asyncio.wait(background)
                     if coordinator.stored is not None:
                         await coordinator.stored.close()

@@ -34,7 +34,7 @@ from potluck.server.runs.update_inbox import UpdateInbox
 from potluck.server.service.archive import bias_records
 from potluck.server.service.coordinator_metrics import CoordinatorMetrics
 from potluck.server.service.retention import Tidying
-from potluck.server.store import Store
+from potluck.server.store import RoundRow, Store
 from potluck.server.store.model_files import ModelFiles
 from potluck.server.store.records import NewRun, RunRow, RunState
 from potluck.server.store.store_thread import InStore
@@ -74,6 +74,8 @@ class RunsUnderWay:
         self.sums.observe = metrics.secure_phase
         self.broken: asyncio.Future[PotluckError] = asyncio.get_running_loop().create_future()
         """Done when the coordinator can't go on: the store takes no more."""
+        self.changed: Callable[[], None] = lambda: None
+        """Called when a run has begun or ended, or a round was committed."""
 
     # Beginning and ending ---------------------------------------------------------------------
 
@@ -92,7 +94,7 @@ class RunsUnderWay:
             files=self._files,
             in_store=self._in_store,
             tidy=partial(self._tidying.after_commit, run_id, plan.run_file.kept_models),
-            note_commit=self.commits.note,
+            note_commit=self._note_commit,
             pretrain=partial(self._pretrain, run_id, plan),
             offended=self._offended,
             workplace=self._workplace(),
@@ -108,6 +110,11 @@ class RunsUnderWay:
         self._metrics.under_way(self._drivers)
         self._tasks[run_id] = asyncio.create_task(driver.drive(), name=f"run {run_id}")
         self._tasks[run_id].add_done_callback(partial(self._forget, run_id))
+        self.changed()
+
+    async def _note_commit(self, row: RoundRow) -> None:
+        self.changed()
+        await self.commits.note(row)
 
     async def stop(self, row: RunRow) -> None:
         """Stop a run, and return when it has ended. Raises RunError where it is not under way."""
@@ -182,6 +189,7 @@ class RunsUnderWay:
         del self._tasks[run_id]
         self._stopping.discard(run_id)
         self._metrics.under_way(self._drivers)
+        self.changed()
         error = None if task.cancelled() else task.exception()
         if error is None or self.broken.done():
             return

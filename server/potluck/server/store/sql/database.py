@@ -58,7 +58,7 @@ class Database:
     @classmethod
     def open(cls, url: str) -> Database:
         """Connect and lock. Raises ConfigurationError for a wrong URL, StorageError otherwise."""
-        parsed = _parse(url)
+        parsed = parse_url(url)
         if parsed.get_backend_name() == "sqlite":
             return _open_sqlite(parsed)
         return _open_postgresql(parsed)
@@ -178,7 +178,8 @@ def _transaction_number(connection: Connection) -> int | None:
     return None if number is None else int(number)
 
 
-def _parse(url: str) -> URL:
+def parse_url(url: str) -> URL:
+    """The URL of a database that can be used. Raises ConfigurationError."""
     try:
         parsed = make_url(url)
     except ArgumentError as error:
@@ -186,7 +187,7 @@ def _parse(url: str) -> URL:
             "the database URL can't be read; write sqlite:////var/lib/potluck/potluck.db or "
             "postgresql+psycopg://user@host/name"
         ) from error
-    shown = _shown(parsed)
+    shown = shown_url(parsed)
     if parsed.drivername in ("sqlite", "sqlite+pysqlite"):
         if parsed.database in (None, "", ":memory:") or parsed.query:
             raise ConfigurationError(
@@ -203,7 +204,7 @@ def _parse(url: str) -> URL:
     )
 
 
-def _shown(url: URL) -> str:
+def shown_url(url: URL) -> str:
     """A URL without its password, wherever that stands."""
     if "password" in url.query:
         url = url.update_query_dict({"password": "***"})
@@ -311,7 +312,7 @@ def _check_version(connection: Any, database: Database) -> None:
 
 
 def _open_postgresql(url: URL) -> Database:
-    name = _shown(url)
+    name = shown_url(url)
     # pre-ping: after the server was restarted, the next transaction finds a new connection.
     connecting = {key: value for key, value in _CONNECTING.items() if key not in url.query}
     engine = _engine(url, name, pool_pre_ping=True, connect_args=connecting)

@@ -1,0 +1,141 @@
+"""The seam for sinks: where runs are recorded beside the coordinator's database.
+
+A sink derives from `Sink`. Its constructor takes its options (from the coordinator's `[sinks.NAME]`
+table) as keyword arguments and only stores them; their annotations say what they may be. It lives
+in a process of its own, which reads the database and calls it from one thread: it may block, and
+it may raise anything. Then the round is handed over again later, and training goes on meanwhile.
+
+That process may be killed at any moment. So a sink keeps no account of what it has recorded: asked
+by `open`, it looks at the tracker itself.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import ClassVar
+
+from potluck.common.settings.plugins import SINKS, Plugin
+from potluck.common.tables.round_columns import TableRow, round_row
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackedRun:
+    """A run. state: "waiting", "running", "finished", "stopped" or "failed"; reason: why, or empty.
+
+    run_file: its text. rounds: to be committed. changed_at: when it came into this state.
+    """
+
+    run_id: str
+    name: str
+    run_file: str
+    task: str
+    selector: str
+    strategy: str
+    rounds: int
+    count: int
+    seed: int
+    created_at: datetime
+    state: str
+    reason: str
+    changed_at: datetime
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What the run file says, by dotted name, with what every run has."""
+        found = {
+            "task": self.task,
+            "selector": self.selector,
+            "strategy": self.strategy,
+            "rounds": str(self.rounds),
+            "count": str(self.count),
+            "seed": str(self.seed),
+        }
+        return found | _flat(tomllib.loads(self.run_file), "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackedRound:
+    """A committed round; see `potluck.common.tables.round_columns.round_row` for most of it."""
+
+    number: int
+    measures: Mapping[str, float]
+    worst_tenths: Mapping[str, float] = field(default_factory=dict)
+    selected: int
+    included: int
+    seconds: float
+    bytes_down: int
+    bytes_up: int
+    model: str
+    committed_at: datetime
+
+    @property
+    def row(self) -> TableRow:
+        """The row that `potluck export` writes of it."""
+        return round_row(
+            self.number,
+            self.measures,
+            self.worst_tenths,
+            selected=self.selected,
+            included=self.included,
+            seconds=self.seconds,
+            bytes_down=self.bytes_down,
+            bytes_up=self.bytes_up,
+            model=self.model,
+        )
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The numbers of that row, without the round's own."""
+        return {
+            name: float(value)
+            for name, value in self.row.items()
+            if name != "round" and not isinstance(value, str)
+        }
+
+
+class Sink(Plugin):
+    """A place where runs are recorded; see the module's text for who calls it."""
+
+    group = SINKS
+
+    library: ClassVar[str] = ""
+    """A library that it needs and imports in its methods; looked for when the coordinator starts.
+    Empty for none."""
+    extra: ClassVar[str] = ""
+    """Requirement that brings it, such as `potluck[mlflow]`; empty for the library's own name."""
+    pause_seconds: float = 0.0
+    """Least time between two writings; rounds that are committed meanwhile come together."""
+
+    @abstractmethod
+    def open(self, run: TrackedRun) -> int | None:
+        """Begin to record a run, or go on with it; the last round that is wholly recorded.
+
+        0 before any; None where this run is not to be recorded. Called once for each run in a
+        process, and again after an error.
+        """
+
+    @abstractmethod
+    def write(self, run: TrackedRun, rounds: Sequence[TrackedRound]) -> None:
+        """Record some rounds, one at least, which follow what is recorded, in order."""
+
+    def end(self, run: TrackedRun) -> None:
+        """All rounds of a run that is over are recorded. May come again, also after more rounds: a
+        stopped run can be resumed."""
+
+    def close(self) -> None:
+        """The process is about to end; not called where it is killed."""
+
+
+def _flat(table: Mapping[str, object], prefix: str) -> dict[str, str]:
+    """Values by dotted name, as text."""
+    found: dict[str, str] = {}
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = str(value)
+    return found

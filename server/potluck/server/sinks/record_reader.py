@@ -1,0 +1,94 @@
+"""Runs and committed rounds as sinks get them, read from the coordinator's database."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sqlalchemy import select
+
+from potluck.common.errors import NotFoundError
+from potluck.server.rounds.pretraining import is_pretraining
+from potluck.server.sink import TrackedRound, TrackedRun
+from potluck.server.store.records import RoundRow, RunRow
+from potluck.server.store.round_table import Rounds
+from potluck.server.store.run_table import Runs
+from potluck.server.store.sql import schema
+from potluck.server.store.sql.column_types import encode_time
+from potluck.server.store.sql.reading import open_for_reading
+
+
+class _TablesOfRuns(Runs, Rounds):
+    """The tables that are read."""
+
+
+class RecordReader:
+    """Every method blocks, and raises StorageError where the database fails."""
+
+    def __init__(self, url: str) -> None:
+        """url: of the database, as in the coordinator's configuration."""
+        self._database = open_for_reading(url)
+        self._tables = _TablesOfRuns(self._database)
+
+    def runs(self, delivered: Mapping[str, str]) -> list[RunRow]:
+        """Runs, oldest first, but for those delivered: run → when it came into its state."""
+        runs = schema.runs
+        query = select(runs.c.run_id, runs.c.changed_at).order_by(runs.c.number)
+        with self._database.transaction() as connection:
+            found = [(str(run_id), str(at)) for run_id, at in connection.execute(query)]
+        rows: list[RunRow] = []
+        for run_id, changed_at in found:
+            if delivered.get(run_id) == changed_at or is_pretraining(run_id):
+                continue
+            try:
+                rows.append(self._tables.run(run_id))
+            except NotFoundError:  # deleted meanwhile
+                continue
+        return rows
+
+    def rounds(self, run_id: str, *, after: int, limit: int) -> list[TrackedRound]:
+        """The first `limit` committed rounds of a run above this number."""
+        rows = self._tables.rounds(run_id, after=after, limit=limit)
+        return [_tracked_round(row) for row in rows]
+
+    def close(self) -> None:
+        """Let go of the database."""
+        self._database.close()
+
+
+def tracked_run(row: RunRow) -> TrackedRun:
+    """A run as sinks get it."""
+    return TrackedRun(
+        run_id=row.run_id,
+        name=row.name,
+        run_file=row.run_file,
+        task=row.task,
+        selector=row.selector,
+        strategy=row.strategy,
+        rounds=row.rounds,
+        count=row.count,
+        seed=row.seed,
+        created_at=row.created_at,
+        state=row.state.value,
+        reason=row.reason,
+        changed_at=row.changed_at,
+    )
+
+
+def stamp(row: RunRow) -> str:
+    """By which a run that ended anew differs from one that ended before."""
+    return encode_time(row.changed_at)
+
+
+def _tracked_round(row: RoundRow) -> TrackedRound:
+    return TrackedRound(
+        number=row.key.round,
+        measures=row.metrics,
+        worst_tenths={name: each.worst_tenth for name, each in row.spreads.items()},
+        selected=len(row.members),
+        included=len(row.included),
+        seconds=row.seconds,
+        bytes_down=row.bytes_down,
+        bytes_up=row.bytes_up,
+        model=row.model_blake3,
+        committed_at=row.committed_at,
+    )

@@ -1,0 +1,91 @@
+"""Hands a sink what it lacks: asks it how far it is, and goes on from there.
+
+No clock and no process: `feed` is called again whenever there may be news.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from potluck.common.errors import PotluckError
+from potluck.server.sink import Sink
+from potluck.server.sinks.delivery_notes import DeliveryNotes
+from potluck.server.sinks.record_reader import RecordReader, stamp, tracked_run
+from potluck.server.store.records import RunRow, RunState
+
+AT_ONCE = 100
+"""Rounds read, and handed over, in one go."""
+
+_UNDER_WAY = (RunState.WAITING, RunState.RUNNING)
+_LONGEST = 300
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassResult:
+    """One pass over all runs. behind: rounds committed that the sink lacks. errors: by run."""
+
+    behind: int
+    errors: Mapping[str, str]
+
+
+class SinkFeed:
+    """Feeds one sink. Blocks; for one thread."""
+
+    def __init__(
+        self,
+        reader: RecordReader,
+        sink: Sink,
+        notes: DeliveryNotes,
+        still_there: Callable[[], None] = lambda: None,
+    ) -> None:
+        """still_there: called between two calls of the sink, each of which may take long."""
+        self._reader = reader
+        self._sink = sink
+        self._notes = notes
+        self._still_there = still_there
+        self._last: dict[str, int | None] = {}
+
+    def feed(self) -> PassResult:
+        """Hand over everything that is committed by now. Raises StorageError.
+
+        Where the sink refuses a run, the others have their turn all the same.
+        """
+        errors: dict[str, str] = {}
+        behind = 0
+        for row in self._reader.runs(self._notes.runs):
+            self._still_there()
+            try:
+                self._feed_run(row)
+            except Exception as error:  # whatever a tracker's library raises
+                last = self._last.pop(row.run_id, None)  # it has to say anew how far it is
+                errors[row.run_id] = explained(error)
+                behind += max(row.committed_rounds - (last or 0), 0)
+        return PassResult(behind=behind, errors=errors)
+
+    def _feed_run(self, row: RunRow) -> None:
+        run = tracked_run(row)
+        if row.run_id not in self._last:
+            self._last[row.run_id] = self._sink.open(run)
+        last = self._last[row.run_id]
+        while last is not None:
+            rounds = self._reader.rounds(row.run_id, after=last, limit=AT_ONCE)
+            if not rounds:
+                break
+            self._sink.write(run, rounds)
+            self._last[row.run_id] = last = rounds[-1].number
+            self._still_there()
+        if row.state not in _UNDER_WAY:
+            if last is not None:
+                self._sink.end(run)
+            del self._last[row.run_id]
+            self._notes.add(row.run_id, stamp(row))
+
+
+def explained(error: Exception) -> str:
+    """One line for an error of a tracker's library."""
+    if isinstance(error, PotluckError):
+        return error.message
+    text = " ".join(str(error).split())
+    shown = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+    return f"{type(error).__name__}: {shown}" if shown else type(error).__name__

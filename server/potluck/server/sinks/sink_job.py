@@ -1,0 +1,85 @@
+"""The sinks that a coordinator's configuration names, checked when it starts."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from potluck.common.errors import ConfigurationError, PluginError
+from potluck.common.names import is_name
+from potluck.common.settings import plugins
+from potluck.server.sink import Sink
+
+PLUGIN = "plugin"
+PATIENCE = "patience_seconds"
+_PATIENCE_SECONDS = 120.0
+
+
+class SinkJob(BaseModel):
+    """A sink, as its process is told of it.
+
+    folder: where it works; relative paths in its options are taken from there. patience_seconds:
+    after so long without a sign of life in the midst of work its process is started anew.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    plugin: str
+    options: dict[str, Any]
+    patience_seconds: float
+    database: str
+    folder: Path
+
+
+def sink_jobs(
+    tables: Mapping[str, Mapping[str, Any]], *, database: str, state_directory: Path
+) -> list[SinkJob]:
+    """The sinks of `[sinks.NAME]` tables. Imports none of their libraries.
+
+    Raises ConfigurationError for a table that can't be right, PluginError for a sink that is not
+    installed, lacks its library or refuses its options.
+    """
+    return [_job(name, dict(table), database, state_directory) for name, table in tables.items()]
+
+
+def make_sink(job: SinkJob) -> Sink:
+    """The sink of a job. Raises PluginError."""
+    return plugins.create(Sink, job.plugin, job.options)
+
+
+def _job(name: str, table: dict[str, Any], database: str, state_directory: Path) -> SinkJob:
+    where = f"[sinks.{name}]"
+    if not is_name(name):
+        raise ConfigurationError(
+            f"{where}: name it with letters, digits, dots, dashes and underscores", sink=name
+        )
+    plugin, patience = table.pop(PLUGIN, name), table.pop(PATIENCE, _PATIENCE_SECONDS)
+    if not isinstance(plugin, str):
+        raise ConfigurationError(f"{where}: {PLUGIN} is {plugin!r}; it must be a text", sink=name)
+    if isinstance(patience, bool) or not isinstance(patience, (int, float)) or patience <= 0:
+        raise ConfigurationError(
+            f"{where}: {PATIENCE} is {patience!r}; it must be a number above 0", sink=name
+        )
+    job = SinkJob(
+        name=name,
+        plugin=plugin,
+        options=table,
+        patience_seconds=patience,
+        database=database,
+        folder=(state_directory / "sinks" / name).resolve(),
+    )
+    try:
+        sink = make_sink(job)
+    except PluginError as error:
+        raise PluginError(f"{where}: {error.message}", sink=name) from error
+    if sink.library and importlib.util.find_spec(sink.library) is None:
+        raise PluginError(
+            f"{where}: {sink.library} is not installed; pip install '{sink.extra or sink.library}'",
+            sink=name,
+        )
+    return job

@@ -1,0 +1,153 @@
+"""The process of one sink: reads the database, calls the sink. Run as a module.
+
+Standard input: the job as a line of JSON, then a byte whenever there may be news, `f` to finish.
+It stays open as long as the coordinator lives; once it is closed, the process ends. Standard
+output: lines of JSON, see `SinkReport`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from pydantic import BaseModel
+
+from potluck.common.errors import PotluckError
+from potluck.common.tensors.digest import digest_of
+from potluck.server.sinks.delivery_notes import DeliveryNotes
+from potluck.server.sinks.record_reader import RecordReader
+from potluck.server.sinks.sink_feed import PassResult, SinkFeed, explained
+from potluck.server.sinks.sink_job import SinkJob, make_sink
+
+NEWS: Final = b"n"
+FINISH: Final = b"f"
+
+FAILED: Final = 3
+"""Exit code where the last line says why."""
+_GONE: Final = 4
+_LOOK_SECONDS: Final = 60.0
+"""After so long it looks for news that nobody told it of."""
+_FIRST_PAUSE_SECONDS: Final = 1.0
+_LONGEST_PAUSE_SECONDS: Final = 60.0
+_NICENESS: Final = 10
+"""Training goes before."""
+
+
+class SinkReport(BaseModel):
+    """A line: a pass begins, goes on, or has ended, with what it could not record and why."""
+
+    began: bool = False
+    ended: bool = False
+    behind: int = 0
+    trouble: str = ""
+
+
+class Told:
+    """What the coordinator tells; a thread listens."""
+
+    def __init__(self) -> None:
+        self._news = threading.Event()
+        self._finish = threading.Event()
+
+    @property
+    def to_finish(self) -> bool:
+        """True once the process is to end."""
+        return self._finish.is_set()
+
+    def listen(self, descriptor: int) -> None:
+        """Take bytes until the coordinator is gone, then end the process, whatever it does."""
+        while data := os.read(descriptor, 1024):
+            if FINISH in data:
+                self._finish.set()
+            self._news.set()
+        os._exit(_GONE)
+
+    def await_news(self, seconds: float) -> None:
+        """Return when there is news, or after so long."""
+        self._news.wait(seconds)
+
+    def take_news(self) -> None:
+        """What is told from now on is news."""
+        self._news.clear()
+
+    def pause(self, seconds: float) -> None:
+        """Wait, but not where the process is to end."""
+        self._finish.wait(seconds)
+
+
+def main() -> int:
+    """Feed one sink until told to finish; the exit code."""
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # libraries print
+
+    def answer(**values: bool | int | str) -> None:
+        answers.write(
+            SinkReport.model_validate(values).model_dump_json(exclude_defaults=True) + "\n"
+        )
+
+    with os.fdopen(os.dup(sys.stdin.fileno()), "rb", buffering=0) as first_line:
+        job = SinkJob.model_validate_json(first_line.readline())
+    told = Told()
+    threading.Thread(target=told.listen, args=(sys.stdin.fileno(),), daemon=True).start()
+    os.nice(_NICENESS)
+    try:
+        reader = RecordReader(job.database)  # whose path is relative to where this begins
+        os.chdir(job.folder)
+        with (job.folder / "lock").open("w") as lock:
+            # The process of a coordinator that was just killed may still be writing.
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            _feed(job, reader, told, answer)
+    except PotluckError as error:
+        answer(trouble=error.message)
+        return FAILED
+    except Exception as error:
+        answer(trouble=explained(error))
+        raise
+    return 0
+
+
+def _feed(job: SinkJob, reader: RecordReader, told: Told, answer: Callable[..., None]) -> None:
+    sink = make_sink(job)
+    options = digest_of(f"{job.plugin} {sorted(job.options.items())}".encode())
+    notes = DeliveryNotes(Path("delivered.json"), options)
+    feed = SinkFeed(reader, sink, notes, still_there=answer)
+    failures = 0
+    while True:
+        told.take_news()
+        finishing = told.to_finish
+        answer(began=True)
+        result = _pass(feed)
+        errors = result.errors.items()
+        trouble = "; ".join(f"run {run}: {why}" if run else why for run, why in errors)
+        answer(ended=True, behind=result.behind, trouble=trouble)
+        if finishing:
+            sink.close()
+            return
+        failures = failures + 1 if result.errors else 0
+        if failures:
+            told.pause(pause_seconds(failures))
+        else:
+            told.await_news(_LOOK_SECONDS)
+            told.pause(sink.pause_seconds)
+
+
+def _pass(feed: SinkFeed) -> PassResult:
+    """A pass; where the database is away, all that is known is that."""
+    try:
+        return feed.feed()
+    except PotluckError as error:
+        return PassResult(behind=0, errors={"": error.message})
+
+
+def pause_seconds(failures: int) -> float:
+    """Pause after so many failures in succession, from 1."""
+    return min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2.0 ** min(failures - 1, 30))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

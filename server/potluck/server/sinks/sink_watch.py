@@ -1,0 +1,182 @@
+"""A sink's process from the coordinator's side: started, told of news, started anew when it dies.
+
+Lives on the event loop, which never waits for a sink.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Sequence
+
+import structlog
+
+from potluck.common.monitoring.definitions import SINK_BEHIND, SINK_UP
+from potluck.common.monitoring.instruments import Instruments
+from potluck.server.sinks.sink_job import SinkJob
+from potluck.server.sinks.sink_process import FINISH, NEWS, SinkReport, pause_seconds
+
+log = structlog.get_logger()
+
+OUTPUT = "output.log"
+"""Where a sink's libraries print, in its folder."""
+_FINISH_SECONDS = 1.5
+"""Time for what was committed last when the coordinator stops; the next one records the rest."""
+
+
+class SinkProcess:
+    """One sink."""
+
+    def __init__(self, job: SinkJob, instruments: Instruments) -> None:
+        self._job = job
+        self._instruments = instruments
+        self._log = log.bind(sink=job.name)
+        self._process: asyncio.subprocess.Process | None = None
+        self._told = False  # of news that it has not looked for yet
+        self._more = False  # there was news since
+        self._busy = True
+        self._failures = 0
+        self._trouble = ""
+        self._closing = False
+        self._show(up=False)
+
+    def tell(self) -> None:
+        """There may be something to record."""
+        if self._told:
+            self._more = True  # told when it begins to look: a sink that hangs fills no pipe
+            return
+        if self._send(NEWS):
+            self._told = True
+
+    async def run(self) -> None:
+        """Have the sink fed until it is closed."""
+        while not self._closing:
+            reason = await self._one_process()
+            if self._closing:
+                return
+            self._failures += 1
+            self._trouble_is(reason)
+            self._show(up=False)
+            await asyncio.sleep(pause_seconds(self._failures))
+
+    async def close(self) -> None:
+        """Let it record what was committed last, for a moment; then it ends."""
+        self._closing = True
+        if self._process is None:
+            return
+        self._send(FINISH)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FINISH_SECONDS):
+                await self._process.wait()
+
+    async def _one_process(self) -> str:
+        """Start a process and hear it to its end; the reason of that."""
+        job = self._job
+        try:
+            job.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with (job.folder / OUTPUT).open("wb") as output:
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    "-m",
+                    "potluck.server.sinks.sink_process",
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=output,
+                    start_new_session=True,  # signals of a terminal are for the coordinator
+                )
+        except OSError as error:
+            return f"its process can't be started: {error.strerror}"
+        self._process, self._told, self._more, self._busy = process, True, False, True
+        try:
+            self._send(job.model_dump_json().encode() + b"\n")
+            return await self._hear(process)
+        finally:
+            self._process = None
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+            if process.stdin is not None:
+                process.stdin.close()
+
+    async def _hear(self, process: asyncio.subprocess.Process) -> str:
+        if process.stdout is None:
+            return "its process has no pipe"
+        said = ""
+        while True:
+            patience = self._job.patience_seconds if self._busy else None
+            try:
+                async with asyncio.timeout(patience):
+                    line = await process.stdout.readline()
+            except TimeoutError:
+                return f"it was silent for {patience:g} s in the midst of work, and was killed"
+            if not line:
+                code = await process.wait()
+                how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+                return said or f"its process ended: {how}; {self._job.folder / OUTPUT} may say more"
+            try:
+                report = SinkReport.model_validate_json(line)
+            except ValueError:  # it was killed amid a line
+                continue
+            said = report.trouble
+            self._take(report)
+
+    def _take(self, report: SinkReport) -> None:
+        if report.began:
+            self._busy, self._told = True, False
+            if self._more:
+                self._more = False
+                self.tell()
+        if report.ended:
+            self._busy = False
+            self._trouble_is(report.trouble)
+            self._show(up=not report.trouble, behind=report.behind)
+            if not report.trouble:
+                self._failures = 0
+
+    def _trouble_is(self, trouble: str) -> None:
+        """Say what is new of it; a tracker that stays away is no news."""
+        if trouble and trouble != self._trouble:
+            self._log.warning("a sink does not record; it is tried again", reason=trouble)
+        elif self._trouble and not trouble:
+            self._log.info("a sink records again")
+        self._trouble = trouble
+
+    def _show(self, *, up: bool, behind: int | None = None) -> None:
+        self._instruments.set(SINK_UP, up, sink=self._job.name)
+        if behind is not None:
+            self._instruments.set(SINK_BEHIND, behind, sink=self._job.name)
+
+    def _send(self, data: bytes) -> bool:
+        """Return whether there is a process that may hear it."""
+        process = self._process
+        if process is None or process.stdin is None or process.stdin.is_closing():
+            return False
+        with contextlib.suppress(OSError):
+            process.stdin.write(data)
+        return True
+
+
+class Sinks:
+    """All sinks of a coordinator."""
+
+    def __init__(self, jobs: Sequence[SinkJob], instruments: Instruments) -> None:
+        self._sinks = [SinkProcess(job, instruments) for job in jobs]
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def begin(self) -> None:
+        """Start them, in the background."""
+        self._tasks = [asyncio.create_task(sink.run()) for sink in self._sinks]
+
+    def tell(self) -> None:
+        """There may be something to record: a round was committed, or a run begun or ended."""
+        for sink in self._sinks:
+            sink.tell()
+
+    async def close(self) -> None:
+        """End them."""
+        await asyncio.gather(*(sink.close() for sink in self._sinks))
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)

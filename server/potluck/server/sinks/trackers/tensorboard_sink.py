@@ -1,0 +1,111 @@
+"""A sink that writes event files for TensorBoard."""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from potluck.server.sink import Sink, TrackedRound, TrackedRun
+
+_VERSION: Final = "brain.Event:2"
+_LENGTH: Final = struct.Struct("<Q")
+_CHECKSUM: Final = struct.Struct("<I")
+_FORBIDDEN: Final = re.compile(r"[^\w.-]", re.ASCII)
+
+
+class TensorBoard(Sink):
+    """One folder with one event file for each run, one event for each round.
+
+    An event has all numbers of its round, and is there wholly or, cut off by a kill, is removed
+    before the next one is appended.
+    """
+
+    library = "tensorboard"
+    extra = "potluck[tensorboard]"
+
+    def __init__(self, *, folder: str = ".") -> None:
+        """folder: what `tensorboard --logdir` is given; made if it is missing."""
+        self._folder = Path(folder)
+
+    def open(self, run: TrackedRun) -> int:
+        """Remove what a kill has torn; the step of the last event."""
+        path = self._path(run)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        data = path.read_bytes() if path.exists() else b""
+        last = whole = 0
+        for end, record in _records(data):
+            last, whole = max(last, _event().FromString(record).step), end
+        if whole < len(data):
+            os.truncate(path, whole)
+        if not whole:
+            created = run.created_at.timestamp()
+            _append(path, [_event(wall_time=created, file_version=_VERSION)])
+        return last
+
+    def write(self, run: TrackedRun, rounds: Sequence[TrackedRound]) -> None:
+        """Append the rounds' events."""
+        events = [
+            _event(
+                wall_time=each.committed_at.timestamp(),
+                step=each.number,
+                summary={
+                    "value": [
+                        {"tag": name, "simple_value": value} for name, value in each.numbers.items()
+                    ]
+                },
+            )
+            for each in rounds
+        ]
+        _append(self._path(run), events)
+
+    def _path(self, run: TrackedRun) -> Path:
+        folder = _FORBIDDEN.sub("_", f"{run.name}-{run.run_id}")
+        began = int(run.created_at.timestamp())
+        return self._folder / folder / f"events.out.tfevents.{began}.potluck"
+
+
+def _event(**fields: object) -> Any:
+    """TensorBoard's message of an event, whose module has no types."""
+    from tensorboard.compat.proto import event_pb2
+
+    messages: Any = event_pb2
+    return messages.Event(**fields)
+
+
+def _append(path: Path, events: Sequence[Any]) -> None:
+    framed = b"".join(_framed(event.SerializeToString()) for event in events)
+    with path.open("ab") as file:
+        file.write(framed)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _framed(record: bytes) -> bytes:
+    """A record of TensorFlow's: its length, that number's checksum, itself, its checksum."""
+    length = _LENGTH.pack(len(record))
+    return length + _checksum(length) + record + _checksum(record)
+
+
+def _records(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """(end, record) of the whole records that data begin with."""
+    begin, head = 0, _LENGTH.size + _CHECKSUM.size
+    while begin + head <= len(data):
+        length = data[begin : begin + _LENGTH.size]
+        if _checksum(length) != data[begin + _LENGTH.size : begin + head]:
+            return
+        end = begin + head + int(_LENGTH.unpack(length)[0])
+        record = data[begin + head : end]
+        if _checksum(record) != data[end : end + _CHECKSUM.size]:
+            return
+        begin = end + _CHECKSUM.size
+        yield begin, record
+
+
+def _checksum(data: bytes) -> bytes:
+    from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
+
+    return bytes(_CHECKSUM.pack(masked_crc32c(data)))

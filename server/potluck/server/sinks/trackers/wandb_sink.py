@@ -1,0 +1,104 @@
+"""A sink that writes runs for Weights & Biases, offline: `wandb sync` takes them to a server."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from potluck.server.sink import Sink, TrackedRound, TrackedRun
+
+_DRAFT: Final = "draft"
+_ABOUT: Final = "potluck.json"
+"""In each folder: whose rounds are in it, and which."""
+
+
+class Wandb(Sink):
+    """A folder for each run, with a step for each round.
+
+    W&B writes a folder in the background and says nothing of how far it is. So rounds are held
+    back until the run ends, or until there are enough of them; then a folder is written, and gets
+    its name once it is whole.
+    """
+
+    library = "wandb"
+    extra = "potluck[wandb]"
+
+    def __init__(
+        self, *, folder: str = ".", project: str = "potluck", entity: str = "", rounds: int = 0
+    ) -> None:
+        """folder: of the folders; made if it is missing. project, entity: as in W&B. rounds: how
+        many go into one folder; 0 for all until the run ends."""
+        self._folder = Path(folder).resolve()
+        self._project = project
+        self._entity = entity
+        self._rounds = rounds
+        self._held: dict[str, list[TrackedRound]] = {}
+
+    def open(self, run: TrackedRun) -> int:
+        """The last round in a folder of the run's; a folder that is not whole is removed."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(self._folder / _DRAFT, ignore_errors=True)
+        self._held[run.run_id] = []
+        found = [json.loads(path.read_text()) for path in self._folder.glob(f"*/{_ABOUT}")]
+        return max((each["last"] for each in found if each["run"] == run.run_id), default=0)
+
+    def write(self, run: TrackedRun, rounds: Sequence[TrackedRound]) -> None:
+        """Hold rounds back; where there are enough of them, write them."""
+        held = self._held[run.run_id]
+        held += rounds
+        while self._rounds and len(held) >= self._rounds:
+            self._write(run, held[: self._rounds])
+            del held[: self._rounds]
+
+    def end(self, run: TrackedRun) -> None:
+        """Write what was held back."""
+        held = self._held.pop(run.run_id)
+        if held:
+            self._write(run, held)
+
+    def close(self) -> None:
+        """End what W&B runs in the background. What was held back is handed over again."""
+        import wandb
+
+        wandb.teardown()
+
+    def _write(self, run: TrackedRun, rounds: Sequence[TrackedRound]) -> None:
+        import wandb
+
+        draft = self._folder / _DRAFT
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir()
+        quiet = wandb.Settings(
+            console="off", disable_git=True, save_code=False, silent=True, x_disable_stats=True
+        )
+        with wandb.init(
+            dir=draft,
+            mode="offline",
+            project=self._project,
+            entity=self._entity or None,
+            id=run.run_id,
+            name=run.name,
+            config=run.settings,
+            resume="allow",
+            settings=quiet,
+        ) as logged:
+            written = Path(logged.dir).parent
+            for each in rounds:
+                logged.log(each.numbers, step=each.number)
+        about = {"run": run.run_id, "first": rounds[0].number, "last": rounds[-1].number}
+        (written / _ABOUT).write_text(json.dumps(about))
+        _sync(written)
+        written.rename(self._folder / f"{run.run_id}-{rounds[0].number}-{rounds[-1].number}")
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _sync(folder: Path) -> None:
+    """Have all files of a folder on disk."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())

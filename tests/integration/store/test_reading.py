@@ -1,0 +1,28 @@
+"""What sinks read of a database that a coordinator has open."""
+
+from __future__ import annotations
+
+import pytest
+from support.stored import begun_run, committed
+
+from potluck.common.errors import StorageError
+from potluck.server.sinks.record_reader import RecordReader
+from potluck.server.store import AttemptKey, Store
+
+
+def test_committed_rounds_are_read_beside_the_coordinator(url: str, store: Store) -> None:
+    begun_run(store)
+    committed(store, AttemptKey("ab12", 1, 1))
+    reader = RecordReader(url)
+    [row] = reader.runs({})
+    assert (row.run_id, row.committed_rounds) == ("ab12", 1)
+    assert [each.number for each in reader.rounds("ab12", after=0, limit=10)] == [1]
+    committed(store, AttemptKey("ab12", 2, 1))
+    assert [each.number for each in reader.rounds("ab12", after=1, limit=10)] == [2]
+    with (
+        pytest.raises(StorageError, match="read-only"),
+        reader._database.transaction() as connection,
+    ):
+        connection.exec_driver_sql("DELETE FROM rounds")
+    reader.close()
+    assert store.checkpoint()

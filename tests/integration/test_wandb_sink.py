@@ -1,0 +1,69 @@
+"""Weights & Biases, offline: the steps in the folders that the sink wrote."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.tracked import FINISHED, ROUNDS, TRACKED
+
+from potluck.server.sinks.trackers.wandb_sink import Wandb
+
+BLOCK, HEADER = 32_768, struct.Struct("<IHB")
+WHOLE, LAST = 1, 4
+
+
+def records(data: bytes) -> Iterator[bytes]:
+    """The records of a .wandb file, which has the format of LevelDB's log behind seven bytes."""
+    position, parts = 7, b""
+    while position + HEADER.size <= len(data):
+        left = BLOCK - position % BLOCK
+        if left < HEADER.size:
+            position += left
+            continue
+        _, length, kind = HEADER.unpack_from(data, position)
+        position += HEADER.size
+        parts += data[position : position + length]
+        position += length
+        if kind in (WHOLE, LAST):
+            yield parts
+            parts = b""
+
+
+def steps(folder: Path) -> list[tuple[int, dict[str, float]]]:
+    """(step, numbers) of each record of history."""
+    from wandb.proto.wandb_internal_pb2 import (
+        Record,  # pyright: ignore[reportAttributeAccessIssue]  # made at run time
+    )
+
+    [path] = folder.glob("*.wandb")
+    found: list[tuple[int, dict[str, float]]] = []
+    for record in map(Record.FromString, records(path.read_bytes())):
+        if record.HasField("history"):
+            numbers = {
+                item.key or item.nested_key[0]: json.loads(item.value_json)
+                for item in record.history.item
+            }
+            own = {name: value for name, value in numbers.items() if not name.startswith("_")}
+            found.append((record.history.step.num, own))
+    return found
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_each_round_is_one_step_whatever_is_killed(tmp_path: Path) -> None:
+    sink = Wandb(folder=str(tmp_path), rounds=3)
+    assert sink.open(TRACKED) == 0
+    sink.write(TRACKED, ROUNDS)
+    (tmp_path / "draft" / "wandb").mkdir(parents=True)  # as a kill would leave it
+    later = Wandb(folder=str(tmp_path))
+    assert later.open(TRACKED) == 3
+    later.write(TRACKED, ROUNDS[3:])
+    later.end(FINISHED)
+    later.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ab12-1-3", "ab12-4-4"]
+    assert steps(tmp_path / "ab12-1-3") + steps(tmp_path / "ab12-4-4") == [
+        (each.number, each.numbers) for each in ROUNDS
+    ]

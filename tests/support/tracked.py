@@ -1,0 +1,46 @@
+"""Runs and rounds as sinks get them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+from potluck.server.sink import TrackedRound, TrackedRun
+
+AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+TRACKED = TrackedRun(
+    run_id="ab12",
+    name="digits, twice",
+    run_file='rounds = 4\n[task]\nname = "digits"\nclients = 6\n',
+    task="digits",
+    selector="uniform",
+    strategy="fedavg",
+    rounds=4,
+    count=2,
+    seed=7,
+    created_at=AT,
+    state="running",
+    reason="",
+    changed_at=AT,
+)
+FINISHED = replace(TRACKED, state="finished", changed_at=AT + timedelta(seconds=9))
+
+
+def tracked_round(number: int) -> TrackedRound:
+    """A round whose numbers follow from its own; every second one was evaluated."""
+    measures = {"loss": 1 / number, "accuracy": 0.75} if number % 2 == 0 else {}
+    return TrackedRound(
+        number=number,
+        measures=measures,
+        worst_tenths={"accuracy": 0.5} if measures else {},
+        selected=3,
+        included=2,
+        seconds=0.1 + number,
+        bytes_down=number * 10**10,
+        bytes_up=3,
+        model=f"{number}f" * 32,
+        committed_at=AT + timedelta(seconds=number),
+    )
+
+
+ROUNDS = [tracked_round(number) for number in range(1, 5)]

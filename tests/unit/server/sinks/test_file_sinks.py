@@ -1,0 +1,81 @@
+"""Sinks that write files: whatever byte a kill cuts them off at, each round is there once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from support.tracked import FINISHED, ROUNDS, TRACKED
+
+from potluck.common.errors import StorageError
+from potluck.server.sink import Sink
+from potluck.server.sinks.trackers.table_sinks import CsvFiles, ParquetFiles
+from potluck.server.sinks.trackers.tensorboard_sink import TensorBoard
+
+KINDS: list[Callable[..., Sink]] = [CsvFiles, ParquetFiles, TensorBoard]
+
+
+def written(kind: Callable[..., Sink], folder: Path) -> Path:
+    """The file that a sink makes of all rounds, one after the other."""
+    sink = kind(folder=str(folder))
+    assert sink.open(TRACKED) == 0
+    for each in ROUNDS:
+        sink.write(TRACKED, [each])
+    sink.end(FINISHED)
+    sink.close()
+    [path] = [path for path in folder.rglob("*") if path.is_file()]
+    return path
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sink_says_how_far_it_is(kind: Callable[..., Sink], tmp_path: Path) -> None:
+    written(kind, tmp_path)
+    later = kind(folder=str(tmp_path))
+    assert later.open(TRACKED) == 4
+    later.end(FINISHED)
+    assert later.open(TRACKED) == 4
+
+
+@pytest.mark.parametrize("kind", [CsvFiles, TensorBoard])
+def test_a_file_cut_off_anywhere_is_made_whole(kind: Callable[..., Sink], tmp_path: Path) -> None:
+    path = written(kind, tmp_path)
+    whole = path.read_bytes()
+    for length in range(0, len(whole), 13):  # each costs a sync to disk
+        path.write_bytes(whole[:length])
+        sink = kind(folder=str(tmp_path))
+        last = sink.open(TRACKED)
+        assert last is not None
+        sink.write(TRACKED, ROUNDS[last:])
+        assert path.read_bytes() == whole, length
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_a_table_has_what_export_writes(suffix: str, tmp_path: Path) -> None:
+    path = written(CsvFiles if suffix == "csv" else ParquetFiles, tmp_path)
+    assert path.name == f"ab12.{suffix}"
+    table = pd.read_csv(path) if suffix == "csv" else pd.read_parquet(path)
+    assert table["round"].tolist() == [1, 2, 3, 4]
+    assert table["bytes_down"].tolist() == [each.bytes_down for each in ROUNDS]
+    assert table["seconds"].tolist() == [each.seconds for each in ROUNDS]
+    assert table["loss"].isna().tolist() == [True, False, True, False]
+    assert table["loss"].iloc[1] == 0.5
+    assert table["model"].iloc[3] == ROUNDS[3].model
+
+
+def test_a_file_of_somebody_else_is_let_be(tmp_path: Path) -> None:
+    (tmp_path / "ab12.csv").write_text("name,age\nx,1\n")
+    with pytest.raises(StorageError, match="its first column is not 'round'; move the file away"):
+        CsvFiles(folder=str(tmp_path)).open(TRACKED)
+
+
+def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    path = written(TensorBoard, tmp_path)
+    assert path.parent.name == "digits__twice-ab12"
+    events = EventAccumulator(str(path.parent)).Reload()
+    assert [each.step for each in events.Scalars("seconds")] == [1, 2, 3, 4]
+    losses = [(each.step, each.value, each.wall_time) for each in events.Scalars("loss")]
+    assert losses == [(n, 1 / n, ROUNDS[n - 1].committed_at.timestamp()) for n in (2, 4)]

@@ -1,0 +1,170 @@
+"""Feeding a sink from a database: each round once, runs that end and go on, sinks that refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from support.stored import AT, begun_run, committed, digest
+
+from potluck.common.errors import StorageError
+from potluck.server.sink import Sink, TrackedRound, TrackedRun
+from potluck.server.sinks.delivery_notes import DeliveryNotes
+from potluck.server.sinks.record_reader import RecordReader
+from potluck.server.sinks.sink_feed import SinkFeed
+from potluck.server.store import Store
+from potluck.server.store.records import AttemptKey, RunState
+
+
+class Tracker(Sink):
+    """What would outlive the process: rounds by run, and how runs ended."""
+
+    def __init__(self, *, lost: bool = False) -> None:
+        self.rounds: dict[str, list[int]] = {}
+        self.states: dict[str, str] = {}
+        self.asked = 0
+        self.refused: set[str] = set()
+        self.lost = lost
+
+    def open(self, run: TrackedRun) -> int | None:
+        self.asked += 1
+        if run.name == "secret":
+            return None
+        return max(self.rounds.setdefault(run.run_id, []), default=0)
+
+    def write(self, run: TrackedRun, rounds: Sequence[TrackedRound]) -> None:
+        if run.run_id in self.refused:
+            raise RuntimeError("no\n  thanks")
+        self.rounds[run.run_id] += [each.number for each in rounds]
+        if self.lost:
+            self.lost = False
+            raise TimeoutError  # it is recorded all the same
+
+    def end(self, run: TrackedRun) -> None:
+        self.states[run.run_id] = run.state
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'potluck.sqlite3'}"
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[Store]:
+    with Store.open(url) as store:
+        yield store
+
+
+@pytest.fixture
+def notes(tmp_path: Path) -> DeliveryNotes:
+    return DeliveryNotes(tmp_path / "delivered.json", "options")
+
+
+def feed_of(url: str, sink: Sink, notes: DeliveryNotes) -> SinkFeed:
+    return SinkFeed(RecordReader(url), sink, notes)
+
+
+def test_rounds_come_once_and_in_order(url: str, store: Store, notes: DeliveryNotes) -> None:
+    begun_run(store)
+    tracker = Tracker()
+    feed = feed_of(url, tracker, notes)
+    for number in (1, 2, 3):
+        committed(store, AttemptKey("ab12", number, 1))
+        if number != 2:
+            assert feed.feed().errors == {}
+    assert (tracker.rounds, tracker.asked) == ({"ab12": [1, 2, 3]}, 1)
+    assert feed_of(url, tracker, notes).feed().behind == 0  # another process
+    assert tracker.rounds == {"ab12": [1, 2, 3]}
+    assert tracker.states == {}
+
+
+def test_a_run_that_ended_is_asked_about_no_more(
+    url: str, store: Store, notes: DeliveryNotes, tmp_path: Path
+) -> None:
+    begun_run(store)
+    committed(store, AttemptKey("ab12", 1, 1))
+    store.set_run_state("ab12", RunState.STOPPED, "by hand", AT)
+    tracker = Tracker()
+    feed_of(url, tracker, notes).feed()
+    assert tracker.states == {"ab12": "stopped"}
+    again = DeliveryNotes(tmp_path / "delivered.json", "options")
+    feed = feed_of(url, tracker, again)
+    feed.feed()
+    assert tracker.asked == 1
+    store.set_run_state("ab12", RunState.RUNNING, "", AT.replace(year=2027))
+    committed(store, AttemptKey("ab12", 2, 1))
+    feed.feed()
+    store.set_run_state("ab12", RunState.FINISHED, "", AT.replace(year=2028))
+    feed.feed()
+    assert (tracker.rounds, tracker.states) == ({"ab12": [1, 2]}, {"ab12": "finished"})
+    feed_of(url, tracker, DeliveryNotes(tmp_path / "delivered.json", "another place")).feed()
+    assert tracker.asked == 3
+
+
+def test_what_a_sink_took_and_did_not_confirm_is_not_handed_over_twice(
+    url: str, store: Store, notes: DeliveryNotes
+) -> None:
+    begun_run(store)
+    committed(store, AttemptKey("ab12", 1, 1))
+    tracker = Tracker(lost=True)
+    feed = feed_of(url, tracker, notes)
+    assert feed.feed().errors == {"ab12": "TimeoutError"}
+    assert feed.feed().errors == {}
+    assert tracker.rounds == {"ab12": [1]}
+
+
+def test_a_run_that_a_sink_refuses_holds_up_no_other(
+    url: str, store: Store, notes: DeliveryNotes
+) -> None:
+    for run_id in ("ab12", "cd34"):
+        begun_run(store, run_id)
+        committed(store, AttemptKey(run_id, 1, 1))
+    committed(store, AttemptKey("ab12", 2, 1))
+    tracker = Tracker()
+    tracker.refused = {"ab12"}
+    result = feed_of(url, tracker, notes).feed()
+    assert (result.behind, result.errors) == (2, {"ab12": "RuntimeError: no thanks"})
+    assert tracker.rounds == {"ab12": [], "cd34": [1]}
+
+
+def test_pretraining_is_part_of_its_run(url: str, store: Store, notes: DeliveryNotes) -> None:
+    begun_run(store, "pre-ab12")
+    tracker = Tracker()
+    feed_of(url, tracker, notes).feed()
+    assert tracker.asked == 0
+
+
+def test_a_round_is_as_it_was_committed(url: str, store: Store) -> None:
+    begun_run(store)
+    committed(store, AttemptKey("ab12", 1, 1))
+    [found] = RecordReader(url).rounds("ab12", after=0, limit=9)
+    assert found.row == {
+        "round": 1,
+        "accuracy": 0.75,
+        "loss": 0.5,
+        "weighted_f1": 0.5,
+        "loss_worst_tenth": 3.75,
+        "selected": 3,
+        "included": 2,
+        "seconds": 2.5,
+        "bytes_down": 10**10,
+        "bytes_up": 3,
+        "model": digest(1),
+    }
+
+
+def test_the_database_can_only_be_read(url: str, store: Store) -> None:
+    reader = RecordReader(url)
+    with (
+        pytest.raises(StorageError, match="read-only"),
+        reader._database.transaction() as connection,
+    ):
+        connection.exec_driver_sql("DELETE FROM runs")
+    reader.close()
+    assert store.checkpoint()  # nobody holds the log
+
+
+def test_a_database_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="can't be opened"):
+        RecordReader(f"sqlite:///{tmp_path / 'none.sqlite3'}").runs({})

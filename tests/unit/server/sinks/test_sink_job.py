@@ -1,0 +1,53 @@
+"""`[sinks.NAME]` tables: what the coordinator refuses when it starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from potluck.common.errors import PotluckError
+from potluck.server.sinks.sink_job import sink_jobs
+from potluck.server.sinks.trackers.mlflow_sink import Mlflow
+
+
+def jobs(tmp_path: Path, **tables: dict[str, Any]) -> Any:
+    return sink_jobs(tables, database="sqlite:///x", state_directory=tmp_path)
+
+
+def test_a_table_is_named_for_its_plugin_or_names_it(tmp_path: Path) -> None:
+    first, second = jobs(
+        tmp_path, csv={"folder": "tables"}, mine={"plugin": "csv", "patience_seconds": 5}
+    )
+    assert (first.plugin, first.options) == ("csv", {"folder": "tables"})
+    assert (second.plugin, second.options) == ("csv", {})
+    assert (first.patience_seconds, second.patience_seconds) == (120, 5)
+    assert second.folder == tmp_path / "sinks" / "mine"
+
+
+@pytest.mark.parametrize(
+    ("name", "table", "why"),
+    [
+        ("nope", {}, r"\[sinks.nope\]: potluck.sinks: 'nope' is not installed; installed: csv, ml"),
+        ("csv", {"folder": 3}, r"\[sinks.csv\]: sink csv: option 'folder' is 3; it must be a text"),
+        ("csv", {"foldr": "x"}, r"there is no option 'foldr' \(did you mean 'folder'\?\)"),
+        ("../x", {"plugin": "csv"}, "name it with letters"),
+        ("csv", {"plugin": 3}, "plugin is 3; it must be a text"),
+        ("csv", {"patience_seconds": 0}, "patience_seconds is 0; it must be a number above 0"),
+    ],
+)
+def test_what_can_not_be_right_is_refused(
+    tmp_path: Path, name: str, table: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(PotluckError, match=why):
+        jobs(tmp_path, **{name: table})
+
+
+def test_a_library_that_is_missing_is_named_with_its_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Mlflow, "library", "mlflow_that_is_not_there")
+    why = r"\[sinks.mlflow\]: mlflow_that_is_not_there is not .*; pip install 'potluck\[mlflow\]'"
+    with pytest.raises(PotluckError, match=why):
+        jobs(tmp_path, mlflow={})
