@@ -42,10 +42,10 @@ ROOMS = {
         "secagg.coordinator secagg updates run_file process monitoring"
     ),
     "server": (
-        "clock config state store.sql store objects selection strategy sink selectors.parts "
-        "strategies selectors.asking selectors.bandits selectors rounds cohorts aggregation "
-        "training hosts profiles sums eligibility watching runs sinks.trackers sinks service cli "
-        "__main__"
+        "clock config state store.sql store objects selection strategy sink stopping "
+        "selectors.parts strategies selectors.asking selectors.bandits selectors rounds cohorts "
+        "aggregation training hosts profiles sums eligibility watching runs sinks.trackers sinks "
+        "service cli __main__"
     ),
     "client": (
         "base disclosure masking config objective correction training.objectives training.samples "

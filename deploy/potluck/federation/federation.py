@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         SelectorLimits,
         Transport,
     )
+    from potluck.common.run_file.stopping import Stopping
     from potluck.common.settings.local_training import LocalTraining
     from potluck.common.settings.model_table import ModelTable
     from potluck.common.updates.lanes import HostSumSettings
@@ -203,6 +204,7 @@ class Federation:
         selector_limits: Table | SelectorLimits | None = None,
         sample_limits: Table | SampleLimits | None = None,
         virtual_clock: Table | VirtualClock | None = None,
+        stop: Table | Stopping | None = None,
         retention: Table | Retention | None = None,
     ) -> Run:
         """Start a run. Arguments are the keys of a run file; None stands for its default.
@@ -235,6 +237,7 @@ class Federation:
             "selector_limits": selector_limits,
             "sample_limits": sample_limits,
             "virtual_clock": virtual_clock,
+            "stop": stop,
             "retention": retention,
             "task": self._plugin(TASKS, task),
             "selector": self._plugin(SELECTORS, selector),

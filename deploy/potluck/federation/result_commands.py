@@ -18,7 +18,13 @@ from rich.table import Table
 from potluck.common.errors import NotFoundError, StorageError
 from potluck.common.tables.table_files import check_table_name, write_table
 from potluck.deploy.commands.connection import operator_command
-from potluck.deploy.commands.run_commands import AsJson, RunOrNewest, print_line, table_console
+from potluck.deploy.commands.run_commands import (
+    AsJson,
+    BestModel,
+    RunOrNewest,
+    print_line,
+    table_console,
+)
 from potluck.deploy.operator.model_download import download_model
 from potluck.deploy.operator.operator_client import OperatorClient
 from potluck.deploy.operator.run_view import RunView, observe
@@ -91,6 +97,7 @@ async def _evaluate(
     round_number: Annotated[
         int, typer.Option("--round", min=0, help="The model of this round; 0 for the last.")
     ] = 0,
+    best: BestModel = False,
     data: Annotated[
         Path | None,
         typer.Option(
@@ -110,12 +117,15 @@ async def _evaluate(
     ```console
     potluck evaluate
     potluck evaluate 3f9a --round 12 --data data --json
+    potluck evaluate 3f9a --best
     ```
     """
     status = await _status(client, run_id)
     with tempfile.TemporaryDirectory(prefix="potluck-model-") as folder:
         path = Path(folder) / "model.safetensors"
-        found = await download_model(client, status.run_id, path, round_number=round_number)
+        found = await download_model(
+            client, status.run_id, path, round_number=round_number, best=best
+        )
         report = evaluated_model(path, found.origin.run_file, SessionPlugins(), data)
     if as_json:
         named = {"run": status.run_id, "round": found.origin.round}

@@ -142,22 +142,32 @@ class Run:
 
     # Its model --------------------------------------------------------------------------------
 
-    def model(self, round: int = 0) -> Any:  # noqa: A002  # what it is
+    @property
+    def best(self) -> Round | None:
+        """The round of its best model by now: the first in which the measure was best that its run
+        file names, as `stop` or as `keep_best` of `retention`. None before there is one."""
+        status = self.status
+        if not status.HasField("best"):
+            return None
+        return self._background.call(self._follower.round(status.best.round))
+
+    def model(self, round: int = 0, *, best: bool = False) -> Any:  # noqa: A002  # what it is
         """The task's network with the weights of a round; 0: of the last one committed.
 
-        A `torch.nn.Module` in evaluation mode, or a dict of arrays where the task's model is one.
-        Raises RunError before the first round is committed, PluginError for a task that is not
-        installed here.
+        best: of the round `best` instead. It is a `torch.nn.Module` in evaluation mode, or a dict
+        of arrays where the task's model is one.
+        Raises RunError before the first round is committed, NotFoundError where the model is not
+        kept or no best one is known, PluginError for a task that is not installed here.
         """
         from potluck.federation.trained_model import trained_model
 
         with tempfile.TemporaryDirectory(prefix="potluck-model-") as folder:
             path = Path(folder) / "model.safetensors"
-            found = self._download(path, round, describe=False)
+            found = self._download(path, round, best=best, describe=False)
             made = trained_model(path, found.origin.run_file, self._session, self._data)
         return made.network
 
-    def evaluate(self, round: int = 0) -> ModelReport:  # noqa: A002  # what it is
+    def evaluate(self, round: int = 0, *, best: bool = False) -> ModelReport:  # noqa: A002  # likewise
         """Measure a round's model here, on its task's evaluation data, class by class.
 
         Raises ConfigurationError where the task has none on this machine, or brings a trainer of
@@ -167,18 +177,23 @@ class Run:
 
         with tempfile.TemporaryDirectory(prefix="potluck-model-") as folder:
             path = Path(folder) / "model.safetensors"
-            found = self._download(path, round, describe=False)
+            found = self._download(path, round, best=best, describe=False)
             return evaluated_model(path, found.origin.run_file, self._session, self._data)
 
-    def save(self, path: str | Path, round: int = 0) -> Path:  # noqa: A002  # what it is
-        """Write the weights of a round as safetensors, with what run they come from; the path."""
-        return self._download(Path(path), round, describe=True).path
+    def save(self, path: str | Path, round: int = 0, *, best: bool = False) -> Path:  # noqa: A002  # likewise
+        """Write the weights of a round as safetensors, with what run they come from; the path.
 
-    def _download(self, path: Path, number: int, *, describe: bool) -> DownloadedModel:
+        Raises as `model` does.
+        """
+        return self._download(Path(path), round, best=best, describe=True).path
+
+    def _download(self, path: Path, number: int, *, best: bool, describe: bool) -> DownloadedModel:
         if number == 0 and not self.status.committed_rounds:
             raise RunError(f"run {self.id} has no model yet; wait() for its first round")
         return self._background.call(
-            download_model(self._client, self.id, path, round_number=number, describe=describe)
+            download_model(
+                self._client, self.id, path, round_number=number, best=best, describe=describe
+            )
         )
 
     # What is done to it -----------------------------------------------------------------------

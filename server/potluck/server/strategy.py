@@ -225,6 +225,9 @@ class Strategy(Plugin):
     most_clients: int | None = None
     """The most clients that it has a place for. A run with a larger roster or cohort is refused
     before it starts; with more that come, `enrol` should raise RunError."""
+    opening: int = 0
+    """How many rounds come first that train for what follows: in them the run is not stopped early,
+    and no model counts as its best."""
     trains: bool = False
     """True where `train` goes on from the model that `apply` gives."""
 

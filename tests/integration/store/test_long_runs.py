@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 from sqlalchemy import Engine, create_engine, event, update
-from support.stored import AT, RUN, add_rounds, begun_run, committed, digest
+from support.stored import AT, RUN, add_rounds, begun_run, commit, committed, digest, selected
 
 from potluck.common.run_file.runfile import parse_run_file
 from potluck.server.service.retention import Tidying
-from potluck.server.store import AttemptKey, RunState, Store
+from potluck.server.store import AttemptKey, BestSoFar, RunState, Store
 from potluck.server.store.model_files import ModelFiles
 from potluck.server.store.sql import schema
 
@@ -179,6 +179,38 @@ async def test_files_go_as_rounds_push_them_out_of_retention(url: str, tmp_path:
         put(files, 8, 9, 1008, 1009)
         await tidying.after_commit(RUN.run_id, retention, 9)
         assert there(folder) == {digest(n) for n in {0, 4, 7, 8, 9, 1009}}
+
+
+async def test_the_best_model_stays_until_another_is_better(url: str, tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    run_file = RUN_FILE.replace("keep_last = 3", "keep_last = 1")
+    retention = parse_run_file(run_file, source="test").retention
+    with Store.open(url) as store:
+        store.add_run(replace(RUN, run_file=run_file))
+        store.append_to_roster(RUN.run_id, ["a", "b", "c"])
+        store.set_initial_model(RUN.run_id, digest(0), AT)
+
+        async def in_store(call: Callable[[Store], Any]) -> Any:
+            return call(store)
+
+        files = ModelFiles(folder)
+        tidying = Tidying(files, in_store, set)
+        tidying.begin(RUN.run_id, 0)
+        for number, best in enumerate((1, 2, 2, 2, 5, 5), 1):
+            key = AttemptKey(RUN.run_id, number, 1)
+            selected(store, key)
+            so_far = BestSoFar(measure="loss", round=best, value=1.0, mark=1.0)
+            store.commit_round(replace(commit(key, []), best=so_far, state_blake3=None))
+            put(files, number)
+            await tidying.after_commit(RUN.run_id, retention, number)
+            assert there(folder) == {digest(best), digest(number)}
+        # The next coordinator looks at all files, and keeps these.
+        put(files, 2, 4)
+        await Tidying(files, in_store, set).look_at(files.clear_leftovers())
+        assert there(folder) == {digest(5), digest(6)}
+        await Tidying(files, in_store, set).look_at(store.delete_runs([RUN.run_id]))
+        assert there(folder) == set()
 
 
 async def test_a_file_stays_as_long_as_any_run_keeps_it(url: str, tmp_path: Path) -> None:

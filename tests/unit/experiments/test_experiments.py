@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 from pyarrow import parquet
+from rich.console import Console
 from scipy import stats
 from support.repository import ROOT
 
 from potluck.common.errors import ConfigurationError, StorageError
 from potluck.common.run_file.runfile import parse_run_file
 from potluck.experiments.grid.definition import ExperimentFile, load_experiment, merged, put
+from potluck.experiments.grid.experiment_progress import Board
 from potluck.experiments.grid.grid_cells import cells_of
 from potluck.experiments.grid.label_mix import LabelMixes
 from potluck.experiments.grid.local_cells import BYTES_PER_PROCESS, jobs_for
@@ -28,7 +31,12 @@ from potluck.experiments.reports.experiment_summary import (
 )
 from potluck.experiments.reports.html_report import html
 from potluck.experiments.reports.origin import origin
-from potluck.experiments.reports.plots import included_matrix, metric_figure, raster_figure
+from potluck.experiments.reports.plots import (
+    held,
+    included_matrix,
+    metric_figure,
+    raster_figure,
+)
 from potluck.experiments.reports.tables import markdown, ranked, tidy_rows, write_tables
 from potluck.server.rounds.plan import draw_up
 
@@ -282,6 +290,35 @@ def test_the_markdown_says_what_a_reader_must_know() -> None:
     assert "3 ≠" in text
     assert "0.9 (Table 1)" in text
     assert "paired t test" in text
+
+
+def test_cells_that_stopped_early_are_told_and_held() -> None:
+    stopping = 'rounds = 4\n[task]\nname = "digits"\n[stop]\nmeasure = "accuracy"\npatience = 1\n'
+    early = result("uniform", "0.1", 0, 0.2, 0.4).model_copy(update={"run_file": stopping})
+    whole = result("uniform", "0.1", 1, 0.3, 0.5, 0.6, 0.7).model_copy(
+        update={"run_file": stopping}
+    )
+    assert (early.stopped_early, whole.stopped_early) == (True, False)
+    summary = summarise(experiment(), [early, whole], missing=0)
+    [arm] = summary.arms
+    assert arm.mean == pytest.approx(0.55)  # each cell's own last evaluation
+    assert arm.bytes == pytest.approx(150 * 3)
+    assert "1 cell stopped early, as [stop] says, after 2 rounds" in markdown(summary)
+    assert "stopped early" not in markdown(summarise(experiment(), results(), missing=0))
+    held_values = held([[(1, 0.2), (2, 0.4)], [(1, 0.3), (3, 0.6)], []])
+    assert held_values == [[(1, 0.2), (2, 0.4), (3, 0.4)], [(1, 0.3), (3, 0.6)], []]
+
+
+def test_the_board_counts_a_cell_that_stopped_early_as_finished() -> None:
+    cells = cells_of(experiment(), hosts=1, source=Path("grid.toml"))[:2]
+    output = io.StringIO()
+    with Board(Console(file=output, width=200)) as board:
+        board.begin(cells, {})
+        for cell in cells:
+            with board.cell(cell) as progress:
+                progress(1)
+        assert board.remaining() == 0
+    assert "2/2" in output.getvalue()
 
 
 def test_tidy_tables_hold_no_times(tmp_path: Path) -> None:

@@ -334,3 +334,9 @@ class Retention(Settings):
     keep_every: int = Field(
         default=0, ge=0, description="Besides, every so many rounds' model is kept; 0: none."
     )
+    keep_best: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Besides, the model is kept for which this measure was best, the first of\n"
+        "equals: `potluck model --best`. Unset: that of stop.measure, if the run has one.",
+    )

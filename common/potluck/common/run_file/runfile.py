@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from potluck.common.disclosure import Weighting
 from potluck.common.learning.virtual_clock import VirtualClock
@@ -20,6 +20,7 @@ from potluck.common.run_file.run_settings import (
     SelectorLimits,
     Transport,
 )
+from potluck.common.run_file.stopping import Stopping
 from potluck.common.settings.configuration import Settings, annotated_example, parse
 from potluck.common.settings.configuration_errors import RUN
 from potluck.common.settings.local_training import LocalTraining
@@ -126,7 +127,15 @@ class RunFile(Settings):
         default=VirtualClock(),
         description="Simulated durations, to try selectors on clients of unequal speed.",
     )
+    stop: Stopping | None = Field(
+        default=None, description="When the run ends early; without this table it does not."
+    )
     retention: Retention = Field(default=Retention(), description="Which model versions are kept.")
+
+    @property
+    def followed(self) -> str | None:
+        """The measure by which its best model is known; None where that is not kept."""
+        return self.retention.keep_best if self.stop is None else self.stop.measure
 
     @property
     def kept_models(self) -> Retention:
@@ -147,6 +156,16 @@ class RunFile(Settings):
         if not name.isprintable():
             raise ValueError("must be printable")
         return name
+
+    @model_validator(mode="after")
+    def _follow_one(self) -> Self:
+        best = self.retention.keep_best
+        if self.stop is not None and best not in (None, self.stop.measure):
+            raise ValueError(
+                f"stop.measure is {self.stop.measure!r} and retention.keep_best is {best!r}; a run "
+                "follows one measure: leave out retention.keep_best"
+            )
+        return self
 
 
 def parse_run_file(text: str, *, source: str) -> RunFile:

@@ -277,6 +277,7 @@ class RunStatus(_message.Message):
     WAITING_FIELD_NUMBER: _builtins.int
     LEFT_OUT_FIELD_NUMBER: _builtins.int
     MEASURES_FIELD_NUMBER: _builtins.int
+    BEST_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """Its id."""
     name: _builtins.str
@@ -315,6 +316,10 @@ class RunStatus(_message.Message):
     def measures(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeclaredMeasure]:
         """What its task's own trainer measures, the most important first; empty for a classification task."""
 
+    @_builtins.property
+    def best(self) -> Global___BestModel:
+        """Its best model so far; absent where it goes by no measure, and before that was measured."""
+
     def __init__(
         self,
         *,
@@ -334,14 +339,53 @@ class RunStatus(_message.Message):
         waiting: Global___Waiting | None = ...,
         left_out: _builtins.str = ...,
         measures: _abc.Iterable[Global___DeclaredMeasure] | None = ...,
+        best: Global___BestModel | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "waiting", b"waiting"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "created_at", b"created_at", "waiting", b"waiting"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_rounds", b"committed_rounds", "count", b"count", "created_at", b"created_at", "left_out", b"left_out", "measures", b"measures", "model_blake3", b"model_blake3", "name", b"name", "reason", b"reason", "rounds", b"rounds", "run_id", b"run_id", "seed", b"seed", "selector", b"selector", "state", b"state", "strategy", b"strategy", "task", b"task", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "committed_rounds", b"committed_rounds", "count", b"count", "created_at", b"created_at", "left_out", b"left_out", "measures", b"measures", "model_blake3", b"model_blake3", "name", b"name", "reason", b"reason", "rounds", b"rounds", "run_id", b"run_id", "seed", b"seed", "selector", b"selector", "state", b"state", "strategy", b"strategy", "task", b"task", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RunStatus: _TypeAlias = RunStatus  # noqa: Y015
+
+@_typing.final
+class BestModel(_message.Message):
+    """The model of a run for which the measure that it goes by was best."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEASURE_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    MODEL_BLAKE3_FIELD_NUMBER: _builtins.int
+    STALLED_FIELD_NUMBER: _builtins.int
+    measure: _builtins.str
+    """Name of the measure."""
+    round: _builtins.int
+    """The first round in which it was best."""
+    value: _builtins.float
+    """What it was then."""
+    model_blake3: _builtins.str
+    """BLAKE3 digest of that round's model."""
+    stalled: _builtins.int
+    """Evaluations since the last that was an improvement by more than stop.minimum_delta."""
+    def __init__(
+        self,
+        *,
+        measure: _builtins.str = ...,
+        round: _builtins.int = ...,
+        value: _builtins.float = ...,
+        model_blake3: _builtins.str = ...,
+        stalled: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["measure", b"measure", "model_blake3", b"model_blake3", "round", b"round", "stalled", b"stalled", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BestModel: _TypeAlias = BestModel  # noqa: Y015
 
 @_typing.final
 class DeclaredMeasure(_message.Message):
@@ -1703,6 +1747,7 @@ class OperatorServiceFetchModelRequest(_message.Message):
     ROUND_FIELD_NUMBER: _builtins.int
     BLAKE3_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
+    BEST_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """The run: its id, a unique beginning of it, or a name that no other run has."""
     round: _builtins.int
@@ -1713,6 +1758,8 @@ class OperatorServiceFetchModelRequest(_message.Message):
     """
     offset: _builtins.int
     """Bytes of it that are already there."""
+    best: _builtins.bool
+    """The run's best model instead of a round's."""
     def __init__(
         self,
         *,
@@ -1720,10 +1767,11 @@ class OperatorServiceFetchModelRequest(_message.Message):
         round: _builtins.int = ...,
         blake3: _builtins.str = ...,
         offset: _builtins.int = ...,
+        best: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blake3", b"blake3", "offset", b"offset", "round", b"round", "run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "blake3", b"blake3", "offset", b"offset", "round", b"round", "run_id", b"run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1769,6 +1817,7 @@ class ModelOrigin(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     ROUND_FIELD_NUMBER: _builtins.int
     RUN_FILE_FIELD_NUMBER: _builtins.int
+    BEST_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """The run's id."""
     name: _builtins.str
@@ -1777,6 +1826,10 @@ class ModelOrigin(_message.Message):
     """The round whose model it is; 0 for the one before round 1."""
     run_file: _builtins.str
     """The run file, TOML."""
+    @_builtins.property
+    def best(self) -> Global___BestModel:
+        """Set where the run's best model was asked for, and this is it."""
+
     def __init__(
         self,
         *,
@@ -1784,10 +1837,11 @@ class ModelOrigin(_message.Message):
         name: _builtins.str = ...,
         round: _builtins.int = ...,
         run_file: _builtins.str = ...,
+        best: Global___BestModel | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["best", b"best"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "round", b"round", "run_file", b"run_file", "run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "name", b"name", "round", b"round", "run_file", b"run_file", "run_id", b"run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

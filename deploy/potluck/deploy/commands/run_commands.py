@@ -17,7 +17,7 @@ from potluck.common.process.command_line import FAILED
 from potluck.common.run_file.runfile import parse_run_file
 from potluck.common.settings.configuration import decode
 from potluck.deploy.commands.connection import operator_command
-from potluck.deploy.operator.json_view import status_values, to_line
+from potluck.deploy.operator.json_view import best_values, status_values, to_line
 from potluck.deploy.operator.model_download import download_model
 from potluck.deploy.operator.model_metadata import kept_patterns, metadata_of
 from potluck.deploy.operator.model_shards import shard_bytes, split, whole_file
@@ -50,6 +50,14 @@ RunOrNewest = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+BestModel = Annotated[
+    bool,
+    typer.Option(
+        "--best",
+        help="The run's best model instead: that of the round in which the measure was best that "
+        "its run file names as stop.measure or retention.keep_best.",
+    ),
+]
 Assignments = Annotated[
     list[str] | None,
     typer.Option(
@@ -243,6 +251,7 @@ async def model(
     round_number: Annotated[
         int, typer.Option("--round", min=0, help="The model of this round; 0 for the last.")
     ] = 0,
+    best: BestModel = False,
     exact: Annotated[
         bool,
         typer.Option(
@@ -270,6 +279,7 @@ async def model(
     ```console
     potluck model -o model.safetensors
     potluck model 3f9a --round 12 -o round-12.safetensors
+    potluck model 3f9a --best -o best.safetensors
     potluck model 3f9a --shards 5GB -o folder
     ```
     """
@@ -287,6 +297,7 @@ async def model(
             run_id,
             output if most is None else whole_file(output),
             round_number=round_number,
+            best=best,
             progress=lambda here, total: bar.update(task, completed=here, total=total),
             describe=not exact and most is None,
         )
@@ -296,9 +307,13 @@ async def model(
         downloaded = await split(downloaded, metadata, most)
     if as_json:
         values = {"path": str(output), "blake3": downloaded.blake3, "size": downloaded.size}
-        print_line(to_line({**values, "run": origin.run_id, "round": origin.round}))
+        values |= {"run": origin.run_id, "round": origin.round}
+        named = {"best": best_values(origin.best)} if best else {}
+        print_line(to_line({**values, **named}))
     else:
         whose = f"round {origin.round} of run {origin.run_id} ({origin.name})"
+        if best:
+            whose += f", its best {origin.best.measure} ({origin.best.value:.6g})"
         size = readable_bytes(downloaded.size)
         kept = kept_patterns(origin)
         lacks = f"; not in it is what clients keep: {', '.join(kept)}" if kept else ""

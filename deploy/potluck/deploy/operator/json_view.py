@@ -38,6 +38,7 @@ def status_values(status: operator_pb2.RunStatus) -> dict[str, Any]:
         "model_blake3": status.model_blake3 or None,
         "waiting": _waiting_values(status.waiting) if status.HasField("waiting") else None,
         "left_out": status.left_out or None,
+        "best": best_values(status.best) if status.HasField("best") else None,
         "measures": [
             {
                 "name": each.name,
@@ -47,6 +48,17 @@ def status_values(status: operator_pb2.RunStatus) -> dict[str, Any]:
             }
             for each in status.measures
         ],
+    }
+
+
+def best_values(best: operator_pb2.BestModel) -> dict[str, Any]:
+    """The best model of a run."""
+    return {
+        "measure": best.measure,
+        "round": best.round,
+        "value": best.value,
+        "model_blake3": best.model_blake3,
+        "stalled": best.stalled,
     }
 
 

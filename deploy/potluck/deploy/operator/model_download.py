@@ -51,20 +51,28 @@ async def download_model(
     path: Path,
     *,
     round_number: int = 0,
+    best: bool = False,
     progress: Progress | None = None,
     describe: bool = False,
 ) -> DownloadedModel:
     """Fetch the model of a run into `path`; `round_number` 0 stands for the last committed one.
 
-    describe: whether to write where it comes from into the file; see `model_metadata`.
+    best: the run's best model instead, of which the origin then tells. describe: whether to write
+    where it comes from into the file; see `model_metadata`.
 
     A broken transfer is taken up again, up to `ATTEMPTS` times; the part stays for the next call.
     Raises ConfigurationError if `path` can't be written, and what `OperatorClient` raises.
     """
     _check_target(path)
+    if best and round_number:
+        raise ConfigurationError(
+            f"round {round_number} and the best round are two models; ask for one of them"
+        )
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            return await _receive(client, run_id, path, round_number, progress, describe)
+            return await _receive(
+                client, run_id, path, round_number, progress, describe=describe, best=best
+            )
         except (TransferError, UnreachableError):
             if attempt == ATTEMPTS or not _partial_files(path):
                 raise
@@ -84,17 +92,26 @@ async def _receive(
     path: Path,
     round_number: int,
     progress: Progress | None,
+    *,
     describe: bool,
+    best: bool,
 ) -> DownloadedModel:
     held = _partial_files(path)
     blake3 = next(iter(held), "")
     offset = held_bytes(held[blake3]) if blake3 else 0
-    answers = client.fetch_model(run_id, round_number=round_number, blake3=blake3, offset=offset)
+    answers = client.fetch_model(
+        run_id, round_number=round_number, blake3=blake3, offset=offset, best=best
+    )
     async with aclosing(answers):
         first = await anext(answers, None)
         if first is None or first.frame.WhichOneof("part") != "header":
             raise ProtocolError("the coordinator sent a model that does not begin with its header")
         header, origin = first.frame.header, first.origin
+        if best and not origin.HasField("best"):
+            raise ProtocolError(
+                "the coordinator knows nothing of best models, it is of an older release; upgrade "
+                "it, or ask for a round"
+            )
         target = _hidden(path, check_digest(header.blake3))
         receiver = FileReceiver(
             target,

@@ -33,6 +33,8 @@ def metadata_of(origin: operator_pb2.ModelOrigin, blake3: str) -> dict[str, str]
         "round": str(origin.round),
         "blake3": blake3,
     }
+    if origin.HasField("best"):
+        metadata["best_of"] = origin.best.measure
     values = tomllib.loads(origin.run_file)
     metadata["seed"] = str(values.get("seed", 0))
     metadata |= {name: json.dumps(values[name], default=str) for name in _TABLES if name in values}

@@ -176,15 +176,17 @@ class OperatorClient:
         raise ProtocolError(f"the coordinator at {self._address} said nothing of run {run_id}")
 
     async def fetch_model(
-        self, run_id: str, *, round_number: int, blake3: str, offset: int
+        self, run_id: str, *, round_number: int, blake3: str, offset: int, best: bool = False
     ) -> AsyncGenerator[operator_pb2.OperatorServiceFetchModelResponse]:
         """A run's model in frames, the first with where it comes from.
 
-        `round_number` 0 stands for the last committed round. `offset` bytes of the file with digest
-        `blake3` are here already. The stream's header says what file comes and from where.
+        `round_number` 0 stands for the last committed round; `best` asks for the run's best model
+        instead, which a coordinator of an older release does not know. `offset` bytes of the file
+        with digest `blake3` are here already. The stream's header says what file comes and from
+        where.
         """
         request = operator_pb2.OperatorServiceFetchModelRequest(
-            run_id=run_id, round=round_number, blake3=blake3, offset=offset
+            run_id=run_id, round=round_number, blake3=blake3, offset=offset, best=best
         )
         call = self._stub.FetchModel(request)
         frames = aiter(call)

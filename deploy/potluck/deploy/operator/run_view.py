@@ -124,6 +124,17 @@ def waiting_text(waiting: operator_pb2.Waiting, now: datetime) -> str:
     return text
 
 
+def best_text(status: operator_pb2.RunStatus) -> str:
+    """A run's best model in one line; empty where none is known."""
+    if not status.HasField("best"):
+        return ""
+    best = status.best
+    since = f", {best.stalled} evaluations without improvement since" if best.stalled else ""
+    if best.stalled == 1:
+        since = ", 1 evaluation without improvement since"
+    return f"round {best.round}, {best.measure} {best.value:.6g}{since}: {best.model_blake3}"
+
+
 def member_state_name(state: MemberState.ValueType) -> str:
     """A member's state in one lower-case word."""
     return MemberState.Name(state).removeprefix("MEMBER_STATE_").lower()

@@ -9,7 +9,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.table import Table
 from rich.text import Text
 
-from potluck.deploy.operator.run_view import run_state_name, waiting_text
+from potluck.deploy.operator.run_view import best_text, run_state_name, waiting_text
 from potluck.deploy.view.readable import natural_order, readable_age, readable_count
 from potluck.rpc.v1 import operator_pb2
 
@@ -60,6 +60,7 @@ def run_table(status: operator_pb2.RunStatus, now: datetime) -> Table:
         "seed": str(status.seed),
         "started": f"{readable_age(started, now)} ({started:%Y-%m-%d %H:%M} UTC)",
         "model": status.model_blake3,
+        "best": best_text(status),
     }
     table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(style="bold")

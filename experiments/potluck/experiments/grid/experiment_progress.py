@@ -81,8 +81,7 @@ class Board:
 
         try:
             yield progress
-            if self._rounds.get(cell.digest, 0) == cell.rounds:
-                self._end(cell, time.monotonic() - started)
+            self._end(cell, time.monotonic() - started)
         finally:
             self._bars.remove_task(bar)
 
@@ -92,6 +91,10 @@ class Board:
 
     def _end(self, cell: Cell, seconds: float) -> None:
         self._finished += 1
+        committed = self._rounds.get(cell.digest, 0)
+        self._total -= cell.rounds - committed  # those that a run which stopped early spares
+        if self._whole is not None:
+            self._bars.update(self._whole, total=self._total)
         text = f"{self._finished}/{self._cells}  {cell.title}  {readable_seconds(seconds)}"
         left = self.remaining()
         if not self._console.is_terminal and left is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from potluck.common.errors import StorageError
 from potluck.common.process.folder_lock import FolderLock
+from potluck.common.run_file.runfile import RunFile
 from potluck.experiments.grid.grid_cells import Cell
 
 
@@ -57,6 +59,13 @@ class CellResult(BaseModel):
     model_blake3: str
     version: str = ""
     timings: Timings
+
+    @property
+    def stopped_early(self) -> bool:
+        """True where the run ended before all its rounds, as `[stop]` of its run file says."""
+        values = tomllib.loads(self.run_file)
+        planned = values.get("rounds", RunFile.model_fields["rounds"].default)
+        return "stop" in values and len(self.rounds) < planned
 
 
 class ResultsFolder:

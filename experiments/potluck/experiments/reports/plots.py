@@ -49,6 +49,7 @@ def metric_figure(summary: Summary) -> Figure:
         metric.replace("_", " "),
         lambda cell: evaluations(cell.rounds, metric),
         targets=summary.experiment.reading.targets,
+        hold=True,
     )
 
 
@@ -115,7 +116,9 @@ def _lines(
     read: Callable[[CellResult], list[tuple[int, float]]],
     *,
     targets: Sequence[float] = (),
+    hold: bool = False,
 ) -> Figure:
+    """hold: a cell that stopped early keeps its last value for the rounds that others have."""
     shown = panels(summary)
     columns = min(2, len(shown))
     rows = -(-len(shown) // columns)
@@ -124,7 +127,7 @@ def _lines(
     grid = figure.subplots(rows, columns, squeeze=False, sharey=True).ravel()
     for axes, (name, arms) in zip(grid, shown, strict=False):
         for number, arm in enumerate(arms):
-            _band(axes, arm, number, read)
+            _band(axes, arm, number, read, hold=hold)
         for target in targets:
             axes.axhline(target, color="#999999", linewidth=0.8, linestyle=":")
         axes.set_title(name, fontsize=10, loc="left", color=_INK)
@@ -140,12 +143,29 @@ def _lines(
     return figure
 
 
+def held(cells: Sequence[list[tuple[int, float]]]) -> list[list[tuple[int, float]]]:
+    """(round, value) of each cell, with its last value in later rounds that other cells have."""
+    rounds = sorted({number for values in cells for number, _ in values})
+    return [
+        [*values, *((number, values[-1][1]) for number in rounds if number > values[-1][0])]
+        if values
+        else []
+        for values in cells
+    ]
+
+
 def _band(
-    axes: Axes, arm: Arm, number: int, read: Callable[[CellResult], list[tuple[int, float]]]
+    axes: Axes,
+    arm: Arm,
+    number: int,
+    read: Callable[[CellResult], list[tuple[int, float]]],
+    *,
+    hold: bool,
 ) -> None:
     by_round: dict[int, list[float]] = {}
-    for cell in arm.cells:
-        for round_number, value in read(cell):
+    of_cells = [read(cell) for cell in arm.cells]
+    for values in held(of_cells) if hold else of_cells:
+        for round_number, value in values:
             by_round.setdefault(round_number, []).append(value)
     numbers = sorted(by_round)
     means = np.array([np.mean(by_round[each]) for each in numbers])

@@ -181,6 +181,14 @@ def notes(summary: Summary) -> Iterator[str]:
                 "≠ marks arms whose cohorts are of another size than the baseline's: what they "
                 "gain may come from more clients a round. Compare them with an arm of that size."
             )
+    stopped = [cell for arm in summary.arms for cell in arm.cells if cell.stopped_early]
+    if stopped:
+        rounds = [len(cell.rounds) for cell in stopped]
+        spread = f"{min(rounds)}" if len(set(rounds)) == 1 else f"{min(rounds)} to {max(rounds)}"
+        yield (
+            f"{readable_count(len(stopped), 'cell')} stopped early, as [stop] says, after {spread} "
+            "rounds: bytes are of these, and a picture of the metric holds a cell's last value."
+        )
     if any(arm.published for arm in summary.arms):
         yield "Published figures are the papers' own, with their models, data and rounds."
     for each in experiment.assumptions():

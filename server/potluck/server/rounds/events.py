@@ -152,7 +152,10 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class Committed:
-    """The round is committed."""
+    """The round is committed. why_over: the reason why it is the last one, though more were to
+    come; empty otherwise."""
+
+    why_over: str = ""
 
 
 @dataclass(frozen=True)

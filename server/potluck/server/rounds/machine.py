@@ -85,7 +85,8 @@ class Resumption:
     order chosen to how their part had ended. Both empty if none was under way. spent: attempts at
     this round that don't count; those of a run that has failed don't. seconds: what trainings
     took whose updates are here. left_out: clients that can't take part, and why. uploads_decided:
-    whether clients had offered their updates, and the selector knew what they say.
+    whether clients had offered their updates, and the selector knew what they say. why_over: as in
+    `Committed`, of the last committed round.
     """
 
     roster: RunRoster = field(default_factory=RunRoster)
@@ -97,6 +98,7 @@ class Resumption:
     seconds: Mapping[str, float] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
     uploads_decided: bool = False
+    why_over: str = ""
 
 
 class RoundMachine:
@@ -122,6 +124,7 @@ class RoundMachine:
         self._said_waiting = False
         self._round_deadline = 0.0
         self._decided = was.uploads_decided
+        self._why_over = was.why_over
 
     @property
     def attempt(self) -> int:
@@ -199,7 +202,8 @@ class RoundMachine:
                 return self._evaluate()
             case Evaluated() if self.phase is Phase.EVALUATING:
                 return self._commit()
-            case Committed() if self.phase is Phase.COMMITTING:
+            case Committed(why_over) if self.phase is Phase.COMMITTING:
+                self._why_over = why_over
                 return self._next_round(now)
             case Broke(reason):
                 return self._end(RunEnding.FAILED, reason)
@@ -213,8 +217,9 @@ class RoundMachine:
 
     def _start(self, now: float) -> list[Action]:
         self._started = True
-        if self.round > self.rules.rounds:  # killed between its last commit and its end
-            return self._end(RunEnding.FINISHED, "")
+        if self._why_over or self.round > self.rules.rounds:
+            # killed between its last commit and its end
+            return self._end(RunEnding.FINISHED, self._why_over)
         self.gathering.start(now)
         return self._train(now) if self.cohort else self._select_if_ready(now)
 
@@ -421,8 +426,8 @@ class RoundMachine:
         return [Commit(self.round, self.attempt, tuple(sorted(self.cohort.answered)))]
 
     def _next_round(self, now: float) -> list[Action]:
-        if self.round == self.rules.rounds:
-            return self._end(RunEnding.FINISHED, "")
+        if self._why_over or self.round == self.rules.rounds:
+            return self._end(RunEnding.FINISHED, self._why_over)
         self.round += 1
         self.attempts.next_round()
         self.cohort = self._cohort({})

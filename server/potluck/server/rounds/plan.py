@@ -26,6 +26,8 @@ from potluck.server.rounds.round_rules import RoundRules
 from potluck.server.rounds.summable import check_summing
 from potluck.server.rounds.trainable import check_trainable
 from potluck.server.selection import BeforeUpload, Selector, Signal, UpdateFact
+from potluck.server.stopping.stop_checks import remarks_on_best, stop_rule
+from potluck.server.stopping.stop_rule import StopRule
 from potluck.server.strategy import Strategy
 
 
@@ -40,6 +42,8 @@ class RunPlan:
     training: LocalTraining
     trainer: Trainer | None = None
     """The task's own; None for a classification task."""
+    stop_rule: StopRule | None = None
+    """By which its best model is known and it ends early; None where it has none."""
     remarks: Sequence[str] = ()
     """Remarks for the operator who starts the run."""
 
@@ -168,7 +172,8 @@ def draw_up(
         strategy=strategy,
         training=training,
         trainer=trainer,
-        remarks=remarks,
+        stop_rule=stop_rule(run_file, task, trainer, strategy, source=source),
+        remarks=(*remarks, *remarks_on_best(run_file)),
     )
 
 

@@ -48,6 +48,8 @@ def pretraining_run(run_id: str, run_file: RunFile, *, clients: int, at: datetim
             "selector": PluginTable(name="uniform"),
             "strategy": PluginTable(name="fedavg"),
             "evaluation": Evaluation(every=0),
+            "stop": None,
+            "retention": run_file.retention.model_copy(update={"keep_best": None}),
         }
     )
     text = tomlkit.dumps(changed.model_dump(mode="json", exclude_none=True))

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from potluck.common.errors import TrainerError
 from potluck.common.interruptible import in_thread
-from potluck.common.learning.measures import MeasuredModel, MeasureSums
+from potluck.common.learning.measures import TRAINING, MeasuredModel, MeasureSums
 from potluck.common.learning.scores import EvaluationCounts
 from potluck.common.learning.spread import Spread
 from potluck.common.net.shielded import shielded
@@ -46,8 +46,10 @@ from potluck.server.store import Store
 from potluck.server.store.model_files import ModelVersion
 from potluck.server.store.records import (
     AttemptKey,
+    BestSoFar,
     LateRow,
     LateState,
+    Metrics,
     RoundCommit,
     RoundRow,
     RunRow,
@@ -132,13 +134,14 @@ async def commit(run: Run, action: rounds.Commit, aftermath: Aftermath) -> None:
     selector_state = run.plan.selector.observe(run.states.selector, outcome)
     states = States(selector=selector_state, strategy=result.strategy_state)
     state_blake3 = await in_thread(write_states, run.services.files, states)
+    metrics = {**result.metrics, **_of_trainings(run, included)}
     round_commit = RoundCommit(
         key=run.key,
         model_blake3=result.model.blake3,
         state_blake3=state_blake3,
         selector_scalars=states.selector.scalars,
         strategy_scalars=states.strategy.scalars,
-        metrics={**result.metrics, **_of_trainings(run, included)},
+        metrics=metrics,
         spreads=result.spreads,
         seconds=_round_seconds(run, action.included),
         bytes_down=run.intake.bytes_down,
@@ -147,11 +150,12 @@ async def commit(run: Run, action: rounds.Commit, aftermath: Aftermath) -> None:
         included=included,
         set_aside=set_aside,
         late=late,
+        best=_best(run, metrics),
     )
     await aftermath.settled()
     # A round that is stored is announced, also amid a stop.
     await shielded(_store(run, round_commit, states, aftermath))
-    run.post(rounds.Committed())
+    run.post(rounds.Committed(run.why_over(round_commit.best)))
 
 
 async def _store(run: Run, round_commit: RoundCommit, states: States, aftermath: Aftermath) -> None:
@@ -172,6 +176,24 @@ async def _store(run: Run, round_commit: RoundCommit, states: States, aftermath:
         [*{update.path: None for c, update in updates.items() if c not in awaited}],
         round_commit.late,
     )
+
+
+def _best(run: Run, metrics: Metrics) -> BestSoFar | None:
+    """What is known of the measure that the run goes by, with the round that is being committed."""
+    rule, so_far, number = run.plan.stop_rule, run.row.best, run.machine.round
+    if rule is None or number <= rule.opening:
+        return None
+    measured = rule.measure.startswith(TRAINING) or run.machine.rules.evaluates(number)
+    if not measured:
+        return so_far
+    value = metrics.get(rule.measure)
+    if value is None and (so_far is None or not so_far.stalled):
+        run.say(
+            f"round {number} lacks {rule.measure}, by which the run goes; that counts as no "
+            "improvement",
+            warning=True,
+        )
+    return rule.after(so_far, number, value)
 
 
 def _close_late(run: Run, action: rounds.Commit) -> Sequence[LateRow]:

@@ -223,6 +223,7 @@ async def _go_on(run: Run, last: RoundRow | None) -> None:
             attempt=spent + 1,
             spent=spent,
             left_out=run.left_out.troubles,
+            why_over="" if last is None else run.why_over(last.best),
         )
     else:
         resumption = await _resume_attempt(run, attempt, committed)

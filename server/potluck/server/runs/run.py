@@ -37,6 +37,7 @@ from potluck.server.store.model_files import ModelVersion
 from potluck.server.store.records import (
     AS_THE_RUN_SAYS,
     AttemptKey,
+    BestSoFar,
     LateRow,
     MemberState,
     MemberWork,
@@ -272,6 +273,11 @@ class Run:
     def is_present(self, client: str) -> bool:
         """Return whether a client attends, or may still come back in time."""
         return self.machine.gathering.is_present(client, now())
+
+    def why_over(self, best: BestSoFar | None) -> str:
+        """The reason why the run is over early after a round; empty where it goes on."""
+        rule = self.plan.stop_rule
+        return "" if rule is None else rule.why_over(best)
 
     # For people -------------------------------------------------------------------------------
 

@@ -88,13 +88,17 @@ class Archive:
                 return
             after = page[-1].key.round
 
-    async def model_of(self, run_id: str, round_number: int) -> tuple[RunRow, int, str]:
+    async def model_of(
+        self, run_id: str, round_number: int, *, best: bool = False
+    ) -> tuple[RunRow, int, str]:
         """A run, the number of its round and the digest of that round's model.
 
         Round 0 means the last one; it is answered by 0 where none is committed yet, with the model
-        before round 1. Raises NotFoundError.
+        before round 1. best: the run's best model instead. Raises NotFoundError.
         """
         row = await self.run(run_id)
+        if best:
+            round_number = self._best_round(row)
         if round_number == 0:
             round_number, blake3 = row.committed_rounds, row.model_blake3
         else:
@@ -114,6 +118,23 @@ class Archive:
                 run=row.run_id,
             ) from None
         return row, round_number, blake3
+
+    def _best_round(self, row: RunRow) -> int:
+        """The round of a run's best model. Raises NotFoundError."""
+        if row.best is not None and row.best.round is not None:
+            return row.best.round
+        rule = self._plan(row).stop_rule
+        if rule is None:
+            raise NotFoundError(
+                f"run {row.run_id} does not know its best model: its run file names no measure, as "
+                "stop.measure or retention.keep_best; ask for the last one, or a round's",
+                run=row.run_id,
+            )
+        waits = f" after round {rule.opening}" if rule.opening else ""
+        raise NotFoundError(
+            f"run {row.run_id} has no best model yet: no evaluation{waits} has had {rule.measure}",
+            run=row.run_id,
+        )
 
     async def profiles(self, run_id: str) -> Population:
         """The disclosed profiles of a run's clients. Raises NotFoundError."""

@@ -20,7 +20,12 @@ from potluck.server.service.operator_messages import (
 from potluck.server.service.revocations import Revoking
 from potluck.server.service.transfers import send_file
 from potluck.server.store.records import RunRow
-from potluck.server.watching.feed import Event, committed_round_message, run_status
+from potluck.server.watching.feed import (
+    Event,
+    best_message,
+    committed_round_message,
+    run_status,
+)
 
 PROGRESS_SECONDS = 0.25
 """Seconds between reports on the round under way to a watcher."""
@@ -247,9 +252,15 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
         self, request: operator_pb2.OperatorServiceFetchModelRequest, context: Context
     ) -> AsyncIterator[Any]:
         """The model of a run: messages, and chunks already encoded (see `guard.py`)."""
-        row, number, blake3 = await self._archive.model_of(request.run_id, request.round)
+        row, number, blake3 = await self._archive.model_of(
+            request.run_id, request.round, best=request.best
+        )
         origin = operator_pb2.ModelOrigin(
-            run_id=row.run_id, name=row.name, round=number, run_file=row.run_file
+            run_id=row.run_id,
+            name=row.name,
+            round=number,
+            run_file=row.run_file,
+            best=best_message(row) if request.best else None,
         )
         with self._coordinator.files.lent(blake3) as path:
             async with self._coordinator.transfers.place():

@@ -2,7 +2,8 @@
 
 A file stays while a run under way uses it, while the run that it was written for has yet to say so,
 and while a round that names it is within its run's retention. After a commit only those are looked
-at that may have ceased to be: new ones, and those that this round pushes out of retention. Those
+at that may have ceased to be: new ones, those that this round pushes out of retention, and the
+model that was the run's best before. Those
 that a coordinator finds at its start are looked at once, in the background.
 """
 
@@ -88,6 +89,8 @@ def is_kept(holder: FileHolder) -> bool:
     age = holder.committed_rounds - holder.round
     if holder.of_state or age == 0:
         return age == 0
+    if holder.round == holder.best_round:
+        return True
     retention = _retention(holder.run_file)
     if retention is None:
         return True
@@ -111,4 +114,5 @@ def _out_of_retention(
     models = store.model_references(run_id, first=done - keep + 1, last=committed - keep)
     states = store.model_references(run_id, first=done, last=committed - 1)
     of_states = {each.state_blake3 for each in states if each.state_blake3 is not None}
-    return of_states | {each.model_blake3 for each in models}
+    bests = store.best_references(run_id, first=done, last=committed - 1)
+    return of_states | {each.model_blake3 for each in (*models, *bests)}

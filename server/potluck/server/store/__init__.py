@@ -3,6 +3,7 @@
 from potluck.server.store.records import (
     AttemptKey,
     AttemptRow,
+    BestSoFar,
     ClientRow,
     ClientSeen,
     Exchange,
@@ -31,6 +32,7 @@ from potluck.server.store.store import Store
 __all__ = [
     "AttemptKey",
     "AttemptRow",
+    "BestSoFar",
     "ClientRow",
     "ClientSeen",
     "Exchange",

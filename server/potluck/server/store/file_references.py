@@ -39,9 +39,19 @@ def _holders() -> Select[Any]:
         .where(rounds.c.run_id == runs.c.run_id)
         .scalar_subquery()
     )
-    return select(named, committed.label("committed_rounds"), runs.c.run_file).join(
-        runs, runs.c.run_id == named.c.run_id
+    best = (
+        select(rounds.c.best_round)
+        .where(rounds.c.run_id == runs.c.run_id)
+        .order_by(rounds.c.round.desc())
+        .limit(1)
+        .scalar_subquery()
     )
+    return select(
+        named,
+        committed.label("committed_rounds"),
+        best.label("best_round"),
+        runs.c.run_file,
+    ).join(runs, runs.c.run_id == named.c.run_id)
 
 
 # Made once, as they are executed in every round: building one takes longer than SQLite does.
@@ -64,6 +74,15 @@ _FILES_OF_ROUNDS = (
     )
     .order_by(schema.rounds.c.round)
 )
+_BEST_ROUNDS = (
+    select(schema.rounds.c.best_round)
+    .where(
+        schema.rounds.c.run_id == bindparam("run_id"),
+        schema.rounds.c.round.between(bindparam("first"), bindparam("last")),
+        schema.rounds.c.best_round.is_not(None),
+    )
+    .distinct()
+)
 _LAST_OF_ALL = 2**31 - 1
 
 
@@ -83,6 +102,21 @@ class References(Part):
                 rows = read_rows(connection, _INITIAL_MODEL, run_id=run_id)
                 found[:0] = [_read_reference(row, round=0, state_blake3=None) for row in rows]
         return found
+
+    def best_references(self, run_id: str, *, first: int, last: int) -> list[FileReference]:
+        """The files of the rounds that were a run's best after one of the rounds `first` to `last`,
+        in order."""
+        with self._database.transaction() as connection:
+            bests = connection.execute(
+                _BEST_ROUNDS, {"run_id": run_id, "first": first, "last": last}
+            )
+            return [
+                _read_reference(row)
+                for number in sorted(bests.scalars())
+                for row in read_rows(
+                    connection, _FILES_OF_ROUNDS, run_id=run_id, first=number, last=number
+                )
+            ]
 
     def holders(self, digests: Collection[str]) -> list[FileHolder]:
         """The rounds of all runs that name one of these files."""

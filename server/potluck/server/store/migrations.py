@@ -17,7 +17,14 @@ from potluck.server.store.sql.schema import metadata, schema_version
 Migration = Sequence[str]
 """SQL statements that mean the same to SQLite and PostgreSQL. Never edited once released."""
 
-MIGRATIONS: Sequence[Migration] = ()
+_BEST_MODELS: Migration = (
+    "ALTER TABLE rounds ADD COLUMN best_measure TEXT",
+    "ALTER TABLE rounds ADD COLUMN best_round BIGINT",
+    "ALTER TABLE rounds ADD COLUMN best_value DOUBLE PRECISION",
+    "ALTER TABLE rounds ADD COLUMN best_mark DOUBLE PRECISION",
+    "ALTER TABLE rounds ADD COLUMN best_stalled BIGINT",
+)
+MIGRATIONS: Sequence[Migration] = (_BEST_MODELS,)
 """Those to versions 2, 3 and so on. Version 1 is the schema of release 0.1.0."""
 
 

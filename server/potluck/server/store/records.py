@@ -63,6 +63,22 @@ class MemberState(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
+class BestSoFar:
+    """What a run knows of the measure that it goes by, after one of its rounds.
+
+    round, value: where it was best, the first of equals, and what it was; None where no evaluation
+    that counts has had it. mark: the value that was an improvement last. stalled: evaluations since
+    that were none.
+    """
+
+    measure: str
+    round: int | None = None
+    value: float | None = None
+    mark: float | None = None
+    stalled: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class NewRun:
     """A run as it was started. seed: in [0, 2^64). rounds, count: ≥ 1. measures: what the task's
     own trainer declares, in its order; empty for a classification task."""
@@ -105,7 +121,8 @@ class RunRow(NewRun):
 
     reason: why it is in this state; empty where there is nothing to say. model_blake3: the last
     committed model's, the initial one's before round 1; None before there is any. number: its place
-    among all runs, from 1.
+    among all runs, from 1. best: after the last committed round, where the run goes by a measure;
+    best_model_blake3: of that round's model.
     """
 
     state: RunState
@@ -115,6 +132,8 @@ class RunRow(NewRun):
     model_blake3: str | None
     initial_model_blake3: str | None = None
     number: int = 0
+    best: BestSoFar | None = None
+    best_model_blake3: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,7 +277,7 @@ class RoundCommit:
     """All that is stored with a round. state_blake3: the file with the arrays of both states.
 
     set_aside: clients whose update is in and not part of the model, each with the reason. late:
-    trainings of this round and others of which something is new, see `LateRow`.
+    trainings of this round and others of which something is new, see `LateRow`. best: see `RunRow`.
     """
 
     key: AttemptKey
@@ -275,12 +294,14 @@ class RoundCommit:
     included: Sequence[str]
     set_aside: Mapping[str, str] = field(default_factory=dict)
     late: Sequence[LateRow] = ()
+    best: BestSoFar | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoundRow:
     """A committed round. members: the whole cohort in the order chosen. spreads: of measures over
-    clients, by name. late: trainings for earlier rounds whose updates joined this one."""
+    clients, by name. late: trainings for earlier rounds whose updates joined this one. best: after
+    this round, see `RunRow`."""
 
     key: AttemptKey
     model_blake3: str
@@ -295,6 +316,7 @@ class RoundRow:
     members: Sequence[MemberRow]
     spreads: Mapping[str, Spread] = field(default_factory=dict)
     late: Sequence[LateRow] = ()
+    best: BestSoFar | None = None
 
     @property
     def included(self) -> Sequence[MemberRow]:
@@ -332,7 +354,7 @@ class FileHolder:
     """A round whose row names a file; round 0 is the initial model.
 
     of_state: whether it is the file of the round's states, not its model. committed_rounds,
-    run_file: of its run.
+    run_file: of its run. best_round: the round of its best model, where that is kept.
     """
 
     blake3: str
@@ -341,6 +363,7 @@ class FileHolder:
     of_state: bool
     committed_rounds: int
     run_file: str
+    best_round: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

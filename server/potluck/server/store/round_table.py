@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 from sqlalchemy import (
@@ -23,6 +24,7 @@ from potluck.server.store.member_rows import read_members, take_part, take_part_
 from potluck.server.store.part import Part, of_attempt
 from potluck.server.store.records import (
     AttemptKey,
+    BestSoFar,
     LateRow,
     LateState,
     MemberRow,
@@ -40,6 +42,7 @@ from potluck.server.store.sql.column_types import (
     encode_json,
     encode_text,
     encode_time,
+    encode_value,
     read_rows,
 )
 
@@ -56,6 +59,7 @@ _read_round = Reader(
         "committed_at": decode_time,
     },
 )
+_read_best = Reader(BestSoFar, "rounds", ["run_id"])
 _read_participation = Reader(Participation, "participation", ["run_id", "client_id"])
 
 
@@ -171,7 +175,24 @@ def _values(commit: RoundCommit) -> dict[str, Any]:
         "bytes_down": commit.bytes_down,
         "bytes_up": commit.bytes_up,
         "committed_at": encode_time(commit.committed_at),
+        **best_values(commit.best),
     }
+
+
+def best_values(best: BestSoFar | None) -> dict[str, Any]:
+    """The columns of a run's best so far; NULL where there is none."""
+    return {
+        f"best_{each.name}": None if best is None else encode_value(getattr(best, each.name))
+        for each in fields(BestSoFar)
+    }
+
+
+def best_of(row: Row) -> BestSoFar | None:
+    """The best so far that a row holds."""
+    if row["best_measure"] is None:
+        return None
+    values = {each.name: row[f"best_{each.name}"] for each in fields(BestSoFar)}
+    return _read_best({"run_id": row["run_id"], **values})
 
 
 def _read(
@@ -212,4 +233,4 @@ def _record(
     row: Row, found: Mapping[AttemptKey, Sequence[MemberRow]], late: Sequence[LateRow]
 ) -> RoundRow:
     key = AttemptKey(row["run_id"], row["round"], row["attempt"])
-    return _read_round(row, key=key, members=found.get(key, ()), late=late)
+    return _read_round(row, key=key, members=found.get(key, ()), late=late, best=best_of(row))

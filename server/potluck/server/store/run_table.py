@@ -6,12 +6,13 @@ import json
 from collections.abc import Sequence
 from datetime import datetime
 
-from sqlalchemy import ColumnElement, Connection, Select, func, insert, select, update
+from sqlalchemy import Connection, Select, and_, func, insert, select, update
 
 from potluck.common.errors import NotFoundError
 from potluck.common.trainer import Measure
 from potluck.server.store.part import Part
 from potluck.server.store.records import NewRun, RunRow, RunState
+from potluck.server.store.round_table import best_of
 from potluck.server.store.sql import schema
 from potluck.server.store.sql.column_types import (
     Reader,
@@ -189,21 +190,23 @@ class Runs(Part):
 
 def _rows() -> Select[tuple[object, ...]]:
     runs, rounds = schema.runs, schema.rounds
-    of_run: ColumnElement[bool] = rounds.c.run_id == runs.c.run_id
-    committed = select(func.coalesce(func.max(rounds.c.round), 0)).where(of_run).scalar_subquery()
-    model = (
-        select(rounds.c.model_blake3)
-        .where(of_run)
-        .order_by(rounds.c.round.desc())
-        .limit(1)
-        .scalar_subquery()
+    last, best = rounds.alias("last"), rounds.alias("best")
+    newest = (
+        select(func.max(rounds.c.round)).where(rounds.c.run_id == runs.c.run_id).scalar_subquery()
     )
-    model_blake3 = func.coalesce(model, runs.c.initial_model_blake3).label("model_blake3")
-    return select(runs, committed.label("committed_rounds"), model_blake3)
+    of_last = and_(last.c.run_id == runs.c.run_id, last.c.round == newest)
+    of_best = and_(best.c.run_id == runs.c.run_id, best.c.round == last.c.best_round)
+    return select(
+        runs,
+        func.coalesce(last.c.round, 0).label("committed_rounds"),
+        func.coalesce(last.c.model_blake3, runs.c.initial_model_blake3).label("model_blake3"),
+        *(column for column in last.c if column.name.startswith("best_")),
+        best.c.model_blake3.label("best_model_blake3"),
+    ).select_from(runs.outerjoin(last, of_last).outerjoin(best, of_best))
 
 
 def _read(connection: Connection, query: Select[tuple[object, ...]]) -> list[RunRow]:
-    return [_read_run(row) for row in read_rows(connection, query)]
+    return [_read_run(row, best=best_of(row)) for row in read_rows(connection, query)]
 
 
 def _meant(connection: Connection, text: str) -> list[str]:

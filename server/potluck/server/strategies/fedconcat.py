@@ -44,6 +44,9 @@ class FedConcat(Averaging):
     needs_profiles = frozenset({Signal.LABEL_COUNTS})
     parts = True
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "opening", self.rounds)
+
     def check_model(self, layout: Layout) -> None:
         """Refused where it is no `concatenation` of so many groups."""
         names = layout.by_name

@@ -110,6 +110,7 @@ def run_status(
         seed=row.seed,
         waiting=waiting,
         left_out=left_out,
+        best=best_message(row),
         measures=[
             operator_pb2.DeclaredMeasure(
                 name=name,
@@ -122,6 +123,20 @@ def run_status(
     )
     status.created_at.FromDatetime(row.created_at)
     return status
+
+
+def best_message(row: RunRow) -> operator_pb2.BestModel | None:
+    """A run's best model so far; None where it knows of none."""
+    best = row.best
+    if best is None or best.round is None or best.value is None:
+        return None
+    return operator_pb2.BestModel(
+        measure=best.measure,
+        round=best.round,
+        value=best.value,
+        model_blake3=row.best_model_blake3 or "",
+        stalled=best.stalled,
+    )
 
 
 def waiting_message(

@@ -53,7 +53,7 @@ EVENTS: dict[str, Any] = {
     ),
     "reduced": lambda: rounds.Reduced(),
     "evaluated": lambda: rounds.Evaluated(),
-    "committed": lambda: rounds.Committed(),
+    "committed": lambda *words: rounds.Committed(" ".join(words)),
     "broke": lambda *words: rounds.Broke(" ".join(words)),
     "stop": lambda: rounds.StopRequested(),
     "tick": lambda: rounds.Ticked(),
@@ -87,6 +87,7 @@ def make_machine(line: str) -> RoundMachine:
             cohort=tuple((client, MemberState(state)) for client, state, *_ in cohort),
             seconds={client: float(seconds[0]) for client, _, *seconds in cohort if seconds},
             uploads_decided=values.pop("uploads_decided", "") == "true",
+            why_over=values.pop("why_over", ""),
             left_out=dict.fromkeys(filter(None, values.pop("left_out", "").split(",")), "no task"),
         )
     rules = RoundRules(

@@ -194,6 +194,11 @@ rounds = Table(
     _integer("bytes_down"),
     _integer("bytes_up"),
     _text("committed_at"),
+    _text("best_measure", null=True),
+    _integer("best_round", null=True),
+    _double("best_value", null=True),
+    _double("best_mark", null=True),
+    _integer("best_stalled", null=True),
     ForeignKeyConstraint(_ATTEMPT, [f"attempts.{name}" for name in _ATTEMPT]),
     # Whether a file may be deleted is asked by its digest.
     Index("rounds_by_model", "model_blake3"),

@@ -1,0 +1,134 @@
+"""The rule of a run file, checked before the run starts."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+
+from potluck.common.errors import ConfigurationError
+from potluck.common.learning.measures import (
+    CLASSIFICATION,
+    TRAINING,
+    MeasuredModel,
+    of_model,
+    shown_measures,
+)
+from potluck.common.run_file.runfile import RunFile
+from potluck.common.task import Task
+from potluck.common.trainer import Measure, Trainer
+from potluck.server.stopping.stop_rule import StopRule
+from potluck.server.strategy import Strategy
+
+_GROUPS = "worst_group_accuracy"
+_TRAINING_LOSS = f"{TRAINING}loss"
+
+
+def stop_rule(
+    run_file: RunFile, task: Task, trainer: Trainer | None, strategy: Strategy, *, source: str
+) -> StopRule | None:
+    """The rule by which a run's best model is known and it ends early; None where it has none.
+
+    Raises ConfigurationError for a measure that is never there, or a target that it can't have.
+    """
+    name, stop = run_file.followed, run_file.stop
+    if name is None:
+        return None
+    key = "retention.keep_best" if stop is None else "stop.measure"
+    known = _known(run_file, task, trainer)
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=1)
+        meant = f" (did you mean '{close[0]}'?)" if close else ""
+        raise ConfigurationError(
+            f"{source}: '{key}' is '{name[:80]}', which this run does not measure{meant}; it "
+            f"measures: {', '.join(known)}{_how_to_measure(name, run_file)}",
+            measure=name[:80],
+        )
+    if not run_file.evaluation.every and not name.startswith(TRAINING):
+        raise ConfigurationError(
+            f"{source}: '{key}' is '{name}', and evaluation.every = 0 says that no model is "
+            "evaluated; set evaluation.every = 1, or more where that takes long",
+            measure=name,
+        )
+    measure = known[name]
+    if stop is None:
+        return StopRule(
+            measure=name,
+            higher_is_better=measure.higher_is_better,
+            opening=strategy.opening,
+        )
+    if stop.target is not None and not measure.lowest <= stop.target <= measure.highest:
+        raise ConfigurationError(
+            f"{source}: 'stop.target' is {stop.target:g}, and {name} is always from "
+            f"{measure.lowest:g} to {measure.highest:g}; write it in that unit",
+            measure=name,
+            target=stop.target,
+        )
+    if strategy.opening >= run_file.rounds:
+        raise ConfigurationError(
+            f"{source}: with strategy {run_file.strategy.name} the first {strategy.opening} rounds "
+            f"don't count for [stop], and the run has {run_file.rounds}; raise `rounds`, or remove "
+            "[stop]",
+            strategy=run_file.strategy.name,
+        )
+    return StopRule(
+        measure=name,
+        higher_is_better=measure.higher_is_better,
+        patience=stop.patience,
+        minimum_delta=stop.minimum_delta,
+        target=stop.target,
+        opening=strategy.opening,
+    )
+
+
+def remarks_on_best(run_file: RunFile) -> tuple[str, ...]:
+    """What a run's best model lacks, where it is not all that the measure is of."""
+    name, table = run_file.followed, run_file.model
+    if name is None:
+        return ()
+    found: list[str] = []
+    if table is not None and table.keep:
+        found.append(
+            "[model] keep: the best model is kept without what clients keep, and they keep the "
+            "newest of it only"
+        )
+    if name.startswith(MeasuredModel.PERSONAL):
+        found.append(
+            f"{name} is of the clients' own models, of which they keep the newest only; kept is "
+            "the run's model of the round in which it was best"
+        )
+    return tuple(found)
+
+
+def _known(run_file: RunFile, task: Task, trainer: Trainer | None) -> Mapping[str, Measure]:
+    """What a run measures, by name."""
+    if trainer is None:
+        own = {
+            name: measure
+            for name, measure in CLASSIFICATION.items()
+            if name != _GROUPS or task.groups
+        }
+        known = dict(own)
+        if run_file.evaluation.every != 1:  # else it is there only where there is no other
+            known[_TRAINING_LOSS] = Measure(label="training loss")
+    else:
+        own = dict(trainer.measures)
+        # Masked updates come without a word on their training.
+        known = dict(own) if run_file.secure_aggregation else shown_measures(own)
+    if run_file.evaluation.fine_tune_epochs:
+        known |= of_model(own, MeasuredModel.TUNED)
+    if run_file.personal.method == "ditto":
+        known |= of_model(own, MeasuredModel.PERSONAL)
+    return known
+
+
+def _how_to_measure(name: str, run_file: RunFile) -> str:
+    """How to have it measured, for a name that other runs know."""
+    if name.startswith(MeasuredModel.TUNED) and not run_file.evaluation.fine_tune_epochs:
+        return "; tuned_… needs evaluation.fine_tune_epochs"
+    if name.startswith(MeasuredModel.PERSONAL) and run_file.personal.method != "ditto":
+        return '; personal_… needs personal.method = "ditto"'
+    if name == _TRAINING_LOSS and run_file.evaluation.every == 1:
+        return "; training_loss needs an evaluation.every that is not 1"
+    if name == _GROUPS:
+        return "; the task has no groups"
+    return ""
