@@ -9,12 +9,20 @@ by them who was in time.
 from __future__ import annotations
 
 import hashlib
-from typing import Literal
+import re
+from collections.abc import Mapping
+from typing import Annotated, Literal, Self
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, StringConstraints, model_validator
 
 from potluck.common.settings.configuration import Settings
+
+_LATE = 2.0
+"""Deadlines that a client which drops out takes for each sample: more than one in all."""
+
+Clients = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}(:[0-9]{1,9})?$")]
+"""A client's id, or a range of them such as client-0:23."""
 
 
 class VirtualClock(Settings):
@@ -49,16 +57,65 @@ class VirtualClock(Settings):
         allow_inf_nan=False,
         description="Simulated seconds after which a client is late; unset, none is.",
     )
+    slower: dict[Clients, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(
+        default_factory=dict,
+        description="Clients whose trainings take so many times as long, e.g.\n"
+        'slower = {"client-0:5" = 4.0, client-9 = 2.0}.',
+    )
+    drop_outs: dict[Clients, Annotated[float, Field(ge=0, le=1)]] = Field(
+        default_factory=dict,
+        description="Clients whose update does not come, by this chance in each round, e.g.\n"
+        'drop_outs = {"client-0:5" = 0.4}. They are late then; needs deadline_seconds.',
+    )
+
+    @model_validator(mode="after")
+    def _late_at_some_time(self) -> Self:
+        if self.drop_outs and self.deadline_seconds is None:
+            raise ValueError("drop_outs needs deadline_seconds, after which who drops out is late")
+        return self
+
+    def slowness(self, client: str) -> float:
+        """How many times as long a client's trainings take; 1 where nothing is said of it."""
+        return _of(self.slower, client, 1.0)
+
+    def drop_out_chance(self, client: str) -> float:
+        """The chance that a client's update does not come in a round."""
+        return _of(self.drop_outs, client, 0.0)
 
 
 def pace(clock: VirtualClock, *, seed: int, client: str, round_number: int) -> float:
     """Seconds that a client takes for each of its samples in a round, before round 1 in round 0.
 
-    A pure function of its arguments.
+    One that drops out takes longer than the deadline. A pure function of its arguments.
     """
+    chance = clock.drop_out_chance(client)
+    if chance and round_number and clock.deadline_seconds is not None:
+        drawn = _generator(f"drop-out/{seed}/{client}/{round_number}").random()
+        if drawn < chance:
+            return _LATE * clock.deadline_seconds
     drawn_for = str(round_number) if clock.draw == "round" else "every round"
-    text = f"virtual clock/{seed}/{client}/{drawn_for}"
-    words = np.frombuffer(hashlib.sha256(text.encode()).digest(), dtype="<u4").tolist()
-    generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence(words)))
+    generator = _generator(f"virtual clock/{seed}/{client}/{drawn_for}")
     tail = float(generator.standard_exponential()) * clock.tail_per_sample
-    return clock.seconds_per_sample + tail
+    return (clock.seconds_per_sample + tail) * clock.slowness(client)
+
+
+def _generator(text: str) -> np.random.Generator:
+    words = np.frombuffer(hashlib.sha256(text.encode()).digest(), dtype="<u4").tolist()
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(words)))
+
+
+def _of(named: Mapping[str, float], client: str, usual: float) -> float:
+    """What is said of a client; the first that names it counts."""
+    for names, value in named.items():
+        first, colon, last = names.partition(":")
+        if names == client or (colon and _within(first, last, client)):
+            return value
+    return usual
+
+
+def _within(first: str, last: str, client: str) -> bool:
+    """Whether a client's number is from that of `first` to `last`, after the same letters."""
+    prefix = re.sub("[0-9]*$", "", first)
+    number, begin = client.removeprefix(prefix), first.removeprefix(prefix)
+    counted = client.startswith(prefix) and number.isdecimal() and begin.isdecimal()
+    return counted and int(begin) <= int(number) <= int(last)

@@ -59,7 +59,10 @@ class Digits(LabelNoise, Task):
     seed: of the partition. held_out: share of its samples that each client evaluates on.
     central_test: whether the coordinator holds 40 test images per digit; where it has none, all
     images are the clients', and they must hold some out. public: images that the coordinator has
-    without their labels, and no client. Wrong labels: see `LabelNoise`.
+    without their labels, and no client. samples: images that the clients share, drawn at random; 0
+    for all that are left. ordered: whether clients stand in the order of their mean
+    digit, so that neighbours hold like digits. digit_groups: whether each digit is a group, so that
+    the worst group is the digit recognised worst. Wrong labels: see `LabelNoise`.
     Raises ConfigurationError.
     """
 
@@ -69,6 +72,9 @@ class Digits(LabelNoise, Task):
     held_out: HeldOut = 0.0
     central_test: bool = True
     public: NonNegativeInt = 0
+    samples: NonNegativeInt = 0
+    ordered: bool = False
+    digit_groups: bool = False
 
     classes = 10
     training: ClassVar[Recommended] = {
@@ -77,6 +83,11 @@ class Digits(LabelNoise, Task):
         "batch_size": 16,
         "epochs": 3,
     }
+
+    @property
+    def groups(self) -> int:  # type: ignore[override]  # follows from the options
+        """One for each digit, where digits are groups."""
+        return self.classes if self.digit_groups else 0
 
     def __post_init__(self) -> None:
         if not self.central_test and not self.held_out:
@@ -92,7 +103,7 @@ class Digits(LabelNoise, Task):
         """The part that the number at the end of the client's id names."""
         part = part_number(client, self.clients, task="digits")
         parts, _, _ = _split_digits(self)
-        found = _client_data(_plain, parts[part], self.held_out, (self.seed, part))
+        found = _client_data(self._examples, parts[part], self.held_out, (self.seed, part))
         labels = mislabelled(
             found.train.labels,
             self,
@@ -109,11 +120,15 @@ class Digits(LabelNoise, Task):
 
     def evaluation_data(self, data: Path | None) -> Examples | None:  # noqa: ARG002 - as above
         """Forty images of each digit."""
-        return _plain(_split_digits(self)[1]) if self.central_test else None
+        return self._examples(_split_digits(self)[1]) if self.central_test else None
 
     def public_data(self, data: Path | None) -> Tensor | None:  # noqa: ARG002 - as above
         """The images put aside."""
         return _plain(_split_digits(self)[2]).inputs if self.public else None
+
+    def _examples(self, indices: Indices) -> Examples:
+        found = _plain(indices)
+        return replace(found, groups=found.labels) if self.digit_groups else found
 
 
 @lru_cache(maxsize=4)
@@ -123,8 +138,14 @@ def _split_digits(task: Digits) -> tuple[list[Indices], Indices, Indices]:
     generator = np.random.default_rng(task.seed)
     rest, test = stratified(digits, _TEST_PER_DIGIT if task.central_test else 0, generator)
     rest, public = put_aside(rest, task.public, task.seed, clients=task.clients)
+    if 0 < task.samples < len(rest):
+        rest = np.sort(
+            np.random.default_rng((task.seed, task.samples)).permutation(rest)[: task.samples]
+        )
     minimum = max(1, min(_LEAST_SAMPLES, len(rest) // (2 * task.clients)))
     parts = dirichlet(digits[rest], task.clients, task.alpha, generator, minimum=minimum)
+    if task.ordered:
+        parts.sort(key=lambda part: float(digits[rest[part]].mean()))
     return [rest[part] for part in parts], test, public
 
 

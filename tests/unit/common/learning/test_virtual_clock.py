@@ -3,6 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from potluck.common.errors import ConfigurationError
 from potluck.common.learning.virtual_clock import VirtualClock, pace
 from potluck.common.run_file.runfile import parse_run_file
 
@@ -50,3 +51,39 @@ def test_it_is_a_table_of_the_run_file() -> None:
     clock = parse_run_file(text, source="test").virtual_clock
     assert (clock.enabled, clock.tail_per_sample, clock.deadline_seconds) == (True, 10.0, None)
     assert not parse_run_file('[task]\nname = "digits"\n', source="test").virtual_clock.enabled
+
+
+def test_clients_may_be_slower_each_by_itself() -> None:
+    def seconds(client: str, **slower: float) -> float:
+        named = {name.replace("_", "-").replace("to", ":"): each for name, each in slower.items()}
+        clock = VirtualClock(enabled=True, slower=named)
+        return pace(clock, seed=0, client=client, round_number=1)
+
+    for client in ("client-0", "client-5", "client-12"):
+        assert seconds(client, client_0to12=4.0) == 4 * seconds(client)
+    for client in ("client-13", "client", "other-3", "client-x"):
+        assert seconds(client, client_0to12=4.0) == seconds(client)
+    assert seconds("client-7", client_7=2.0) == 2 * seconds("client-7")
+    assert seconds("client-70", client_7=2.0) == seconds("client-70")
+
+
+def test_who_drops_out_is_late_at_about_its_chance() -> None:
+    clock = VirtualClock(
+        enabled=True, tail_per_sample=0.0, deadline_seconds=50.0, drop_outs={"client-0:1": 0.3}
+    )
+
+    def late(client: str, rounds: range) -> int:
+        return sum(
+            pace(clock, seed=3, client=client, round_number=number) > 50.0 for number in rounds
+        )
+
+    assert 250 < late("client-1", range(1, 1001)) < 350
+    assert late("client-2", range(1, 1001)) == 0
+    assert late("client-0", range(1)) == 0, "before round 1 nobody trains"
+    assert clock.drop_out_chance("client-0") == 0.3
+
+
+def test_drop_outs_need_a_deadline() -> None:
+    text = '[task]\nname = "digits"\n[virtual_clock]\nenabled = true\ndrop_outs = {a = 0.5}\n'
+    with pytest.raises(ConfigurationError, match="drop_outs needs deadline_seconds"):
+        parse_run_file(text, source="test")

@@ -198,3 +198,30 @@ def test_models_follow_torchs_seed() -> None:
         return b"".join(array.tobytes() for array in state_arrays(ColoredDigits().model()).values())
 
     assert weights(1) == weights(1) != weights(2)
+
+
+def test_clients_in_order_have_like_digits_and_the_same_images() -> None:
+    plain, ordered = Digits(seed=3), Digits(seed=3, ordered=True)
+    means = [float(each.train.labels.double().mean()) for each in all_clients(ordered)]
+    assert means == sorted(means)
+    parts = [
+        {each.train.labels.numpy().tobytes() for each in all_clients(t)} for t in (plain, ordered)
+    ]
+    assert parts[0] == parts[1]
+
+
+def test_each_digit_may_be_a_group() -> None:
+    task = Digits(digit_groups=True, label_noise=0.5)
+    test = task.evaluation_data(None)
+    assert test is not None
+    assert test.groups is not None
+    assert task.groups == 10
+    assert torch.equal(test.groups, test.labels)
+    assert Digits().groups == 0
+
+
+def test_clients_may_share_fewer_images() -> None:
+    few = all_clients(Digits(samples=400))
+    assert sum(len(each.train) for each in few) == 400
+    assert min(len(each.train) for each in few) >= 8
+    assert sum(len(each.train) for each in all_clients(Digits(samples=5000))) == 1397
