@@ -29,6 +29,11 @@ class TripletSettings(Settings):
         description="Who trains in these rounds: as many random clients as in any round (Alg. 1),\n"
         "or all (App. C).",
     )
+    pretraining_always: bool = Field(
+        default=False,
+        description="Whether a run starts from a model that was pre-trained so also where its\n"
+        "selector needs no triplets: for comparing selectors from the same start.",
+    )
     bias_steps: int = Field(
         default=50,
         ge=1,

@@ -16,7 +16,7 @@ def request_for(signal: str, run_file: RunFile) -> Request:
     settings = None
     if signal == TRIPLET:
         # How the model came about is in its digest already.
-        about_the_model = ("pretraining_rounds", "pretraining_participation")
+        about_the_model = ("pretraining_rounds", "pretraining_participation", "pretraining_always")
         chosen = wishes.triplet.model_dump(exclude=set(about_the_model))
         settings = type(wishes.triplet).model_validate(chosen)
         if wishes.triplet_mode == "exact":

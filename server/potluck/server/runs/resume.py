@@ -24,6 +24,7 @@ from potluck.server.profiles.collect import Profiling
 from potluck.server.rounds import events as rounds
 from potluck.server.rounds.machine import Resumption, RoundMachine
 from potluck.server.rounds.plan import RunPlan
+from potluck.server.rounds.pretraining import is_pretraining
 from potluck.server.rounds.roster import RunRoster
 from potluck.server.runs.interview import answers_of
 from potluck.server.runs.late_arrivals import empty_register, kept_clients, restore
@@ -173,8 +174,8 @@ async def _first_model(
     for remark in plan.remarks:
         record.warn(remark)
     model = await in_thread(work.initial_model)
-    if profiling.needs_model and plan.run_file.profiles.triplet.pretraining_rounds:
-        record.say("pre-training a model for triplets")
+    if _pretrains(run_id, plan, needs_model=profiling.needs_model):
+        record.say("pre-training a model" + (" for triplets" if profiling.needs_model else ""))
         pretrained = await services.pretrain(model.blake3)
         if pretrained != model.blake3:  # the run that trained it names the first one, not this run
             services.files.let_go(model.digests)
@@ -185,6 +186,13 @@ async def _first_model(
     blake3 = model.blake3
     await services.in_store(lambda store: store.set_initial_model(run_id, blake3, utc()))
     return model
+
+
+def _pretrains(run_id: str, plan: RunPlan, *, needs_model: bool) -> bool:
+    """Whether a run is pre-trained for. What pre-trains for another is not."""
+    settings = plan.run_file.profiles.triplet
+    wanted = needs_model or settings.pretraining_always
+    return wanted and settings.pretraining_rounds > 0 and not is_pretraining(run_id)
 
 
 async def _profile_model(run_id: str, services: RunServices) -> ModelVersion:
