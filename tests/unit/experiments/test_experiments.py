@@ -23,12 +23,7 @@ from potluck.experiments.grid.label_mix import LabelMixes
 from potluck.experiments.grid.local_cells import BYTES_PER_PROCESS, jobs_for
 from potluck.experiments.grid.results import CellResult, ResultsFolder, RoundResult, Timings
 from potluck.experiments.presets import preset_named, preset_names, preset_run_file
-from potluck.experiments.reports.experiment_summary import (
-    paired_test,
-    reached,
-    reading_of,
-    summarise,
-)
+from potluck.experiments.reports.experiment_summary import paired_test, summarise
 from potluck.experiments.reports.html_report import html
 from potluck.experiments.reports.origin import origin
 from potluck.experiments.reports.plots import (
@@ -37,6 +32,7 @@ from potluck.experiments.reports.plots import (
     metric_figure,
     raster_figure,
 )
+from potluck.experiments.reports.readings import reached, reading_of
 from potluck.experiments.reports.tables import markdown, ranked, tidy_rows, write_tables
 from potluck.server.rounds.plan import draw_up
 
@@ -142,9 +138,10 @@ def test_mistakes_are_named(changes: dict[str, Any], why: str, tmp_path: Path) -
 @pytest.mark.parametrize("quick", [False, True])
 def test_the_ready_files_are_in_order(path: Path, quick: bool) -> None:
     plan = load_experiment(path, quick=quick)
+    assert len(plan.seeds) >= 3
+    plan = plan.model_copy(update={"seeds": plan.seeds[:1]})  # they differ in nothing else
     cells = cells_of(plan, hosts=plan.hosts, source=path)
     assert len({cell.digest for cell in cells}) == len(cells)
-    assert len(plan.seeds) >= 3
     assert bool(plan.assumptions()) == (plan.preset is not None)
 
 
@@ -326,7 +323,7 @@ def test_tidy_tables_hold_no_times(tmp_path: Path) -> None:
     table = parquet.read_table(tmp_path / "rounds.parquet").to_pylist()
     assert table == tidy_rows(results())
     assert len(table) == 12
-    assert not [name for name in table[0] if "second" in name]
+    assert [name for name in table[0] if "second" in name] == ["simulated_seconds"]
     assert "seconds" in (tmp_path / "timings.csv").read_text().splitlines()[0]
 
 

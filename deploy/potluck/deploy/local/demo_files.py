@@ -228,7 +228,8 @@ class Machines:
     table of that name; None for the default policy. root: whether there is a federation root; it
     then lies beside everything else, so that it proves nothing against the folder's owner.
     address: of this machine, where the coordinator listens; the loopback interface's, unless hosts
-    are to be run elsewhere.
+    are to be run elsewhere. availability: the chances that single clients are there, for the hosts'
+    table of that name.
     """
 
     clients: int
@@ -238,6 +239,7 @@ class Machines:
     disclosure: Mapping[str, Any] | None = None
     root: bool = False
     address: str = LOOPBACK
+    availability: Mapping[str, float] = field(default_factory=dict)
 
 
 def write_federation_files(folder: Path, run_file: str, machines: Machines, port: int) -> DemoFiles:
@@ -330,6 +332,8 @@ def _write_host(folder: Path, name: str, clients: range, address: str, machines:
     }
     if machines.disclosure is not None:
         values["disclosure"] = dict(machines.disclosure)
+    if machines.availability:
+        values["availability"] = {"clients": dict(machines.availability)}
     _write(path, values)
     return path
 

@@ -26,10 +26,16 @@ from potluck.deploy.operator.operator_client import OperatorClient
 from potluck.deploy.operator.run_view import RunView, metric_values
 from potluck.deploy.view.watch import is_finished
 from potluck.deploy.view.watch_lines import status_line
+from potluck.experiments.grid.cell_costs import CellCosts, costs_of
 from potluck.experiments.grid.grid_cells import Cell
 from potluck.experiments.grid.label_mix import LabelMix
 from potluck.experiments.grid.results import CellResult, RoundResult, Timings
 from potluck.rpc.v1 import operator_pb2
+
+_STATE = "coordinator"
+"""The coordinator's state directory, in the folder of a federation."""
+
+_ACCURACY = "accuracy"
 
 Progress = Callable[[int], None]
 """Told how many rounds of the cell are committed."""
@@ -65,6 +71,7 @@ async def run_cell(
         device=place.device,
         data=place.data,
         disclosure=cell.disclosure,
+        availability=cell.availability,
         address=place.address,
     )
     workplace = place.workplace
@@ -80,7 +87,8 @@ async def run_cell(
     if not is_finished(view):
         what = "the run ended early" if view.status is None else status_line(view.status)
         raise RunError(f"{cell.title}: {what}; see the logs in {workplace}", folder=workplace)
-    return _result(cell, view, label_mix, time.monotonic() - started)
+    costs = costs_of(cell, workplace / _STATE, run_id)
+    return _result(cell, view, costs, label_mix, time.monotonic() - started)
 
 
 def remove_workplace(workplace: Path) -> None:
@@ -134,28 +142,40 @@ class _Counter:
         """Nothing is counted when the connection is lost or found again."""
 
 
-def _result(cell: Cell, view: RunView, label_mix: LabelMix, seconds: float) -> CellResult:
+def _result(
+    cell: Cell, view: RunView, costs: CellCosts, label_mix: LabelMix, seconds: float
+) -> CellResult:
     rounds = view.rounds
+    simulated = cell.simulated
     return CellResult(
         labels=dict(cell.labels),
         digest=cell.digest,
         run_file=cell.run_file,
         clients=cell.clients,
         hosts=cell.hosts,
-        rounds=[_round(each, label_mix) for each in rounds],
+        rounds=[_round(each, costs, label_mix, simulated=simulated) for each in rounds],
         model_blake3=rounds[-1].model_blake3 if rounds else "",
         version=SOFTWARE_VERSION,
         timings=Timings(rounds=[each.seconds for each in rounds], total=seconds),
+        model_bytes=costs.model_bytes,
+        before=costs.before,
     )
 
 
-def _round(committed: operator_pb2.CommittedRound, label_mix: LabelMix) -> RoundResult:
+def _round(
+    committed: operator_pb2.CommittedRound,
+    costs: CellCosts,
+    label_mix: LabelMix,
+    *,
+    simulated: bool,
+) -> RoundResult:
     metrics: dict[str, Any] = metric_values(committed.metrics)
     included = [
         member.client_id
         for member in committed.members
         if member.state == operator_pb2.MEMBER_STATE_INCLUDED
     ]
+    spread = committed.spreads.get(_ACCURACY)
     return RoundResult(
         round=committed.round,
         selected=[member.client_id for member in committed.members],
@@ -163,5 +183,8 @@ def _round(committed: operator_pb2.CommittedRound, label_mix: LabelMix) -> Round
         entropy=label_mix.entropy(included),
         bytes_down=committed.bytes_down,
         bytes_up=committed.bytes_up,
+        downloads=costs.downloads.get(committed.round, 0),
+        simulated_seconds=committed.seconds if simulated else None,
+        worst_tenth=None if spread is None else spread.worst_tenth,
         **metrics,
     )

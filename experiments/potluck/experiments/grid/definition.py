@@ -17,6 +17,7 @@ from potluck.common.settings.configuration_errors import EXPERIMENT
 from potluck.experiments.presets import Assumption, Preset, preset_named
 
 Metric = Literal["accuracy", "worst_group_accuracy", "weighted_f1", "loss"]
+Measure = Literal["accuracy", "worst_group_accuracy", "weighted_f1", "loss", "worst_tenth"]
 SEED = "seed"
 """The axis that every experiment has: cells that differ in it alone are repetitions."""
 
@@ -45,6 +46,16 @@ class Reading(Settings):
     baseline: dict[str, str] = Field(
         default_factory=dict,
         description="What the others are tested against, paired by seed: axis = label.",
+    )
+    compared: str | None = Field(
+        default=None,
+        description="The axis whose arms compete: they are read at equal rounds, bytes and\n"
+        "simulated seconds, by whom they pick, and by their mean ranks over all else.",
+    )
+    also: tuple[Measure, ...] = Field(
+        default=(),
+        description="What else competing arms are read for; worst_tenth is the mean accuracy of\n"
+        "the worst tenth of the clients, and needs evaluation.spread.",
     )
     targets: tuple[float, ...] = Field(
         default=(), description="Values of the metric to whose first reaching costs are counted."
@@ -113,6 +124,11 @@ class ExperimentFile(Settings):
         if self.reading.columns is not None and self.reading.columns not in axes:
             raise ValueError(
                 f"reading.columns: there is no axis '{self.reading.columns}'; there are: "
+                f"{', '.join(axes) or 'none'}"
+            )
+        if self.reading.compared is not None and self.reading.compared not in axes:
+            raise ValueError(
+                f"reading.compared: there is no axis '{self.reading.compared}'; there are: "
                 f"{', '.join(axes) or 'none'}"
             )
         for where, labels in mentions:

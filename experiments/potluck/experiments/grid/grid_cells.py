@@ -12,6 +12,7 @@ from typing import Any
 import tomlkit
 
 from potluck.common.errors import ConfigurationError
+from potluck.common.learning.virtual_clock import VirtualClock
 from potluck.common.net.protocol import SOFTWARE_VERSION
 from potluck.common.run_file.runfile import parse_run_file
 from potluck.common.settings import plugins
@@ -47,6 +48,25 @@ class Cell:
     hosts: int
     disclosure: Mapping[str, Any]
     digest: str
+
+    @property
+    def clock(self) -> VirtualClock:
+        """The clock that times the run's trainings."""
+        return parse_run_file(self.run_file, source="a cell").virtual_clock
+
+    @property
+    def simulated(self) -> bool:
+        """Whether trainings are timed by a virtual clock."""
+        return self.clock.enabled
+
+    @property
+    def availability(self) -> dict[str, float]:
+        """The chances that clients are there, as their owners tell them where a selector asks: one
+        less their chance to drop out. Of those that drop out at all."""
+        clock = self.clock
+        clients = [f"client-{number}" for number in range(self.clients)]
+        chances = {client: clock.drop_out_chance(client) for client in clients}
+        return {client: 1.0 - chance for client, chance in chances.items() if chance}
 
     @property
     def task_text(self) -> str:

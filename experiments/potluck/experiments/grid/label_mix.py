@@ -1,9 +1,9 @@
-"""The true labels of a task's clients, also where a task makes some wrong on purpose; an experiment
-may know them, a coordinator may not."""
+"""What an experiment knows of its clients and a coordinator may not: their true labels, also where
+a task makes some wrong on purpose, and other traits."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,16 +12,31 @@ from numpy.typing import NDArray
 
 from potluck.client.training.samples.signals import label_counts
 from potluck.common.learning.heterogeneity import entropy
+from potluck.common.learning.virtual_clock import pace
 from potluck.common.names import ClientId
+from potluck.common.task import Examples
 from potluck.common.tasks.label_noise import LabelNoise
 from potluck.experiments.grid.grid_cells import Cell
 
+SAMPLES = "samples"
+LABEL_ENTROPY = "label entropy, bits"
+WRONG_LABELS = "wrong labels"
+RARE_CLASSES = "rare classes"
+RARE_GROUPS = "rare groups"
+SECONDS = "seconds per sample"
+DROP_OUTS = "chance to drop out"
+"""Traits of clients; the rare are shares of a client's samples."""
+
 
 class LabelMix:
-    """counts: K × C, int64: samples by class of each client, client-0 first."""
+    """counts: K × C, int64: samples by class of each client, client-0 first. traits: by name a
+    number of each client."""
 
-    def __init__(self, counts: NDArray[np.int64]) -> None:
+    def __init__(
+        self, counts: NDArray[np.int64], traits: Mapping[str, list[float]] | None = None
+    ) -> None:
         self.counts = counts
+        self.traits = dict(traits or {})
 
     def entropy(self, clients: Sequence[str]) -> float:
         """Entropy of these clients' labels together, in bits; 0 without any."""
@@ -41,13 +56,59 @@ class LabelMixes:
         """The label mix of a cell's task. Raises what the task raises, as for missing data."""
         if cell.task_text not in self._known:
             task = cell.task()
+            true = task
             if isinstance(task, LabelNoise):  # which samples a client has does not depend on it
-                task = replace(task, label_noise=0.0)
-            counts = [
-                label_counts(
-                    task.client_data(ClientId(f"client-{number}"), self._data).train, task.classes
-                )
-                for number in range(cell.clients)
+                true = replace(task, label_noise=0.0)
+            clients = [ClientId(f"client-{number}") for number in range(cell.clients)]
+            parts = [true.client_data(client, self._data).train for client in clients]
+            counts = np.array([label_counts(part, task.classes) for part in parts], dtype=np.int64)
+            traits = {SAMPLES: [float(len(part)) for part in parts]}
+            traits[LABEL_ENTROPY] = [
+                float(entropy(each) / np.log(2)) for each in counts.astype(np.float64)
             ]
-            self._known[cell.task_text] = LabelMix(np.array(counts, dtype=np.int64))
+            if isinstance(task, LabelNoise) and task.label_noise:
+                told = [task.client_data(client, self._data).train.labels for client in clients]
+                traits[WRONG_LABELS] = [
+                    float((labels != part.labels).double().mean())
+                    for labels, part in zip(told, parts, strict=True)
+                ]
+            traits[RARE_CLASSES] = _rare(counts)
+            if task.groups > task.classes:
+                traits[RARE_GROUPS] = _rare(
+                    np.array([_groups(part, task.groups) for part in parts])
+                )
+            self._known[cell.task_text] = LabelMix(counts, traits)
         return self._known[cell.task_text]
+
+
+def traits_of(cell: Cell, mix: LabelMix) -> dict[str, list[float]]:
+    """What an experiment knows of a cell's clients, by name: a number of each, client-0 first."""
+    clock, found = cell.clock, dict(mix.traits)
+    clients = [f"client-{number}" for number in range(cell.clients)]
+    if clock.enabled and clock.draw == "client":
+        found[SECONDS] = [
+            pace(clock, seed=cell.seed, client=client, round_number=0) for client in clients
+        ]
+    elif clock.slower:
+        found[SECONDS] = [
+            (clock.seconds_per_sample + clock.tail_per_sample) * clock.slowness(client)
+            for client in clients
+        ]
+    if clock.drop_outs:
+        found[DROP_OUTS] = [clock.drop_out_chance(client) for client in clients]
+    return found
+
+
+def _groups(part: Examples, groups: int) -> NDArray[np.int64]:
+    members = np.zeros(0, dtype=np.int64) if part.groups is None else part.groups.numpy()
+    return np.bincount(members, minlength=groups)
+
+
+def _rare(counts: NDArray[np.int64]) -> list[float]:
+    """Each client's share of samples that are of kinds which are rarer than the average kind.
+
+    counts: K × kinds. NaN has no place in JSON: 0 for a client without samples.
+    """
+    total = counts.sum(axis=0)
+    rare = counts[:, total < total.mean()].sum(axis=1)
+    return [float(each) for each in rare / np.maximum(counts.sum(axis=1), 1)]

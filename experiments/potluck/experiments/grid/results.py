@@ -19,6 +19,10 @@ class RoundResult(BaseModel):
     """A committed round. Metrics: shares in [0, 1], None where not evaluated.
 
     entropy: bits, of the true labels of all clients that became part of the model together.
+    downloads: clients that needed the model, to answer a question about it or to train.
+    simulated_seconds: how long the round took on a virtual clock, None on a real one. worst_tenth:
+    mean accuracy of the worst tenth of the clients, on what each holds out; None where
+    `evaluation.spread` is off.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -33,6 +37,19 @@ class RoundResult(BaseModel):
     entropy: float
     bytes_down: int
     bytes_up: int
+    downloads: int = 0
+    simulated_seconds: float | None = None
+    worst_tenth: float | None = None
+
+
+class Before(BaseModel):
+    """What a run spent before its first round, on pre-training: bytes as if each client were a
+    machine of its own, simulated seconds (0 on a real clock)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    bytes: int = 0
+    seconds: float = 0.0
 
 
 class Timings(BaseModel):
@@ -46,7 +63,12 @@ class Timings(BaseModel):
 
 class CellResult(BaseModel):
     """A finished cell. model_blake3: of the last model, for telling whether two runs agree.
-    version: of Potluck, that ran it; empty in results of earlier ones."""
+    version: of Potluck, that ran it; empty in results of earlier ones.
+
+    model_bytes: of the tensors that travel to a client, 0 where it was not recorded. traits: by
+    name a number of each client, client-0 first, that the experiment knows and the coordinator
+    does not.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -59,6 +81,9 @@ class CellResult(BaseModel):
     model_blake3: str
     version: str = ""
     timings: Timings
+    model_bytes: int = 0
+    before: Before = Before()
+    traits: dict[str, list[float]] = {}
 
     @property
     def stopped_early(self) -> bool:

@@ -12,7 +12,7 @@ from potluck.experiments.grid.cell_run import Progress, remove_workplace
 from potluck.experiments.grid.cell_schedule import CellSchedule
 from potluck.experiments.grid.experiment_progress import Board
 from potluck.experiments.grid.grid_cells import Cell
-from potluck.experiments.grid.label_mix import LabelMix, LabelMixes
+from potluck.experiments.grid.label_mix import LabelMix, LabelMixes, traits_of
 from potluck.experiments.grid.results import CellResult, ResultsFolder
 
 
@@ -121,7 +121,8 @@ class _Grid:
     async def _run_cell(self, cell: Cell) -> CellResult:
         mix = await asyncio.to_thread(self._mixes.of, cell)
         with self._board.cell(cell) as progress:
-            return await self._runner.run(cell, mix, progress)
+            result = await self._runner.run(cell, mix, progress)
+        return result.model_copy(update={"traits": traits_of(cell, mix)})
 
     def _end(self, cell: Cell, task: asyncio.Task[CellResult]) -> None:
         try:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
 
 import numpy as np
 from scipy import stats
 
 from potluck.experiments.grid.definition import SEED, ExperimentFile, Metric, PublishedFigure
 from potluck.experiments.grid.results import CellResult, RoundResult
+from potluck.experiments.reports.readings import mean, reached, reading_of
 
 Labels = Mapping[str, str]
 Point = tuple[tuple[str, str], ...]
@@ -123,40 +123,18 @@ def _arm(
     return Arm(
         labels=labels,
         values=numbers[point],
-        mean=float(np.mean(values)),
+        mean=mean(values),
         deviation=float(np.std(values, ddof=1)) if len(values) > 1 else None,
         clients=sizes[point],
-        entropy=_mean([each.entropy for cell in cells for each in cell.rounds]),
-        bytes=_mean([_bytes(cell.rounds) for cell in cells]),
-        seconds=_mean([sum(cell.timings.rounds) for cell in cells]),
+        entropy=mean([each.entropy for cell in cells for each in cell.rounds]),
+        bytes=mean([_bytes(cell.rounds) for cell in cells]),
+        seconds=mean([sum(cell.timings.rounds) for cell in cells]),
         costs=tuple(_costs(cells, reading.metric, target) for target in reading.targets),
         test=paired_test(numbers[point], numbers[base]) if compared and base else None,
         same_cohorts=not compared or math.isclose(sizes[base or point], sizes[point], rel_tol=0.01),
         published=tuple(each for each in reading.published if _stands_for(each, labels)),
         cells=tuple(cells),
     )
-
-
-def reading_of(rounds: Sequence[RoundResult], metric: Metric, last: int) -> float:
-    """The mean of a metric over the last so many evaluations; NaN without any."""
-    return _mean([value for _, value in evaluations(rounds, metric)][-last:])
-
-
-def evaluations(rounds: Sequence[RoundResult], metric: Metric) -> list[tuple[int, float]]:
-    """(round, value) where the model was evaluated."""
-    return [
-        (each.round, value)
-        for each in rounds
-        if (value := cast(Any, getattr(each, metric))) is not None
-    ]
-
-
-def reached(rounds: Sequence[RoundResult], metric: Metric, target: float) -> int | None:
-    """The first round whose evaluation reaches a target (for a loss: falls to it)."""
-    for number, value in evaluations(rounds, metric):
-        if value <= target if metric == "loss" else value >= target:
-            return number
-    return None
 
 
 def paired_test(values: Mapping[str, float], baseline: Mapping[str, float]) -> PairedTest | None:
@@ -197,9 +175,9 @@ def _costs(cells: Sequence[CellResult], metric: Metric, target: float) -> Costs:
     return Costs(
         target=target,
         reached=len(those),
-        round=_mean([first for _, first in those]),
-        bytes=_mean([_bytes(cell.rounds[:first]) for cell, first in those]),
-        seconds=_mean([sum(cell.timings.rounds[:first]) for cell, first in those]),
+        round=mean([first for _, first in those]),
+        bytes=mean([_bytes(cell.rounds[:first]) for cell, first in those]),
+        seconds=mean([sum(cell.timings.rounds[:first]) for cell, first in those]),
     )
 
 
@@ -208,8 +186,4 @@ def _bytes(rounds: Sequence[RoundResult]) -> int:
 
 
 def _clients(cells: Sequence[CellResult]) -> float:
-    return _mean([len(each.included) for cell in cells for each in cell.rounds])
-
-
-def _mean(values: Sequence[float]) -> float:
-    return float(np.mean(values)) if values else math.nan
+    return mean([len(each.included) for cell in cells for each in cell.rounds])

@@ -10,9 +10,12 @@ from jinja2 import Environment
 
 from potluck.common.errors import StorageError
 from potluck.deploy.view.readable import readable_bytes, readable_seconds
+from potluck.experiments.reports.contest_tables import contest_notes, contest_sections
+from potluck.experiments.reports.contests import contests_of, ranked_readings
 from potluck.experiments.reports.experiment_summary import Costs, Summary
 from potluck.experiments.reports.origin import origin
 from potluck.experiments.reports.plots import plot_entropy, plot_metric, plot_rasters
+from potluck.experiments.reports.rank_plot import plot_ranks
 from potluck.experiments.reports.tables import (
     comparison_table,
     metric_table,
@@ -66,6 +69,10 @@ img { max-width: 100%; height: auto; }
 <h2>Who was included when</h2>
 <p class="quiet">The first seed of each.</p>
 <img alt="who was included when" src="{{ rasters }}">
+{% for name, lines in sections %}<h2>{{ name }}</h2>
+{{ table(lines) }}
+{% if loop.first and ranks %}<img alt="mean ranks" src="{{ ranks }}">{% endif %}
+{% endfor %}
 <h2>Notes</h2>
 <ul>{% for note in notes %}<li>{{ note }}</li>{% endfor %}</ul>
 </body>
@@ -97,6 +104,9 @@ def html(summary: Summary) -> str:
     """The page. All text from the experiment file is escaped."""
     environment = Environment(autoescape=True)
     experiment = summary.experiment
+    contests = contests_of(summary)
+    by_reading = ranked_readings(summary, contests)
+    ranks = plot_ranks(by_reading)
     environment.globals["table"] = _Tables(environment)
     return environment.from_string(_PAGE).render(
         title=experiment.title or experiment.name,
@@ -111,7 +121,9 @@ def html(summary: Summary) -> str:
         metric=_embedded(plot_metric(summary)),
         entropy=_embedded(plot_entropy(summary)),
         rasters=_embedded(plot_rasters(summary)),
-        notes=list(notes(summary)),
+        sections=list(contest_sections(summary, contests, by_reading)),
+        ranks=None if ranks is None else _embedded(ranks),
+        notes=[*notes(summary), *(contest_notes() if contests else ())],
     )
 
 

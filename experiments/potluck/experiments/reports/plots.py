@@ -14,7 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from potluck.experiments.grid.results import CellResult, RoundResult
-from potluck.experiments.reports.experiment_summary import Arm, Summary, evaluations
+from potluck.experiments.reports.experiment_summary import Arm, Summary
+from potluck.experiments.reports.readings import evaluations
 
 _INK = "#333333"
 # Okabe and Ito's palette, then the same dashed
@@ -38,7 +39,7 @@ def panels(summary: Summary) -> list[tuple[str, list[Arm]]]:
 
 def plot_metric(summary: Summary) -> bytes:
     """A PNG of `metric_figure`."""
-    return _png(metric_figure(summary))
+    return png(metric_figure(summary))
 
 
 def metric_figure(summary: Summary) -> Figure:
@@ -59,12 +60,12 @@ def plot_entropy(summary: Summary) -> bytes:
     def entropies(cell: CellResult) -> list[tuple[int, float]]:
         return [(each.round, each.entropy) for each in cell.rounds]
 
-    return _png(_lines(summary, "entropy of the cohort's labels, bits", entropies))
+    return png(_lines(summary, "entropy of the cohort's labels, bits", entropies))
 
 
 def plot_rasters(summary: Summary) -> bytes:
     """A PNG of `raster_figure`."""
-    return _png(raster_figure(summary))
+    return png(raster_figure(summary))
 
 
 def raster_figure(summary: Summary) -> Figure:
@@ -187,7 +188,8 @@ def _name(arm: Arm) -> str:
     return " · ".join(arm.labels.values()) or "the run"
 
 
-def _png(figure: Figure) -> bytes:
+def png(figure: Figure) -> bytes:
+    """A figure as a PNG, the same bytes each time."""
     buffer = io.BytesIO()
     figure.savefig(buffer, dpi=110, facecolor="white", metadata={"Software": "Potluck"})
     return buffer.getvalue()

@@ -9,8 +9,12 @@ from potluck.common.errors import ConfigurationError
 from potluck.experiments.grid.definition import ExperimentFile
 from potluck.experiments.grid.grid_cells import Cell
 from potluck.experiments.grid.results import CellResult
-from potluck.experiments.reports.experiment_summary import summarise
+from potluck.experiments.reports.contest_tables import contest_notes, contest_sections
+from potluck.experiments.reports.contests import contests_of, ranked_readings
+from potluck.experiments.reports.experiment_summary import Summary, summarise
 from potluck.experiments.reports.html_report import write_report
+from potluck.experiments.reports.plots import plot_metric
+from potluck.experiments.reports.rank_plot import plot_ranks
 from potluck.experiments.reports.tables import markdown, write_tables
 
 
@@ -36,7 +40,26 @@ def write_report_files(
         raise ConfigurationError(f"no cell is finished in {folder}; there is nothing to report")
     summary = summarise(plan, done, len(cells) - len(done), quick=quick)
     write_tables(done, folder)
-    text, page = markdown(summary), folder / "report.html"
+    text, page = report_text(summary), folder / "report.html"
     (folder / "report.md").write_text(text, encoding="utf-8")
+    pictures = {
+        "metric.png": plot_metric(summary),
+        "ranks.png": plot_ranks(ranked_readings(summary, contests_of(summary))),
+    }
+    for name, picture in pictures.items():
+        if picture is not None:
+            (folder / name).write_bytes(picture)
     write_report(summary, page)
     return f"{text.rstrip()}\n\n{page}"
+
+
+def report_text(summary: Summary) -> str:
+    """The report for people: what every experiment has, then contests where there are any."""
+    contests = contests_of(summary)
+    if not contests:
+        return markdown(summary)
+    parts = [markdown(summary)]
+    for title, lines in contest_sections(summary, contests, ranked_readings(summary, contests)):
+        parts += [f"## {title}", "", *lines, ""]
+    parts += [f"- {note}" for note in contest_notes()]
+    return "\n".join(parts).rstrip() + "\n"

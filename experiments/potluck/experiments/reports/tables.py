@@ -15,6 +15,7 @@ from potluck.deploy.view.readable import readable_bytes, readable_count, readabl
 from potluck.experiments.grid.results import CellResult
 from potluck.experiments.reports.experiment_summary import Arm, PairedTest, Summary
 from potluck.experiments.reports.origin import origin
+from potluck.experiments.reports.ranks import holm
 
 _METRICS = ("accuracy", "worst_group_accuracy", "weighted_f1", "loss")
 _TITLES = {
@@ -37,6 +38,9 @@ def tidy_rows(results: Sequence[CellResult]) -> list[dict[str, Any]]:
             "included": len(each.included),
             "bytes_down": each.bytes_down,
             "bytes_up": each.bytes_up,
+            "downloads": each.downloads,
+            "simulated_seconds": each.simulated_seconds,
+            "worst_tenth": each.worst_tenth,
             "cohort": " ".join(each.included),
         }
         for cell in results
@@ -111,13 +115,13 @@ def metric_table(summary: Summary) -> list[str]:
         )
         for column in columns
     }
-    lines = [_line([*axes, *heads]), _line(["---"] * len(axes) + ["---:"] * len(columns))]
+    lines = [line([*axes, *heads]), rule(len(axes), len(columns))]
     for row, arms in cells.items():
         values = [
             "–" if column not in arms else ranks[column](arms[column].mean, _value(arms[column]))
             for column in columns
         ]
-        lines.append(_line([*row, *values]))
+        lines.append(line([*row, *values]))
     return lines
 
 
@@ -143,15 +147,16 @@ def comparison_table(summary: Summary) -> list[str]:
     tested = any(arm.test for arm in summary.arms)
     published = any(arm.published for arm in summary.arms)
     heads = [*axes, "seeds", "clients a round", "entropy, bits", "bytes"]
-    heads += ["against the baseline", "p"] if tested else []
+    heads += ["against the baseline", "p", "p, Holm"] if tested else []
     heads += ["published"] if published else []
     heads += [f"to {target:g}: round, bytes" for target in reading.targets]
-    lines = [_line(heads), _line(["---"] * len(axes) + ["---:"] * (len(heads) - len(axes)))]
-    for arm in summary.arms:
+    corrected = _corrected(summary)
+    lines = [line(heads), rule(len(axes), len(heads) - len(axes))]
+    for number, arm in enumerate(summary.arms):
         row = [*arm.labels.values(), str(len(arm.values))]
         row += [f"{arm.clients:.4g}{'' if arm.same_cohorts else ' ≠'}", f"{arm.entropy:.3f}"]
         row += [readable_bytes(arm.bytes)]
-        row += [*_tested(arm.test)] if tested else []
+        row += [*_tested(arm.test), corrected.get(number, "–")] if tested else []
         row += ["; ".join(_published(arm)) or "–"] if published else []
         row += [
             "–"
@@ -160,7 +165,7 @@ def comparison_table(summary: Summary) -> list[str]:
             + ("" if cost.reached == len(arm.values) else f" ({cost.reached} of {len(arm.values)})")
             for cost in arm.costs
         ]
-        lines.append(_line(row))
+        lines.append(line(row))
     return lines
 
 
@@ -172,8 +177,8 @@ def notes(summary: Summary) -> Iterator[str]:
         base = ", ".join(f"{axis} = {value}" for axis, value in named)
         yield (
             f"The baseline is {base}, all else equal. Differences are paired by seed, with the "
-            "95 % confidence interval of their mean; p is that of a two-sided paired t test, not "
-            "corrected for the number of comparisons. "
+            "95 % confidence interval of their mean; p is that of a two-sided paired t test, "
+            "beside it as Holm corrects it for all tests against the same arm. "
             f"{readable_count(summary.seeds, 'seed')} can show large differences only."
         )
         if not all(arm.same_cohorts for arm in summary.arms):
@@ -214,11 +219,30 @@ def _tested(test: PairedTest | None) -> tuple[str, str]:
     return f"{test.difference:+.4f}{interval}", "–" if test.p is None else f"{test.p:.2g}"
 
 
+def _corrected(summary: Summary) -> dict[int, str]:
+    """Holm's p values by the arm's number: tests against one baseline arm are one family."""
+    named = summary.experiment.reading.baseline
+    families: dict[tuple[str, ...], dict[int, float]] = {}
+    for number, arm in enumerate(summary.arms):
+        if arm.test is not None and arm.test.p is not None:
+            family = tuple(value for axis, value in arm.labels.items() if axis not in named)
+            families.setdefault(family, {})[number] = arm.test.p
+    return {
+        number: f"{p:.2g}" for family in families.values() for number, p in holm(family).items()
+    }
+
+
 def _published(arm: Arm) -> Iterator[str]:
     for each in arm.published:
         deviation = "" if each.deviation is None else f" ± {each.deviation:g}"
         yield f"{each.value:g}{deviation}" + (f" ({each.source})" if each.source else "")
 
 
-def _line(entries: Sequence[str]) -> str:
+def line(entries: Sequence[str]) -> str:
+    """A row of a table in Markdown."""
     return "| " + " | ".join(entry.replace("|", "\\|") for entry in entries) + " |"
+
+
+def rule(labels: int, numbers: int) -> str:
+    """The line under a table's head: columns of text, then columns of numbers."""
+    return line(["---"] * labels + ["---:"] * numbers)

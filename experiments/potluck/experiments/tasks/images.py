@@ -16,7 +16,7 @@ from potluck.common.task import Recommended
 from potluck.common.tasks.stored import Prepare
 from potluck.experiments.tasks.arrays import Arrays, DataFormat
 from potluck.experiments.tasks.label_skew import LabelSkewTask
-from potluck.experiments.tasks.networks import Networks, small_cnn
+from potluck.experiments.tasks.networks import Networks, dropout_cnn, small_cnn
 from potluck.experiments.tasks.preparing import Images
 
 _BYTES = np.dtype(np.uint8)
@@ -33,11 +33,12 @@ class _ImageTask(LabelSkewTask):
 class Mnist(_ImageTask):
     """Ten handwritten digits, 60,000 + 10,000 images of 28 × 28; see `Splitting` for the options.
 
-    network: cnn (two 5 × 5 convolutions of 6 and 16 channels), cnn-wide (of 32 and 64) or
-    perceptron (one hidden layer of 200).
+    network: cnn (two 5 × 5 convolutions of 6 and 16 channels), cnn-wide (of 32 and 64),
+    cnn-dropout (of 10 and 20, with dropout between two linear layers) or perceptron (one hidden
+    layer of 200).
     """
 
-    network: Literal["cnn", "cnn-wide", "perceptron"] = "cnn"
+    network: Literal["cnn", "cnn-wide", "cnn-dropout", "perceptron"] = "cnn"
 
     name = "mnist"
     form = DataFormat(
@@ -50,6 +51,7 @@ class Mnist(_ImageTask):
     networks: ClassVar[Networks] = {
         "cnn": small_cnn,
         "cnn-wide": mnist_cnn,
+        "cnn-dropout": dropout_cnn,
         "perceptron": partial(perceptron, 784, (200,), 10, 0.0),
     }
     images = Images(means=(0.1307,), deviations=(0.3081,))

@@ -1,0 +1,81 @@
+"""What a cell's rounds would cost if each client were a machine of its own, by the coordinator's
+own records.
+
+The clients of an experiment share a few hosts, and a host fetches a model once for all of them. So
+the bytes that went over the wire say nothing of a federation whose clients are apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from potluck.common.settings import plugins
+from potluck.common.tensors.encoding import Encoding
+from potluck.common.tensors.model_arrays import state_arrays
+from potluck.experiments.grid.grid_cells import Cell
+from potluck.experiments.grid.results import Before
+from potluck.server.rounds.plan import draw_up
+from potluck.server.rounds.pretraining import pretraining_id
+from potluck.server.store import Store
+from potluck.server.store.records import Exchange, RoundRow
+
+_SHARE = {Encoding.FLOAT32: 1.0, Encoding.BFLOAT16: 0.5, Encoding.INT8: 0.25}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellCosts:
+    """downloads: by round, how many clients needed the model. model_bytes: of its tensors, as they
+    are encoded on their way to a client."""
+
+    downloads: Mapping[int, int]
+    model_bytes: int
+    before: Before
+
+
+def costs_of(cell: Cell, state: Path, run_id: str) -> CellCosts:
+    """The costs of a run that is over.
+
+    state: the coordinator's state directory; nobody else has its database open. Raises
+    StorageError.
+    """
+    plan = draw_up(cell.run_file, source=cell.title)
+    arrays = state_arrays(plan.task.model())
+    size = sum(array.nbytes for array in arrays.values())
+    model_bytes = round(size * _SHARE[plan.run_file.transport.down.encoding])
+    with Store.open(f"sqlite:///{state / 'potluck.sqlite3'}") as store:
+        roster = store.roster(run_id)
+        rows = store.rounds(run_id)
+        asked = {row.key.round: _asked(store.answers(row.key), roster) for row in rows}
+        before = store.rounds(pretraining_id(run_id))
+    simulated = plan.run_file.virtual_clock.enabled
+    return CellCosts(
+        downloads={row.key.round: len(asked[row.key.round] | _members(row)) for row in rows},
+        model_bytes=model_bytes,
+        before=Before(
+            bytes=sum(len(row.members) * model_bytes + row.bytes_up for row in before),
+            seconds=sum(row.seconds for row in before) if simulated else 0.0,
+        ),
+    )
+
+
+def _members(row: RoundRow) -> set[str]:
+    return {member.client_id for member in row.members}
+
+
+def _asked(exchanges: Sequence[Exchange], roster: Sequence[str]) -> set[str]:
+    """Who was asked something that takes the round's model to answer."""
+    found = set[str]()
+    for each in exchanges:
+        kind, rows = each.question.get("kind"), each.question.get("rows")
+        if isinstance(rows, list) and _needs_model(kind):
+            found |= {roster[int(row)] for row in cast(list[int], rows)}
+    return found
+
+
+def _needs_model(kind: object) -> bool:
+    if not isinstance(kind, str) or kind not in plugins.installed(plugins.QUESTIONS):
+        return False  # of a secure sum
+    return bool(plugins.find(plugins.QUESTIONS, kind).needs_model)

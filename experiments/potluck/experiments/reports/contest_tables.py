@@ -1,0 +1,201 @@
+"""Tables of arms that compete: at equal budgets, whom they pick, their mean ranks. In Markdown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from potluck.deploy.view.readable import readable_bytes, readable_count, readable_seconds
+from potluck.experiments.reports.contests import (
+    BEST,
+    EQUAL,
+    LAST,
+    Competitor,
+    Contest,
+    RankedReading,
+    measures_of,
+)
+from potluck.experiments.reports.experiment_summary import Summary
+from potluck.experiments.reports.ranks import Ranks
+from potluck.experiments.reports.readings import BUDGETS, deviation, mean
+from potluck.experiments.reports.tables import line, ranked, rule
+
+TITLES = {
+    "accuracy": "accuracy",
+    "worst_group_accuracy": "worst group",
+    "weighted_f1": "weighted F1",
+    "loss": "loss",
+    "worst_tenth": "worst tenth of clients",
+}
+_NONE = "–"
+
+
+def contest_table(summary: Summary, contest: Contest) -> list[str]:
+    """A row for each arm: every measure at the end, at its best and at equal budgets."""
+    axis = summary.experiment.reading.compared or ""
+    columns: list[tuple[str, str, str]] = []
+    for measure in measures_of(summary.experiment.reading):
+        found = {reading for arm in contest.arms for reading in _known(arm, measure)}
+        if LAST not in found:
+            continue
+        columns.append((measure, LAST, TITLES[measure]))
+        if measure == summary.experiment.reading.metric:
+            columns.append((measure, BEST, "best (round)"))
+        for name in BUDGETS:
+            reading = EQUAL + name
+            if reading in contest.budgets and (name != "rounds" or _uneven(contest, measure)):
+                head = f"{TITLES[measure]} at {_budget(name, contest.budgets[reading])}"
+                columns.append((measure, reading, head))
+    marks = [
+        ranked([_mean(arm, measure, reading) for arm in contest.arms], lower=measure == "loss")
+        for measure, reading, _ in columns
+    ]
+    lines = [line([axis, *(head for _, _, head in columns)]), rule(1, len(columns))]
+    for arm in contest.arms:
+        entries = [
+            mark(_mean(arm, measure, reading), _value(arm, measure, reading))
+            for mark, (measure, reading, _) in zip(marks, columns, strict=True)
+        ]
+        lines.append(line([arm.name, *entries]))
+    return lines
+
+
+def picks_table(summary: Summary, contest: Contest) -> list[str]:
+    """A row for each arm: how evenly it picks clients, and how that goes with their traits."""
+    axis = summary.experiment.reading.compared or ""
+    traits = list(dict.fromkeys(trait for arm in contest.arms for trait in arm.leanings))
+    heads = [axis, "evenness", "never picked", "most picked", *(f"{each}" for each in traits)]
+    lines = [line(heads), rule(1, len(heads) - 1)]
+    for arm in contest.arms:
+        lines.append(
+            line(
+                [
+                    arm.name,
+                    f"{mean([each.evenness for each in arm.picks]):.2f}",
+                    f"{mean([each.never for each in arm.picks]):.0%}",
+                    f"{mean([each.most for each in arm.picks]):.0%}",
+                    *(_leaning(arm, trait) for trait in traits),
+                ]
+            )
+        )
+    return lines
+
+
+def rank_table(ranked_by: Sequence[RankedReading], axis: str, *, by_contest: bool) -> list[str]:
+    """A row for each arm, sorted by the first reading; then the critical differences and tests."""
+    chosen = [(each, each.by_contest if by_contest else each.by_cell) for each in ranked_by]
+    if not chosen:
+        return []
+    heads = [f"{TITLES[each.measure]}, {each.reading}" for each, _ in chosen]
+    lines = [line([axis, *heads]), rule(1, len(heads))]
+    for arm in chosen[0][1].means:
+        lines.append(line([arm, *(_rank(ranks, arm) for _, ranks in chosen)]))
+    for name, entries in (
+        ("critical difference", [_number(ranks.difference, "{:.2f}") for _, ranks in chosen]),
+        ("Friedman's p", [_number(ranks.p, "{:.2g}") for _, ranks in chosen]),
+        ("comparisons", [str(ranks.blocks) for _, ranks in chosen]),
+    ):
+        lines.append(line([name, *entries]))
+    return lines
+
+
+def contest_notes() -> Iterator[str]:
+    """What a reader needs to judge these tables."""
+    yield (
+        "`best` is the best evaluation, chosen by the test samples: more than a run would give "
+        "that had to choose by itself."
+    )
+    yield (
+        "At equal bytes and at equal simulated seconds each run is read as if it had stopped when "
+        "the cheapest arm of its seed was done. Bytes are those of clients that are machines of "
+        "their own: a model for whoever trains or is asked about it, and the updates. What a run "
+        "spends on pre-training counts, in bytes and in seconds; answering questions takes no "
+        "simulated time."
+    )
+    yield (
+        "Evenness is 1 less the Gini coefficient of the clients' numbers of picks: 1 where all "
+        "have the same. Beside each trait of the clients: Spearman's correlation of picks and the "
+        "trait, and in brackets its mean over picks and over clients. A selector that has learnt "
+        "to avoid wrong labels has a correlation below 0 there."
+    )
+    yield (
+        "Mean ranks: 1 is the best. Arms whose mean ranks differ by less than the critical "
+        "difference (Nemenyi, 5 %) are not told apart. Seeds of one setting are no independent "
+        "data sets, so that the table over all cells tells more apart than it should, and the one "
+        "over settings is the careful one."
+    )
+
+
+def _known(arm: Competitor, measure: str) -> list[str]:
+    return [
+        reading
+        for (of, reading), values in arm.readings.items()
+        if of == measure and not all(math.isnan(value) for value in values.values())
+    ]
+
+
+def _uneven(contest: Contest, measure: str) -> bool:
+    """Whether arms had different numbers of rounds, so that the last one is no equal number."""
+    return any(
+        arm.readings[measure, EQUAL + "rounds"] != arm.readings[measure, LAST]
+        for arm in contest.arms
+    )
+
+
+def _mean(arm: Competitor, measure: str, reading: str) -> float:
+    return mean(list(arm.readings.get((measure, reading), {}).values()))
+
+
+def _value(arm: Competitor, measure: str, reading: str) -> str:
+    values = list(arm.readings.get((measure, reading), {}).values())
+    if not values or math.isnan(mean(values)):
+        return _NONE
+    spread = deviation(values)
+    text = f"{mean(values):.4f}" + ("" if spread is None else f" ± {spread:.4f}")
+    return f"{text} ({arm.best_round:.4g})" if reading == BEST else text
+
+
+def _budget(name: str, amount: float) -> str:
+    if name == "bytes":
+        return readable_bytes(amount)
+    if name == "rounds":
+        return f"{amount:.4g} rounds"
+    return f"{readable_seconds(amount)} simulated"
+
+
+def _leaning(arm: Competitor, trait: str) -> str:
+    of = arm.leanings.get(trait)
+    if not of:
+        return _NONE
+    correlation = mean([each.correlation for each in of])
+    picked, everybody = mean([each.picked for each in of]), mean([each.all for each in of])
+    return f"{correlation:+.2f} ({picked:.3g} of {everybody:.3g})"
+
+
+def _rank(ranks: Ranks, arm: str) -> str:
+    if arm not in ranks.means:
+        return _NONE
+    text = f"{ranks.means[arm]:.2f}"
+    return f"**{text}**" if arm in ranks.best else text
+
+
+def _number(value: float | None, form: str) -> str:
+    return _NONE if value is None else form.format(value)
+
+
+def contest_sections(
+    summary: Summary, contests: Sequence[Contest], ranked_by: Sequence[RankedReading]
+) -> Iterator[tuple[str, list[str]]]:
+    """(title, table) of all that there is to tell of the contests."""
+    axis = summary.experiment.reading.compared or ""
+    if ranked_by and len(contests) > 1:
+        settings = readable_count(len(contests), "setting")
+        yield f"Mean ranks over {settings}", rank_table(ranked_by, axis, by_contest=True)
+    if ranked_by:
+        yield "Mean ranks over all cells", rank_table(ranked_by, axis, by_contest=False)
+    for contest in contests:
+        yield contest.title or "Readings", contest_table(summary, contest)
+        yield (
+            f"{contest.title}: whom they pick" if contest.title else "Whom they pick",
+            picks_table(summary, contest),
+        )

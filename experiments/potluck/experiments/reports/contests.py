@@ -1,0 +1,192 @@
+"""Arms that compete: all points of a grid that differ in one axis only, read at equal budgets.
+
+Pure: a summary comes in; numbers by arm and seed go out, and mean ranks over all contests.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from potluck.experiments.grid.definition import SEED, Reading
+from potluck.experiments.grid.results import CellResult
+from potluck.experiments.reports.experiment_summary import Arm, Summary
+from potluck.experiments.reports.ranks import Ranks, mean_ranks
+from potluck.experiments.reports.readings import (
+    BUDGETS,
+    Leaning,
+    Picks,
+    best_of,
+    common_budget,
+    leaning,
+    mean,
+    picks_of,
+    reading_of,
+    within,
+)
+
+LAST, BEST = "last", "best"
+EQUAL = "at equal "
+
+Values = Mapping[str, float]
+"""A number by seed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Competitor:
+    """An arm of a contest. readings: by measure and reading. best_round: its mean over seeds.
+    picks: by seed. leanings: by trait, those of the seeds where it differs between clients."""
+
+    name: str
+    readings: Mapping[tuple[str, str], Values]
+    best_round: float
+    picks: Sequence[Picks]
+    leanings: Mapping[str, Sequence[Leaning]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contest:
+    """where: the labels that its arms share. budgets: by reading, the mean over seeds of what all
+    arms had spent; those that are not known are left out."""
+
+    where: Mapping[str, str]
+    arms: Sequence[Competitor]
+    budgets: Mapping[str, float]
+
+    @property
+    def title(self) -> str:
+        """The labels that its arms share, in one line."""
+        return ", ".join(f"{axis} = {value}" for axis, value in self.where.items())
+
+
+def contests_of(summary: Summary) -> list[Contest]:
+    """The contests of an experiment, in the order of its grid; none where no axis is compared."""
+    axis = summary.experiment.reading.compared
+    if axis is None:
+        return []
+    grouped: dict[tuple[tuple[str, str], ...], list[Arm]] = {}
+    for arm in summary.arms:
+        where = tuple((name, value) for name, value in arm.labels.items() if name != axis)
+        grouped.setdefault(where, []).append(arm)
+    reading = summary.experiment.reading
+    return [_contest(dict(where), arms, axis, reading) for where, arms in grouped.items()]
+
+
+def measures_of(reading: Reading) -> list[str]:
+    """What competing arms are read for, the main measure first."""
+    return list(dict.fromkeys([reading.metric, *reading.also]))
+
+
+def _contest(where: Mapping[str, str], arms: Sequence[Arm], axis: str, reading: Reading) -> Contest:
+    by_seed: dict[str, list[CellResult]] = {}
+    for arm in arms:
+        for cell in arm.cells:
+            by_seed.setdefault(cell.labels[SEED], []).append(cell)
+    limits = {
+        EQUAL + name: {seed: common_budget(cells, spent) for seed, cells in by_seed.items()}
+        for name, spent in BUDGETS.items()
+    }
+    known = {
+        name: {seed: limit for seed, limit in limits[name].items() if limit is not None}
+        for name in limits
+    }
+    return Contest(
+        where=where,
+        arms=[_competitor(arm, axis, reading, known) for arm in arms],
+        budgets={name: mean(list(of.values())) for name, of in known.items() if of},
+    )
+
+
+def _competitor(
+    arm: Arm, axis: str, reading: Reading, limits: Mapping[str, Mapping[str, float]]
+) -> Competitor:
+    readings: dict[tuple[str, str], Values] = {}
+    for measure in measures_of(reading):
+        readings[measure, LAST] = {
+            cell.labels[SEED]: reading_of(cell.rounds, measure, reading.last) for cell in arm.cells
+        }
+        bests = {cell.labels[SEED]: best_of(cell.rounds, measure) for cell in arm.cells}
+        readings[measure, BEST] = {
+            seed: math.nan if best is None else best[1] for seed, best in bests.items()
+        }
+        for name, spent in BUDGETS.items():
+            of_seed = limits[EQUAL + name]
+            readings[measure, EQUAL + name] = {
+                seed: within(cell, spent, of_seed[seed], measure, reading.last)
+                for cell in arm.cells
+                if (seed := cell.labels[SEED]) in of_seed
+            }
+    found = [best_of(cell.rounds, reading.metric) for cell in arm.cells]
+    traits = dict.fromkeys(name for cell in arm.cells for name in cell.traits)
+    leanings = {
+        name: [each for cell in arm.cells if (each := leaning(cell, name)) is not None]
+        for name in traits
+    }
+    return Competitor(
+        name=arm.labels[axis],
+        readings=readings,
+        best_round=mean([float(best[0]) for best in found if best is not None]),
+        picks=[picks_of(cell) for cell in arm.cells],
+        leanings={name: of for name, of in leanings.items() if of},
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankedReading:
+    """Mean ranks by one reading of one measure.
+
+    by_cell: every seed of every contest is a comparison; seeds of one contest are not independent
+    data sets, so its difference is smaller than it should be. by_contest: the means over seeds are
+    compared, one for each contest.
+    """
+
+    measure: str
+    reading: str
+    by_cell: Ranks
+    by_contest: Ranks
+
+
+def ranked_readings(summary: Summary, contests: Sequence[Contest]) -> list[RankedReading]:
+    """Mean ranks of the arms that all contests have, for each measure at its end and at equal
+    budgets as far as these are known. Contests where nothing is measured don't count."""
+    found: list[RankedReading] = []
+    for measure in measures_of(summary.experiment.reading):
+        for reading in (LAST, BEST, *(EQUAL + name for name in BUDGETS if name != "rounds")):
+            by_cell = list(_blocks(contests, measure, reading))
+            means = list(_means(contests, measure, reading))
+            lower = measure == "loss"
+            ranks = mean_ranks(by_cell, lower=lower), mean_ranks(means, lower=lower)
+            if ranks[0] is not None and ranks[1] is not None:
+                found.append(
+                    RankedReading(
+                        measure=measure, reading=reading, by_cell=ranks[0], by_contest=ranks[1]
+                    )
+                )
+    return found
+
+
+def _blocks(contests: Sequence[Contest], measure: str, reading: str) -> Iterator[Values]:
+    for contest in contests:
+        seeds = dict.fromkeys(
+            seed for arm in contest.arms for seed in arm.readings.get((measure, reading), {})
+        )
+        for seed in seeds:
+            block = {
+                arm.name: arm.readings[measure, reading][seed]
+                for arm in contest.arms
+                if seed in arm.readings.get((measure, reading), {})
+            }
+            if not all(math.isnan(value) for value in block.values()):
+                yield block
+
+
+def _means(contests: Sequence[Contest], measure: str, reading: str) -> Iterator[Values]:
+    for contest in contests:
+        block = {
+            arm.name: mean(list(values.values()))
+            for arm in contest.arms
+            if (values := arm.readings.get((measure, reading), {}))
+        }
+        if block and not all(math.isnan(value) for value in block.values()):
+            yield block

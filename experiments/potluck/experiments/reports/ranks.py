@@ -1,0 +1,91 @@
+"""Mean ranks of arms over many comparisons, with Friedman's test and Nemenyi's critical difference.
+
+J. Demšar: Statistical Comparisons of Classifiers over Multiple Data Sets, JMLR 7, 2006.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from scipy import stats
+
+LEVEL = 0.05
+
+Name = TypeVar("Name", bound=Hashable)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranks:
+    """Arms by their mean rank, the best first; 1 is the best in every block.
+
+    blocks: how many comparisons there are. p: of Friedman's test that all arms are alike; None
+    where it can't be made (fewer than three arms or two blocks, or all ranks tied). difference:
+    mean ranks that differ by less are not told apart at the level of 5 % (Nemenyi); None likewise.
+    """
+
+    means: Mapping[str, float]
+    blocks: int
+    p: float | None
+    difference: float | None
+
+    @property
+    def best(self) -> tuple[str, ...]:
+        """The first arm and all that are not told apart from it; none where that is unknown."""
+        if self.difference is None:
+            return ()
+        least = min(self.means.values(), default=math.nan)
+        return tuple(arm for arm, mean in self.means.items() if mean - least <= self.difference)
+
+
+def mean_ranks(blocks: Sequence[Mapping[str, float]], *, lower: bool = False) -> Ranks | None:
+    """The ranks of the arms that every block has a value of; None without any.
+
+    blocks: in each the arms' values, of which NaN is the worst. lower: whether less is better.
+    Equal values share the mean of their ranks.
+    """
+    arms = [arm for arm in (blocks[0] if blocks else ()) if all(arm in each for each in blocks)]
+    if not arms:
+        return None
+    table = np.array([[each[arm] for arm in arms] for each in blocks], dtype=np.float64)
+    losses = np.where(np.isnan(table), np.inf, table if lower else -table)
+    ranks = stats.rankdata(losses, axis=1)
+    means = ranks.mean(axis=0)
+    order = sorted(range(len(arms)), key=lambda column: (means[column], column))
+    return Ranks(
+        means={arms[column]: float(means[column]) for column in order},
+        blocks=len(blocks),
+        p=_friedman(ranks),
+        difference=critical_difference(len(arms), len(blocks)),
+    )
+
+
+def critical_difference(arms: int, blocks: int) -> float | None:
+    """Nemenyi's, at the level of 5 %: q √(k (k + 1) / 6N), q from the studentized range over √2.
+
+    None for fewer than two arms or blocks.
+    """
+    if arms < 2 or blocks < 2:
+        return None
+    q = float(stats.studentized_range.ppf(1 - LEVEL, arms, np.inf)) / math.sqrt(2)
+    return q * math.sqrt(arms * (arms + 1) / (6 * blocks))
+
+
+def _friedman(ranks: np.ndarray) -> float | None:
+    blocks, arms = ranks.shape
+    if arms < 3 or blocks < 2 or bool((np.ptp(ranks, axis=1) == 0).all()):
+        return None
+    return float(stats.friedmanchisquare(*ranks.T).pvalue)
+
+
+def holm(values: Mapping[Name, float]) -> dict[Name, float]:
+    """Holm's corrected p values of several tests, by name."""
+    corrected: dict[Name, float] = {}
+    largest = 0.0
+    for place, name in enumerate(sorted(values, key=lambda name: values[name])):
+        largest = max(largest, min(1.0, (len(values) - place) * values[name]))
+        corrected[name] = largest
+    return corrected

@@ -1,0 +1,183 @@
+"""What single cells and arms are read for: best and last, equal budgets, picks, what was learnt.
+
+Pure functions of results. Shares in [0, 1], bytes, simulated seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+from scipy import stats
+
+from potluck.experiments.grid.definition import Metric
+from potluck.experiments.grid.results import CellResult, RoundResult
+
+WORST_TENTH = "worst_tenth"
+"""Named as if it were a metric: the mean accuracy of the worst tenth of the clients."""
+
+
+def evaluations(rounds: Sequence[RoundResult], metric: str) -> list[tuple[int, float]]:
+    """(round, value) where the model was evaluated. metric: or `WORST_TENTH`."""
+    return [
+        (each.round, float(value))
+        for each in rounds
+        if (value := getattr(each, metric)) is not None
+    ]
+
+
+def reading_of(rounds: Sequence[RoundResult], metric: str, last: int) -> float:
+    """The mean of a metric over the last so many evaluations; NaN without any."""
+    return mean([value for _, value in evaluations(rounds, metric)][-last:])
+
+
+def best_of(rounds: Sequence[RoundResult], metric: str) -> tuple[int, float] | None:
+    """(round, value) of the best evaluation, the first of equal ones; None without any.
+
+    It is chosen by the test samples, so it is more than a run would give that had to choose.
+    """
+    sign = -1.0 if metric == "loss" else 1.0
+    return max(evaluations(rounds, metric), key=lambda each: sign * each[1], default=None)
+
+
+def reached(rounds: Sequence[RoundResult], metric: Metric, target: float) -> int | None:
+    """The first round whose evaluation reaches a target (for a loss: falls to it)."""
+    for number, value in evaluations(rounds, metric):
+        if value <= target if metric == "loss" else value >= target:
+            return number
+    return None
+
+
+# Budgets -----------------------------------------------------------------------------------------
+
+Spent = Callable[[CellResult], Sequence[float] | None]
+"""What a cell has spent by the end of each round; None where that is not known."""
+
+
+def spent_rounds(cell: CellResult) -> Sequence[float]:
+    """Rounds."""
+    return [float(each.round) for each in cell.rounds]
+
+
+def spent_bytes(cell: CellResult) -> Sequence[float] | None:
+    """Bytes as if each client were a machine of its own: a model for whoever is asked about it or
+    trains, and the updates. What a run spent before its first round counts."""
+    if not cell.model_bytes:
+        return None
+    return list(
+        accumulate(
+            (each.downloads * cell.model_bytes + each.bytes_up for each in cell.rounds),
+            initial=cell.before.bytes,
+        )
+    )[1:]
+
+
+def spent_seconds(cell: CellResult) -> Sequence[float] | None:
+    """Simulated seconds, those before the first round included; None on a real clock."""
+    found = [each.simulated_seconds for each in cell.rounds]
+    known = [each for each in found if each is not None]
+    if not known or len(known) < len(found):
+        return None
+    return list(accumulate(known, initial=cell.before.seconds))[1:]
+
+
+BUDGETS: Mapping[str, Spent] = {
+    "rounds": spent_rounds,
+    "bytes": spent_bytes,
+    "simulated seconds": spent_seconds,
+}
+
+
+def common_budget(cells: Sequence[CellResult], spent: Spent) -> float | None:
+    """The most that all cells have spent: the least of their totals; None where one is unknown."""
+    totals = [spent(cell) for cell in cells]
+    known = [total[-1] for total in totals if total]
+    return min(known) if known and len(known) == len(totals) else None
+
+
+def within(cell: CellResult, spent: Spent, budget: float, metric: str, last: int) -> float:
+    """The reading of a cell that had stopped within a budget; NaN where nothing was evaluated."""
+    costs = spent(cell) or ()
+    rounds = [each for each, cost in zip(cell.rounds, costs, strict=False) if cost <= budget]
+    return reading_of(rounds, metric, last)
+
+
+# Picks -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picks:
+    """How a cell's places were shared out. evenness: 1 less the Gini coefficient of the clients'
+    numbers of picks: 1 where all have the same number, 1/K where one has all. never: share of the
+    clients that was never picked. most: share of the rounds that the client picked most was in."""
+
+    evenness: float
+    never: float
+    most: float
+
+
+def pick_counts(cell: CellResult) -> np.ndarray:
+    """How often each client was selected, client-0 first: K, float64."""
+    counted = Counter(client for each in cell.rounds for client in each.selected)
+    counts = np.zeros(cell.clients)
+    for client, picks in counted.items():
+        counts[int(client.rpartition("-")[2])] = picks
+    return counts
+
+
+def picks_of(cell: CellResult) -> Picks:
+    """How its places were shared out."""
+    counts = np.sort(pick_counts(cell))
+    total, clients = counts.sum(), len(counts)
+    if not total:
+        return Picks(evenness=math.nan, never=1.0, most=0.0)
+    ranks = np.arange(1, clients + 1)
+    gini = float(((2 * ranks - clients - 1) * counts).sum() / (clients * total))
+    return Picks(
+        evenness=1.0 - gini,
+        never=float((counts == 0).mean()),
+        most=float(counts[-1]) / len(cell.rounds),
+    )
+
+
+# What was learnt ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leaning:
+    """How a cell's picks go with a trait of the clients. correlation: Spearman's, of picks and the
+    trait; 0 where all are picked alike. picked: the trait's mean over places. all: over clients."""
+
+    correlation: float
+    picked: float
+    all: float
+
+
+def leaning(cell: CellResult, trait: str) -> Leaning | None:
+    """How its picks lean; None where the trait is unknown, or the same for all clients."""
+    values = np.array(cell.traits.get(trait, ()), dtype=np.float64)
+    counts = pick_counts(cell)
+    if len(values) != len(counts) or np.ptp(values) == 0 or not counts.sum():
+        return None
+    correlation = 0.0
+    if np.ptp(counts) > 0:
+        correlation = float(np.corrcoef(stats.rankdata(counts), stats.rankdata(values))[0, 1])
+    return Leaning(
+        correlation=correlation,
+        picked=float((counts * values).sum() / counts.sum()),
+        all=float(values.mean()),
+    )
+
+
+def mean(values: Sequence[float]) -> float:
+    """Their mean; NaN without any."""
+    return float(np.mean(values)) if values else math.nan
+
+
+def deviation(values: Sequence[float]) -> float | None:
+    """Their sample deviation (n − 1); None for fewer than two."""
+    return float(np.std(values, ddof=1)) if len(values) > 1 else None

@@ -1,0 +1,265 @@
+"""Arms that compete: readings at equal budgets, picks, what was learnt, mean ranks, tables."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from potluck.common.errors import ConfigurationError
+from potluck.common.settings.configuration import validate
+from potluck.experiments.grid.definition import ExperimentFile, merged
+from potluck.experiments.grid.grid_cells import cells_of
+from potluck.experiments.grid.label_mix import LabelMixes, traits_of
+from potluck.experiments.grid.results import Before, CellResult, RoundResult, Timings
+from potluck.experiments.reports.contests import EQUAL, LAST, contests_of, ranked_readings
+from potluck.experiments.reports.experiment_summary import summarise
+from potluck.experiments.reports.rank_plot import plot_ranks
+from potluck.experiments.reports.ranks import critical_difference, holm, mean_ranks
+from potluck.experiments.reports.readings import (
+    best_of,
+    common_budget,
+    leaning,
+    picks_of,
+    spent_bytes,
+    spent_seconds,
+    within,
+)
+from potluck.experiments.reports.report_files import report_text
+
+GRID: dict[str, Any] = {
+    "name": "contest",
+    "seeds": [0, 1],
+    "run": {"rounds": 3, "count": 2, "task": {"name": "digits", "clients": 4}},
+    "axes": {
+        "scenario": {
+            "noise": {"task": {"label_noise": 0.3, "noisy_clients": 0.5}},
+            "drop-outs": {
+                "virtual_clock": {
+                    "enabled": True,
+                    "draw": "client",
+                    "deadline_seconds": 1e6,
+                    "drop_outs": {"client-0:1": 0.25},
+                    "slower": {"client-3": 4.0},
+                }
+            },
+        },
+        "selection": {
+            "uniform": {"selector": {"name": "uniform"}},
+            "flash": {"selector": {"name": "flash"}},
+            "round-robin": {"selector": {"name": "round-robin"}},
+        },
+    },
+    "reading": {
+        "compared": "selection",
+        "also": ["worst_tenth"],
+        "baseline": {"selection": "uniform"},
+    },
+}
+PLAN = ExperimentFile.model_validate(GRID)
+
+
+def cell(
+    selection: str = "uniform",
+    scenario: str = "noise",
+    seed: int = 0,
+    *,
+    accuracies: tuple[float | None, ...] = (0.5, 0.7, 0.6),
+    picks: tuple[tuple[int, ...], ...] = ((0, 1), (0, 1), (0, 2)),
+    downloads: int = 2,
+    seconds: float | None = 10.0,
+    before: Before | None = None,
+    traits: dict[str, list[float]] | None = None,
+) -> CellResult:
+    rounds = [
+        RoundResult(
+            round=number, selected=[f"client-{k}" for k in chosen],
+            included=[f"client-{k}" for k in chosen], accuracy=accuracy,
+            worst_group_accuracy=None, weighted_f1=accuracy, loss=None, entropy=1.5, bytes_down=100,
+            bytes_up=50, downloads=downloads, simulated_seconds=seconds,
+            worst_tenth=None if accuracy is None else accuracy / 2,
+        )
+        for number, (accuracy, chosen) in enumerate(zip(accuracies, picks, strict=True), start=1)
+    ]  # fmt: skip
+    return CellResult(
+        labels={"scenario": scenario, "selection": selection, "seed": str(seed)},
+        digest=f"{selection}{scenario}{seed}", run_file="", clients=4, hosts=1, rounds=rounds,
+        model_blake3="", timings=Timings(rounds=[0.5] * len(rounds), total=3.0), model_bytes=100,
+        before=before or Before(), traits=traits or {},
+    )  # fmt: skip
+
+
+# Readings --------------------------------------------------------------------------------------
+
+
+def test_the_best_evaluation_is_the_first_of_the_highest() -> None:
+    assert best_of(cell(accuracies=(0.5, 0.7, 0.7)).rounds, "accuracy") == (2, 0.7)
+    assert best_of(cell(accuracies=(None, None, None)).rounds, "accuracy") is None
+
+
+def test_clients_pay_for_the_model_by_themselves() -> None:
+    """Two downloads of 100 bytes and 50 bytes up a round; pre-training is paid before."""
+    assert spent_bytes(cell()) == [250, 500, 750]
+    assert spent_bytes(cell(before=Before(bytes=1000, seconds=5.0))) == [1250, 1500, 1750]
+    assert spent_seconds(cell(before=Before(bytes=0, seconds=5.0))) == [15.0, 25.0, 35.0]
+    assert spent_seconds(cell(seconds=None)) is None
+
+
+def test_an_equal_budget_is_what_the_cheapest_spent() -> None:
+    thrifty, asking = cell(), cell(downloads=4)
+    budget = common_budget([thrifty, asking], spent_bytes)
+    assert budget == 750
+    assert within(thrifty, spent_bytes, budget, "accuracy", 1) == 0.6
+    assert within(asking, spent_bytes, budget, "accuracy", 1) == 0.5, "one round costs it 450"
+    assert math.isnan(within(asking, spent_bytes, 100, "accuracy", 1))
+    assert common_budget([thrifty, cell(seconds=None)], spent_seconds) is None
+
+
+def test_evenness_is_one_less_the_gini_coefficient() -> None:
+    alike = picks_of(cell(picks=((0, 1), (2, 3), (0, 1))))
+    counts = np.array([2.0, 2.0, 1.0, 1.0])
+    gini = np.abs(counts[:, None] - counts).sum() / (2 * 4 * counts.sum())
+    assert alike.evenness == pytest.approx(1 - gini)
+    assert alike.never == 0.0
+    assert alike.most == pytest.approx(2 / 3)
+    alone = picks_of(cell(picks=((0,), (0,), (0,))))
+    assert alone.evenness == pytest.approx(0.25)
+    assert (alone.never, alone.most) == (0.75, 1.0)
+
+
+def test_what_is_learnt_of_clients_is_how_picks_go_with_a_trait() -> None:
+    """Picks are 3, 2, 1 and 0."""
+    found = leaning(cell(traits={"wrong labels": [0.0, 0.1, 0.4, 0.5]}), "wrong labels")
+    assert found is not None
+    assert found.correlation == pytest.approx(-1.0)
+    assert found.picked == pytest.approx((3 * 0.0 + 2 * 0.1 + 1 * 0.4) / 6)
+    assert found.all == pytest.approx(0.25)
+    assert leaning(cell(traits={"samples": [7.0] * 4}), "samples") is None
+    assert leaning(cell(), "samples") is None
+
+
+def test_traits_are_those_that_the_run_simulates() -> None:
+    cells = cells_of(PLAN, hosts=1, source=Path("contest.toml"))
+    mixes = LabelMixes(None)
+    noisy = traits_of(cells[0], mixes.of(cells[0]))
+    assert sorted(rate > 0.1 for rate in noisy["wrong labels"]) == [False, False, True, True]
+    assert "chance to drop out" not in noisy
+    dropping = traits_of(cells[3], mixes.of(cells[3]))
+    assert dropping["chance to drop out"] == [0.25, 0.25, 0.0, 0.0]
+    assert sum(dropping["samples"]) == 1397
+    assert "wrong labels" not in dropping
+    assert len(dropping["seconds per sample"]) == 4
+    assert cells[3].availability == {"client-0": 0.75, "client-1": 0.75}
+
+
+# Ranks -----------------------------------------------------------------------------------------
+
+
+def test_ranks_share_ties_and_put_what_is_missing_last() -> None:
+    found = mean_ranks([{"a": 0.9, "b": 0.5, "c": math.nan}, {"a": 0.9, "b": 0.9, "c": 0.1}])
+    assert found is not None
+    assert dict(found.means) == {"a": 1.25, "b": 1.75, "c": 3.0}
+    lower = mean_ranks([{"a": 0.9, "b": 0.5}], lower=True)
+    assert lower is not None
+    assert dict(lower.means) == {"b": 1.0, "a": 2.0}
+    assert (lower.p, lower.difference) == (None, None)
+    assert mean_ranks([]) is None
+
+
+def test_only_arms_that_every_comparison_has_are_ranked() -> None:
+    found = mean_ranks([{"a": 1.0, "b": 0.5}, {"a": 1.0}])
+    assert found is not None
+    assert list(found.means) == ["a"]
+
+
+def test_the_critical_difference_is_that_of_the_tables() -> None:
+    """Demšar 2006, Table 5: q is 2.343 for 3 classifiers, 2.728 for 5, 3.164 for 10."""
+    for arms, q in ((3, 2.343), (5, 2.728), (10, 3.164)):
+        expected = q * math.sqrt(arms * (arms + 1) / (6 * 14))
+        assert critical_difference(arms, 14) == pytest.approx(expected, rel=1e-3)
+    assert critical_difference(1, 14) is None
+
+
+def test_friedmans_test_is_scipys() -> None:
+    blocks = [
+        dict(zip("abc", row, strict=True))
+        for row in np.random.default_rng(0).normal([0.0, 0.5, 2.0], size=(12, 3))
+    ]
+    found = mean_ranks(blocks)
+    assert found is not None
+    columns = [[block[arm] for block in blocks] for arm in "abc"]
+    assert found.p == pytest.approx(stats.friedmanchisquare(*columns).pvalue)
+    assert found.best[0] == "c"
+    assert "a" not in found.best
+
+
+def test_holm_corrects_step_by_step() -> None:
+    assert holm({"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.9}) == {
+        "a": 0.04, "c": pytest.approx(0.09), "b": pytest.approx(0.09), "d": 0.9,
+    }  # fmt: skip
+
+
+# Contests --------------------------------------------------------------------------------------
+
+
+def results() -> list[CellResult]:
+    return [
+        cell(
+            selection,
+            scenario,
+            seed,
+            accuracies=(0.4, 0.5, level + 0.01 * seed),
+            downloads=4 if selection == "flash" else 2,
+            traits={"wrong labels": [0.0, 0.1, 0.4, 0.5]} if scenario == "noise" else {},
+        )
+        for selection, level in (("uniform", 0.7), ("flash", 0.9), ("round-robin", 0.8))
+        for scenario in ("noise", "drop-outs")
+        for seed in (0, 1)
+    ]
+
+
+def test_arms_of_one_scenario_compete() -> None:
+    summary = summarise(PLAN, results(), missing=0)
+    contests = contests_of(summary)
+    assert [contest.title for contest in contests] == ["scenario = noise", "scenario = drop-outs"]
+    flash = contests[0].arms[1]
+    assert flash.name == "flash"
+    assert flash.readings["accuracy", LAST] == {"0": 0.9, "1": 0.91}
+    assert flash.readings["accuracy", EQUAL + "bytes"] == {"0": 0.4, "1": 0.4}
+    assert contests[0].budgets[EQUAL + "bytes"] == 750
+    ranks = {(r.measure, r.reading): r for r in ranked_readings(summary, contests)}
+    last, equal = ranks["accuracy", LAST], ranks["accuracy", EQUAL + "bytes"]
+    assert list(last.by_cell.means) == ["flash", "round-robin", "uniform"]
+    assert (last.by_cell.blocks, last.by_contest.blocks) == (4, 2)
+    assert list(equal.by_cell.means)[-1] == "flash", "it asks everybody, and pays for it"
+    assert ("worst_tenth", LAST) in ranks
+
+
+def test_the_report_tells_of_contests() -> None:
+    summary = summarise(PLAN, results(), missing=0)
+    text = report_text(summary)
+    assert text == report_text(summarise(PLAN, results(), missing=0))
+    assert "## Mean ranks over 2 settings" in text
+    assert "accuracy at 750 B" in text
+    assert "| flash | **1.00** |" in text
+    assert "-1.00 (0.1 of 0.25)" in text
+    assert "p, Holm" in text
+
+
+def test_mean_ranks_are_a_picture() -> None:
+    summary = summarise(PLAN, results(), missing=0)
+    by_reading = ranked_readings(summary, contests_of(summary))[:1]
+    picture = plot_ranks(by_reading)
+    assert picture is not None
+    assert picture.startswith(b"\x89PNG")
+    assert plot_ranks([]) is None
+
+
+def test_an_axis_to_compare_must_be_there() -> None:
+    changed = merged(GRID, {"reading": {"compared": "selector"}})
+    with pytest.raises(ConfigurationError, match=r"reading\.compared: there is no axis 'selector'"):
+        validate(ExperimentFile, changed, source="contest.toml")
