@@ -87,7 +87,8 @@ def cell(
     ]  # fmt: skip
     return CellResult(
         labels={"scenario": scenario, "selection": selection, "seed": str(seed)},
-        digest=f"{selection}{scenario}{seed}", run_file="", clients=4, hosts=1, rounds=rounds,
+        digest=f"{selection}{scenario}{seed}", run_file='[task]\nname = "digits"\n',
+        clients=4, hosts=1, rounds=rounds,
         model_blake3="", timings=Timings(rounds=[0.5] * len(rounds), total=3.0), model_bytes=100,
         before=before or Before(), traits=traits or {},
     )  # fmt: skip

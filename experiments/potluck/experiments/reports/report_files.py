@@ -42,13 +42,12 @@ def write_report_files(
     write_tables(done, folder)
     text, page = report_text(summary), folder / "report.html"
     (folder / "report.md").write_text(text, encoding="utf-8")
-    pictures = {
-        "metric.png": plot_metric(summary),
-        "ranks.png": plot_ranks(ranked_readings(summary, contests_of(summary))),
-    }
-    for name, picture in pictures.items():
-        if picture is not None:
-            (folder / name).write_bytes(picture)
+    contests = contests_of(summary)
+    ranks = plot_ranks(ranked_readings(summary, contests))
+    if contests:
+        (folder / "metric.png").write_bytes(plot_metric(summary))
+    if ranks is not None:
+        (folder / "ranks.png").write_bytes(ranks)
     write_report(summary, page)
     return f"{text.rstrip()}\n\n{page}"
 
