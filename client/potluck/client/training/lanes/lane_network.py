@@ -8,21 +8,28 @@ else does not care whose samples it sees.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import cast
+from dataclasses import dataclass
+from functools import partial
 
-import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
+from potluck.client.training.lanes.lane_layers import (
+    Convolution,
+    GroupedConvolution,
+    LaneByLane,
+    LaneDropout,
+    LaneFlatten,
+    LaneLayer,
+    LaneLinear,
+    LaneMaxPool,
+    LaneRelu,
+    PlainLayer,
+)
 from potluck.client.training.task_training import UnfitForLanesError
 
-Masks = Callable[[float, torch.Size], Tensor]
-"""Dropout's factors for activations of a shape: lanes × samples × …."""
-_Step = Callable[[Sequence[Tensor], Tensor, Masks], Tensor]
-
 _PLAIN = (
-    nn.ReLU,
     nn.LeakyReLU,
     nn.ELU,
     nn.GELU,
@@ -30,68 +37,121 @@ _PLAIN = (
     nn.Tanh,
     nn.Sigmoid,
     nn.Identity,
-    nn.MaxPool2d,
     nn.AvgPool2d,
     nn.AdaptiveAvgPool2d,
 )
 """Layers without weights that treat each sample by itself."""
 
+_FRESH = (nn.Linear, nn.Conv2d, nn.ReLU, nn.MaxPool2d)
+"""Layers that nobody else needs the outputs of."""
+
+
+_Maker = Callable[[Sequence[Tensor], Sequence[Tensor]], LaneLayer]
+
+
+@dataclass(frozen=True)
+class _LanePlace:
+    """A layer's place. make: the layer in use, of its weights and where their gradients go. begin,
+    end: of its tensors among all. by_lane: the same for one lane, where it can be part of a stretch
+    that goes lane by lane."""
+
+    make: _Maker
+    begin: int
+    end: int
+    by_lane: _Maker | None
+
+    @property
+    def begins_stretch(self) -> bool:
+        """True for a convolution."""
+        return self.by_lane is not None and self.end > self.begin
+
+    def own(
+        self, weights: Sequence[Tensor], gradients: Sequence[Tensor]
+    ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """Its weights, and where their gradients go."""
+        return weights[self.begin : self.end], gradients[self.begin : self.end]
+
 
 class LaneNetwork:
     """The layers of a network on stacked weights.
 
-    names: of the stacked tensors, in the order in which `forward` wants them.
+    names: of the stacked tensors, in the order in which `layers_on` wants them.
     """
 
     def __init__(self, network: nn.Module) -> None:
         """Raises UnfitForLanesError for a network with other layers than those known here."""
         self.names: list[str] = []
-        self._steps: list[_Step] = []
+        self._places: list[_LanePlace] = []
+        self._fresh = False
         self.drops = False
         """Whether it has dropout, whose masks each lane draws for itself."""
-        for name, layer in _layers(network, ""):
+        for name, layer in _in_fast_order(list(_layers(network, ""))):
             self._add(name, layer)
         parameters = {name for name, each in network.named_parameters() if each.requires_grad}
         if parameters != set(self.names) or set(network.state_dict()) != parameters:
             raise UnfitForLanesError("some of the network's tensors are shared, fixed or buffers")
 
-    def forward(self, weights: Sequence[Tensor], inputs: Tensor, masks: Masks) -> Tensor:
-        """Logits, lanes × samples × classes. weights: stacked, as `names`. inputs: lanes × samples
-        × …."""
-        for step in self._steps:
-            inputs = step(weights, inputs, masks)
-        return inputs
+    def layers_on(
+        self, weights: Sequence[Tensor], gradients: Sequence[Tensor]
+    ) -> Sequence[LaneLayer]:
+        """The layers in use on stacked weights, which may change in place, as `names`. gradients:
+        like the weights; where theirs are written."""
+        layers: list[LaneLayer] = []
+        left = deque(self._places)
+        while left:
+            if left[0].begins_stretch and not weights[0].is_cuda:
+                stretch: list[_LanePlace] = []
+                while left and left[0].by_lane is not None:
+                    stretch.append(left.popleft())
+                layers.append(_lane_by_lane(stretch, weights, gradients))
+            else:
+                place = left.popleft()
+                layers.append(place.make(*place.own(weights, gradients)))
+        return layers
 
     def _add(self, name: str, layer: nn.Module) -> None:
-        if type(layer) is nn.Linear:
-            self._steps.append(_linear(*self._weights(name, layer)))
-        elif type(layer) is nn.Conv2d:
-            self._steps.append(_convolution(layer, *self._weights(name, layer)))
-        elif type(layer) is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1):
-            self._steps.append(lambda _weights, inputs, _masks: inputs.flatten(2))
-        elif type(layer) is nn.Dropout:
-            self._steps.append(_dropout(layer.p))
-            self.drops = self.drops or layer.p > 0
-        elif type(layer) in _PLAIN:
-            self._steps.append(_plain(layer))
-        else:
-            raise UnfitForLanesError(f"the network has a {type(layer).__name__}")
+        begin = len(self.names)
+        make = self._maker(layer)
+        by_lane: _Maker | None = None
+        if isinstance(layer, nn.Conv2d):
+            by_lane = partial(Convolution, layer)
+        elif isinstance(layer, (nn.ReLU, nn.MaxPool2d)):
+            by_lane = make
+        if isinstance(layer, (nn.Linear, nn.Conv2d)):
+            self.names.append(f"{name}weight")
+            if layer.bias is not None:
+                self.names.append(f"{name}bias")
+        self._places.append(_LanePlace(make, begin, len(self.names), by_lane))
+        if type(layer) is not nn.Flatten:  # it passes on what it gets
+            self._fresh = type(layer) in _FRESH
 
-    def _weights(self, name: str, layer: nn.Module) -> tuple[int, int | None]:
-        """Where a layer's weight and bias will be."""
-        self.names.append(f"{name}weight")
-        place = len(self.names) - 1
-        if layer.bias is None:
-            return place, None
-        self.names.append(f"{name}bias")
-        return place, place + 1
+    def _maker(self, layer: nn.Module) -> _Maker:
+        if type(layer) is nn.Linear:
+            return LaneLinear
+        if type(layer) is nn.Conv2d:
+            _check_padding(layer)
+            return partial(GroupedConvolution, layer)
+        if type(layer) is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1):
+            return lambda _weights, _gradients: LaneFlatten()
+        if type(layer) is nn.Dropout:
+            share = layer.p
+            if not share:
+                return lambda _weights, _gradients: PlainLayer(nn.Identity())
+            self.drops = True
+            return lambda _weights, _gradients: LaneDropout(share)
+        if type(layer) is nn.ReLU:
+            in_place = self._fresh
+            return lambda _weights, _gradients: LaneRelu(in_place=in_place)
+        if type(layer) is nn.MaxPool2d and not layer.return_indices:
+            return lambda _weights, _gradients: LaneMaxPool(layer)
+        if type(layer) in _PLAIN:
+            return lambda _weights, _gradients: PlainLayer(layer)
+        raise UnfitForLanesError(f"the network has a {type(layer).__name__}")
 
 
 def stacked(state: Mapping[str, Tensor], names: Sequence[str], lanes: int) -> list[Tensor]:
     """The same weights in every lane, by name: lanes × …."""
-    return [
-        state[name].detach().unsqueeze(0).repeat(lanes, *[1] * state[name].dim()) for name in names
-    ]
+    return [state[name].detach().unsqueeze(0).expand(lanes, *state[name].shape) for name in names]
 
 
 def _layers(network: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
@@ -104,59 +164,31 @@ def _layers(network: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
             yield f"{prefix}{name}.", layer
 
 
-def _linear(weight: int, bias: int | None) -> _Step:
-    def step(weights: Sequence[Tensor], inputs: Tensor, _masks: Masks) -> Tensor:
-        turned = weights[weight].transpose(1, 2)
-        rows = inputs.flatten(1, -2)
-        if bias is None:
-            outputs = torch.bmm(rows, turned)
-        else:
-            outputs = torch.baddbmm(weights[bias].unsqueeze(1), rows, turned)
-        return outputs.view(*inputs.shape[:-1], -1)
-
-    return step
+def _in_fast_order(layers: list[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]]:
+    """The largest of what is positive is what is positive of the largest, which are fewer."""
+    for place in range(len(layers) - 1):
+        first, second = layers[place][1], layers[place + 1][1]
+        if type(first) is nn.ReLU and type(second) is nn.MaxPool2d:
+            layers[place], layers[place + 1] = layers[place + 1], layers[place]
+    return layers
 
 
-def _convolution(layer: nn.Conv2d, weight: int, bias: int | None) -> _Step:
+def _lane_by_lane(
+    stretch: Sequence[_LanePlace], weights: Sequence[Tensor], gradients: Sequence[Tensor]
+) -> LaneLayer:
+    """Layers in use on the weights of one lane after the other."""
+
+    def of_lane(lane: int) -> Sequence[LaneLayer]:
+        layers: list[LaneLayer] = []
+        for place in stretch:
+            mine, theirs = place.own(weights, gradients)
+            if place.by_lane is not None:
+                layers.append(place.by_lane([w[lane] for w in mine], [g[lane] for g in theirs]))
+        return layers
+
+    return LaneByLane([of_lane(lane) for lane in range(len(weights[0]))])
+
+
+def _check_padding(layer: nn.Conv2d) -> None:
     if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
         raise UnfitForLanesError("the network pads its convolutions in another way")
-    shape = {"stride": layer.stride, "padding": layer.padding, "dilation": layer.dilation}
-
-    def convolve(inputs: Tensor, kernels: Tensor, biases: Tensor | None, groups: int) -> Tensor:
-        return functional.conv2d(inputs, kernels, biases, groups=groups, **shape)
-
-    def one_by_one(weights: Sequence[Tensor], inputs: Tensor, _masks: Masks) -> Tensor:
-        biases = None if bias is None else weights[bias].unbind()
-        kernels = weights[weight].unbind()
-        outputs = [
-            convolve(each, kernels[lane], None if biases is None else biases[lane], layer.groups)
-            for lane, each in enumerate(inputs.unbind())
-        ]
-        return torch.stack(outputs)
-
-    def grouped(weights: Sequence[Tensor], inputs: Tensor, _masks: Masks) -> Tensor:
-        lanes = len(inputs)
-        maps = inputs.transpose(0, 1).flatten(1, 2)
-        biases = None if bias is None else weights[bias].flatten()
-        outputs = convolve(maps, weights[weight].flatten(0, 1), biases, lanes * layer.groups)
-        return outputs.view(len(outputs), lanes, -1, *outputs.shape[2:]).transpose(0, 1)
-
-    def step(weights: Sequence[Tensor], inputs: Tensor, masks: Masks) -> Tensor:
-        return (grouped if inputs.is_cuda else one_by_one)(weights, inputs, masks)
-
-    return step
-
-
-def _dropout(share: float) -> _Step:
-    def step(_weights: Sequence[Tensor], inputs: Tensor, masks: Masks) -> Tensor:
-        return inputs * masks(share, inputs.shape) if share else inputs
-
-    return step
-
-
-def _plain(layer: nn.Module) -> _Step:
-    def step(_weights: Sequence[Tensor], inputs: Tensor, _masks: Masks) -> Tensor:
-        outputs = cast(Tensor, layer(inputs.flatten(0, 1)))
-        return outputs.view(*inputs.shape[:2], *outputs.shape[1:])
-
-    return step

@@ -1,0 +1,296 @@
+"""Layers on stacked weights, each with its gradient written out.
+
+A step of a small network is nearly all calls of torch, and torch's record of what to differentiate
+makes twice as many. Here each layer keeps what its gradient needs, and writes it where it belongs.
+
+Activations are lanes × samples × …. `forward` is called once, then `backward` once, in reverse
+order of the layers. Without torch's record of gradients (`torch.no_grad`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+Masks = Callable[[float, torch.Size], Tensor]
+"""Dropout's factors for activations of a shape: lanes × samples × …."""
+
+
+class LaneLayer(ABC):
+    """A layer in use. first: whether nobody needs the gradient of its inputs."""
+
+    @abstractmethod
+    def forward(self, inputs: Tensor, masks: Masks) -> Tensor:
+        """Its outputs; the inputs may be written over."""
+
+    @abstractmethod
+    def backward(self, gradient: Tensor, *, first: bool) -> Tensor:
+        """The gradient of its inputs; that of its weights is written. `gradient`: of its outputs;
+        may be written over."""
+
+
+class LaneLinear(LaneLayer):
+    """One batched product."""
+
+    def __init__(self, weights: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+        """weights: lanes × out × in, and lanes × out for a bias; the gradients like them."""
+        self._weight, self._turned = weights[0], weights[0].transpose(1, 2)
+        self._bias = weights[1].unsqueeze(1) if len(weights) == 2 else None
+        self._of_weight = gradients[0]
+        self._of_bias = gradients[1] if len(gradients) == 2 else None
+        self._rows = torch.empty(0)
+        self._shape = torch.Size()
+
+    def forward(self, inputs: Tensor, masks: Masks) -> Tensor:  # noqa: ARG002
+        """Rows times weights."""
+        self._shape = inputs.shape
+        rows = self._rows = inputs if inputs.dim() == 3 else inputs.flatten(1, -2)
+        if self._bias is None:
+            outputs = torch.bmm(rows, self._turned)
+        else:
+            outputs = torch.baddbmm(self._bias, rows, self._turned)
+        return outputs if inputs.dim() == 3 else outputs.view(*inputs.shape[:-1], -1)
+
+    def backward(self, gradient: Tensor, *, first: bool) -> Tensor:
+        """As of a product."""
+        rows = gradient if gradient.dim() == 3 else gradient.flatten(1, -2)
+        torch.bmm(rows.transpose(1, 2), self._rows, out=self._of_weight)
+        if self._of_bias is not None:
+            torch.sum(rows, 1, out=self._of_bias)
+        if first:
+            return gradient
+        return torch.bmm(rows, self._weight).view(self._shape)
+
+
+class LaneByLane(LaneLayer):
+    """A stretch of layers from a convolution on, taken by one lane after the other: on a CPU
+    grouped convolutions are slower, and one lane's maps stay in the cache."""
+
+    def __init__(self, stretches: Sequence[Sequence[LaneLayer]]) -> None:
+        """stretches: of each lane; their activations have no dimension of lanes."""
+        self._stretches = stretches
+
+    def forward(self, inputs: Tensor, masks: Masks) -> Tensor:
+        """All lanes', stacked."""
+        found: list[Tensor] = []
+        for stretch, each in zip(self._stretches, inputs.unbind(), strict=True):
+            maps = each.contiguous(memory_format=torch.channels_last)  # pooling is faster so
+            for layer in stretch:
+                maps = layer.forward(maps, masks)
+            found.append(maps)
+        return torch.stack([each.contiguous() for each in found])
+
+    def backward(self, gradient: Tensor, *, first: bool) -> Tensor:
+        """Lane by lane, too."""
+        found: list[Tensor] = []
+        for stretch, each in zip(self._stretches, gradient.unbind(), strict=True):
+            maps = each.contiguous(memory_format=torch.channels_last)
+            for place in range(len(stretch) - 1, -1, -1):
+                maps = stretch[place].backward(maps, first=first and place == 0)
+            found.append(maps)
+        return gradient if first else torch.stack(found)
+
+
+class Convolution(LaneLayer):
+    """Of one lane."""
+
+    def __init__(
+        self, layer: nn.Conv2d, weights: Sequence[Tensor], gradients: Sequence[Tensor]
+    ) -> None:
+        """weights: the lane's, of the kernels and of their bias; the gradients like them."""
+        self._weights, self._gradients = weights, gradients
+        self._bias = weights[1] if len(weights) == 2 else None
+        self._of_bias = None if self._bias is None else [layer.out_channels]
+        self._how = (
+            _pair(layer.stride),
+            _pair(cast(tuple[int, ...], layer.padding)),
+            _pair(layer.dilation),
+        )
+        self._groups = layer.groups
+        self._inputs = torch.empty(0)
+
+    def forward(self, inputs: Tensor, masks: Masks) -> Tensor:  # noqa: ARG002
+        """As torch has it."""
+        self._inputs = inputs
+        return torch.conv2d(inputs, self._weights[0], self._bias, *self._how, self._groups)
+
+    def backward(self, gradient: Tensor, *, first: bool) -> Tensor:
+        """As torch has it."""
+        found = torch.ops.aten.convolution_backward(
+            gradient,
+            self._inputs,
+            self._weights[0],
+            self._of_bias,
+            *self._how,
+            False,
+            [0, 0],
+            self._groups,
+            [not first, True, self._bias is not None],
+        )
+        for target, each in zip(self._gradients, found[1:], strict=False):
+            target.copy_(each)
+        return gradient if first else cast(Tensor, found[0])
+
+
+class GroupedConvolution(LaneLayer):
+    """One grouped convolution, as a GPU likes it; torch finds its gradients."""
+
+    def __init__(
+        self, layer: nn.Conv2d, weights: Sequence[Tensor], gradients: Sequence[Tensor]
+    ) -> None:
+        """weights: lanes × the layer's own, and of its bias; the gradients like them."""
+        self._layer = layer
+        self._weights, self._gradients = weights, gradients
+        self._recorded: tuple[list[Tensor], Tensor] | None = None
+
+    def forward(self, inputs: Tensor, masks: Masks) -> Tensor:  # noqa: ARG002
+        """Lanes are groups of channels."""
+        layer, lanes = self._layer, len(inputs)
+        with torch.enable_grad():
+            leaves = [each.detach().requires_grad_() for each in (inputs, *self._weights)]
+            maps = leaves[0].transpose(0, 1).flatten(1, 2)
+            outputs = functional.conv2d(
+                maps,
+                leaves[1].flatten(0, 1),
+                leaves[2].flatten() if len(leaves) == 3 else None,
+                layer.stride,
+                layer.padding,
+                layer.dilation,
+                lanes * layer.groups,
+            )
+            found = outputs.view(len(outputs), lanes, -1, *outputs.shape[2:]).transpose(0, 1)
+        self._recorded = leaves, found
+        return found.detach()
+
+    def backward(self, gradient: Tensor, *, first: bool) -> Tensor:
+        """As torch finds them."""
+        assert self._recorded is not None  # noqa: S101  # after `forward`
+        leaves, outputs = self._recorded
+        self._recorded = None
+        wanted = leaves[1:] if first else [*leaves[1:], leaves[0]]
+        found = torch.autograd.grad(outputs, wanted, gradient)
+        for target, each in zip(self._gradients, found, strict=False):
+            target.copy_(each)
+        return gradient if first else found[-1]
+
+
+class LaneRelu(LaneLayer):
+    """max(x, 0)."""
+
+    def __init__(self, *, in_place: bool) -> None:
+        """in_place: whether nobody else needs its inputs."""
+        self._relu = torch.relu_ if in_place else torch.relu
+        self._outputs = torch.empty(0)
+
+    def forward(self, inputs: Tensor, masks: Masks) -> Tensor:  # noqa: ARG002
+        """What is positive."""
+        self._outputs = self._relu(inputs)
+        return self._outputs
+
+    def backward(self, gradient: Tensor, *, first: bool) -> Tensor:  # noqa: ARG002
+        """Where it was positive."""
+        return cast(Tensor, torch.ops.aten.threshold_backward(gradient, self._outputs, 0))
+
+
+class LaneMaxPool(LaneLayer):
+    """Of each sample's maps; also of one lane's alone."""
+
+    def __init__(self, layer: nn.MaxPool2d) -> None:
+        self._how = (
+            _pair(layer.kernel_size),
+            _pair(layer.stride),
+            _pair(layer.padding),
+            _pair(layer.dilation),
+            layer.ceil_mode,
+        )
+        self._inputs = self._places = torch.empty(0)
+        self._lanes = False
+
+    def forward(self, inputs: Tensor, masks: Masks) -> Tensor:  # noqa: ARG002
+        """The largest."""
+        self._lanes = inputs.dim() == 5
+        self._inputs = inputs.flatten(0, 1) if self._lanes else inputs
+        outputs, self._places = torch.ops.aten.max_pool2d_with_indices(self._inputs, *self._how)
+        return (
+            torch.unflatten(outputs, 0, inputs.shape[:2]) if self._lanes else cast(Tensor, outputs)
+        )
+
+    def backward(self, gradient: Tensor, *, first: bool) -> Tensor:  # noqa: ARG002
+        """To where the largest was."""
+        shape = gradient.shape[:2]
+        found: Tensor = torch.ops.aten.max_pool2d_with_indices_backward(
+            gradient.flatten(0, 1) if self._lanes else gradient,
+            self._inputs,
+            *self._how,
+            self._places,
+        )
+        return torch.unflatten(found, 0, shape) if self._lanes else found
+
+
+class LaneFlatten(LaneLayer):
+    """Each sample a row."""
+
+    def __init__(self) -> None:
+        self._shape = torch.Size()
+
+    def forward(self, inputs: Tensor, masks: Masks) -> Tensor:  # noqa: ARG002
+        """Rows."""
+        self._shape = inputs.shape
+        return inputs.flatten(2)
+
+    def backward(self, gradient: Tensor, *, first: bool) -> Tensor:  # noqa: ARG002
+        """What the rows were."""
+        return gradient.view(self._shape)
+
+
+class LaneDropout(LaneLayer):
+    """With masks that each lane draws for itself."""
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._factors = torch.empty(0)
+
+    def forward(self, inputs: Tensor, masks: Masks) -> Tensor:
+        """A share of them zero, the others larger."""
+        self._factors = masks(self._share, inputs.shape)
+        return inputs * self._factors
+
+    def backward(self, gradient: Tensor, *, first: bool) -> Tensor:  # noqa: ARG002
+        """The same factors."""
+        return gradient.mul_(self._factors)
+
+
+class PlainLayer(LaneLayer):
+    """A layer without weights that treats each sample by itself; torch finds its gradient."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        self._layer = layer
+        self._recorded: tuple[Tensor, Tensor] | None = None
+
+    def forward(self, inputs: Tensor, masks: Masks) -> Tensor:  # noqa: ARG002
+        """As of one large batch."""
+        with torch.enable_grad():
+            leaf = inputs.detach().requires_grad_()
+            outputs: Tensor = self._layer(leaf.flatten(0, 1))
+            outputs = outputs.view(*inputs.shape[:2], *outputs.shape[1:])
+        self._recorded = leaf, outputs
+        return outputs.detach()
+
+    def backward(self, gradient: Tensor, *, first: bool) -> Tensor:  # noqa: ARG002
+        """As torch finds it."""
+        assert self._recorded is not None  # noqa: S101  # after `forward`
+        leaf, outputs = self._recorded
+        self._recorded = None
+        return torch.autograd.grad(outputs, leaf, gradient)[0]
+
+
+def _pair(numbers: int | tuple[int, ...] | None) -> list[int]:
+    """Of height and width, as kernels want them."""
+    if numbers is None:
+        return []
+    return [numbers, numbers] if isinstance(numbers, int) else list(numbers)
