@@ -1,7 +1,7 @@
-"""A case of `simulation.py` on Potluck: CASE HOSTS ROUNDS NOTES [KEY=VALUE …].
+"""A case of `simulation.py` on Potluck: CASE WORKERS ROUNDS NOTES [KEY=VALUE …].
 
-A federation of real processes with mutual TLS, as `potluck demo` starts it: a coordinator, and so
-many hosts with a thread each that share the clients.
+A federation of real processes with mutual TLS, as `potluck demo` starts it: a coordinator, and a
+host with so many worker processes, of a thread each, that share the clients.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LOOK_SECONDS = 0.02
 
 
 def options(
-    name: str, case: Case, hosts: int, rounds: int, assignments: Sequence[str]
+    name: str, case: Case, workers: int, rounds: int, assignments: Sequence[str]
 ) -> DemoOptions:
     """The run of a case."""
     return DemoOptions(
@@ -36,7 +36,8 @@ def options(
         selector="uniform",
         strategy="fedavg",
         clients=case.clients,
-        hosts=hosts,
+        hosts=1,
+        workers=workers,
         count=case.count,
         rounds=rounds,
         seed=1,
@@ -72,11 +73,11 @@ async def run(files: DemoFiles, clients: int, notes: RoundNotes) -> None:
 
 
 def main() -> None:
-    name, hosts, rounds, path, *assignments = sys.argv[1:]
+    name, workers, rounds, path, *assignments = sys.argv[1:]
     install_plugin()
     os.environ["OMP_NUM_THREADS"] = "1"
     case = CASES[name]
-    made = options(name, case, int(hosts), int(rounds), assignments)
+    made = options(name, case, int(workers), int(rounds), assignments)
     with tempfile.TemporaryDirectory(prefix="potluck-") as folder, reserved_port() as port:
         files = write_demo_files(Path(folder) / "f", made, port)
         asyncio.run(run(files, case.clients, RoundNotes(path)))

@@ -7,8 +7,9 @@ import contextlib
 import random
 import secrets
 import time
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -28,6 +29,8 @@ from potluck.client.handlers.instruction_log import InstructionLog
 from potluck.client.handlers.training_groups import TrainingGroups
 from potluck.client.masking.sum_membership import SumMembership
 from potluck.client.masking.sum_sessions import SumSessions
+from potluck.client.training.processes.device_process import DeviceProcess, WorkerProcesses
+from potluck.client.training.processes.training_worker import DeviceTerms
 from potluck.client.transfer.download import Downloads
 from potluck.client.transfer.link import Link
 from potluck.client.transfer.model_cache import ModelCache
@@ -50,7 +53,6 @@ from potluck.common.net.protocol import (
     VERSIONS,
 )
 from potluck.common.net.tls import channel
-from potluck.common.process.memory import spare_what_is_loaded
 from potluck.common.settings import plugins
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
@@ -73,9 +75,11 @@ class Agent:
         device: str,
         generator: random.Random,
         metrics: HostMetrics | None = None,
+        processes: WorkerProcesses | None = None,
     ) -> None:
         """`device`: "cpu", "cuda:N", or several GPUs with commas between. `generator`: jitter of
-        the pauses between attempts.
+        the pauses between attempts. `processes`: in which clients are trained, where it is not this
+        one.
 
         Raises ConfigurationError or IdentityError for certificates or clients that can't be used.
         """
@@ -85,6 +89,7 @@ class Agent:
         self._device = device
         self._generator = generator
         self._metrics = metrics or HostMetrics()
+        self._processes = processes
         _check_claims(config, self._clients)
         self._membership = self._make_membership()
         self._attending = Attending(
@@ -109,11 +114,11 @@ class Agent:
             ),
         )
         cache = ModelCache(self._state.models, keep=config.cached_models)
-        devices = self._device.split(",")
+        devices = [self._terms(device) for device in self._device.split(",")]
         worker = Worker(
-            *(partial(self._make_device, device) for device in devices),
-            patience_seconds=config.patience_seconds,
+            *(device.make for device in devices), patience_seconds=config.patience_seconds
         )
+        trainers = self._trainers(worker, devices)
         budget = PrivacyBudget(self._state.path, config.disclosure, self._metrics)
         discloser = self._make_discloser(budget)
         instruction_log = InstructionLog()
@@ -131,7 +136,8 @@ class Agent:
             states=KeptStates(self._state.kept),
             own_files=OwnFiles(self._state.trainers),
             worker=worker,
-            groups=TrainingGroups(worker, instruction_log),
+            trainers=trainers,
+            groups=TrainingGroups(trainers, instruction_log),
             discloser=discloser,
             outgoing=OutgoingLog(
                 self._state.outgoing,
@@ -154,6 +160,7 @@ class Agent:
             following.cancel()
             await instructions.close()
             worker.close()
+            trainers.close()
             await link.close()
 
     def _make_discloser(self, budget: PrivacyBudget) -> Discloser:
@@ -199,26 +206,34 @@ class Agent:
             )
         return SumMembership(member_key=config.member_key, in_force=in_force)
 
-    def _make_device(self, device: str) -> TrainingDevice:
-        from potluck.client.training.device import TrainingDevice, has_torch
-
-        if self._config.deterministic and has_torch():
-            from potluck.client.training.determinism import compute_deterministically
-
-            compute_deterministically()
-        made = TrainingDevice(
+    def _terms(self, device: str) -> DeviceTerms:
+        config = self._config
+        return DeviceTerms(
             device=device,
-            threads=self._config.threads,
-            data_directory=self._config.data_directory,
-            model_modules=self._config.model_modules,
-            forecast=self._forecast,
+            threads=config.threads,
+            deterministic=config.deterministic,
+            data_directory=config.data_directory,
+            model_modules=config.model_modules,
+            availability=config.availability,
         )
-        spare_what_is_loaded()
-        return made
 
-    def _forecast(self, client: ClientId, begin: float, end: float) -> float:
-        now = time.time()
-        return self._config.availability.forecast(client, now + begin, now + end)
+    def _trainers(
+        self, worker: Worker[TrainingDevice], devices: Sequence[DeviceTerms]
+    ) -> Worker[Any]:
+        """Where clients are trained: in processes, the same number on each device, or in the
+        threads in which everything else is computed."""
+        processes = self._processes
+        if processes is None:
+            return worker
+        count = max(1, processes.count // len(devices))
+        return Worker(
+            *(
+                partial(DeviceProcess, processes, device)
+                for _ in range(count)
+                for device in devices
+            ),
+            patience_seconds=self._config.patience_seconds,
+        )
 
     def _described_devices(self) -> str:
         if self._device == "cpu":

@@ -22,6 +22,7 @@ from potluck.common.process.memory import keep_freed_memory
 
 if TYPE_CHECKING:
     from potluck.client.base.state_directory import StateDirectory
+    from potluck.client.training.processes.device_process import WorkerProcesses
 
 log = structlog.get_logger()
 
@@ -52,6 +53,9 @@ def attend(
     ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda:N or cuda:0,cuda:1.")] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads of PyTorch.")] = None,
+    workers: Annotated[
+        str | None, typer.Option(help="Processes that train side by side: auto, or a number.")
+    ] = None,
     metrics_address: Annotated[
         str | None,
         typer.Option(
@@ -78,6 +82,7 @@ def attend(
         "data_directory": data_directory,
         "device": device,
         "threads": threads,
+        "workers": workers,
         "metrics_address": metrics_address,
         "log_format": log_format,
         "log_level": log_level,
@@ -201,17 +206,26 @@ def _serve(config: ClientConfig) -> int:
     log.debug("settings", **config.model_dump(mode="json"))
     with Ending() as ending:
         from potluck.client.base.state_directory import StateDirectory
+        from potluck.client.training.processes.device_process import worker_processes
+        from potluck.client.training.processes.worker_count import worker_count
 
         state = StateDirectory(config.state_directory)
         try:
-            asyncio.run(_attend(config, state, ending))
+            # Forked before there are other threads than this one.
+            with worker_processes(worker_count(config)) as processes:
+                asyncio.run(_attend(config, state, ending, processes))
         finally:
             state.close()
         log.info("stopped", signal=ending.signal.name if ending.signal else None)
     return ending.code
 
 
-async def _attend(config: ClientConfig, state: StateDirectory, ending: Ending) -> None:
+async def _attend(
+    config: ClientConfig,
+    state: StateDirectory,
+    ending: Ending,
+    processes: WorkerProcesses | None,
+) -> None:
     from potluck.client.agent import Agent, attend_until
     from potluck.client.base.host_metrics import HostMetrics
 
@@ -224,7 +238,14 @@ async def _attend(config: ClientConfig, state: StateDirectory, ending: Ending) -
         config.metrics_address, metrics.instruments, metrics.ready, config.metrics_tls
     ):
         device, generator = _device(config.device), random.Random()
-        agent = Agent(config, state, device=device, generator=generator, metrics=metrics)
+        agent = Agent(
+            config,
+            state,
+            device=device,
+            generator=generator,
+            metrics=metrics,
+            processes=processes,
+        )
         await attend_until(agent, stop)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal
 
 from pydantic import Field, field_validator
 
@@ -24,6 +24,7 @@ from potluck.common.settings.plugins import MODEL_MODULES
 from potluck.common.tags import Tags
 
 ENVIRONMENT_PREFIX = "POTLUCK_CLIENT"
+MOST_WORKERS: Final = 256
 
 _EXAMPLES = {
     "coordinator": '"127.0.0.1:7443"',
@@ -82,6 +83,12 @@ class ClientConfig(Settings):
         ge=1,
         le=1024,
         description="CPU threads of PyTorch; the same number gives the same result bit for bit.",
+    )
+    workers: int | Literal["auto"] = Field(
+        default=1,
+        description="Trainings that go on side by side on each device, each in a process of its\n"
+        "own; auto: one for each processor that `threads` leave, as far as memory goes, and one\n"
+        "for each GPU. For hosts with many clients, as in simulations.",
     )
     patience_seconds: float = Field(
         default=PATIENCE_SECONDS,
@@ -179,6 +186,13 @@ class ClientConfig(Settings):
     def _one_text(cls, value: Any) -> Any:
         """From a flag or the environment they come as one text with commas."""
         return tuple(value.split(",")) if isinstance(value, str) else value
+
+    @field_validator("workers")
+    @classmethod
+    def _some_workers(cls, workers: int | str) -> int | str:
+        if isinstance(workers, int) and not 1 <= workers <= MOST_WORKERS:
+            raise ValueError(f"must be auto, or a number from 1 to {MOST_WORKERS}")
+        return workers
 
     @field_validator("device")
     @classmethod

@@ -58,6 +58,8 @@ class Worker(Generic[Device]):
 
         `patience_seconds`: how long what was cancelled may go on.
         """
+        self.seats = len(makes)
+        """Functions that run side by side."""
         self._patience_seconds = patience_seconds
         self._threads = [_Thread(make) for make in makes]
         self._idle: asyncio.Queue[_Thread[Device]] = asyncio.Queue()

@@ -27,8 +27,8 @@ from potluck.common.errors import (
     PotluckError,
     RoundClosedError,
     StorageError,
-    TrainingError,
 )
+from potluck.common.learning.task_failures import crashed
 from potluck.common.monitoring.metric_labels import DisclosureOutcome, WorkOutcome
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
@@ -186,7 +186,7 @@ class Instructions:
                 instruction.id, storage_error(Path(error.filename or "a file"), error)
             )
         except Exception as error:  # a plug-in may raise anything, and the host must live on
-            answer = _failure(instruction.id, _crash(error))
+            answer = _failure(instruction.id, crashed(error))
             bound.debug("traceback", traceback="".join(traceback.format_exception(error)))
         finally:
             active.cancelled.set()
@@ -238,13 +238,3 @@ def _deadline(instruction: rpc.Instruction) -> float | None:
 def _failure(instruction_id: str, error: PotluckError) -> rpc.Answer:
     failure = rpc.Failure(reason=error.reason, message=error.message)
     return rpc.Answer(instruction_id=instruction_id, failure=failure)
-
-
-def _crash(error: Exception) -> TrainingError:
-    """An unexpected exception in one line, with the place it came from."""
-    frame = traceback.extract_tb(error.__traceback__)[-1:]
-    where = f" at {Path(frame[0].filename).name}:{frame[0].lineno}" if frame else ""
-    text = " ".join(str(error).split())[:500]
-    return TrainingError(
-        f"{type(error).__name__}{where}: {text or 'no message'}; see that the task fits its data"
-    )

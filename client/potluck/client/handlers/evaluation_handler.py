@@ -19,10 +19,10 @@ async def evaluate_held_out(context: HandlerContext, active: ActiveInstruction) 
     check_held_out(context.policy, client, least_group=work.least_group)
     async with context.model(active, work.model, work.task) as model:
         files = context.client_files(instruction, model, work.kept)
-        found = await context.compute(
+        found = await context.train(
             active,
             work.task,
-            lambda device: device.evaluate(
+            lambda seat: seat.evaluate(
                 instruction, files, progress=active.progress, cancelled=active.cancelled.is_set
             ),
         )

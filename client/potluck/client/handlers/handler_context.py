@@ -31,6 +31,7 @@ from potluck.rpc.v1 import transfer_pb2
 
 if TYPE_CHECKING:  # importing it imports torch, which only the worker's thread has time for
     from potluck.client.training.device import TrainingDevice
+    from potluck.client.training.processes.training_seat import TrainingSeat
     from potluck.client.training.task_training import ClientFiles
 
 Result = TypeVar("Result")
@@ -39,7 +40,8 @@ Result = TypeVar("Result")
 @dataclass(frozen=True, kw_only=True)
 class HandlerContext:
     """The parts of a host, for handlers. Lives on the event loop; computations run in
-    the worker's threads."""
+    the worker's threads, trainings and evaluations in those of the trainers, which may be the
+    same."""
 
     clients: frozenset[ClientId]
     policy: DisclosurePolicy
@@ -51,6 +53,7 @@ class HandlerContext:
     states: KeptStates
     own_files: OwnFiles
     worker: Worker[TrainingDevice]
+    trainers: Worker[TrainingSeat]
     groups: TrainingGroups
     discloser: Discloser
     outgoing: OutgoingLog
@@ -73,6 +76,21 @@ class HandlerContext:
             return function(device)
 
         return await self.look_up(active, task, begin)
+
+    async def train(
+        self,
+        active: ActiveInstruction,
+        task: rpc.Plugin,
+        function: Callable[[TrainingSeat], Result],
+    ) -> Result:
+        """The same for a training or an evaluation."""
+
+        def begin(seat: TrainingSeat) -> Result:
+            active.started()
+            with blamed_on_task(task.name, f"client '{active.instruction.client_id}'"):
+                return function(seat)
+
+        return await self.trainers.run(begin)
 
     async def look_up(
         self,

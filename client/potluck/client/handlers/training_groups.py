@@ -1,6 +1,7 @@
 """Trainings of one attempt that are brought together, to be carried out in one batched step.
 
-The coordinator says which instructions belong together (`Train.companions`). A group begins when
+The coordinator says which instructions belong together (`Train.companions`). Where a host trains
+several clients side by side, they form as many groups, in their order. A group begins when
 all of them are there that can be, or a moment later without the others: what comes of each does not
 depend on who is there. Lives on the event loop; the training itself runs in a worker's thread.
 """
@@ -28,8 +29,8 @@ from potluck.common.trainer import TrainingProgress
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 if TYPE_CHECKING:  # importing it imports torch, which only the worker's thread has time for
-    from potluck.client.training.device import TrainingDevice
     from potluck.client.training.local_update import Trained
+    from potluck.client.training.processes.training_seat import TrainingSeat
 
 log = structlog.get_logger()
 
@@ -61,7 +62,7 @@ class _Gathering:
 class TrainingGroups:
     """The groups of this host that have not begun yet."""
 
-    def __init__(self, worker: Worker[TrainingDevice], instructions: InstructionLog) -> None:
+    def __init__(self, worker: Worker[TrainingSeat], instructions: InstructionLog) -> None:
         self._worker, self._log = worker, instructions
         self._groups: dict[tuple[str, ...], _Gathering] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -75,13 +76,20 @@ class TrainingGroups:
             return False
         if json_object(work.training_json, "training_json").get("batched") is not True:
             return False
-        reason = reason_alone(work)
+        reason = reason_alone(work) or self._reason_of_group(instruction)
         if reason:
             self._alone[instruction.id] = reason
             while len(self._alone) > REMEMBERED:
                 self._alone.popitem(last=False)
             log.info("a client is trained alone", id=instruction.id, reason=reason)
         return not reason
+
+    def _reason_of_group(self, instruction: rpc.Instruction) -> str:
+        companions = instruction.train.companions
+        if instruction.id not in companions:
+            return ""  # `train` says what is wrong
+        part = part_of(companions, instruction.id, self._worker.seats)
+        return "each client has a worker of its own" if len(part) == 1 else ""
 
     async def train(self, active: ActiveInstruction, files: TrainingFiles) -> Trained:
         """Train a client together with its companions.
@@ -90,8 +98,8 @@ class TrainingGroups:
         no sense, and what `TrainingDevice.train` raises.
         """
         work, mine = active.instruction.train, active.instruction.id
-        companions = tuple(work.companions)
         check_companions(active.instruction)
+        companions = part_of(work.companions, mine, self._worker.seats)
         group = self._groups.get(companions)
         if group is None:
             group = self._groups[companions] = _Gathering(companions=companions)
@@ -136,7 +144,7 @@ class TrainingGroups:
         if not waiting:
             return
         try:
-            results = await self._worker.run(lambda device: _train(device, group, waiting))
+            results = await self._worker.run(lambda seat: _train(seat, group, waiting))
         except Exception as error:
             results = {each.active.instruction.id: error for each in waiting}
         for each in waiting:
@@ -157,7 +165,7 @@ class TrainingGroups:
 
 
 def _train(
-    device: TrainingDevice, group: _Gathering, waiting: Sequence[_Waiting]
+    seat: TrainingSeat, group: _Gathering, waiting: Sequence[_Waiting]
 ) -> dict[str, Trained | Exception]:
     """In a worker's thread: what came of each member, by the ids of the instructions."""
     results: dict[str, Trained | Exception] = {}
@@ -178,7 +186,7 @@ def _train(
         return results
     first = members[0].instruction
     with blamed_on_task(first.train.task.name, f"client '{first.client_id}' and its companions"):
-        trained = device.train_together(members, clients_of(first))
+        trained = seat.train_together(members, clients_of(first, group.companions))
     names = [member.instruction.id for member in members]
     log.info("trained in one batched step", round=first.round, clients=len(members))
     return results | dict(zip(names, trained, strict=True))
@@ -225,10 +233,20 @@ def check_companions(instruction: rpc.Instruction) -> None:
         )
 
 
-def clients_of(instruction: rpc.Instruction) -> list[ClientId]:
-    """The clients of the companions of a training, in their order."""
+def part_of(companions: Sequence[str], mine: str, seats: int) -> tuple[str, ...]:
+    """The companions that one training, which is among them, is carried out with: they are cut
+    into as many parts as trainings go on side by side, in their order, as even as can be."""
+    count, place = len(companions), list(companions).index(mine)
+    parts = max(1, min(seats, count))
+    bounds = [part * count // parts for part in range(parts + 1)]
+    begin = max(bound for bound in bounds if bound <= place)
+    return tuple(companions[begin : min(bound for bound in bounds if bound > place)])
+
+
+def clients_of(instruction: rpc.Instruction, companions: Sequence[str]) -> list[ClientId]:
+    """The clients of some companions of a training, in their order."""
     attempt = instruction.id.removesuffix(instruction.client_id)
-    return [ClientId(each.removeprefix(attempt)) for each in instruction.train.companions]
+    return [ClientId(each.removeprefix(attempt)) for each in companions]
 
 
 def _kind(work: rpc.Train) -> tuple[bytes, str]:

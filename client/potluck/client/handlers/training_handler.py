@@ -37,8 +37,8 @@ from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 if TYPE_CHECKING:  # importing it imports torch, which only the worker's thread has time for
     from potluck.client.training.auxiliary_files import ReceivedAuxiliaries
-    from potluck.client.training.device import TrainingDevice
     from potluck.client.training.local_update import Trained
+    from potluck.client.training.processes.training_seat import TrainingSeat
     from potluck.client.training.task_training import TrainingFiles
 
 
@@ -176,12 +176,10 @@ async def _train_alone(
 ) -> Trained:
     instruction = active.instruction
 
-    def compute(device: TrainingDevice) -> Trained:
+    def compute(seat: TrainingSeat) -> Trained:
         cancelled = active.cancelled.is_set
         try:
-            trained = device.train(
-                instruction, files, progress=active.progress, cancelled=cancelled
-            )
+            trained = seat.train(instruction, files, progress=active.progress, cancelled=cancelled)
         except BaseException:
             context.states.discard(instruction.id)
             raise
@@ -190,7 +188,9 @@ async def _train_alone(
             context.states.discard(instruction.id)
         return trained
 
-    return await context.compute(active, instruction.train.task, compute)
+    if instruction.train.encoding == MASKED:  # its tensors are needed here
+        return await context.compute(active, instruction.train.task, compute)
+    return await context.train(active, instruction.train.task, compute)
 
 
 def _note(context: HandlerContext, instruction: rpc.Instruction, update: KeptUpdate) -> None:

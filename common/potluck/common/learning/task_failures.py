@@ -29,6 +29,16 @@ def blamed_on_task(task: str, whose: str) -> Iterator[None]:
         ) from error
 
 
+def crashed(error: Exception) -> TrainingError:
+    """An exception that nobody foresaw, in one line, with the place it came from."""
+    frame = traceback.extract_tb(error.__traceback__)[-1:]
+    where = f" at {Path(frame[0].filename).name}:{frame[0].lineno}" if frame else ""
+    text = " ".join(str(error).split())[:500]
+    return TrainingError(
+        f"{type(error).__name__}{where}: {text or 'no message'}; see that the task fits its data"
+    )
+
+
 @contextlib.contextmanager
 def blamed_on_trainer(task: str, whose: str) -> Iterator[None]:
     """Raise a TrainerError, one line, in place of what a task's own trainer raises.

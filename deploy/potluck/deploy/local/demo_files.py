@@ -56,6 +56,8 @@ class DemoOptions:
     rounds: int
     seed: int
     device: str
+    workers: int | str = 1
+    """Of each host; see its configuration."""
     data: Path | None = None
     """Where tasks find their data."""
     assignments: Sequence[str] = ()
@@ -203,6 +205,7 @@ def write_demo_files(folder: Path, options: DemoOptions, port: int) -> DemoFiles
         clients=options.clients,
         hosts=options.hosts,
         device=options.device,
+        workers=options.workers,
         data=options.data,
         root=options.root,
         disclosure=_allowed(run_file) | dict(options.disclosure),
@@ -224,7 +227,8 @@ def _allowed(run_file: str) -> dict[str, Any]:
 class Machines:
     """A federation on this machine: its clients, client-0 …, split over so many hosts.
 
-    data: where tasks find their data, for the coordinator and all hosts. disclosure: the hosts'
+    workers: of each host; see its configuration. data: where tasks find their data, for the
+    coordinator and all hosts. disclosure: the hosts'
     table of that name; None for the default policy. root: whether there is a federation root; it
     then lies beside everything else, so that it proves nothing against the folder's owner.
     address: of this machine, where the coordinator listens; the loopback interface's, unless hosts
@@ -235,6 +239,7 @@ class Machines:
     clients: int
     hosts: int
     device: str = "cpu"
+    workers: int | str = 1
     data: Path | None = None
     disclosure: Mapping[str, Any] | None = None
     root: bool = False
@@ -321,7 +326,7 @@ def _write_host(folder: Path, name: str, clients: range, address: str, machines:
     ids = f"client-{clients[0]}:{clients[-1]}" if len(clients) > 1 else f"client-{clients[0]}"
     issued = pki.issue(folder / "pki", Role.HOST, name, clients=[ids])
     path = folder / f"{name}.toml"
-    values = {
+    values: dict[str, Any] = {
         "coordinator": address,
         "clients": [ids],
         "state_directory": name,
@@ -330,6 +335,8 @@ def _write_host(folder: Path, name: str, clients: range, address: str, machines:
         **_data(machines),
         "tls": _tls(issued),
     }
+    if machines.workers != 1:
+        values["workers"] = machines.workers
     if machines.disclosure is not None:
         values["disclosure"] = dict(machines.disclosure)
     if machines.availability:

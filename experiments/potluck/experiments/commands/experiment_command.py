@@ -255,12 +255,8 @@ def _run_cells(work: _Work, runner: Callable[[], CellRunner], console: Console) 
 
 
 def _local(work: _Work) -> CellRunner:
-    from potluck.experiments.grid.local_cells import (
-        LocalCells,
-        available_memory,
-        available_processors,
-        jobs_for,
-    )
+    from potluck.common.process.capacity import available_memory, available_processors
+    from potluck.experiments.grid.local_cells import LocalCells, jobs_for
 
     most = work.jobs or jobs_for(
         max(cell.hosts for cell in work.cells),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from functools import partial
 from pathlib import Path
 
@@ -33,23 +32,6 @@ def jobs_for(hosts: int, cells: int, *, processors: int, memory: int) -> int:
     by_processors = round(processors / (hosts * BUSY_HOSTS))
     by_memory = memory // ((hosts + 1) * BYTES_PER_PROCESS)
     return max(1, min(by_processors, by_memory, cells))
-
-
-def available_processors() -> int:
-    """Processors that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def available_memory() -> int:
-    """Bytes of memory that are free for use; all there is where that is not known."""
-    try:
-        text = Path("/proc/meminfo").read_text()
-        [line] = [line for line in text.splitlines() if line.startswith("MemAvailable:")]
-        return int(line.split()[1]) * 1024
-    except (OSError, ValueError, IndexError):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 class OneForkServer:

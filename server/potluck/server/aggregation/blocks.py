@@ -6,7 +6,6 @@ which block.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from potluck.common.interruptible import interruption
+from potluck.common.process.capacity import available_processors
 from potluck.common.tensors.flat import unflatten
 from potluck.common.tensors.large_arrays import empty
 from potluck.common.tensors.layout import Layout
@@ -49,17 +49,11 @@ def for_each_block(
             one_block(begin, min(begin + block, size))
 
     if threads is None:
-        threads = min(_available_processors(), _MAXIMUM_THREADS)
+        threads = min(available_processors(), _MAXIMUM_THREADS)
     threads = max(1, min(threads, -(-size // block)))
     with ThreadPoolExecutor(threads, thread_name_prefix="reduce") as pool:
         for future in [pool.submit(work) for _ in range(threads)]:
             future.result()
-
-
-def _available_processors() -> int:
-    if hasattr(os, "sched_getaffinity"):  # it knows of containers' processor sets; not on macOS
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 class Result:

@@ -45,6 +45,7 @@ def test_a_settled_round_keeps_or_drops_what_was_kept_of_the_update_it_names(
         states=states,
         own_files=create_autospec(OwnFiles, instance=True),
         worker=create_autospec(Worker, instance=True),
+        trainers=create_autospec(Worker, instance=True),
         groups=create_autospec(TrainingGroups, instance=True),
         discloser=create_autospec(Discloser, instance=True),
         outgoing=create_autospec(OutgoingLog, instance=True),

@@ -12,6 +12,7 @@ from potluck.client.handlers.training_groups import (
     TrainingGroups,
     check_companions,
     clients_of,
+    part_of,
     reason_alone,
 )
 from potluck.client.masking.masked_updates import MASKED
@@ -61,7 +62,24 @@ async def test_nothing_is_brought_together_where_it_is_not_asked_for() -> None:
 def test_companions_are_clients_of_the_attempt() -> None:
     told = instruction("c", "a", "b")
     check_companions(told)
-    assert clients_of(told) == ["c", "a", "b"]
+    assert clients_of(told, told.train.companions[:2]) == ["c", "a"]
+
+
+def test_companions_are_cut_into_as_many_parts_as_there_are_workers() -> None:
+    companions = [f"run/1.1/{each}" for each in "abcde"]
+    parts = {part_of(companions, each, 2) for each in companions}
+    assert parts == {tuple(companions[:2]), tuple(companions[2:])}
+    assert {part_of(companions, each, 9) for each in companions} == {(each,) for each in companions}
+
+
+async def test_a_client_that_has_a_worker_of_its_own_is_trained_alone() -> None:
+    log, told = InstructionLog(), instruction("a", "b")
+    workers: list[Worker[Any]] = [Worker(*[list[int]] * count) for count in (1, 2)]
+    one, two = (TrainingGroups(each, log) for each in workers)
+    assert one.wanted(told)
+    assert not two.wanted(told)
+    for worker in workers:
+        worker.close()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,260 @@
+"""A worker process from the side of its host: a seat for trainings whose work is done there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+
+from potluck.client.training.processes.progress_board import ProgressBoard
+from potluck.client.training.processes.training_worker import (
+    DeviceTerms,
+    Done,
+    Failed,
+    serve,
+)
+from potluck.common.errors import PotluckError, TrainingError
+from potluck.common.learning.measures import MeasureSums
+from potluck.common.learning.scores import EvaluationCounts
+from potluck.common.names import ClientId
+from potluck.common.trainer import TrainingProgress
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+
+if TYPE_CHECKING:  # importing it imports torch, which only the thread that works has time for
+    from potluck.client.training.local_update import Trained
+    from potluck.client.training.processes.training_jobs import SentFiles, WorkerJob
+    from potluck.client.training.task_training import ClientFiles, GroupMember, TrainingFiles
+
+log = structlog.get_logger()
+
+FORKED: Final = sys.platform == "linux"
+"""Elsewhere libraries that the system brings may not be used after a fork."""
+_PROGRAM: Final = "potluck.client.training.processes"
+ATTEMPTS: Final = 2
+"""A process that was killed is replaced, and its job done again: the result would be the same."""
+_LOOK_SECONDS: Final = 0.1
+"""How often the host looks how far a training is, and says that one is not wanted any more."""
+
+
+class _Child:
+    """A worker process that has been started."""
+
+    def __init__(self, pid: int, connection: Connection, board: ProgressBoard) -> None:
+        self.pid, self.connection, self.board = pid, connection, board
+        self.process: subprocess.Popen[bytes] | None = None
+        """Where it was not forked."""
+        self._ended: int | None = None
+
+    def end(self) -> int:
+        """Kill it; its exit code, less than 0 for a signal."""
+        if self._ended is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, 9)
+            with contextlib.suppress(ChildProcessError):
+                self._ended = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+            if self.process is not None:
+                self.process.returncode = self._ended
+        return self._ended or 0
+
+
+class WorkerProcesses:
+    """The worker processes of a host; none outlives it."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._life, self._lives = os.pipe()
+        self._idle: list[_Child] = []
+        self._all: list[_Child] = []
+
+    def fork(self) -> None:
+        """Fork them, to be there at once with all that is loaded. While this process has one
+        thread."""
+        for _ in range(self.count):
+            board, (ours, theirs) = ProgressBoard(), Pipe()
+            pid = os.fork()
+            if pid == 0:
+                self._become_worker(board, ours, theirs)
+            theirs.close()
+            self._idle.append(self._started(pid, ours, board))
+
+    def _become_worker(self, board: ProgressBoard, ours: Connection, theirs: Connection) -> None:
+        code = 1
+        try:
+            os.close(self._lives)
+            for connection in (ours, *(child.connection for child in self._all)):
+                connection.close()
+            serve(theirs, board.descriptor, self._life)
+            code = 0
+        finally:
+            os._exit(code)
+
+    def take(self) -> _Child:
+        """One that was forked, or a new one that loads everything anew."""
+        with contextlib.suppress(IndexError):
+            return self._idle.pop(0)
+        board, (ours, theirs) = ProgressBoard(), Pipe()
+        with theirs:
+            passed = (theirs.fileno(), board.descriptor, self._life)
+            process = subprocess.Popen(
+                [sys.executable, "-m", _PROGRAM, *map(str, passed)],
+                pass_fds=passed,
+                stdin=subprocess.DEVNULL,
+            )
+        child = self._started(process.pid, ours, board)
+        child.process = process
+        return child
+
+    def _started(self, pid: int, connection: Connection, board: ProgressBoard) -> _Child:
+        child = _Child(pid, connection, board)
+        self._all.append(child)
+        return child
+
+    def close(self) -> None:
+        """End them all."""
+        for child in self._all:
+            child.end()
+        for end in (self._life, self._lives):
+            os.close(end)
+
+
+@contextmanager
+def worker_processes(count: int) -> Iterator[WorkerProcesses | None]:
+    """So many worker processes while the block runs; None for one, which needs none."""
+    if count == 1:
+        yield None
+        return
+    processes = WorkerProcesses(count)
+    try:
+        if FORKED:
+            processes.fork()
+        yield processes
+    finally:
+        processes.close()
+
+
+class DeviceProcess:
+    """A `TrainingSeat` in another process. One that has ended is replaced at the next job."""
+
+    def __init__(self, processes: WorkerProcesses, terms: DeviceTerms) -> None:
+        self._processes, self._terms = processes, terms
+        self._child: _Child | None = self._begun()
+
+    def train(
+        self,
+        instruction: rpc.Instruction,
+        files: TrainingFiles,
+        *,
+        progress: Callable[[float], None],
+        cancelled: Callable[[], bool],
+    ) -> Trained:
+        """Train a client and write its update."""
+        from potluck.client.training.processes.training_jobs import SentFiles, TrainOne
+
+        sent = SentFiles.of(files)
+        job = TrainOne(instruction=instruction.SerializeToString(), files=sent)
+        with _cleaning_up([sent]):
+            trained: Trained = self._do(job, [TrainingProgress(progress, cancelled)])
+        return trained
+
+    def train_together(
+        self, members: Sequence[GroupMember], companions: Sequence[ClientId]
+    ) -> Sequence[Trained | PotluckError]:
+        """Train clients in one batched step and write their updates."""
+        from potluck.client.training.processes.training_jobs import (
+            SentFiles,
+            SentMember,
+            TrainGroup,
+        )
+
+        sent = [
+            SentMember(
+                instruction=each.instruction.SerializeToString(),
+                files=SentFiles.of(each.files),
+                lane=each.lane,
+            )
+            for each in members
+        ]
+        job = TrainGroup(members=sent, companions=list(companions))
+        with _cleaning_up([each.files for each in sent]):
+            found: Sequence[Trained | PotluckError] = self._do(job, [m.progress for m in members])
+        return found
+
+    def evaluate(
+        self,
+        instruction: rpc.Instruction,
+        files: ClientFiles,
+        *,
+        progress: Callable[[float], None],
+        cancelled: Callable[[], bool],
+    ) -> EvaluationCounts | MeasureSums:
+        """Measure a model on a client's held-out samples."""
+        from potluck.client.training.processes.training_jobs import MeasureOne
+
+        job = MeasureOne(instruction=instruction.SerializeToString(), files=files)
+        found: EvaluationCounts | MeasureSums = self._do(
+            job, [TrainingProgress(progress, cancelled)]
+        )
+        return found
+
+    def _do(self, job: WorkerJob, progresses: Sequence[TrainingProgress]) -> Any:
+        """Have a job done; raises what it raises there, and TrainingError where one process after
+        the other ends."""
+        code = 0
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                answer = self._attempt(job, progresses)
+            except (EOFError, ConnectionError):
+                code = self._dismiss()
+                log.warning("a worker process has ended", code=code, attempt=attempt)
+                continue
+            except BaseException:  # this thread was left behind: nobody waits for what is done
+                self._dismiss()
+                raise
+            if isinstance(answer, Failed):
+                raise answer.error
+            return answer.value
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        raise TrainingError(
+            f"the process that trained {how}, {ATTEMPTS} times; see that the machine has memory "
+            "for all its `workers`, or lower their number"
+        )
+
+    def _attempt(self, job: WorkerJob, progresses: Sequence[TrainingProgress]) -> Done | Failed:
+        """Raises EOFError or ConnectionError where the process ends."""
+        child = self._child = self._child or self._begun()
+        child.board.clear()
+        child.connection.send(job)
+        while not child.connection.poll(_LOOK_SECONDS):
+            for place, progress in enumerate(progresses):
+                child.board.follow(place, progress)
+        answer: Done | Failed = child.connection.recv()
+        return answer
+
+    def _begun(self) -> _Child:
+        """A process that makes its device."""
+        child = self._processes.take()
+        with contextlib.suppress(ConnectionError):  # the first job finds out why
+            child.connection.send(self._terms)
+        return child
+
+    def _dismiss(self) -> int:
+        """End the process; its exit code."""
+        child, self._child = self._child, None
+        return 0 if child is None else child.end()
+
+
+@contextmanager
+def _cleaning_up(files: Sequence[SentFiles]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for each in files:
+            each.clean_up()

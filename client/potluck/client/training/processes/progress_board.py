@@ -1,0 +1,51 @@
+"""Memory that two processes share: how far trainings are, and which are not wanted any more."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from typing import Final
+
+import numpy as np
+
+from potluck.common.trainer import TrainingProgress
+
+PLACES: Final = 1024
+"""Trainings that may be under way at once in one process."""
+_BYTES: Final = 9 * PLACES
+
+
+class ProgressBoard:
+    """A place for each training under way: its share in [0, 1], and whether it is cancelled."""
+
+    def __init__(self, descriptor: int | None = None) -> None:
+        """descriptor: of another's board; None for a new one."""
+        if descriptor is None:
+            with tempfile.TemporaryFile(prefix="potluck-board-") as file:
+                file.truncate(_BYTES)
+                self.descriptor = os.dup(file.fileno())
+        else:
+            self.descriptor = descriptor
+        memory = mmap.mmap(self.descriptor, _BYTES)
+        self._shares = np.frombuffer(memory, np.float64, PLACES)
+        self._cancelled = np.frombuffer(memory, np.uint8, PLACES, offset=8 * PLACES)
+
+    def clear(self) -> None:
+        """Nothing is under way, nor cancelled."""
+        self._shares.fill(0.0)
+        self._cancelled.fill(0)
+
+    def follow(self, place: int, progress: TrainingProgress) -> None:
+        """Tell how far a training in the other process is, and tell that process if it is
+        cancelled."""
+        if progress.is_cancelled():
+            self._cancelled[place] = 1
+        progress.note(float(self._shares[place]))
+
+    def at(self, place: int) -> TrainingProgress:
+        """The progress of a training in this process, for the other to see."""
+        return TrainingProgress(
+            lambda share: self._shares.__setitem__(place, share),
+            lambda: bool(self._cancelled[place]),
+        )

@@ -1,0 +1,176 @@
+"""The jobs of a worker process, and what comes of them, in forms that cross to it and back."""
+
+from __future__ import annotations
+
+import pickle
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from potluck.client.training.local_update import Trained
+from potluck.client.training.processes.progress_board import ProgressBoard
+from potluck.client.training.task_training import (
+    ClientFiles,
+    GroupMember,
+    TrainingFiles,
+    UnfitForLanesError,
+)
+from potluck.common.disclosure import Weighting
+from potluck.common.errors import PotluckError
+from potluck.common.learning.task_failures import crashed
+from potluck.common.names import ClientId
+from potluck.common.updates.kept_states import PURPOSES
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+
+if TYPE_CHECKING:
+    from potluck.client.training.auxiliary_files import ReceivedAuxiliaries
+    from potluck.client.training.processes.training_seat import TrainingSeat
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentFiles:
+    """The files of a training. keep_at: by purpose. spare: a file that may be written over."""
+
+    model: Path
+    kept: Mapping[str, Path]
+    own: Path | None
+    update: Path
+    keep_at: Mapping[str, Path]
+    auxiliaries: ReceivedAuxiliaries | None
+    spare: Path | None
+
+    @classmethod
+    def of(cls, files: TrainingFiles) -> SentFiles:
+        """Those of a training here; its spare file is taken."""
+        return cls(
+            model=files.model,
+            kept=dict(files.kept),
+            own=files.own,
+            update=files.update,
+            keep_at={purpose: files.keep_at(purpose) for purpose in PURPOSES},
+            auxiliaries=files.auxiliaries,
+            spare=files.spare(),
+        )
+
+    def received(self) -> TrainingFiles:
+        """The same there."""
+        there = self.spare is not None and self.spare.is_file()  # a worker that died may have it
+        spares = [self.spare] if there else []
+        return TrainingFiles(
+            model=self.model,
+            kept=self.kept,
+            own=self.own,
+            update=self.update,
+            keep_at=self.keep_at.__getitem__,
+            auxiliaries=self.auxiliaries,
+            spare=lambda: spares.pop() if spares else None,
+        )
+
+    def clean_up(self) -> None:
+        """Delete the spare file where it was not used."""
+        if self.spare is not None:
+            self.spare.unlink(missing_ok=True)
+
+
+class WorkerJob(ABC):
+    """Something for a worker process to do."""
+
+    @abstractmethod
+    def carry_out(self, seat: TrainingSeat, board: ProgressBoard) -> Any:
+        """Do it there; what it returns goes back."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOne(WorkerJob):
+    """To train one client. instruction: serialised."""
+
+    instruction: bytes
+    files: SentFiles
+
+    def carry_out(self, seat: TrainingSeat, board: ProgressBoard) -> Trained:
+        """The update, which is in its file."""
+        progress = board.at(0)
+        trained = seat.train(
+            _read(self.instruction),
+            self.files.received(),
+            progress=progress.note,
+            cancelled=progress.is_cancelled,
+        )
+        return portable(trained)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentMember:
+    """A client of a group. instruction: serialised. lane: its place among its companions."""
+
+    instruction: bytes
+    files: SentFiles
+    lane: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainGroup(WorkerJob):
+    """To train clients in one batched step. companions: see `TaskTraining.train_together`."""
+
+    members: Sequence[SentMember]
+    companions: Sequence[ClientId]
+
+    def carry_out(
+        self, seat: TrainingSeat, board: ProgressBoard
+    ) -> Sequence[Trained | PotluckError]:
+        """The updates, in the order of the members."""
+        members = [
+            GroupMember(
+                instruction=_read(each.instruction),
+                files=each.files.received(),
+                progress=board.at(place),
+                lane=each.lane,
+            )
+            for place, each in enumerate(self.members)
+        ]
+        return [
+            each if isinstance(each, PotluckError) else portable(each)
+            for each in seat.train_together(members, self.companions)
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasureOne(WorkerJob):
+    """To measure a model at a client. instruction: serialised."""
+
+    instruction: bytes
+    files: ClientFiles
+
+    def carry_out(self, seat: TrainingSeat, board: ProgressBoard) -> Any:
+        """What was counted, or measured."""
+        progress = board.at(0)
+        return seat.evaluate(
+            _read(self.instruction),
+            self.files,
+            progress=progress.note,
+            cancelled=progress.is_cancelled,
+        )
+
+
+def portable(trained: Trained) -> Trained:
+    """The same without tensors, which are in its file, and with its reports made."""
+    outcome = trained.outcome
+    reports = {weighting: outcome.report(weighting) for weighting in Weighting}
+    return replace(trained, outcome=replace(outcome, report=reports.__getitem__, sent=None))
+
+
+def portable_error(error: Exception) -> Exception:
+    """The same, or a TrainingError in one line in place of one that can't cross."""
+    if isinstance(error, (PotluckError, OSError, UnfitForLanesError)):
+        try:
+            pickle.loads(pickle.dumps(error))  # noqa: S301  # our own, to see that it can be read
+        except Exception:
+            return crashed(error)
+        return error
+    return crashed(error)
+
+
+def _read(instruction: bytes) -> rpc.Instruction:
+    return rpc.Instruction.FromString(instruction)

@@ -1,0 +1,49 @@
+"""What trains and measures clients: a device in this process, or one in another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from potluck.common.errors import PotluckError
+from potluck.common.learning.measures import MeasureSums
+from potluck.common.learning.scores import EvaluationCounts
+from potluck.common.names import ClientId
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+
+if TYPE_CHECKING:  # what needs torch is imported in the thread that works
+    from potluck.client.training.local_update import Trained
+    from potluck.client.training.task_training import ClientFiles, GroupMember, TrainingFiles
+
+
+class TrainingSeat(Protocol):
+    """A place where one training at a time goes on. Used by one thread; for what its methods do
+    and raise see `TrainingDevice`."""
+
+    def train(
+        self,
+        instruction: rpc.Instruction,
+        files: TrainingFiles,
+        *,
+        progress: Callable[[float], None],
+        cancelled: Callable[[], bool],
+    ) -> Trained:
+        """Train a client and write its update."""
+        ...
+
+    def train_together(
+        self, members: Sequence[GroupMember], companions: Sequence[ClientId]
+    ) -> Sequence[Trained | PotluckError]:
+        """Train clients in one batched step and write their updates."""
+        ...
+
+    def evaluate(
+        self,
+        instruction: rpc.Instruction,
+        files: ClientFiles,
+        *,
+        progress: Callable[[float], None],
+        cancelled: Callable[[], bool],
+    ) -> EvaluationCounts | MeasureSums:
+        """Measure a model on a client's held-out samples."""
+        ...

@@ -1,0 +1,110 @@
+"""The other process: trains what it is asked to, one job after the other, as long as its host
+lives."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from potluck.client.base.availability_plan import AvailabilityPlan
+from potluck.common.names import ClientId
+from potluck.common.process.memory import keep_freed_memory, spare_what_is_loaded
+
+if TYPE_CHECKING:
+    from potluck.client.training.device import TrainingDevice
+    from potluck.client.training.processes.training_jobs import WorkerJob
+
+_ALONE: Final = 4
+"""Exit code where the host has gone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceTerms:
+    """What a training device is made with; see `TrainingDevice`. deterministic: on a GPU."""
+
+    device: str
+    threads: int
+    deterministic: bool
+    data_directory: Path | None
+    model_modules: tuple[str, ...]
+    availability: AvailabilityPlan
+
+    def make(self) -> TrainingDevice:
+        """The device, in the thread that works. Imports torch."""
+        from potluck.client.training.device import TrainingDevice, has_torch
+
+        if self.deterministic and has_torch():
+            from potluck.client.training.determinism import compute_deterministically
+
+            compute_deterministically()
+        made = TrainingDevice(
+            device=self.device,
+            threads=self.threads,
+            data_directory=self.data_directory,
+            model_modules=self.model_modules,
+            forecast=self._forecast,
+        )
+        spare_what_is_loaded()
+        return made
+
+    def _forecast(self, client: ClientId, begin: float, end: float) -> float:
+        now = time.time()
+        return self.availability.forecast(client, now + begin, now + end)
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a job returned."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class Failed:
+    """What a job raised."""
+
+    error: Exception
+
+
+def serve(connection: Connection, board: int, life: int) -> None:
+    """Carry out jobs until the host is gone. The first message is the `DeviceTerms`.
+
+    board: descriptor of the `ProgressBoard`. life: of a pipe that nothing comes through and that
+    is closed with the host.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # it is for the host, which ends this one
+    threading.Thread(target=_leave_with, args=(life,), daemon=True).start()
+    keep_freed_memory()
+    with contextlib.suppress(OSError):  # what `ps` and `top` show, where there is such a file
+        Path("/proc/self/comm").write_text("potluck-worker")
+    with contextlib.suppress(EOFError, ConnectionError):
+        terms: DeviceTerms = connection.recv()
+        from potluck.client.training.processes.progress_board import ProgressBoard
+        from potluck.client.training.processes.training_jobs import portable_error
+
+        shared, device = ProgressBoard(board), None
+        with contextlib.suppress(Exception):  # then each job says why
+            device = terms.make()
+        while True:
+            job: WorkerJob = connection.recv()
+            try:
+                device = device or terms.make()
+                answer: Done | Failed = Done(job.carry_out(device, shared))
+            except Exception as error:
+                answer = Failed(portable_error(error))
+            connection.send(answer)
+
+
+def _leave_with(life: int) -> None:
+    """End once the host is gone, whatever is under way."""
+    while os.read(life, 1024):
+        pass
+    os._exit(_ALONE)

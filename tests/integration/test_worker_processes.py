@@ -1,0 +1,77 @@
+"""A host that trains its clients in processes of their own, some of which are killed.
+
+All tests share the federation; every run has the same seed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from support.federation import Federation, crash_federation, set_values, until
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+BATCHED = ("task.layered=true", "training.batched=true")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def federation(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Federation]:
+    folder = tmp_path_factory.mktemp("workers")
+    async with crash_federation(
+        folder, clients=6, hosts=1, count=5, rounds=2, start_hosts=False
+    ) as federation:
+        for path in federation.files.hosts:
+            set_values(path, {"workers": 2})
+        await federation.start_hosts()
+        yield federation
+
+
+def workers(federation: Federation) -> list[int]:
+    """The worker processes there are, by their ids."""
+    found: list[int] = []
+    for folder in Path("/proc").iterdir():
+        try:
+            name, state, parent, *_ = (
+                (folder / "stat").read_text().partition("(")[2].replace(")", "").split()
+            )
+        except (OSError, ValueError):
+            continue
+        host = str(federation.processes.hosts[0].group)
+        if (name, parent) == ("potluck-worker", host) and state != "Z":
+            found.append(int(folder.name))
+    return found
+
+
+async def test_clients_are_trained_side_by_side_with_the_same_bits(federation: Federation) -> None:
+    await until(lambda: len(workers(federation)) == 2)
+    apart = await federation.finished(await federation.start_run())
+    assert await federation.finished(await federation.start_run()) == apart
+    together = await federation.finished(await federation.start_run(*BATCHED))
+    assert await federation.finished(await federation.start_run(*BATCHED)) == together
+    assert federation.files.log("host-0").read_text().count("trained in one batched step") == 8
+
+
+async def test_batched_steps_and_sums_at_the_host_go_together(federation: Federation) -> None:
+    apart = await federation.finished(await federation.start_run(*BATCHED))
+    summed = (*BATCHED, "host_sums.enabled=true")
+    first = await federation.finished(await federation.start_run(*summed))
+    assert await federation.finished(await federation.start_run(*summed)) == first != apart
+
+
+async def test_a_worker_that_is_killed_is_replaced(federation: Federation) -> None:
+    undisturbed = await federation.finished(await federation.start_run(*BATCHED))
+    [first, second] = workers(federation)
+    for worker in (first, second):
+        os.kill(worker, signal.SIGKILL)
+    await until(lambda: not set(workers(federation)) & {first, second})
+    assert await federation.finished(await federation.start_run(*BATCHED)) == undisturbed
+
+
+async def test_workers_end_with_their_host(federation: Federation) -> None:
+    left = workers(federation)
+    await federation.kill_host(0)
+    await until(lambda: not any(Path("/proc", str(pid)).exists() for pid in left))
