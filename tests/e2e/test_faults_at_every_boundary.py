@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from support.boundaries import Kills
 from support.federation import crash_federation
+from support.relays import Relay, relays_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -22,22 +24,41 @@ PRETRAINED = [
     "profiles.triplet.attribute_steps=1",
 ]
 MASKED = ["secure_aggregation=true"]
+SUMS = ["host_sums.enabled=true", 'selector.name="uniform"', 'strategy.name="fedavg"']
+UNEQUAL = {
+    tuple(MASKED): ("blake3", "size", "loss"),  # masks are others each time
+    tuple(SUMS): ("blake3", "size"),  # of the sum that an update came in
+}
 ONE_HOST: dict[str, Any] = {"clients": 3, "hosts": 1, "count": 2}
+TWO_HOSTS: dict[str, Any] = {"clients": 4, "hosts": 2, "count": 4}
+COORDINATOR, HOST, RELAY = "potluck-server", "potluck-client", "potluck-relay"
 
 
 async def killed_everywhere(
-    folder: Path, assignments: list[str], machines: dict[str, Any], *, of_host: bool = False
+    folder: Path, assignments: list[str], machines: dict[str, Any], witnessed: str
 ) -> None:
     begun = time.monotonic()
-    witnessed = "potluck-client" if of_host else "potluck-server"
-    async with crash_federation(
-        folder, rounds=ROUNDS, witnessed=witnessed, **machines
-    ) as federation:
+    async with contextlib.AsyncExitStack() as stack:
+        federation = await stack.enter_async_context(
+            crash_federation(
+                folder,
+                rounds=ROUNDS,
+                witnessed=witnessed,
+                start_hosts=witnessed != RELAY,
+                **machines,
+            )
+        )
+        relay: Relay | None = None
+        if witnessed == RELAY:
+            behind = {"gate": range(len(federation.files.hosts))}
+            relay = (await stack.enter_async_context(relays_of(federation, behind)))["gate"]
+            await federation.start_hosts()
         kills = Kills(
             federation=federation,
             assignments=assignments,
-            of_host=of_host,
-            masked=assignments is MASKED,
+            of_host=witnessed == HOST,
+            relay=relay,
+            unequal=UNEQUAL.get(tuple(assignments), ()),
             pretrained=assignments is PRETRAINED,
         )
         await kills.everywhere()
@@ -53,18 +74,28 @@ async def killed_everywhere(
         pytest.param(ASKING, ONE_HOST, id="asking"),
         pytest.param(PRETRAINED, ONE_HOST, id="pretrained"),
         pytest.param(MASKED, {"clients": 5, "hosts": 5, "count": 5, "root": True}, id="masked"),
+        pytest.param(SUMS, TWO_HOSTS, id="sums"),
     ],
 )
 async def test_a_coordinator_goes_on_from_wherever_it_was_killed(
     tmp_path: Path, assignments: list[str], machines: dict[str, Any]
 ) -> None:
-    await killed_everywhere(tmp_path, assignments, machines)
+    await killed_everywhere(tmp_path, assignments, machines, COORDINATOR)
 
 
 @pytest.mark.parametrize(
-    "assignments", [pytest.param(OPEN, id="open"), pytest.param(ASKING, id="asking")]
+    "assignments",
+    [
+        pytest.param(OPEN, id="open"),
+        pytest.param(ASKING, id="asking"),
+        pytest.param(SUMS, id="sums"),
+    ],
 )
 async def test_a_host_goes_on_from_wherever_it_was_killed(
     tmp_path: Path, assignments: list[str]
 ) -> None:
-    await killed_everywhere(tmp_path, assignments, ONE_HOST, of_host=True)
+    await killed_everywhere(tmp_path, assignments, ONE_HOST, HOST)
+
+
+async def test_a_relay_goes_on_from_wherever_it_was_killed(tmp_path: Path) -> None:
+    await killed_everywhere(tmp_path, SUMS, TWO_HOSTS, RELAY)

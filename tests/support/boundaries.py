@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from support.evidence import Evidence, check_files, evidence, left_over
 from support.federation import Federation, until
+from support.relays import Relay
 
 from potluck.common.errors import UnreachableError
 from potluck.deploy.local.processes import LocalProcess
@@ -26,12 +27,14 @@ _FAILURES_ENOUGH = 3
 @dataclass(kw_only=True)
 class Kills:
     """The kills that one kind of run is to survive. assignments: of its run file. of_host: the
-    first host is killed instead of the coordinator."""
+    first host is killed instead of the coordinator. relay: it is killed instead. unequal: see
+    `evidence`."""
 
     federation: Federation
     assignments: Sequence[str]
     of_host: bool = False
-    masked: bool = False
+    relay: Relay | None = None
+    unequal: Collection[str] = ()
     pretrained: bool = False
     aimed: list[str] = field(default_factory=list)
     """Where runs were killed."""
@@ -90,11 +93,16 @@ class Kills:
     @property
     def _victim(self) -> LocalProcess:
         processes = self.federation.processes
+        if self.relay is not None:
+            assert self.relay.process is not None
+            return self.relay.process
         return processes.hosts[0] if self.of_host else self.federation.coordinator
 
     async def _restart(self) -> None:
         self._check_logs()
-        if self.of_host:
+        if self.relay is not None:
+            await self.relay.start()
+        elif self.of_host:
             await self.federation.processes.start_host(0)
         else:
             await self.federation.restart_coordinator()
@@ -134,14 +142,14 @@ class Kills:
 
     async def _evidence(self, run_id: str) -> list[Evidence]:
         """Of a run, and of the one before it that trained its model."""
-        federation, masked = self.federation, self.masked
+        federation, unequal = self.federation, self.unequal
         self._check_logs()
         history = await federation.history(run_id)
-        found = [evidence(federation, run_id, masked=masked)]
+        found = [evidence(federation, run_id, unequal=unequal)]
         digests = [row["model_blake3"] for row in found[0].rounds]
         assert [row.model_blake3 for row in history] == digests, "what is shown is not what is kept"
         if self.pretrained:
-            found.append(evidence(federation, f"pre-{run_id}", masked=masked))
+            found.append(evidence(federation, f"pre-{run_id}", unequal=unequal))
         await self._updates_dropped()
         check_files(federation)
         await until(lambda: not left_over(federation), "files that nobody needs are deleted")
@@ -150,10 +158,16 @@ class Kills:
     async def _updates_dropped(self) -> None:
         folder = self.federation.files.folder
         await until(lambda: not [*folder.glob("host-*/updates/*")], "hosts drop their updates")
+        if self.relay is not None:
+            left = self.relay.state
+            await until(lambda: not [*left.glob("updates/*")], "the relay drops its updates")
+            assert not [*left.glob("fetched/*")], "of a file on its way something is left"
 
     def _check_logs(self) -> None:
-        for name in ("coordinator", "host-0"):
-            log = self.federation.files.log(name).read_text()
+        files = self.federation.files
+        logs = [files.log("coordinator"), files.log("host-0")]
+        for path in [*logs, *([self.relay.log] if self.relay is not None else [])]:
+            log = path.read_text()
             assert "Traceback" not in log, log[log.index("Traceback") :][:3000]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -41,10 +41,10 @@ class Evidence:
             assert mine == theirs, f"{each.name}: {mine}, undisturbed: {theirs}"
 
 
-def evidence(federation: Federation, run_id: str, *, masked: bool) -> Evidence:
+def evidence(federation: Federation, run_id: str, *, unequal: Collection[str] = ()) -> Evidence:
     """What a run has left; also that each part of it is whole, and counts once.
 
-    masked: whether its updates were; then each time they are other bytes.
+    unequal: columns of members that differ from one time to the next as well.
     """
     with _database(federation) as database:
         [run] = _rows(database, "SELECT * FROM runs WHERE run_id = ?", run_id)
@@ -61,12 +61,11 @@ def evidence(federation: Federation, run_id: str, *, masked: bool) -> Evidence:
         wanted = "committed" if key in committed else "abandoned"
         assert attempt["state"] == wanted, f"attempt {key} is {attempt['state']}"
     _check_sums(sums)
-    stored = "blake3", "size", "loss", "seconds"
     return Evidence(
         state=f"{run['state']} {run['reason']}".strip(),
         roster=tuple(row["client_id"] for row in roster),
         rounds=tuple(_without(row, "attempt", "seconds", *_MEASURED) for row in rounds),
-        members=tuple(_without(row, *_UNEQUAL, *(stored if masked else ())) for row in members),
+        members=tuple(_without(row, *_UNEQUAL, *unequal) for row in members),
         answers=tuple(_without(row, *_UNEQUAL) for row in answers),
     )
 

@@ -33,7 +33,7 @@ _UNRELATED: Final = {"see_clients"}
 _AROUND: Final = {"open", "close", "patiently"}
 """Methods that others are called in, or that change nothing."""
 
-_STATE: Final = re.compile(r"coordinator|host-[0-9]+")
+_STATE: Final = re.compile(r"coordinator|host-[0-9]+|gate")
 """What the folders are called that processes keep their state in."""
 
 _lock = threading.Lock()
