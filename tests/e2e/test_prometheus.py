@@ -28,6 +28,8 @@ from support.prometheus import (
     shipped_rules,
     why_not,
 )
+from support.relays import Relay, relays_of
+from support.s3_server import ENVIRONMENT, S3Server, s3_server
 
 from potluck.common.errors import IdentityError, from_rpc_error
 from potluck.common.net.identity import Role
@@ -149,6 +151,8 @@ class Scene:
     processes: LocalFederation
     operator: OperatorClient
     prometheus: Prometheus
+    relay: Relay
+    store: S3Server
     spoil: Path
 
     async def start_run(self, *assignments: str) -> str:
@@ -176,6 +180,7 @@ def spoiling(file: Path) -> Iterator[None]:
     )
     os.environ["POTLUCK_SPOIL"] = str(file)
     os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ.update(ENVIRONMENT)
     sys.path.insert(0, str(SPOIL))
     try:
         yield
@@ -212,16 +217,40 @@ async def scene(folder: Path) -> AsyncIterator[Scene]:
         async with (
             LocalFederation(files) as processes,
             processes.operator() as operator,
-            prometheus_running(folder, hurried_config(folder, scrape_configs(config))) as watcher,
+            s3_server(folder) as store,
+            relay_without_hosts(files) as relay,
         ):
-            await processes.start()
-            yield Scene(
-                files=files,
-                processes=processes,
-                operator=operator,
-                prometheus=watcher,
-                spoil=folder / "spoil",
-            )
+            set_values(files.coordinator, {"files": store.files(fallback=True)})
+            set_values(files.hosts[2], {"object_stores": [store.origin]})
+            targets = [{"targets": [relay.metrics], "labels": {"instance": "gate"}}]
+            jobs: list[dict[str, object]] = [
+                *scrape_configs(config),
+                {"job_name": "potluck-relay", "static_configs": targets},
+            ]
+            async with prometheus_running(folder, hurried_config(folder, jobs)) as watcher:
+                await processes.start()
+                yield Scene(
+                    files=files,
+                    processes=processes,
+                    operator=operator,
+                    prometheus=watcher,
+                    relay=relay,
+                    store=store,
+                    spoil=folder / "spoil",
+                )
+
+
+@contextlib.asynccontextmanager
+async def relay_without_hosts(files: DemoFiles) -> AsyncIterator[Relay]:
+    async with relays_of(OnlyFiles(files), {"gate": []}, claims={"gate": ["client-9"]}) as relays:
+        yield relays["gate"]
+
+
+@dataclass(frozen=True)
+class OnlyFiles:
+    """A federation that is not under way."""
+
+    files: DemoFiles
 
 
 async def test_each_alert_fires_by_its_fault_and_resolves(tmp_path: Path) -> None:
@@ -280,11 +309,13 @@ async def hosts_that_go(federation: Scene) -> set[str]:
     for host in victims:
         await kill(host)
     await watcher.until_firing("PotluckHostDown", "PotluckHostsLost", "PotluckQuorumMissed")
-    await watcher.until_firing("PotluckNoRoundCommitted")
+    await federation.relay.kill()
+    await watcher.until_firing("PotluckNoRoundCommitted", "PotluckRelayDown")
     for number in (0, 1):
         await processes.start_host(number)
-    await watcher.until_resolved(*quiet, "PotluckQuorumMissed")
-    return {*quiet, "PotluckQuorumMissed"}
+    await federation.relay.start()
+    await watcher.until_resolved(*quiet, "PotluckQuorumMissed", "PotluckRelayDown")
+    return {*quiet, "PotluckQuorumMissed", "PotluckRelayDown"}
 
 
 async def certificates_and_budgets(federation: Scene) -> set[str]:
@@ -303,10 +334,12 @@ async def models_that_get_worse(federation: Scene) -> set[str]:
     watcher = federation.prometheus
     await watcher.until("potluck_model_accuracy_ratio > 0.4")
     federation.spoil.touch()
-    await watcher.until_firing("PotluckAccuracyFell")
+    federation.store.kill()
+    await watcher.until_firing("PotluckAccuracyFell", "PotluckObjectStoreDown")
     federation.spoil.unlink()
-    await watcher.until_resolved("PotluckAccuracyFell")
-    return {"PotluckAccuracyFell"}
+    await federation.store.start()
+    await watcher.until_resolved("PotluckAccuracyFell", "PotluckObjectStoreDown")
+    return {"PotluckAccuracyFell", "PotluckObjectStoreDown"}
 
 
 async def calls_that_are_refused(federation: Scene) -> set[str]:
@@ -337,12 +370,12 @@ async def a_coordinator_that_goes(federation: Scene) -> set[str]:
     watcher, processes = federation.prometheus, federation.processes
     assert processes.coordinator is not None
     await kill(processes.coordinator)
-    await watcher.until_firing("PotluckCoordinatorDown")
+    await watcher.until_firing("PotluckCoordinatorDown", "PotluckRelayCutOff")
     await processes.start_coordinator()
     await processes.until_ready()
-    await watcher.until_resolved("PotluckCoordinatorDown")
+    await watcher.until_resolved("PotluckCoordinatorDown", "PotluckRelayCutOff")
     await watcher.until("potluck_runs_resumed_total >= 1")
-    return {"PotluckCoordinatorDown"}
+    return {"PotluckCoordinatorDown", "PotluckRelayCutOff"}
 
 
 async def a_full_disk(federation: Scene, small: Path) -> set[str]:
