@@ -16,10 +16,17 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import grpc.aio
 import pytest
 import yaml
 from support.prometheus import Prometheus, check_shown, hurried_config
+
+from potluck.common.net.identity import Role
+from potluck.common.net.tls import TlsFiles, channel
+from potluck.deploy.pki import authority as pki
+from potluck.rpc.v1 import coordinator_pb2, coordinator_pb2_grpc
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
@@ -78,13 +85,13 @@ def compose_program() -> list[str]:
     return ["docker-compose"] if shutil.which("docker-compose") else []
 
 
-def require_engine() -> None:
-    """Skip where the test can't run, and say why."""
+def require_engine(*images: str) -> None:
+    """Skip where a test of these images can't run, and say why."""
     if not succeeds("docker", "info"):
         pytest.skip("no Docker engine answers")
     if not compose_program():
         pytest.skip("there is neither docker compose nor docker-compose")
-    for image in BASE_IMAGES:
+    for image in images:
         here = succeeds("docker", "image", "inspect", image)
         if not here and not succeeds("docker", "pull", "-q", image, timeout=300):
             pytest.skip(f"image {image} is not on the engine and can't be pulled")
@@ -167,13 +174,12 @@ class Project:
         raise AssertionError("the run ended before it trained")
 
 
-@pytest.fixture(scope="module")
-def images() -> Iterator[None]:
-    """The three images, as the compose file would build them."""
-    require_engine()
-    names = [f"potluck/{target}:{TAG}" for target in ("coordinator", "client", "operator")]
-    for name in names:
-        target = name.partition("/")[2].partition(":")[0]
+@contextlib.contextmanager
+def built(*targets: str) -> Iterator[None]:
+    """Images, as the compose file would build them."""
+    require_engine(BASE_IMAGES[0])
+    names = [f"potluck/{target}:{TAG}" for target in targets]
+    for target, name in zip(targets, names, strict=True):
         # The host's network: an engine's default bridge is not everywhere to be had.
         output(
             "docker", "build", "--network", "host", "--target", target, "-t", name,
@@ -182,6 +188,20 @@ def images() -> Iterator[None]:
         )  # fmt: skip
     yield
     succeeds("docker", "image", "rm", "-f", *names)
+
+
+@pytest.fixture(scope="module")
+def relay_image() -> Iterator[None]:
+    with built("relay"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def images(relay_image: None) -> Iterator[None]:
+    """All of them."""
+    require_engine(*BASE_IMAGES)
+    with built("coordinator", "client", "operator"):
+        yield
 
 
 @contextlib.contextmanager
@@ -257,7 +277,7 @@ class TestImages:
             "['client', 'common', 'experiments', 'rpc'] ['potluck-client']",
         ]
 
-    @pytest.mark.parametrize("image", ["coordinator", "client", "operator"])
+    @pytest.mark.parametrize("image", ["coordinator", "client", "operator", "relay"])
     def test_nobody_is_root_and_nothing_can_be_written(self, image: str) -> None:
         code = (
             "import os, pathlib\n"
@@ -308,3 +328,68 @@ async def the_coordinator_is_killed(project: Project, prometheus: Prometheus) ->
     await prometheus.until_resolved("PotluckCoordinatorDown")
     await prometheus.until("potluck_runs_resumed_total == 1")
     await prometheus.until(f"potluck_run_committed_rounds > {committed}")
+
+
+# A relay -----------------------------------------------------------------------------------------
+
+RELAY = """
+coordinator = "127.0.0.1:9"
+listen = "0.0.0.0:7443"
+state_directory = "/var/lib/potluck/relay"
+[tls]
+certificate = "/pki/relay/gate.pem"
+key = "/pki/relay/gate.key"
+authority = "/pki/relay/authority.pem"
+"""
+
+
+def relay_folder() -> tuple[Path, TlsFiles]:
+    """A folder as docs/relay.md describes it, and the certificate of a host."""
+    folder = Path(tempfile.mkdtemp(prefix="potluck-relay-"))
+    pki.create_authority(folder / "pki", "demo")
+    clients = ["client-0:3"]
+    pki.issue(folder / "pki", Role.RELAY, "gate", clients=clients, hosts=["127.0.0.1"])
+    host = pki.issue(folder / "pki", Role.HOST, "lab-a", clients=clients)
+    (folder / "relay.toml").write_text(RELAY)
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)  # it runs as another user
+    tls = TlsFiles(certificate=host.certificate, key=host.key, authority=host.authority)
+    return folder, tls
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.usefixtures("relay_image")
+async def test_a_relay_answers_from_its_own_compose_file() -> None:
+    """Its hosts hear from it that the coordinator can't be reached."""
+    folder, tls = relay_folder()
+    file = ROOT / "deploy/assets/compose/docker-compose.relay.yml"
+    compose = (*compose_program(), "-f", str(file), "-p", f"potluck-test-relay-{os.getpid()}")
+    values = {"TAG": TAG, "RELAY_PORT": "0", "RELAY_FOLDER": str(folder)}
+    with mock.patch.dict(os.environ, {f"POTLUCK_{name}": text for name, text in values.items()}):
+        try:
+            output(*compose, "up", "-d", timeout=120)
+            port = output(*compose, "port", "relay", "7443").strip().rpartition(":")[2]
+            await until_relayed(f"127.0.0.1:{port}", tls)
+        finally:
+            print(output(*compose, "logs", "--tail", "40"))
+            output(*compose, "down", "--volumes", "--timeout", "5", timeout=120)
+            shutil.rmtree(folder)
+
+
+async def until_relayed(address: str, tls: TlsFiles) -> None:
+    """Wait until a relay says to a host that its coordinator can't be reached."""
+    request = coordinator_pb2.LocateUploadRequest(
+        client_id="client-0", run_id="run", update_id="run/1.1/client-0", blake3="0" * 64
+    )
+    said = ""
+    async with channel(address, tls) as connection, asyncio.timeout(PATIENCE_SECONDS):
+        stub: coordinator_pb2_grpc.CoordinatorServiceAsyncStub = (
+            coordinator_pb2_grpc.CoordinatorServiceStub(connection)
+        )
+        while "127.0.0.1:9" not in said:
+            await asyncio.sleep(0.2)  # its container may still be starting
+            try:
+                await stub.LocateUpload(request)
+            except grpc.aio.AioRpcError as error:
+                said = error.details() or ""
