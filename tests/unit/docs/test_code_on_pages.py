@@ -1,0 +1,168 @@
+"""Code, settings and commands on the pages are what they are taken for.
+
+Python is executed: here, or by the test of its page.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import typer
+from support.doc_pages import Block, blocks
+from support.repository import ROOT
+from typer.core import TyperGroup
+from typer.exceptions import TyperException
+
+from potluck.client.cli import app as client_app
+from potluck.client.config import ClientConfig
+from potluck.common.errors import PluginError
+from potluck.common.run_file.runfile import RunFile
+from potluck.common.settings.configuration import Settings, validate
+from potluck.common.settings.plugins import find, installed
+from potluck.deploy.cli import app as operator_app
+from potluck.deploy.machines.inventory import Inventory
+from potluck.experiments.grid.definition import load_experiment
+from potluck.relay.cli import app as relay_app
+from potluck.server.cli import app as server_app
+from potluck.server.config import CoordinatorConfig
+
+RUN_ELSEWHERE = {
+    "moving-a-script.md": "tests/e2e/test_moving_a_script.py",
+    "python.md": "tests/e2e/test_python_api.py",
+    "writing-a-selector.md": "tests/integration/test_writing_a_selector.py",
+    "writing-a-strategy.md": "tests/integration/test_writing_a_strategy.py",
+    "writing-a-task.md": "tests/integration/test_writing_a_task.py",
+    "writing-a-trainer.md": "tests/integration/test_writing_a_trainer.py",
+}
+"""Pages whose Python a test of their own executes. Of all but python.md these are whole files."""
+WHOLE_FILE = re.compile(r"# \S+\.py\n")
+
+
+def test_python_on_every_page_is_executed() -> None:
+    found = {block.page.name for block in blocks("python")}
+    assert found == set(RUN_ELSEWHERE)
+    for page, test in RUN_ELSEWHERE.items():
+        assert (
+            f"docs/{page}" in (ROOT / test).read_text() or f'"{page}"' in (ROOT / test).read_text()
+        )
+
+
+def test_python_that_is_no_whole_file_is_executed_here() -> None:
+    parts = [
+        block
+        for block in blocks("python")
+        if block.page.name != "python.md" and not WHOLE_FILE.match(block.text)
+    ]
+    assert [block.page.name for block in parts] == ["writing-a-trainer.md"]
+    [part] = parts
+    names: dict[str, Any] = {"np": np}
+    exec(part.text, names)  # noqa: S102  # a page of ours
+    assert {name: array.shape for name, array in names["model"](None).items()} == {
+        "coef": (1, 3),
+        "intercept": (1,),
+    }
+
+
+# Settings ---------------------------------------------------------------------------------------
+
+TLS = dict.fromkeys(("certificate", "key", "authority"), "file.pem")
+HOST = {"coordinator": "127.0.0.1:7443", "clients": ["a"], "state_directory": "s", "tls": TLS}
+COORDINATOR = {"state_directory": "state", "tls": TLS}
+FEDERATION = {"federation": "demo", "address": "localhost:7443"}
+OF_OTHERS = {"rare-first", "fair", "circle"}
+"""Plug-ins that the pages themselves write."""
+
+
+def kind_of(values: Mapping[str, Any]) -> tuple[type[Settings], dict[str, Any]]:
+    """What file such settings stand in, and what it must have besides."""
+    if "machines" in values:
+        return Inventory, FEDERATION
+    if "files" in values:
+        return CoordinatorConfig, COORDINATOR
+    if {"disclosure", "tags", "availability", "metrics_address", "clients"} & set(values):
+        return ClientConfig, HOST
+    return RunFile, {"task": {"name": "digits"}}
+
+
+@pytest.mark.parametrize("block", blocks("toml"), ids=str)
+def test_settings_are_accepted(block: Block, tmp_path: Path) -> None:
+    if block.text.startswith("# pyproject.toml\n"):
+        assert "project" in tomllib.loads(block.text)  # built by the page's own test
+        return
+    for part in re.split(r"\n\n(?=# each host's)", block.text):
+        values = tomllib.loads(part)
+        if set(values) == {"run"}:  # in an experiment's file
+            values = values["run"]
+        if "object_stores" in values:
+            values = HOST | values
+        if "axes" in values:
+            file = tmp_path / "experiment.toml"
+            file.write_text(part)
+            assert load_experiment(file, quick=True) != load_experiment(file, quick=False)
+            continue
+        model, usual = kind_of(values)
+        made = validate(model, {**usual, **values}, source=str(block))
+        if isinstance(made, RunFile):
+            plugins = {"tasks": made.task, "selectors": made.selector, "strategies": made.strategy}
+            for group, table in plugins.items():
+                if table.name not in OF_OTHERS:
+                    assert table.name in installed(f"potluck.{group}")
+
+
+# Commands ---------------------------------------------------------------------------------------
+
+PROGRAMS = {
+    "potluck": operator_app,
+    "potluck-client": client_app,
+    "potluck-relay": relay_app,
+    "potluck-server": server_app,
+}
+COMMAND = re.compile(r"^(?:\$ )?(potluck(?:-\w+)? .*)$", re.MULTILINE)
+
+
+def command_lines() -> list[tuple[str, str]]:
+    """Every call of one of the programs on a page, and where it stands."""
+    return [
+        (line, str(block))
+        for block in blocks("sh", "console", "bash")
+        for line in COMMAND.findall(block.text.replace("\\\n", " "))
+    ]
+
+
+def parse(line: str) -> None:
+    """Follow a command line to its command and give that its options, without calling it."""
+    words = shlex.split(line, comments=True)
+    ends = [place for place, word in enumerate(words) if word in (">", "|", "&", "||", "&&")]
+    program, *rest = words[: min(ends, default=len(words))]
+    command: Any = typer.main.get_command(PROGRAMS[program])
+    context = typer.Context(command, info_name=program)
+    while isinstance(command, TyperGroup) and rest and not rest[0].startswith("-"):
+        found = command.get_command(context, rest[0])
+        assert found is not None, f"{line}: there is no command {rest[0]}"
+        command, rest = found, rest[1:]
+        context = typer.Context(command, parent=context)
+    command.make_parser(context).parse_args(rest)
+
+
+@pytest.mark.parametrize(("line", "place"), command_lines(), ids=lambda text: text[:60])
+def test_commands_have_these_options(line: str, place: str) -> None:
+    try:
+        parse(line)
+    except TyperException as error:
+        pytest.fail(f"{place}: {line}: {error}")
+
+
+def test_an_option_that_is_not_there_is_found() -> None:
+    with pytest.raises(TyperException):
+        parse("potluck watch --no-such-option")
+    with pytest.raises(AssertionError, match="no command wach"):
+        parse("potluck wach")
+    with pytest.raises(PluginError):
+        find("potluck.selectors", "no-such-selector")
