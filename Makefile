@@ -6,6 +6,7 @@ INSTALLED := $(VENV)/installed
 BUF_VERSION := 1.75.0
 BUF := build/buf-$(BUF_VERSION)/node_modules/.bin/buf
 STUBS := common/potluck/rpc
+NOTEBOOKS := $(wildcard examples/notebooks/*.ipynb)
 
 # To be given on the command line.
 PYTHON ?=
@@ -32,6 +33,7 @@ help:
 	@echo "  make check       what a commit must pass: style, types, schema, generated stubs"
 	@echo "  make protos      generate the stubs in $(STUBS) anew, after editing protos/"
 	@echo "  make pages       write docs, dashboards and pictures that are made from the code anew"
+	@echo "  make docs        build the documentation as a site in build/site; nothing is fetched"
 	@echo "  make venv        only make $(VENV), with the versions in constraints.txt; on Linux"
 	@echo "                   6 GB, since pip's torch brings CUDA along; without a GPU 2 GB are enough:"
 	@echo "                   make venv PIP_FLAGS='--extra-index-url https://download.pytorch.org/whl/cpu'"
@@ -95,6 +97,7 @@ check-style: $(INSTALLED)
 
 check-types: $(INSTALLED)
 	$(VENV)/bin/mypy
+	$(VENV)/bin/python tools/notebook_files.py --code build/notebooks $(NOTEBOOKS)
 	$(VENV)/bin/pyright
 
 check-schema: $(BUF)
@@ -120,6 +123,11 @@ pages: $(INSTALLED)
 	$(VENV)/bin/python tools/rooms_picture.py > build/rooms.svg && mv build/rooms.svg docs/images
 	$(VENV)/bin/python tools/compatibility_table.py docs/strategies.md
 	PYTHONPATH=tools $(VENV)/bin/python -m dashboards deploy/assets/grafana/dashboards
+	$(VENV)/bin/python tools/notebook_files.py $(NOTEBOOKS)
+
+.PHONY: docs
+docs: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 PYTHONPATH=tools $(VENV)/bin/python -m mkdocs build --strict
 
 # $(call generate,FOLDER): the proto package equals the Python package, so no import is rewritten.
 define generate

@@ -36,7 +36,9 @@ the reason, never on the text.
 
 from __future__ import annotations
 
+import itertools
 import os
+import traceback
 from typing import ClassVar
 
 # Both are read once, when grpc is imported. Of failed handshakes it prints what we say better.
@@ -77,6 +79,22 @@ class PotluckError(Exception):
         self.metadata = {
             plain(key): plain(without_passwords(str(value))) for key, value in metadata.items()
         }
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython and notebooks show: the way through the caller's own code, and the message.
+
+        Where Potluck found out what is wrong is of no use there; `traceback.print_exc` has it.
+        """
+        frames = [
+            frame
+            for frame in traceback.walk_tb(self.__traceback__)
+            if not frame[0].f_globals.get("__name__", "").startswith(("IPython.", "asyncio."))
+        ]
+        own = itertools.takewhile(
+            lambda frame: not frame[0].f_globals.get("__name__", "").startswith("potluck."), frames
+        )
+        lines = traceback.StackSummary.extract(own).format()
+        return [*"".join(lines).splitlines(), f"{type(self).__name__}: {self.message}"]
 
 
 class ConfigurationError(PotluckError):

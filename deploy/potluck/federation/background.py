@@ -37,6 +37,13 @@ class BackgroundLoop:
             done.result()
             raise
 
+    def begin(self, work: Coroutine[Any, Any, object]) -> None:
+        """Run a coroutine there, from any thread, without waiting; not while Python ends."""
+        try:
+            asyncio.run_coroutine_threadsafe(work, self.loop)
+        except RuntimeError:
+            work.close()
+
     async def wait_for(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Run a coroutine there and wait for its result, from another event loop."""
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self.loop))

@@ -296,6 +296,12 @@ class Federation:
             await run.close()
         await self._closing.aclose()
 
+    def __del__(self) -> None:
+        """Close it once nothing refers to it or its runs, as where a notebook's cell runs again."""
+        if not self._closed and (self._client or (self._parties and self._parties.parties)):
+            self._closed = True
+            self._background.begin(self._close())
+
     def __enter__(self) -> Self:
         return self
 
@@ -385,6 +391,7 @@ class Federation:
             partial(following, run_id),
             self._session,
             self._data,
+            owner=self,
         )
         self._runs.append(run)
         return run

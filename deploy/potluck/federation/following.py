@@ -13,6 +13,9 @@ from potluck.federation.rounds import Round, round_of
 from potluck.rpc.v1 import operator_pb2
 from potluck.rpc.v1.operator_pb2 import RunState
 
+MOMENT_SECONDS = 0.2
+"""Between two drawings of a run in a notebook."""
+
 
 class RunFollower:
     """The display of a followed run, for `follow`: keeps the newest view, wakes who waits.
@@ -26,6 +29,7 @@ class RunFollower:
         self._error: PotluckError | None = None
         self._over = False
         self._changed = asyncio.Event()
+        self._version = 1
         self._task: asyncio.Task[None] | None = None
 
     def __enter__(self) -> Self:
@@ -63,6 +67,7 @@ class RunFollower:
             self._wake()
 
     def _wake(self) -> None:
+        self._version += 1
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -83,6 +88,17 @@ class RunFollower:
                 return None
             await self._changed.wait()
         return round_of(self.view.committed[number])
+
+    async def news(self, version: int) -> int:
+        """Wait until there is more than at `version`, and a moment for what comes with it.
+
+        The version then; 0 where the run has ended.
+        """
+        while not self._over and self._version == version:
+            await self._changed.wait()
+        if not self._over:
+            await asyncio.sleep(MOMENT_SECONDS)
+        return 0 if self._over else self._version
 
     async def end(self) -> None:
         """Wait until the run has ended. Raises as `round` does."""

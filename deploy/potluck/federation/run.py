@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
 
 from potluck.common.errors import RunError
 from potluck.deploy.operator.model_download import DownloadedModel, download_model
 from potluck.deploy.operator.operator_client import OperatorClient
 from potluck.deploy.operator.run_view import RunView, run_state_name, shown_measures
-from potluck.deploy.view.readable import readable_measure
+from potluck.deploy.view.watch import display_for, follow
 from potluck.federation.background import BackgroundLoop
 from potluck.federation.following import RunFollower
+from potluck.federation.notebooks import in_notebook, shown
 from potluck.federation.rounds import Round
+from potluck.federation.run_html import run_html
 from potluck.federation.session_plugins import SessionPlugins
 from potluck.rpc.v1 import operator_pb2
 
@@ -27,8 +30,6 @@ if TYPE_CHECKING:
 
 Follow = Callable[[RunFollower], Coroutine[Any, Any, RunView]]
 """Follows a run until it ends."""
-
-_SHOWN_ROUNDS = 10
 
 
 class Run:
@@ -47,8 +48,12 @@ class Run:
         follow: Follow,
         session: SessionPlugins,
         data: Path | None,
+        *,
+        owner: object,
     ) -> None:
+        """owner: what is not to be closed as long as somebody has the run."""
         self.id = run_id
+        self._owner = owner
         self._client = client
         self._background = background
         self._follow = follow
@@ -82,6 +87,22 @@ class Run:
         """Wait until it ends; this run again. Raises RunError where it fails."""
         self._background.call(self._follower.end())
         return self
+
+    def watch(self) -> Run:
+        """Show it until it ends; this run again. Raises RunError where it fails.
+
+        In a notebook as a table that renews itself, else as `potluck watch` does. Ctrl-C ends the
+        watching, not the run.
+        """
+        if in_notebook():
+            display, version = shown(self), 0
+            while (version := self._background.call(self._follower.news(version))) > 0:
+                display.update(self)
+            display.update(self)
+        else:
+            with display_for(Console(), as_json=False) as screen:
+                self._background.call(follow(self._client, self.id, screen))
+        return self.wait()
 
     @property
     def status(self) -> operator_pb2.RunStatus:
@@ -126,6 +147,24 @@ class Run:
 
         return selections_frame(self.history)
 
+    @property
+    def profiles(self) -> pd.DataFrame:
+        """What clients have told of their data, a row each; see `profiles_frame`.
+
+        Raises RunError before the run has its clients.
+        """
+        from potluck.federation.disclosure_frames import profiles_frame
+
+        _, clients = self._background.call(self._client.fetch_profiles(self.id))
+        return profiles_frame(clients)
+
+    @property
+    def disclosures(self) -> pd.DataFrame:
+        """What has left clients beside their updates, and when; see `disclosures_frame`."""
+        from potluck.federation.disclosure_frames import disclosures_frame
+
+        return disclosures_frame(self._background.call(self._client.audit_disclosures(self.id)))
+
     def plot(self) -> Figure:
         """The measures by round, and who trained, as `potluck demo` draws them.
 
@@ -139,6 +178,27 @@ class Run:
             raise RunError(f"run {self.id} has no round to draw yet; wait() for it")
         chosen = {client for each in self.history for client in each.cohort}
         return run_figure(summarise(view, clients=max(len(chosen), 1)))
+
+    def plot_selections(self) -> Figure:
+        """Who was selected when and how even the cohorts' labels were, as `potluck report` draws.
+
+        What is drawn of labels is what clients have told. Raises RunError before the first round
+        is committed.
+        """
+        from potluck.deploy.view.run_report import run_report, titled_measures
+        from potluck.deploy.view.selection_plots import selection_picture
+
+        view = self._follower.view
+        classes, clients = self._background.call(self._client.fetch_profiles(self.id))
+        found = run_report(view.rounds, classes, clients)
+        return selection_picture(
+            found.population,
+            found.planned,
+            title="" if view.status is None else f"{view.status.task} · {view.status.selector}",
+            included=found.realised,
+            accuracies=found.accuracies,
+            measures=titled_measures(found, shown_measures(view.status)),
+        )
 
     # Its model --------------------------------------------------------------------------------
 
@@ -239,30 +299,4 @@ class Run:
         return f"<Run {self.id} ({status.name}): {run_state_name(status.state)}, {done}>"
 
     def _repr_html_(self) -> str:
-        view = self._follower.view
-        status, rounds = view.status, view.rounds[-_SHOWN_ROUNDS:]
-        if status is None:
-            return f"<p>run {escape(self.id)}</p>"
-        measures = shown_measures(status)
-        shown = self._background.call(self._follower.rounds())[-len(rounds) :] if rounds else []
-        names = [name for name in measures if any(name in each.measures for each in shown)]
-        head = "".join(f"<th>{escape(measures[name].label)}</th>" for name in names)
-        body = "".join(
-            f"<tr><td>{each.number}</td>"
-            + "".join(f"<td>{_value(each, name, measures[name].unit)}</td>" for name in names)
-            + f"<td>{escape(', '.join(each.cohort[:8]))}{' …' if len(each.cohort) > 8 else ''}</td>"
-            "</tr>"
-            for each in shown
-        )
-        return (
-            f"<p><b>{escape(status.name)}</b> · {escape(status.task)} · "
-            f"{escape(status.selector)} · {escape(status.strategy)} · "
-            f"{run_state_name(status.state)}, {status.committed_rounds} of {status.rounds} rounds "
-            f"<small>run {escape(self.id)}</small></p>"
-            f"<table><tr><th>round</th>{head}<th>cohort</th></tr>{body}</table>"
-        )
-
-
-def _value(committed: Round, name: str, unit: str) -> str:
-    value = committed.measures.get(name)
-    return "" if value is None else escape(readable_measure(value, unit))
+        return run_html(self.id, self._follower.view, self.history)

@@ -45,6 +45,7 @@ async def report(
     from potluck.deploy.view.run_report import (  # matplotlib takes a second
         report_values,
         run_report,
+        titled_measures,
     )
     from potluck.deploy.view.selection_plots import plot_selection
 
@@ -61,7 +62,7 @@ async def report(
         title=title,
         included=found.realised,
         accuracies=found.accuracies,
-        measures=_titled(found, shown_measures(status)),
+        measures=titled_measures(found, shown_measures(status)),
     )
     values = report_values(found)
     if as_json:
@@ -71,25 +72,6 @@ async def report(
     print_line(f"{output}: {readable_count(len(values), 'round')}; on average:")
     for line in [*summary_lines(values), *spread_lines(found, shown_measures(status))]:
         print_line(line)
-
-
-def _titled(found: RunReport, shown: Mapping[str, Measure]) -> dict[str, Mapping[int, float]]:
-    """What a task's own trainer measured, the most important first, by a title for people."""
-    titled: dict[str, Mapping[int, float]] = {}
-    for name, measure in shown.items():
-        if name not in found.measures:
-            continue
-        unit = f" in {measure.unit}" if measure.unit else ""
-        better = "higher" if measure.higher_is_better else "lower"
-        titled[f"{measure.label}{unit}, {better} is better"] = found.measures[name]
-        worst = {
-            number: spreads[name].worst_tenth
-            for number, spreads in found.spreads.items()
-            if name in spreads
-        }
-        if worst:
-            titled[f"{measure.label}{unit} of the worst tenth of clients"] = worst
-    return titled
 
 
 def spread_lines(found: RunReport, shown: Mapping[str, Measure]) -> list[str]:

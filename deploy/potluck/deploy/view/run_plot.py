@@ -8,14 +8,13 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import ListedColormap
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from potluck.common.learning.measures import MeasuredModel
 from potluck.common.learning.spread import QUANTILES
 from potluck.common.trainer import SHARE
+from potluck.deploy.view.picture import Picture
 from potluck.deploy.view.pictures import write_picture
 from potluck.deploy.view.readable import (
     natural_order,
@@ -43,15 +42,14 @@ def plot_run(summary: RunSummary, path: Path) -> None:
     write_picture(run_figure(summary), path, dpi=150)
 
 
-def run_figure(summary: RunSummary) -> Figure:
+def run_figure(summary: RunSummary) -> Picture:
     """The picture of a run with at least one round."""
     clients = clients_of(summary)
     named = len(clients) <= _MOST_NAMED_CLIENTS
     raster_height = min(max(0.16 * len(clients), 1.4), 6.0)
     panels = _panels(_measured(summary))
     heights = [2.6, *[1.4] * (len(panels) - 1)]
-    figure = Figure(figsize=(9.0, 0.6 + sum(heights) + raster_height), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = Picture(width=9.0, height=0.6 + sum(heights) + raster_height)
     figure.get_layout_engine().set(h_pad=0.09)  # type: ignore[union-attr,call-arg]  # set above
     *measured, raster = figure.subplots(len(panels) + 1, 1, height_ratios=[*heights, raster_height])
     for axes, panel in zip(measured, panels, strict=True):

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from potluck.common.errors import RunError
 from potluck.common.learning.measures import MeasuredModel
+from potluck.common.trainer import Measure
 from potluck.deploy.operator.json_view import spread_values
 from potluck.deploy.operator.run_view import metric_values
 from potluck.deploy.view.readable import natural_order
@@ -101,6 +102,27 @@ def _accuracies_of_clients(one: operator_pb2.CommittedRound) -> dict[str, float]
         if name in one.spreads:
             found[f"{model} worst tenth".strip()] = one.spreads[name].worst_tenth
     return found
+
+
+def titled_measures(
+    found: RunReport, shown: Mapping[str, Measure]
+) -> dict[str, Mapping[int, float]]:
+    """What a task's own trainer measured, the most important first, by a title for people."""
+    titled: dict[str, Mapping[int, float]] = {}
+    for name, measure in shown.items():
+        if name not in found.measures:
+            continue
+        unit = f" in {measure.unit}" if measure.unit else ""
+        better = "higher" if measure.higher_is_better else "lower"
+        titled[f"{measure.label}{unit}, {better} is better"] = found.measures[name]
+        worst = {
+            number: spreads[name].worst_tenth
+            for number, spreads in found.spreads.items()
+            if name in spreads
+        }
+        if worst:
+            titled[f"{measure.label}{unit} of the worst tenth of clients"] = worst
+    return titled
 
 
 def report_values(report: RunReport) -> list[dict[str, Any]]:

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import LineCollection
-from matplotlib.figure import Figure, FigureBase
+from matplotlib.figure import FigureBase
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
 
 from potluck.common.learning.heterogeneity import triplets
+from potluck.deploy.view.picture import Picture
 from potluck.deploy.view.pictures import write_picture
 from potluck.deploy.view.ternary_plot import draw_triangle, ternary_points
 from potluck.server.cohorts.cohort_labels import cohort_labels
@@ -103,7 +103,28 @@ def plot_selection(
     accuracies: Mapping[str, Mapping[int, float]] | None = None,
     measures: Mapping[str, Mapping[int, float]] | None = None,
 ) -> None:
-    """Write a PNG of at least one round: cohorts by round (rows of the population), in order.
+    """Write the picture of a selection as a PNG; see `selection_picture`."""
+    picture = selection_picture(
+        population,
+        cohorts,
+        title=title,
+        included=included,
+        accuracies=accuracies,
+        measures=measures,
+    )
+    write_picture(picture, path, dpi=140)
+
+
+def selection_picture(
+    population: Population,
+    cohorts: Mapping[int, Rows],
+    *,
+    title: str,
+    included: Mapping[int, Rows] | None = None,
+    accuracies: Mapping[str, Mapping[int, float]] | None = None,
+    measures: Mapping[str, Mapping[int, float]] | None = None,
+) -> Picture:
+    """A picture of at least one round: cohorts by round (rows of the population), in order.
 
     Of a run also: included, whose update became part of the model, by round; accuracies, shares in
     [0, 1] by name and round; measures, what a task's own trainer measured, by title and round.
@@ -116,10 +137,7 @@ def plot_selection(
     heights += [] if population.label_counts is None else [_PANEL_INCHES] * 2
     heights += [_PANEL_INCHES] * (len(measured) + bool(accuracies))
     wide, narrow = 7.8, 0.0 if found is None else 4.2
-    figure = Figure(
-        figsize=(wide + narrow, 1.2 + max(sum(heights), 1.2 * narrow)), layout="constrained"
-    )
-    FigureCanvasAgg(figure)
+    figure = Picture(width=wide + narrow, height=1.2 + max(sum(heights), 1.2 * narrow))
     if found is None:
         left: FigureBase = figure
     else:
@@ -145,7 +163,7 @@ def plot_selection(
     panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     panels[-1].set_xlim(min(cohorts) - 0.6, max(cohorts) + 0.6)
     figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold", color=_INK)
-    write_picture(figure, path, dpi=140)
+    return figure
 
 
 def _triplets(population: Population) -> Floats | None:

@@ -1,0 +1,70 @@
+"""A run as HTML, for notebooks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from html import escape
+
+from potluck.deploy.operator.run_view import (
+    RunView,
+    fraction_done,
+    run_state_name,
+    shown_measures,
+    waiting_text,
+)
+from potluck.deploy.view.readable import readable_measure
+from potluck.deploy.view.watch_table import progress_text
+from potluck.federation.rounds import Round
+
+SHOWN_ROUNDS = 10
+_SHOWN_CLIENTS = 8
+
+
+def run_html(run_id: str, view: RunView, rounds: Sequence[Round]) -> str:
+    """The run's standing, its newest rounds as a table, and the round under way."""
+    status = view.status
+    if status is None:
+        return f"<p>run {escape(run_id)}</p>"
+    reason = f": {escape(status.reason)}" if view.ended and status.reason else ""
+    head = (
+        f"<p><b>{escape(status.name)}</b> · {escape(status.task)} · {escape(status.selector)} · "
+        f"{escape(status.strategy)} · {run_state_name(status.state)}{reason}, "
+        f"{status.committed_rounds} of {status.rounds} rounds "
+        f"<small>run {escape(run_id)}</small></p>"
+    )
+    return head + _table(view, rounds[-SHOWN_ROUNDS:]) + _under_way(view)
+
+
+def _table(view: RunView, rounds: Sequence[Round]) -> str:
+    measures = {
+        name: measure
+        for name, measure in shown_measures(view.status).items()
+        if any(name in each.measures for each in rounds)
+    }
+    head = "".join(f"<th>{escape(measure.label)}</th>" for measure in measures.values())
+    body = ""
+    for each in rounds:
+        values = [
+            readable_measure(each.measures[name], measure.unit) if name in each.measures else ""
+            for name, measure in measures.items()
+        ]
+        more = " …" if len(each.cohort) > _SHOWN_CLIENTS else ""
+        cells = [str(each.number), *values, ", ".join(each.cohort[:_SHOWN_CLIENTS]) + more]
+        body += f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
+    return f"<table><tr><th>round</th>{head}<th>cohort</th></tr>{body}</table>" if rounds else ""
+
+
+def _under_way(view: RunView) -> str:
+    """The round under way as a bar, or what the run waits for."""
+    status, progress = view.status, view.progress
+    if status is None or view.ended:
+        return ""
+    if status.HasField("waiting"):
+        return f"<p>{escape(waiting_text(status.waiting, datetime.now(UTC)))}</p>"
+    if progress is None:
+        return ""
+    return (
+        f'<p><progress max="1" value="{fraction_done(progress):.2f}"></progress> '
+        f"round {progress.round}: {escape(progress_text(progress).plain)}</p>"
+    )

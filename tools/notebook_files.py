@@ -1,0 +1,81 @@
+"""Notebooks as they are kept: without outputs, in one form, so that a diff shows what changed.
+
+    python tools/notebook_files.py [--code FOLDER] NOTEBOOK…
+
+rewrites notebooks in that form. With --code it leaves them, and writes the code of each as a module
+into a folder, for type checkers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+_METADATA = {
+    "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+    "language_info": {"name": "python"},
+}
+_SHOWN = "# pyright: strict, reportUnusedExpression=false, reportUnknownMemberType=false\n"
+"""What a cell ends with is shown; and torch and matplotlib are typed in part only."""
+
+
+def cleaned(text: str) -> str:
+    """A notebook's JSON without outputs and without traces of who ran it; cells named in order."""
+    cells = [_clean_cell(cell, number) for number, cell in enumerate(json.loads(text)["cells"])]
+    notebook = {"cells": cells, "metadata": _METADATA, "nbformat": 4, "nbformat_minor": 5}
+    return json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+
+
+def _clean_cell(cell: dict[str, Any], number: int) -> dict[str, Any]:
+    kind = cell["cell_type"]
+    lines = source_of(cell).strip("\n").splitlines(keepends=True)
+    clean = {"cell_type": kind, "id": f"cell-{number}", "metadata": {}, "source": lines}
+    return clean if kind == "markdown" else clean | {"execution_count": None, "outputs": []}
+
+
+def source_of(cell: dict[str, Any]) -> str:
+    """The text of a cell, which may be kept as lines."""
+    source = cell["source"]
+    return source if isinstance(source, str) else "".join(source)
+
+
+def code_of(text: str) -> str:
+    """The code cells of a notebook as one module."""
+    cells = json.loads(text)["cells"]
+    return _SHOWN + "\n".join(
+        f"# cell {number}\n{source_of(cell)}\n"
+        for number, cell in enumerate(cells)
+        if cell["cell_type"] == "code"
+    )
+
+
+def markdown_of(text: str) -> str:
+    """A notebook as a page of Markdown, its code as blocks."""
+    return "\n\n".join(
+        source_of(cell)
+        if cell["cell_type"] == "markdown"
+        else f"```python\n{source_of(cell).strip()}\n```"
+        for cell in json.loads(text)["cells"]
+    )
+
+
+def main() -> None:
+    """Rewrite notebooks, or write their code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--code", type=Path, metavar="FOLDER")
+    parser.add_argument("notebooks", type=Path, nargs="+", metavar="NOTEBOOK")
+    arguments = parser.parse_args()
+    for path in arguments.notebooks:
+        text = path.read_text(encoding="utf-8")
+        if arguments.code is None:
+            path.write_text(cleaned(text), encoding="utf-8")
+            continue
+        arguments.code.mkdir(parents=True, exist_ok=True)
+        module = arguments.code / f"{path.stem.replace('-', '_')}.py"
+        module.write_text(code_of(text), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
