@@ -1,0 +1,130 @@
+"""What MkDocs is told beside mkdocs.yml: pages from outside `docs`, and links that lead there.
+
+Pages link to files of the repository, as one reads them there. In the site README.md is the first
+page, examples and notebooks are pages, and any other file that a page links to is a page that shows
+its text, so that every link leads somewhere without a network.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import subprocess
+from pathlib import Path, PurePosixPath
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files, InclusionLevel
+from mkdocs.structure.pages import Page
+
+from notebook_files import markdown_of
+
+ROOT = Path(__file__).resolve().parents[1]
+_LINK = re.compile(r"(?<=\]\()(?!https?:|mailto:|#)([^)#\s]+)(#[^)\s]*)?(?=[)\s])")
+_FENCE = re.compile(r"^( *```.*?^ *```\s*$)", re.DOTALL | re.MULTILINE)
+_NAMED = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changes.md",
+}
+_LANGUAGES = {".py": "python", ".toml": "toml", ".yml": "yaml", ".proto": "protobuf", ".sh": "sh"}
+_NOT_FOUND_BY_SEARCH = "---\nsearch:\n  exclude: true\n---\n\n"
+
+
+def site_path(path: str) -> str:
+    """Where a file or folder of the repository is in the site."""
+    if path in _NAMED:
+        return _NAMED[path]
+    parts = PurePosixPath(path).parts
+    if parts[0] == "docs" and not (ROOT / path).is_dir():
+        return posixpath.join(*parts[1:])
+    if parts[:2] == ("examples", "notebooks") and path.endswith(".ipynb"):
+        return f"notebooks/{PurePosixPath(path).stem}.md"
+    if parts[0] == "examples" and len(parts) > 1 and parts[2:] in ((), ("README.md",)):
+        return f"examples/{parts[1]}.md"
+    return f"source/{path}.md"
+
+
+def linked_in_site(markdown: str, path: str) -> str:
+    """A page's Markdown with its links as the site has them; path: the page's in the repository."""
+    here = posixpath.dirname(site_path(path))
+
+    def link(match: re.Match[str]) -> str:
+        target, anchor = match[1], match[2] or ""
+        goal = posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
+        if goal.startswith("../") or not (ROOT / goal).exists():
+            return match[0]  # wrong, which MkDocs says
+        return posixpath.relpath(site_path(goal), here) + anchor
+
+    parts = _FENCE.split(markdown)
+    return "".join(
+        part if number % 2 else _LINK.sub(link, part) for number, part in enumerate(parts)
+    )
+
+
+def links_of(markdown: str, path: str) -> set[str]:
+    """The files and folders of the repository that a page links to."""
+    prose = _FENCE.sub("", markdown)
+    targets = {posixpath.join(posixpath.dirname(path), match[1]) for match in _LINK.finditer(prose)}
+    return {goal for goal in map(posixpath.normpath, targets) if (ROOT / goal).exists()}
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add what lies outside `docs`, and what that links to."""
+    sources = {file.src_uri: f"docs/{file.src_uri}" for file in files.documentation_pages()}
+    pending = {path for path in sources.values() if not path.startswith("docs/api/")}
+    pending |= {*_NAMED, *map(_relative, ROOT.glob("examples/notebooks/*.ipynb"))}
+    seen = set[str]()
+    while pending:
+        path = pending.pop()
+        seen.add(path)
+        pages = path.endswith((".md", ".ipynb")) or (ROOT / path / "README.md").is_file()
+        if pages:
+            pending |= links_of(_text(path), _place(path)) - seen
+        if path.startswith("docs/") and not (ROOT / path).is_dir():
+            continue
+        content = linked_in_site(_text(path), _place(path)) if pages else _shown(path)
+        level = InclusionLevel.INCLUDED if pages else InclusionLevel.NOT_IN_NAV
+        files.append(File.generated(config, site_path(path), content=content, inclusion=level))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Turn the links of a page of `docs`; those of other pages are turned already."""
+    del config, files
+    if page.file.generated_by is not None:
+        return markdown
+    return linked_in_site(markdown, f"docs/{page.file.src_uri}")
+
+
+def _relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def _place(path: str) -> str:
+    """The file that is shown for a file or a folder with a README.md."""
+    return f"{path}/README.md" if (ROOT / path).is_dir() else path
+
+
+def _text(path: str) -> str:
+    text = (ROOT / _place(path)).read_text(encoding="utf-8")
+    return markdown_of(text) if path.endswith(".ipynb") else text
+
+
+def _shown(path: str) -> str:
+    """A page with a file's text, or with what is in a folder."""
+    if (ROOT / path).is_dir():
+        listed = subprocess.run(
+            ["git", "ls-files", path], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        here = posixpath.dirname(site_path(path))
+        places = {name: site_path(name) for name in listed.stdout.split()}
+        names = "\n".join(
+            f"- `{name}`"
+            if place.startswith("source/")
+            else f"- [{name}]({posixpath.relpath(place, here)})"
+            for name, place in places.items()
+        )
+        return f"{_NOT_FOUND_BY_SEARCH}# {path}\n\n{names}\n"
+    language = _LANGUAGES.get(PurePosixPath(path).suffix, "text")
+    text = (ROOT / path).read_text(encoding="utf-8")
+    return f"{_NOT_FOUND_BY_SEARCH}# {path}\n\n``````{language}\n{text}\n``````\n"
