@@ -12,8 +12,8 @@ import pytest
 from jupyter_client.asynchronous.client import AsyncKernelClient
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
-from support.local_processes import processes_of, until_no_process_of
 from support.doc_pages import NOTEBOOKS
+from support.local_processes import processes_of, until_no_process_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 PATIENCE_SECONDS = 60

@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from support.pages import NOTEBOOKS
+from support.doc_pages import NOTEBOOKS
 from support.repository import ROOT
 
 import potluck.federation

@@ -36,6 +36,7 @@ from potluck.server.config import CoordinatorConfig
 RUN_ELSEWHERE = {
     "moving-a-script.md": "tests/e2e/test_moving_a_script.py",
     "python.md": "tests/e2e/test_python_api.py",
+    "trackers.md": "tests/unit/server/sinks/test_writing_a_sink.py",
     "writing-a-selector.md": "tests/integration/test_writing_a_selector.py",
     "writing-a-strategy.md": "tests/integration/test_writing_a_strategy.py",
     "writing-a-task.md": "tests/integration/test_writing_a_task.py",
@@ -84,7 +85,7 @@ def kind_of(values: Mapping[str, Any]) -> tuple[type[Settings], dict[str, Any]]:
     """What file such settings stand in, and what it must have besides."""
     if "machines" in values:
         return Inventory, FEDERATION
-    if "files" in values:
+    if {"files", "sinks", "tracing"} & set(values):
         return CoordinatorConfig, COORDINATOR
     if {"disclosure", "tags", "availability", "metrics_address", "clients"} & set(values):
         return ClientConfig, HOST
@@ -98,6 +99,10 @@ def test_settings_are_accepted(block: Block, tmp_path: Path) -> None:
         return
     for part in re.split(r"\n\n(?=# each host's)", block.text):
         values = tomllib.loads(part)
+        if set(values) == {"project"}:  # of a pyproject.toml
+            continue
+        if set(values) == {"machines"} and isinstance(values["machines"], dict):  # of a first one
+            values = {"machines": [{"name": "here", "engine": "local", **values["machines"]}]}
         if set(values) == {"run"}:  # in an experiment's file
             values = values["run"]
         if "object_stores" in values:

@@ -46,6 +46,12 @@ def test_pages_lead_to_all_of_them() -> None:
     assert [each.stem for each in NOTEBOOKS if f"notebooks/{each.stem}.md" not in site] == []
 
 
+def test_the_site_has_every_page() -> None:
+    site = (ROOT / "mkdocs.yml").read_text()
+    pages = [path.relative_to(ROOT / "docs") for path in (ROOT / "docs").rglob("*.md")]
+    assert sorted(str(page) for page in pages if f": {page}\n" not in site) == []
+
+
 def test_cleaning_takes_away_what_a_kernel_left() -> None:
     cell = {"cell_type": "code", "id": "x", "metadata": {"tags": ["a"]}, "source": "1 + 1\n"}
     run = cell | {"execution_count": 3, "outputs": [{"output_type": "execute_result"}]}

@@ -5,9 +5,10 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from notebook_files import code_of
 from support.doc_pages import NOTEBOOKS, blocks
 from support.repository import ROOT
+
+from notebook_files import code_of
 
 ROOTS = [folder.parent for folder in ROOT.glob("*/potluck")]
 
