@@ -102,7 +102,11 @@ def test_settings_are_accepted(block: Block, tmp_path: Path) -> None:
         if set(values) == {"project"}:  # of a pyproject.toml
             continue
         if set(values) == {"machines"} and isinstance(values["machines"], dict):  # of a first one
-            values = {"machines": [{"name": "here", "engine": "local", **values["machines"]}]}
+            values = {
+                "machines": [
+                    {"name": "here", "engine": "unix:///docker.sock", **values["machines"]}
+                ]
+            }
         if set(values) == {"run"}:  # in an experiment's file
             values = values["run"]
         if "object_stores" in values:
