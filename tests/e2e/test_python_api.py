@@ -9,12 +9,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.numpy import save
 from support.local_processes import until_no_process_of
 from support.repository import ROOT
@@ -166,6 +168,42 @@ def test_a_run_is_stopped_and_resumed(federation: Federation) -> None:
     run.resume()
     assert next(each for each in run if each.number > stopped_at).number == stopped_at + 1
     run.stop().wait()
+
+
+def test_a_run_stops_early_and_gives_its_best_model(federation: Federation, tmp_path: Path) -> None:
+    rule = {"measure": "loss", "patience": 2, "minimum_delta": 0.05}
+    run = federation.run(task=TASK, rounds=60, count=3, seed=5, stop=rule).wait()
+    rounds, best = run.history, run.best
+    assert run.status.reason.startswith("stopped early: loss has not improved by more than 0.05")
+    assert run.state == "finished"
+    assert len(rounds) < 60
+    assert best is not None
+    assert best.loss == min(each.loss for each in rounds if each.loss is not None)
+    assert run.evaluate(best=True).accuracy == best.accuracy
+    card = run.card(best=True)
+    assert (card.round, card.blake3, card.best_of) == (best.number, best.model, "loss")
+    assert card.measures == dict(best.measures)
+    assert [each.model_blake3 for each in card.rounds] == [
+        each.model for each in rounds[: best.number]
+    ]
+    assert {epoch for each in card.clients for epoch in each.data_epochs} == {1}
+    assert card.software.coordinator["torch"] == [version("torch")]
+    assert card.software.hosts == {card.software.card: 2}
+    assert card.privacy.largest_epsilon == 0
+    assert federation.folder is not None
+    config = federation.folder / "federation-1" / "operator.toml"
+    command = ["model", run.id, "--best", "--card", "--json", "-o", "best.safetensors"]
+    said = subprocess.run(
+        [sys.executable, "-m", "potluck.deploy.cli", *command, "--config", str(config)],
+        capture_output=True, text=True, check=True, cwd=tmp_path,
+    ).stdout  # fmt: skip
+    assert json.loads(said)["best"]["round"] == best.number
+    assert json.loads((tmp_path / "best.card.json").read_text()) == card.values()
+    assert f"round {best.number} of run `{run.id}`" in (tmp_path / "best.card.md").read_text()
+    with safe_open(tmp_path / "best.safetensors", "np") as file:
+        metadata = file.metadata()
+    assert json.loads(metadata["potluck.measures"]) == dict(best.measures)
+    assert metadata["potluck.best_of"] == "loss"
 
 
 def test_wrong_settings_are_refused_before_anything_starts() -> None:

@@ -63,7 +63,7 @@ async def federation(members: Members, tmp_path: Path) -> AsyncIterator[SumFeder
 
 async def weights(federation: SumFederation, run_id: str) -> dict[str, NDArray[Any]]:
     """The last model of a run."""
-    _, _, blake3 = await federation.coordinator.archive.model_of(run_id, 0)
+    _, _, blake3, _ = await federation.coordinator.archive.model_of(run_id, 0)
     with federation.coordinator.files.opened(blake3) as file:
         return {name: array.copy() for name, array in file.arrays.items()}
 

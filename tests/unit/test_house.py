@@ -52,7 +52,7 @@ ROOMS = {
         "question training.steps training training.questions transfer handlers control agent cli "
         "__main__"
     ),
-    "deploy": ("operator terminal view pki machines local doctor commands cli __main__"),
+    "deploy": ("operator terminal view cards pki machines local doctor commands cli __main__"),
     "experiments": "tasks models weights data_sets presets grid cluster reports commands",
 }
 """The rooms of each package, and the modules that stand at its root, from the ground up: each may

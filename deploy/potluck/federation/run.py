@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+    from potluck.deploy.cards.model_card import ModelCard
     from potluck.federation.model_report import ModelReport
 
 Follow = Callable[[RunFollower], Coroutine[Any, Any, RunView]]
@@ -246,6 +247,25 @@ class Run:
         Raises as `model` does.
         """
         return self._download(Path(path), round, best=best, describe=True).path
+
+    def card(self, round: int = 0, *, best: bool = False) -> ModelCard:  # noqa: A002  # likewise
+        """What a round's model comes from: run file, cohorts, versions of data and software,
+        measures, privacy spent; 0: of the last one committed.
+
+        best: of the round `best` instead. `card.values()` is plain, `card.markdown()` for people.
+        Raises RunError where there is no such round.
+        """
+        from potluck.deploy.cards.card_source import card_of_run
+
+        status = self.status
+        found = status.best.round if best else round or status.committed_rounds
+        if not 1 <= found <= status.committed_rounds or (best and round):
+            which = "best model" if best else f"model of round {round}" if round else "model"
+            raise RunError(f"run {self.id} has no {which} yet; name a round that is committed")
+        measure = status.best.measure if best else None
+        return self._background.call(
+            card_of_run(self._client, self.id, round_number=found, best_of=measure)
+        )
 
     def _download(self, path: Path, number: int, *, best: bool, describe: bool) -> DownloadedModel:
         if number == 0 and not self.status.committed_rounds:

@@ -21,6 +21,7 @@ from potluck.server.store import (
     MemberRow,
     MemberState,
     MemberWork,
+    Provenance,
     Store,
 )
 from potluck.server.store.sql.column_types import decode_rows, encode_rows
@@ -53,7 +54,8 @@ def test_an_attempt_comes_back_with_all_there_is_to_it(begun: Store) -> None:
         "b": MemberWork(quotas=(0.0, 2.5, math.inf), weight=0.1),
         "c": MemberWork(weight=5e-324, epochs=7, dropped=("0.bias", "ein \N{SNOWMAN}")),
     }
-    begun.set_cohort(FIRST, COHORT, works)
+    told = {"a": Provenance(data_epoch=2**53, software="0.1.0"), "b": Provenance(data_epoch=0)}
+    begun.set_cohort(FIRST, COHORT, works, told)
     begun.set_member(FIRST, "a", MemberState.RECEIVED, update=UPDATE)
     begun.set_member(FIRST, "b", MemberState.LOST, trouble="connection lost")
     attempt = begun.current_attempt(RUN.run_id)
@@ -66,7 +68,9 @@ def test_an_attempt_comes_back_with_all_there_is_to_it(begun: Store) -> None:
         reason="because",
         trouble=None,
         update=UPDATE,
+        provenance=told["a"],
     )
+    assert (b.provenance, c.provenance) == (told["b"], Provenance())
     assert (b.state, b.trouble, b.update) == (MemberState.LOST, "connection lost", None)
     assert (c.client_id, c.host_id, c.state) == ("c", "h2", MemberState.SELECTED)
     assert (a.work, b.work, c.work) == (MemberWork(), works["b"], works["c"])

@@ -278,6 +278,7 @@ class RunStatus(_message.Message):
     LEFT_OUT_FIELD_NUMBER: _builtins.int
     MEASURES_FIELD_NUMBER: _builtins.int
     BEST_FIELD_NUMBER: _builtins.int
+    INITIAL_MODEL_BLAKE3_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """Its id."""
     name: _builtins.str
@@ -304,6 +305,8 @@ class RunStatus(_message.Message):
     """Seed of the run."""
     left_out: _builtins.str
     """Clients that can't take part, how many and why; empty where all can, and when the run is over."""
+    initial_model_blake3: _builtins.str
+    """BLAKE3 digest of the model before round 1; empty before there is one."""
     @_builtins.property
     def created_at(self) -> _timestamp_pb2.Timestamp:
         """When it was started."""
@@ -340,10 +343,11 @@ class RunStatus(_message.Message):
         left_out: _builtins.str = ...,
         measures: _abc.Iterable[Global___DeclaredMeasure] | None = ...,
         best: Global___BestModel | None = ...,
+        initial_model_blake3: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "created_at", b"created_at", "waiting", b"waiting"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "committed_rounds", b"committed_rounds", "count", b"count", "created_at", b"created_at", "left_out", b"left_out", "measures", b"measures", "model_blake3", b"model_blake3", "name", b"name", "reason", b"reason", "rounds", b"rounds", "run_id", b"run_id", "seed", b"seed", "selector", b"selector", "state", b"state", "strategy", b"strategy", "task", b"task", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "committed_rounds", b"committed_rounds", "count", b"count", "created_at", b"created_at", "initial_model_blake3", b"initial_model_blake3", "left_out", b"left_out", "measures", b"measures", "model_blake3", b"model_blake3", "name", b"name", "reason", b"reason", "rounds", b"rounds", "run_id", b"run_id", "seed", b"seed", "selector", b"selector", "state", b"state", "strategy", b"strategy", "task", b"task", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -489,6 +493,8 @@ class Member(_message.Message):
     FRACTION_FIELD_NUMBER: _builtins.int
     SAMPLES_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
+    DATA_EPOCH_FIELD_NUMBER: _builtins.int
+    SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
     """The client."""
     host_id: _builtins.str
@@ -505,6 +511,10 @@ class Member(_message.Message):
     """Training samples it disclosed."""
     seconds: _builtins.float
     """Seconds from instruction to update."""
+    data_epoch: _builtins.int
+    """Version of the client's data, as its host said when it was selected; in committed rounds."""
+    software_version: _builtins.str
+    """Release of Potluck that its host ran then; in committed rounds."""
     def __init__(
         self,
         *,
@@ -516,12 +526,16 @@ class Member(_message.Message):
         fraction: _builtins.float = ...,
         samples: _builtins.int = ...,
         seconds: _builtins.float = ...,
+        data_epoch: _builtins.int | None = ...,
+        software_version: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_data_epoch", b"_data_epoch", "data_epoch", b"data_epoch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "fraction", b"fraction", "host_id", b"host_id", "reason", b"reason", "samples", b"samples", "seconds", b"seconds", "state", b"state", "trouble", b"trouble"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_data_epoch", b"_data_epoch", "client_id", b"client_id", "data_epoch", b"data_epoch", "fraction", b"fraction", "host_id", b"host_id", "reason", b"reason", "samples", b"samples", "seconds", b"seconds", "software_version", b"software_version", "state", b"state", "trouble", b"trouble"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__data_epoch: _TypeAlias = _typing.Literal["data_epoch"]  # noqa: Y015
+    _WhichOneofArgType__data_epoch: _TypeAlias = _typing.Literal["_data_epoch", b"_data_epoch"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__data_epoch) -> _WhichOneofReturnType__data_epoch | None: ...
 
 Global___Member: _TypeAlias = Member  # noqa: Y015
 
@@ -629,6 +643,26 @@ class CommittedRound(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class SoftwareEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     ROUND_FIELD_NUMBER: _builtins.int
     MEMBERS_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
@@ -639,6 +673,8 @@ class CommittedRound(_message.Message):
     SPREADS_FIELD_NUMBER: _builtins.int
     SUMS_FIELD_NUMBER: _builtins.int
     LATE_FIELD_NUMBER: _builtins.int
+    COMMITTED_AT_FIELD_NUMBER: _builtins.int
+    SOFTWARE_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """Its number, from 1."""
     seconds: _builtins.float
@@ -667,6 +703,14 @@ class CommittedRound(_message.Message):
     def late(self) -> _containers.RepeatedCompositeFieldContainer[Global___LateUpdate]:
         """Updates of earlier rounds that are part of the new model, by client."""
 
+    @_builtins.property
+    def committed_at(self) -> _timestamp_pb2.Timestamp:
+        """When it was committed."""
+
+    @_builtins.property
+    def software(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Versions of what the coordinator ran, by name: potluck, python, torch, numpy."""
+
     def __init__(
         self,
         *,
@@ -680,10 +724,12 @@ class CommittedRound(_message.Message):
         spreads: _abc.Mapping[_builtins.str, Global___Spread] | None = ...,
         sums: _builtins.int = ...,
         late: _abc.Iterable[Global___LateUpdate] | None = ...,
+        committed_at: _timestamp_pb2.Timestamp | None = ...,
+        software: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["metrics", b"metrics"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["committed_at", b"committed_at", "metrics", b"metrics"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "late", b"late", "members", b"members", "metrics", b"metrics", "model_blake3", b"model_blake3", "round", b"round", "seconds", b"seconds", "spreads", b"spreads", "sums", b"sums"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "committed_at", b"committed_at", "late", b"late", "members", b"members", "metrics", b"metrics", "model_blake3", b"model_blake3", "round", b"round", "seconds", b"seconds", "software", b"software", "spreads", b"spreads", "sums", b"sums"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1818,6 +1864,7 @@ class ModelOrigin(_message.Message):
     ROUND_FIELD_NUMBER: _builtins.int
     RUN_FILE_FIELD_NUMBER: _builtins.int
     BEST_FIELD_NUMBER: _builtins.int
+    COMMITTED_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """The run's id."""
     name: _builtins.str
@@ -1830,6 +1877,10 @@ class ModelOrigin(_message.Message):
     def best(self) -> Global___BestModel:
         """Set where the run's best model was asked for, and this is it."""
 
+    @_builtins.property
+    def committed(self) -> Global___CommittedRound:
+        """The round, without its members; absent before round 1."""
+
     def __init__(
         self,
         *,
@@ -1838,10 +1889,11 @@ class ModelOrigin(_message.Message):
         round: _builtins.int = ...,
         run_file: _builtins.str = ...,
         best: Global___BestModel | None = ...,
+        committed: Global___CommittedRound | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["best", b"best"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "committed", b"committed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "name", b"name", "round", b"round", "run_file", b"run_file", "run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "committed", b"committed", "name", b"name", "round", b"round", "run_file", b"run_file", "run_id", b"run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

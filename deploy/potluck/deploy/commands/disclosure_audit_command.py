@@ -12,7 +12,11 @@ from potluck.deploy.commands.connection import operator_command
 from potluck.deploy.commands.run_commands import AsJson, RunId, print_line, table_console
 from potluck.deploy.operator.json_view import to_line
 from potluck.deploy.operator.operator_client import OperatorClient
-from potluck.deploy.view.client_disclosures import client_disclosures, holds_against
+from potluck.deploy.view.client_disclosures import (
+    client_disclosures,
+    holds_against,
+    profile_values,
+)
 from potluck.rpc.v1 import operator_pb2
 
 _SHOWN = 3
@@ -75,17 +79,6 @@ def sum_values(each: operator_pb2.AuditedSum) -> dict[str, Any]:
         values |= {"stage": each.stage, "rule": each.rule, "have": each.have, "need": each.need}
         values |= {"convicted": dict(each.convicted), "verdict": each.verdict.hex()}
     return values
-
-
-def profile_values(each: operator_pb2.AuditedProfile) -> dict[str, Any]:
-    """A profile's disclosure as plain values."""
-    return {
-        "client": each.client_id,
-        "signal": each.signal,
-        "data_epoch": each.data_epoch,
-        "epsilon": each.epsilon or None,
-        "at": each.at,
-    }
 
 
 def sums_table(sums: Sequence[operator_pb2.AuditedSum]) -> Table:

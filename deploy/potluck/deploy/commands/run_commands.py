@@ -16,6 +16,8 @@ from potluck.common.errors import ConfigurationError, NotFoundError
 from potluck.common.process.command_line import FAILED
 from potluck.common.run_file.runfile import parse_run_file
 from potluck.common.settings.configuration import decode
+from potluck.deploy.cards.card_files import write_card
+from potluck.deploy.cards.card_source import card_of_run
 from potluck.deploy.commands.connection import operator_command
 from potluck.deploy.operator.json_view import best_values, status_values, to_line
 from potluck.deploy.operator.model_download import download_model
@@ -267,6 +269,14 @@ async def model(
             show_default=False,
         ),
     ] = None,
+    card: Annotated[
+        bool,
+        typer.Option(
+            "--card",
+            help="Write its card as well, beside it as .card.json and .card.md: run file, cohorts, "
+            "versions of data and software, measures, privacy spent.",
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Download a run's model as float32 safetensors, verified by its BLAKE3 digest.
@@ -279,7 +289,7 @@ async def model(
     ```console
     potluck model -o model.safetensors
     potluck model 3f9a --round 12 -o round-12.safetensors
-    potluck model 3f9a --best -o best.safetensors
+    potluck model 3f9a --best --card -o best.safetensors
     potluck model 3f9a --shards 5GB -o folder
     ```
     """
@@ -305,11 +315,18 @@ async def model(
     if most is not None:
         metadata = {} if exact else metadata_of(origin, downloaded.blake3)
         downloaded = await split(downloaded, metadata, most)
+    cards: list[str] = []
+    if card:
+        # Of the round that came, which a run under way may have left behind by now.
+        described = await card_of_run(
+            client, origin.run_id, round_number=origin.round, best_of=origin.best.measure or None
+        )
+        cards = [str(path) for path in write_card(described, output)]
     if as_json:
         values = {"path": str(output), "blake3": downloaded.blake3, "size": downloaded.size}
         values |= {"run": origin.run_id, "round": origin.round}
         named = {"best": best_values(origin.best)} if best else {}
-        print_line(to_line({**values, **named}))
+        print_line(to_line({**values, **named, **({"cards": cards} if card else {})}))
     else:
         whose = f"round {origin.round} of run {origin.run_id} ({origin.name})"
         if best:
@@ -318,6 +335,8 @@ async def model(
         kept = kept_patterns(origin)
         lacks = f"; not in it is what clients keep: {', '.join(kept)}" if kept else ""
         print_line(f"{output}: {whose}, {size}, BLAKE3 digest {downloaded.blake3}{lacks}")
+        for path in cards:
+            print_line(path)
 
 
 def print_line(line: str) -> None:

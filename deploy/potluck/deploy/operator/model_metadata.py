@@ -12,10 +12,12 @@ import os
 import shutil
 import tomllib
 from collections.abc import Mapping
+from datetime import UTC
 from pathlib import Path
 
 from potluck.common.errors import LayoutError, StorageError
 from potluck.common.tensors.layout import ALIGNMENT, LENGTH_BYTES
+from potluck.deploy.operator.run_view import all_metrics
 from potluck.rpc.v1 import operator_pb2
 
 _TABLES = ("task", "model", "selector", "strategy", "objective", "training")
@@ -33,6 +35,11 @@ def metadata_of(origin: operator_pb2.ModelOrigin, blake3: str) -> dict[str, str]
         "round": str(origin.round),
         "blake3": blake3,
     }
+    if origin.HasField("committed"):
+        committed = origin.committed
+        metadata["measures"] = json.dumps(dict(sorted(all_metrics(committed.metrics).items())))
+        metadata["software"] = json.dumps(dict(sorted(committed.software.items())))
+        metadata["committed_at"] = committed.committed_at.ToDatetime(tzinfo=UTC).isoformat()
     if origin.HasField("best"):
         metadata["best_of"] = origin.best.measure
     values = tomllib.loads(origin.run_file)

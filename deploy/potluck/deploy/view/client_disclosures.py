@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from potluck.deploy.view.readable import natural_order
 from potluck.rpc.v1 import operator_pb2
@@ -45,6 +46,17 @@ def client_disclosures(
         mine.signals.append(f"{profile.signal} (epoch {profile.data_epoch})")
         mine.epsilon += profile.epsilon
     return sorted(found.values(), key=lambda each: natural_order(each.client))
+
+
+def profile_values(each: operator_pb2.AuditedProfile) -> dict[str, Any]:
+    """A profile's disclosure as plain values."""
+    return {
+        "client": each.client_id,
+        "signal": each.signal,
+        "data_epoch": each.data_epoch,
+        "epsilon": each.epsilon or None,
+        "at": each.at,
+    }
 
 
 def holds_against(*, independent: bool) -> str:

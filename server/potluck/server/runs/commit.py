@@ -19,6 +19,7 @@ from potluck.common.learning.scores import EvaluationCounts
 from potluck.common.learning.spread import Spread
 from potluck.common.net.shielded import shielded
 from potluck.common.process.memory import give_back_freed_memory
+from potluck.common.process.software import software_versions
 from potluck.rpc.v1 import operator_pb2
 from potluck.server.aggregation.states import States, write_states
 from potluck.server.clock import now, utc
@@ -151,6 +152,7 @@ async def commit(run: Run, action: rounds.Commit, aftermath: Aftermath) -> None:
         set_aside=set_aside,
         late=late,
         best=_best(run, metrics),
+        software=dict(software_versions()),
     )
     await aftermath.settled()
     # A round that is stored is announced, also amid a stop.

@@ -15,7 +15,7 @@ from potluck.server.rounds.troubles import counted
 from potluck.server.runs.interview import ReplayError, choose
 from potluck.server.runs.run import CohortMember, Run
 from potluck.server.selection import Rows, Selection, SelectionContext
-from potluck.server.store.records import AttemptKey, AttemptRow, MemberWork, RunState
+from potluck.server.store.records import AttemptKey, AttemptRow, MemberWork, Provenance, RunState
 
 
 async def admit(run: Run, clients: tuple[str, ...]) -> None:
@@ -63,9 +63,18 @@ async def _select(run: Run, action: rounds.Select, key: AttemptKey) -> None:
     run.choose_cohort(members, answers)
     stored = [(client, member.host, member.reason) for client, member in members.items()]
     works = {client: member.work for client, member in members.items()}
-    await run.services.in_store(lambda store: store.set_cohort(key, stored, works))
+    provenance = {client: _provenance(run, client) for client in members}
+    await run.services.in_store(lambda store: store.set_cohort(key, stored, works, provenance))
     run.log.info("selected", round=action.round, attempt=action.attempt, cohort=cohort)
     run.post(rounds.Selected(cohort))
+
+
+def _provenance(run: Run, client: str) -> Provenance:
+    """What the host of a client says of itself now; nothing where it is away for a moment."""
+    session = run.services.attendance.session_of(client)
+    if session is None:
+        return Provenance()
+    return Provenance(data_epoch=session.data_epoch, software=session.software_version or None)
 
 
 def _works(selection: Selection) -> Sequence[MemberWork]:

@@ -90,34 +90,33 @@ class Archive:
 
     async def model_of(
         self, run_id: str, round_number: int, *, best: bool = False
-    ) -> tuple[RunRow, int, str]:
-        """A run, the number of its round and the digest of that round's model.
+    ) -> tuple[RunRow, int, str, RoundRow | None]:
+        """A run, the number of its round, the digest of that round's model, and the round.
 
         Round 0 means the last one; it is answered by 0 where none is committed yet, with the model
-        before round 1. best: the run's best model instead. Raises NotFoundError.
+        before round 1 and without a round. best: the run's best model instead. Raises
+        NotFoundError.
         """
         row = await self.run(run_id)
-        if best:
-            round_number = self._best_round(row)
-        if round_number == 0:
-            round_number, blake3 = row.committed_rounds, row.model_blake3
-        else:
-            committed: RoundRow | None = await self._in_store(
-                lambda store: store.round(row.run_id, round_number)
-            )
+        number = self._best_round(row) if best else round_number or row.committed_rounds
+        committed: RoundRow | None = None
+        if number:
+            committed = await self._in_store(lambda store: store.round(row.run_id, number))
             blake3 = None if committed is None else committed.model_blake3
+        else:
+            blake3 = row.model_blake3
         if blake3 is None:
-            which = f"round {round_number}" if round_number else "any round"
+            which = f"round {number}" if number else "any round"
             raise NotFoundError(f"run {row.run_id} has no model of {which} yet", run=row.run_id)
         try:
             self._files.existing(blake3)
         except NotFoundError:
             raise NotFoundError(
-                f"the model of round {round_number} of run {row.run_id} is not kept any more; "
+                f"the model of round {number} of run {row.run_id} is not kept any more; "
                 "[retention] in a run file says which are",
                 run=row.run_id,
             ) from None
-        return row, round_number, blake3
+        return row, number, blake3, committed
 
     def _best_round(self, row: RunRow) -> int:
         """The round of a run's best model. Raises NotFoundError."""

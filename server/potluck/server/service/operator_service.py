@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 from potluck.common.errors import ConfigurationError, ProtocolError
@@ -252,7 +253,7 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
         self, request: operator_pb2.OperatorServiceFetchModelRequest, context: Context
     ) -> AsyncIterator[Any]:
         """The model of a run: messages, and chunks already encoded (see `guard.py`)."""
-        row, number, blake3 = await self._archive.model_of(
+        row, number, blake3, committed = await self._archive.model_of(
             request.run_id, request.round, best=request.best
         )
         origin = operator_pb2.ModelOrigin(
@@ -262,6 +263,8 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
             run_file=row.run_file,
             best=best_message(row) if request.best else None,
         )
+        if committed is not None:
+            origin.committed.CopyFrom(committed_round_message(replace(committed, members=())))
         with self._coordinator.files.lent(blake3) as path:
             async with self._coordinator.transfers.place():
                 offset = request.offset if request.blake3 == blake3 else 0

@@ -10,7 +10,12 @@ from enum import StrEnum
 from sqlalchemy import Connection, bindparam, func, insert, select, update
 
 from potluck.common.errors import NotFoundError
-from potluck.server.store.member_rows import member_values, read_members, work_values
+from potluck.server.store.member_rows import (
+    member_values,
+    provenance_values,
+    read_members,
+    work_values,
+)
 from potluck.server.store.part import Part, attempt_parameters, of_attempt, of_some_attempt
 from potluck.server.store.records import (
     AS_THE_RUN_SAYS,
@@ -22,6 +27,7 @@ from potluck.server.store.records import (
     MemberRow,
     MemberState,
     MemberWork,
+    Provenance,
     UpdateRow,
 )
 from potluck.server.store.sql import schema
@@ -161,10 +167,12 @@ class Attempts(Part):
         key: AttemptKey,
         cohort: Sequence[tuple[str, str, str]],
         works: Mapping[str, MemberWork] | None = None,
+        provenance: Mapping[str, Provenance] | None = None,
     ) -> None:
         """Record client id, host id and reason of each member, in order, before any is instructed.
 
-        works: by client, what the selector says of its work, where it says anything.
+        works: by client, what the selector says of its work, where it says anything. provenance:
+        by client, what its host said of itself.
         Raises StorageError where the attempt has a cohort, or this one is empty or repeats itself.
         """
         clients = {client_id for client_id, _, _ in cohort}
@@ -179,6 +187,7 @@ class Attempts(Part):
                 "state": MemberState.SELECTED.value,
                 "reason": encode_text(reason),
                 **work_values((works or {}).get(client_id, AS_THE_RUN_SAYS)),
+                **provenance_values((provenance or {}).get(client_id, Provenance())),
             }
             for position, (client_id, host_id, reason) in enumerate(cohort)
         ]

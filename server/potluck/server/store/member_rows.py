@@ -14,6 +14,7 @@ from potluck.server.store.records import (
     MemberChange,
     MemberRow,
     MemberWork,
+    Provenance,
     UpdateRow,
 )
 from potluck.server.store.sql import schema
@@ -42,6 +43,7 @@ _read_work = Reader(
         "dropped": decode_names,
     },
 )
+_read_provenance = Reader(Provenance, "members", _KEY)
 _read_update = Reader(
     UpdateRow,
     "members",
@@ -113,6 +115,15 @@ def work_values(work: MemberWork) -> dict[str, Any]:
     }
 
 
+def provenance_values(provenance: Provenance) -> dict[str, Any]:
+    """The columns of what a host said of itself."""
+    software = provenance.software
+    return {
+        "data_epoch": provenance.data_epoch,
+        "software": None if software is None else encode_text(software),
+    }
+
+
 def take_part(connection: Connection, key: AttemptKey, included: Sequence[str]) -> None:
     """Count a cohort whose round is being committed: what resuming the run must know of it."""
     members, table = schema.members, schema.participation
@@ -136,4 +147,4 @@ def take_part(connection: Connection, key: AttemptKey, included: Sequence[str]) 
 
 def _member(row: Row) -> MemberRow:
     update = None if row["blake3"] is None else _read_update(row)
-    return _read_member(row, update=update, work=_read_work(row))
+    return _read_member(row, update=update, work=_read_work(row), provenance=_read_provenance(row))

@@ -24,7 +24,12 @@ _BEST_MODELS: Migration = (
     "ALTER TABLE rounds ADD COLUMN best_mark DOUBLE PRECISION",
     "ALTER TABLE rounds ADD COLUMN best_stalled BIGINT",
 )
-MIGRATIONS: Sequence[Migration] = (_BEST_MODELS,)
+_PROVENANCE: Migration = (
+    "ALTER TABLE rounds ADD COLUMN software TEXT",
+    "ALTER TABLE members ADD COLUMN data_epoch BIGINT",
+    "ALTER TABLE members ADD COLUMN software TEXT",
+)
+MIGRATIONS: Sequence[Migration] = (_BEST_MODELS, _PROVENANCE)
 """Those to versions 2, 3 and so on. Version 1 is the schema of release 0.1.0."""
 
 

@@ -170,6 +170,18 @@ AS_THE_RUN_SAYS: Final = MemberWork()
 
 
 @dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """What the host of a client said of itself when the client was selected; None where it is not
+    known.
+
+    data_epoch: the version of its clients' data. software: its release of Potluck.
+    """
+
+    data_epoch: int | None = None
+    software: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class MemberChange:
     """A member's new state. `update` goes with RECEIVED and with nothing else."""
 
@@ -193,6 +205,7 @@ class MemberRow:
     trouble: str | None
     update: UpdateRow | None
     work: MemberWork = field(default_factory=lambda: AS_THE_RUN_SAYS)
+    provenance: Provenance = field(default_factory=Provenance)
 
 
 class LateState(StrEnum):
@@ -278,6 +291,7 @@ class RoundCommit:
 
     set_aside: clients whose update is in and not part of the model, each with the reason. late:
     trainings of this round and others of which something is new, see `LateRow`. best: see `RunRow`.
+    software: versions of what the coordinator runs, by name.
     """
 
     key: AttemptKey
@@ -295,13 +309,14 @@ class RoundCommit:
     set_aside: Mapping[str, str] = field(default_factory=dict)
     late: Sequence[LateRow] = ()
     best: BestSoFar | None = None
+    software: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoundRow:
     """A committed round. members: the whole cohort in the order chosen. spreads: of measures over
     clients, by name. late: trainings for earlier rounds whose updates joined this one. best: after
-    this round, see `RunRow`."""
+    this round, see `RunRow`. software: as in `RoundCommit`."""
 
     key: AttemptKey
     model_blake3: str
@@ -317,6 +332,7 @@ class RoundRow:
     spreads: Mapping[str, Spread] = field(default_factory=dict)
     late: Sequence[LateRow] = ()
     best: BestSoFar | None = None
+    software: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def included(self) -> Sequence[MemberRow]:

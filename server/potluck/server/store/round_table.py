@@ -57,6 +57,7 @@ _read_round = Reader(
         "metrics": decode_json,
         "spreads": decode_json,
         "committed_at": decode_time,
+        "software": lambda value: {} if value is None else decode_json(value),
     },
 )
 _read_best = Reader(BestSoFar, "rounds", ["run_id"])
@@ -176,6 +177,7 @@ def _values(commit: RoundCommit) -> dict[str, Any]:
         "bytes_up": commit.bytes_up,
         "committed_at": encode_time(commit.committed_at),
         **best_values(commit.best),
+        "software": encode_json(commit.software),
     }
 
 

@@ -106,6 +106,7 @@ def run_status(
         selector=row.selector,
         strategy=row.strategy,
         model_blake3=row.model_blake3 or "",
+        initial_model_blake3=row.initial_model_blake3 or "",
         count=row.count,
         seed=row.seed,
         waiting=waiting,
@@ -195,6 +196,8 @@ def committed_round_message(row: RoundRow) -> operator_pb2.CommittedRound:
             fraction=1.0 if member.update else 0.0,
             samples=member.update.samples if member.update else 0,
             seconds=member.update.seconds if member.update else 0.0,
+            data_epoch=member.provenance.data_epoch,
+            software_version=plain(member.provenance.software or "", _LABEL),
         )
         for member in row.members
     ]
@@ -203,7 +206,7 @@ def committed_round_message(row: RoundRow) -> operator_pb2.CommittedRound:
         for member in row.included
         if member.update is not None and member.update.encoding == SUM
     }
-    return operator_pb2.CommittedRound(
+    message = operator_pb2.CommittedRound(
         round=row.key.round,
         members=members,
         metrics=metrics_message(row.metrics),
@@ -227,7 +230,10 @@ def committed_round_message(row: RoundRow) -> operator_pb2.CommittedRound:
             )
             for name, each in row.spreads.items()
         },
+        software=row.software,
     )
+    message.committed_at.FromDatetime(row.committed_at)
+    return message
 
 
 def metrics_message(metrics: Metrics) -> operator_pb2.Metrics:

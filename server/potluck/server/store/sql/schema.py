@@ -154,6 +154,8 @@ members = Table(
     _double("weight", null=True),
     _integer("epochs", null=True),
     _text("dropped", null=True),
+    _integer("data_epoch", null=True),
+    _text("software", null=True),
     UniqueConstraint("run_id", "round", "attempt", "client_id"),
     ForeignKeyConstraint(_ATTEMPT, [f"attempts.{name}" for name in _ATTEMPT]),
     # Counting how often each client was selected and included reads this index alone.
@@ -199,6 +201,7 @@ rounds = Table(
     _double("best_value", null=True),
     _double("best_mark", null=True),
     _integer("best_stalled", null=True),
+    _text("software", null=True),
     ForeignKeyConstraint(_ATTEMPT, [f"attempts.{name}" for name in _ATTEMPT]),
     # Whether a file may be deleted is asked by its digest.
     Index("rounds_by_model", "model_blake3"),

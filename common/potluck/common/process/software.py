@@ -1,0 +1,26 @@
+"""The software that a process runs, for records of what it has made."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from types import MappingProxyType
+
+from potluck.common.net.protocol import SOFTWARE_VERSION
+
+_PACKAGES = ("numpy", "torch")
+"""On which the bits of a model depend."""
+
+
+@cache
+def software_versions() -> Mapping[str, str]:
+    """Versions of Potluck, Python, and the packages that compute, as far as they are installed."""
+    found = {"potluck": SOFTWARE_VERSION, "python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return MappingProxyType(found)

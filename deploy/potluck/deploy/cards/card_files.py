@@ -1,0 +1,23 @@
+"""The files of a model card, beside the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from potluck.common.errors import StorageError
+from potluck.deploy.cards.model_card import ModelCard
+
+
+def write_card(card: ModelCard, model: Path) -> tuple[Path, Path]:
+    """Write a card beside its model's file, or into the folder of its shards: as JSON and Markdown.
+
+    Returns their paths: `NAME.card.json` and `NAME.card.md`. Raises StorageError.
+    """
+    stem = model / "model" if model.is_dir() else model.with_suffix("")
+    paths = (stem.with_name(f"{stem.name}.card.json"), stem.with_name(f"{stem.name}.card.md"))
+    for path, text in zip(paths, (card.json_text(), card.markdown()), strict=True):
+        try:
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise StorageError(f"can't write {path}: {error.strerror}", path=path) from error
+    return paths

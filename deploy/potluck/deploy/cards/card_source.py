@@ -1,0 +1,194 @@
+"""Asks the coordinator for what a model card says."""
+
+from __future__ import annotations
+
+import tomllib
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import aclosing
+from datetime import UTC
+from typing import Any
+
+from potluck.common.errors import NotFoundError
+from potluck.common.net.protocol import SOFTWARE_VERSION
+from potluck.deploy.cards.card_parts import CardClient, CardPrivacy, CardRound, CardSoftware
+from potluck.deploy.cards.model_card import ModelCard
+from potluck.deploy.operator.operator_client import OperatorClient
+from potluck.deploy.operator.run_view import (
+    RunView,
+    all_metrics,
+    observe,
+    run_state_name,
+    shown_measures,
+)
+from potluck.deploy.view.client_disclosures import (
+    client_disclosures,
+    holds_against,
+    profile_values,
+)
+from potluck.deploy.view.readable import natural_order
+from potluck.rpc.v1 import operator_pb2
+
+_TABLES = ("task", "model", "selector", "strategy", "objective", "training")
+
+
+async def card_of_run(
+    client: OperatorClient, run_id: str, *, round_number: int = 0, best_of: str | None = None
+) -> ModelCard:
+    """The card of a run's model after a round; 0 stands for before round 1.
+
+    best_of: the measure for which it is the run's best model, if it is. Raises NotFoundError where
+    there is no such round, and what `OperatorClient` raises.
+    """
+    view = await _so_far(client, run_id)
+    status = view.status
+    assert status is not None  # noqa: S101  # it comes first
+    if round_number and round_number not in view.committed:
+        raise NotFoundError(
+            f"run {status.run_id} has no round {round_number} yet", run=status.run_id
+        )
+    run_file = await client.fetch_run_file(status.run_id)
+    disclosures = await client.audit_disclosures(status.run_id)
+    rounds = [view.committed[each] for each in range(1, round_number + 1)]
+    return make_card(status, rounds, run_file, disclosures, best_of=best_of)
+
+
+def make_card(
+    status: operator_pb2.RunStatus,
+    rounds: Sequence[operator_pb2.CommittedRound],
+    run_file: str,
+    disclosures: Sequence[operator_pb2.AuditDisclosuresResponse],
+    *,
+    best_of: str | None = None,
+) -> ModelCard:
+    """The card of the model of the last of these rounds, which begin with round 1; of the model
+    before it where there are none."""
+    values = tomllib.loads(run_file)
+    last = rounds[-1] if rounds else None
+    measures = {} if last is None else all_metrics(last.metrics)
+    units = {name: each.unit for name, each in shown_measures(status).items() if each.unit}
+    sums = [each for part in disclosures for each in part.sums]
+    profiles = [each for part in disclosures for each in part.profiles]
+    spent = {each.client: each.epsilon for each in client_disclosures(sums, profiles)}
+    reason = f": {status.reason}" if status.reason else ""
+    return ModelCard(
+        run=status.run_id,
+        name=status.name,
+        round=0 if last is None else last.round,
+        blake3=status.initial_model_blake3 if last is None else last.model_blake3,
+        best_of=best_of,
+        created_at=status.created_at.ToDatetime(tzinfo=UTC).isoformat(),
+        state=f"{run_state_name(status.state)}{reason}",
+        planned_rounds=status.rounds,
+        seed=status.seed,
+        tables={name: values[name] for name in _TABLES if name in values},
+        measures=dict(sorted(measures.items())),
+        units={name: units[name] for name in sorted(measures) if name in units},
+        initial_model_blake3=status.initial_model_blake3,
+        kept_by_clients=[str(pattern) for pattern in values.get("model", {}).get("keep", ())],
+        rounds=[_round(each) for each in rounds],
+        clients=_clients(rounds, spent),
+        privacy=CardPrivacy(
+            masked_updates=bool(values.get("secure_aggregation", False)),
+            largest_epsilon=max(spent.values(), default=0.0),
+            profiles=[profile_values(each) for each in profiles],
+            sums=[_sum_values(each) for each in sums],
+            sums_hold_against=holds_against(
+                independent=any(part.independent_root for part in disclosures)
+            ),
+        ),
+        software=_software(rounds),
+        run_file=run_file,
+    )
+
+
+async def _so_far(client: OperatorClient, run_id: str) -> RunView:
+    """A run with the rounds that are committed by now."""
+    view = RunView()
+    async with aclosing(client.watch_run(run_id)) as events:
+        async for event in events:
+            view = observe(view, event)
+            if view.status and len(view.committed) >= view.status.committed_rounds:
+                break
+    return view
+
+
+def _round(committed: operator_pb2.CommittedRound) -> CardRound:
+    stored = committed.HasField("committed_at")
+    return CardRound(
+        round=committed.round,
+        model_blake3=committed.model_blake3,
+        committed_at=committed.committed_at.ToDatetime(tzinfo=UTC).isoformat() if stored else "",
+        selected=[member.client_id for member in committed.members],
+        included=[member.client_id for member in committed.members if _included(member)],
+        late=[each.client_id for each in committed.late],
+        measures=dict(sorted(all_metrics(committed.metrics).items())),
+    )
+
+
+def _included(member: operator_pb2.Member) -> bool:
+    return member.state == operator_pb2.MEMBER_STATE_INCLUDED
+
+
+def _clients(
+    rounds: Sequence[operator_pb2.CommittedRound], spent: dict[str, float]
+) -> list[CardClient]:
+    """The clients of these rounds' cohorts, in the order of their names."""
+    seen: dict[str, list[tuple[int, operator_pb2.Member]]] = {}
+    for each in rounds:
+        for member in each.members:
+            seen.setdefault(member.client_id, []).append((each.round, member))
+    return [
+        _client(client, seen[client], spent.get(client, 0.0))
+        for client in sorted(seen, key=natural_order)
+    ]
+
+
+def _client(
+    client: str, parts: Sequence[tuple[int, operator_pb2.Member]], epsilon: float
+) -> CardClient:
+    members = [member for _, member in parts]
+    samples = [member.samples for member in members if member.samples]
+    return CardClient(
+        client=client,
+        hosts=sorted({member.host_id for member in members}),
+        selected=len(parts),
+        included=sum(map(_included, members)),
+        first_round=parts[0][0],
+        last_round=parts[-1][0],
+        samples=samples[-1] if samples else None,
+        data_epochs=sorted({m.data_epoch for m in members if m.HasField("data_epoch")}),
+        software=sorted({m.software_version for m in members if m.software_version}),
+        epsilon=epsilon,
+    )
+
+
+def _sum_values(each: operator_pb2.AuditedSum) -> dict[str, Any]:
+    """A secure sum, without the names of those in it; `potluck audit` has these."""
+    return {
+        "session": each.session_id,
+        "run": each.run_id,
+        "round": each.round or None,
+        "disclosure": each.disclosure,
+        "subject": each.subject,
+        "released": each.released,
+        "clients": len(each.hosts),
+        "hosts": len(set(each.hosts.values())),
+        "epsilon": each.epsilon or None,
+        "at": each.at,
+    }
+
+
+def _software(rounds: Sequence[operator_pb2.CommittedRound]) -> CardSoftware:
+    coordinator: dict[str, dict[str, None]] = {}
+    hosts: dict[str, str] = {}
+    for each in rounds:
+        for name, version in sorted(each.software.items()):
+            coordinator.setdefault(name, {})[version] = None
+        hosts |= {m.host_id: m.software_version for m in each.members if m.software_version}
+    releases = Counter(hosts[host] for host in sorted(hosts))
+    return CardSoftware(
+        coordinator={name: list(versions) for name, versions in coordinator.items()},
+        hosts=dict(sorted(releases.items())),
+        card=SOFTWARE_VERSION,
+    )

@@ -1,0 +1,121 @@
+"""What a model's card says, and how it is written."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from datetime import UTC, datetime
+from pathlib import Path
+
+from support.operator_service import RUN_ID, member, status
+
+from potluck.deploy.cards.card_files import write_card
+from potluck.deploy.cards.card_source import make_card
+from potluck.deploy.cards.model_card import ModelCard
+from potluck.rpc.v1 import operator_pb2
+from potluck.rpc.v1.operator_pb2 import MemberState, RunState
+
+AT = datetime(2026, 3, 1, 12, tzinfo=UTC)
+RUN_FILE = """
+rounds = 9
+secure_aggregation = false
+[task]
+name = "digits"
+[model]
+keep = ["3.*"]
+[selector]
+name = "uniform|<b>"
+"""
+
+
+def committed(number: int, *members: operator_pb2.Member) -> operator_pb2.CommittedRound:
+    round_ = operator_pb2.CommittedRound(
+        round=number,
+        members=members,
+        metrics=operator_pb2.Metrics(accuracy=number / 10, others={"tuned_loss": 0.5}),
+        model_blake3=f"{number}" * 64,
+        software={"potluck": "0.1.0" if number < 2 else "0.2.0", "torch": "2.6"},
+    )
+    round_.committed_at.FromDatetime(AT)
+    return round_
+
+
+def selected(
+    number: int, *, epoch: int | None, samples: int, state: MemberState.ValueType
+) -> operator_pb2.Member:
+    made = member(number, state)
+    made.samples, made.software_version = samples, "0.1.0"
+    if epoch is not None:
+        made.data_epoch = epoch
+    return made
+
+
+def card(best_of: str | None = None, rounds: int = 2) -> ModelCard:
+    stands = status(
+        RunState.RUN_STATE_FINISHED, committed=2, rounds=9, reason="stopped early"
+    ).status
+    stands.initial_model_blake3 = "0" * 64
+    included, late = MemberState.MEMBER_STATE_INCLUDED, MemberState.MEMBER_STATE_LATE
+    history = [
+        committed(
+            1,
+            selected(1, epoch=0, samples=10, state=included),
+            selected(2, epoch=3, samples=20, state=late),
+        ),
+        committed(2, selected(1, epoch=1, samples=12, state=included)),
+    ]
+    hosts = {f"client-{number}": f"host-{number}" for number in range(3)}
+    disclosures = [
+        operator_pb2.AuditDisclosuresResponse(
+            sums=[operator_pb2.AuditedSum(released=True, hosts=hosts, epsilon=0.5)],
+            profiles=[
+                operator_pb2.AuditedProfile(client_id="client-1", signal="triplet", epsilon=1.25),
+                operator_pb2.AuditedProfile(client_id="client-2", signal="triplet"),
+            ],
+        )
+    ]
+    return make_card(stands, history[:rounds], RUN_FILE, disclosures, best_of=best_of)
+
+
+def test_a_card_names_model_cohorts_data_and_privacy() -> None:
+    found = card(best_of="accuracy")
+    assert (found.run, found.round, found.blake3) == (RUN_ID, 2, "2" * 64)
+    assert (found.best_of, found.state) == ("accuracy", "finished: stopped early")
+    assert found.measures == {"accuracy": 0.2, "tuned_loss": 0.5}
+    assert found.kept_by_clients == ["3.*"]
+    first, second = found.clients
+    assert (first.selected, first.included, first.samples) == (2, 2, 12)
+    assert (first.data_epochs, first.software) == ([0, 1], ["0.1.0"])
+    assert (second.selected, second.included, second.data_epochs) == (1, 0, [3])
+    assert (first.epsilon, second.epsilon) == (1.75, 0.5)
+    assert found.privacy.largest_epsilon == 1.75
+    assert not found.privacy.masked_updates
+    assert found.software.coordinator == {"potluck": ["0.1.0", "0.2.0"], "torch": ["2.6"]}
+    assert found.software.hosts == {"0.1.0": 1}
+    assert [each.included for each in found.rounds] == [["client-1"], ["client-1"]]
+    assert tomllib.loads(found.run_file)["rounds"] == 9
+
+
+def test_a_card_of_an_earlier_round_knows_nothing_of_later_ones() -> None:
+    assert [each.round for each in card(rounds=1).rounds] == [1]
+    assert card(rounds=1).clients[0].data_epochs == [0]
+    before = card(rounds=0)
+    assert (before.round, before.blake3, before.clients) == (0, "0" * 64, [])
+
+
+def test_both_forms_are_written_beside_the_model(tmp_path: Path) -> None:
+    found = card(best_of="accuracy")
+    as_json, as_markdown = write_card(found, tmp_path / "best.safetensors")
+    assert (as_json.name, as_markdown.name) == ("best.card.json", "best.card.md")
+    assert ModelCard.model_validate(json.loads(as_json.read_text())) == found
+    text = as_markdown.read_text()
+    assert "| accuracy | 20.0 % |" in text
+    assert "| client-1 | host-0 | 2 of 2 | 1 to 2 | 12 | 0, 1 | 1.75 |" in text
+    assert "the run's best by accuracy" in text
+    assert "| coordinator: potluck | 0.1.0, then 0.2.0 |" in text
+    assert 'name = "digits"' in text
+    # What others have named is no markup: the run file stands in a fence.
+    assert "<b>" not in text.split("## Run file")[0]
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    assert {path.parent for path in write_card(found, shards)} == {shards}
