@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
+import onnxruntime
 import pandas as pd
 import pytest
 import torch
@@ -73,6 +75,22 @@ def test_the_model_is_the_network_with_its_weights(finished: Run, tmp_path: Path
     exact.write_bytes(save({"weight": np.zeros(3, np.float32)}))
     with pytest.raises(LayoutError, match="does not say what task"):
         load_model(exact)
+
+
+def test_the_model_answers_alike_in_another_runtime(finished: Run, tmp_path: Path) -> None:
+    path, network = tmp_path / "model.onnx", load_model(finished.save(tmp_path / "model"))
+    torch.onnx.export(
+        network,
+        (torch.rand(2, 8, 8),),
+        path,
+        input_names=["images"],
+        dynamic_shapes=({0: torch.export.Dim("batch")},),
+        external_data=False,
+    )
+    images = torch.rand(7, 8, 8)
+    [logits] = onnxruntime.InferenceSession(path).run(None, {"images": images.numpy()})
+    with torch.inference_mode():
+        assert np.abs(logits - network(images).numpy()).max() < 1e-5
 
 
 def test_the_model_is_measured_class_by_class(finished: Run) -> None:
@@ -282,6 +300,32 @@ with Federation.local(hosts=2, folder=folder) as federation:
 """
 
 
+SUMS = """
+import os
+assert not hasattr(os, "posix_fallocate")
+from potluck.federation import Federation
+with Federation.local(hosts=5, root=True) as federation:
+    run = federation.run(
+        task={"name": "digits", "clients": 5}, rounds=1, count=5, secure_aggregation=True
+    )
+    print(run.wait().state)
+"""
+
+
+def test_a_federation_does_without_what_only_linux_has() -> None:
+    """Python on macOS lacks some functions; masked updates and models are written all the same."""
+    path = os.pathsep.join([str(ROOT / "tests" / "support" / "without_linux"), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", SUMS],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_SECONDS,
+    )
+    assert done.stdout == "finished\n", done.stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 async def test_classes_of_a_notebook_are_used_and_no_process_is_left(
     tmp_path: Path, number: signal.Signals
@@ -315,7 +359,7 @@ def test_what_the_page_shows_is_so(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     first, *others = [block for block in blocks if ".connect(" not in block]
     assert len([line for line in first.splitlines() if line.strip()]) <= 8
-    *others, loading = others
+    *others, loading, exporting, elsewhere = others
     assert len(others) == 2
     program = "\n".join(
         [
@@ -330,6 +374,10 @@ def test_what_the_page_shows_is_so(tmp_path: Path) -> None:
             "run.save('model.safetensors')",
             loading,
             "assert type(network).__name__ == 'Sequential'",
+            "assert labels.shape == (5,)",
+            exporting,
+            elsewhere,
+            "assert logits.shape == (7, 10)",
             "federation.close()",
         ]
     )

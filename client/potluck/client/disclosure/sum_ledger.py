@@ -9,7 +9,6 @@ these files it is forgotten what was released.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from pydantic import ValidationError
 
 from potluck.client.base.state_directory import clients_with_files, storage_error, write_durably
 from potluck.common.errors import StorageError
+from potluck.common.process.disk import sync_data
 from potluck.common.secagg import Ledger, entry_from_json
 from potluck.common.secagg.policy.ledger import LedgerEntry
 
@@ -68,7 +68,7 @@ class SumLedger:
                 file.truncate()
                 file.write(lines)
                 file.flush()
-                os.fdatasync(file.fileno())
+                sync_data(file.fileno())
         except OSError as error:
             raise storage_error(path, error) from error
 

@@ -36,7 +36,7 @@ async def run_demo(files: DemoFiles, console: Console) -> RunView:
                 view = await follow_processes(client, run_id, display, federation)
             if not is_finished(view):
                 raise _unfinished(view, files)
-            await download_model(client, run_id, files.model)
+            await download_model(client, run_id, files.model, describe=True)
         return view
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from potluck.common.errors import StorageError
+from potluck.common.process.disk import sync_data
 
 _NOTHING = "-"
 _SPARE_LINES = 1000
@@ -64,7 +65,7 @@ class Journal:
             if self._descriptor is None:
                 self._descriptor = self._opened()
             os.write(self._descriptor, lines)
-            os.fdatasync(self._descriptor)
+            sync_data(self._descriptor)
         except OSError as error:
             raise self._unusable(error) from error
 

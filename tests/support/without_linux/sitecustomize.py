@@ -1,0 +1,21 @@
+"""Takes away what Python has on Linux and not on macOS, in each process that finds this first."""
+
+import os
+import signal
+import socket
+
+NOT_ON_MACOS = {
+    os: (
+        "copy_file_range eventfd eventfd_read eventfd_write fdatasync getrandom getxattr listxattr "
+        "memfd_create O_DIRECT O_LARGEFILE O_NOATIME O_PATH O_TMPFILE pidfd_open pipe2 "
+        "posix_fadvise posix_fallocate removexattr sched_getaffinity sched_getscheduler "
+        "sched_setaffinity setns setxattr splice unshare"
+    ),
+    signal: "pidfd_send_signal SIGPOLL SIGPWR SIGRTMAX SIGRTMIN SIGSTKFLT sigtimedwait sigwaitinfo",
+    socket: "AF_NETLINK AF_PACKET SO_PASSCRED SO_PEERCRED SOCK_CLOEXEC SOCK_NONBLOCK",
+}
+
+for _module, _names in NOT_ON_MACOS.items():
+    for _name in _names.split():
+        if hasattr(_module, _name):
+            delattr(_module, _name)

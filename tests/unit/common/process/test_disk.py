@@ -1,0 +1,23 @@
+"""What is written gets to the disk, whatever the system has for it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from potluck.common.process.disk import sync_data
+
+
+@pytest.mark.parametrize("call", ["fdatasync", "fsync"])
+def test_the_file_is_synced_by_what_the_system_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    if call == "fsync":  # as on macOS
+        monkeypatch.delattr(os, "fdatasync")
+    seen: list[int] = []
+    monkeypatch.setattr(os, call, seen.append)
+    with (tmp_path / "file").open("wb") as file:
+        sync_data(file.fileno())
+        assert seen == [file.fileno()]
