@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from pyarrow import parquet
 from support.federation import until
 
 from potluck.deploy.local.demo_files import program
@@ -22,11 +23,17 @@ count = 2
 [run.task]
 name = "digits"
 clients = 4
+[run.virtual_clock]
+enabled = true
+draw = "client"
+deadline_seconds = 1e6
+drop_outs = { client-3 = 0.5 }
 [axes.selection]
 uniform = { selector = { name = "uniform" } }
 fedentopt = { selector = { name = "fedentopt" } }
 [reading]
 baseline = { selection = "uniform" }
+compared = "selection"
 """
 
 
@@ -42,7 +49,7 @@ def cells(output: Path) -> dict[str, float]:
 
 
 def tables(output: Path) -> list[bytes]:
-    names = ("rounds.parquet", "rounds.csv", "report.md")
+    names = ("rounds.parquet", "rounds.csv", "report.md", "ranks.png")
     return [(output / name).read_bytes() for name in names]
 
 
@@ -78,6 +85,10 @@ async def test_killed_half_way_it_finishes_what_is_missing_and_the_tables_are_th
     assert whole.wait() == 0
     assert tables(tmp_path / "whole") == tables(output)
     assert "fedentopt" in (output / "report.html").read_text()
+    rows = parquet.read_table(output / "rounds.parquet").to_pylist()
+    assert all(row["downloads"] == row["selected"] == 2 for row in rows)
+    assert all(row["simulated_seconds"] > 0 for row in rows)
+    assert "chance to drop out" in (output / "report.md").read_text()
 
 
 @pytest.mark.slow

@@ -420,6 +420,15 @@ async def test_pretraining_survives_kills_and_can_be_stopped(tmp_path: Path) -> 
         await federation.kill_coordinator()
         await federation.restart_coordinator()
         assert await federation.finished(other) == digest
+        # A selector that needs no triplets may start from that model as well.
+        alike = await federation.start_run(
+            "profiles.triplet={pretraining_rounds = 2, pretraining_always = true}",
+            'selector.name="uniform"',
+        )
+        await federation.finished(alike)
+    with Store.open(f"sqlite:///{federation.state / 'potluck.sqlite3'}") as store:
+        starts = {store.run(each).initial_model_blake3 for each in (short, other, alike)}
+        assert starts == {store.run(f"pre-{short}").model_blake3}
     for ledger in ledgers(federation).values():
         [release] = ledger["releases"]  # the same pre-trained model, so the same disclosure
         assert [each["run"] for each in release["recipients"]] == [short]
