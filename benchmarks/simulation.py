@@ -53,10 +53,12 @@ LOOK_SECONDS = 0.25
 @dataclass(frozen=True, kw_only=True)
 class Turn:
     """What a system took for the rounds of one turn but the first. processor: of all its
-    processes, for each round."""
+    processes, for each round. training: the way clients were trained, and the reason; of Potluck
+    alone."""
 
     seconds: Sequence[float]
     processor: float
+    training: Mapping[str, str]
 
 
 @dataclass
@@ -144,6 +146,11 @@ async def take_turn(system: str, case: str, options: argparse.Namespace, folder:
     return Turn(
         seconds=[after - before for before, after in itertools.pairwise(commits)],
         processor=spent / (len(commits) - 1),
+        training={
+            name: str(note[name])
+            for note in notes.read("trained")[:1]
+            for name in ("way", "reason")
+        },
     )
 
 
@@ -204,6 +211,7 @@ def figures(case: str, turns: Mapping[tuple[str, str], Sequence[Turn]]) -> dict[
     return {
         **speeds,
         "processor_seconds_per_round": processor,
+        "training": [turn.training for turn in turns.get((case, "potluck"), [])],
         "samples_per_round": samples,
         "ratio_to_best": ours / max(others) if ours and others else None,
         "ratio_to_flower": ours / speeds["flower"] if ours and "flower" in speeds else None,

@@ -134,8 +134,15 @@ class RoundNotes:
 
     def committed(self) -> None:
         """A round is over."""
+        self._note(what="committed", at=time.monotonic())
+
+    def trained(self, way: str, reason: str) -> None:
+        """How clients were trained, and why so."""
+        self._note(what="trained", at=time.monotonic(), way=way, reason=reason)
+
+    def _note(self, **values: str | float) -> None:
         with self._path.open("a") as file:
-            file.write(json.dumps({"what": "committed", "at": time.monotonic()}) + "\n")
+            file.write(json.dumps(values) + "\n")
 
 
 def cohort(case: Case, number: int) -> list[int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -47,7 +48,7 @@ def options(
             f"training.batch_size={case.batch_size}",
             f"training.epochs={case.epochs}",
             f"training.learning_rate={case.learning_rate}",
-            "training.batched=true",
+            "training.batched=auto",
             "evaluation.every=0",
             "round.deadline_seconds=3600",
             *assignments,
@@ -57,6 +58,7 @@ def options(
 
 async def run(files: DemoFiles, clients: int, notes: RoundNotes) -> None:
     """Run it to its end. Raises RuntimeError where it fails."""
+    said = False
     async with LocalFederation(files) as federation:
         await federation.start()
         async with federation.operator() as client:
@@ -67,6 +69,9 @@ async def run(files: DemoFiles, clients: int, notes: RoundNotes) -> None:
             run_id = await client.start_run(files.run_file)
             async for event in client.watch_run(run_id):
                 if event.WhichOneof("event") == "committed":
+                    if not said:
+                        said = True
+                        notes.trained(*ways(files.log("host-0").read_text()))
                     notes.committed()
                 elif event.status.reason:
                     raise RuntimeError(event.status.reason)
@@ -81,6 +86,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="potluck-") as folder, reserved_port() as port:
         files = write_demo_files(Path(folder) / "f", made, port)
         asyncio.run(run(files, case.clients, RoundNotes(path)))
+
+
+def ways(log: str) -> tuple[str, str]:
+    """How a host trained its clients, and why, as its log says."""
+    way = "batched" if "trained in one batched step" in log else "one by one"
+    found = re.findall(r"a step takes a client [^'\"]+ in a batched one", log)
+    found += re.findall(r"clients are trained one by one .*reason=['\"]([^'\"]+)", log)
+    return way, found[0] if found else ""
 
 
 if __name__ == "__main__":

@@ -215,6 +215,7 @@ class Agent:
             data_directory=config.data_directory,
             model_modules=config.model_modules,
             availability=config.availability,
+            choices=config.choices_directory or self._state.choices,
         )
 
     def _trainers(

@@ -90,6 +90,12 @@ class ClientConfig(Settings):
         "own; auto: one for each processor that `threads` leave, as far as memory goes, and one\n"
         "for each GPU. For hosts with many clients, as in simulations.",
     )
+    choices_directory: Path | None = Field(
+        default=None,
+        description="Where it is kept whether clients are trained together or one by one, where a\n"
+        "run leaves that to the host; by default in the state directory. Hosts with the same one\n"
+        "choose alike.",
+    )
     patience_seconds: float = Field(
         default=PATIENCE_SECONDS,
         gt=0,

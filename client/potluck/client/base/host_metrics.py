@@ -16,6 +16,7 @@ from potluck.common.monitoring.metric_labels import (
     DisclosureOutcome,
     HostStage,
     MeasuredParty,
+    TrainingWay,
     Work,
     WorkOutcome,
     known_reason,
@@ -106,6 +107,10 @@ class HostMetrics:
     def failed(self, reason: str) -> None:
         """An instruction has failed."""
         self.instruments.count(metrics.WORK_FAILURES, reason=known_reason(reason))
+
+    def trains(self, way: TrainingWay) -> None:
+        """A client is trained one of two ways."""
+        self.instruments.count(metrics.TRAININGS, way=way)
 
     def trained(self, samples: int, seconds: float, loss: float) -> None:
         """A client was trained; `samples`: those seen, over all passes."""

@@ -9,6 +9,7 @@ trainers/RUN-CLIENT/      files of tasks' own trainers; see `own_files`
 ….spare/N                a model and an update to be written over; see `spare_files`
 disclosures/CLIENT.json  what a client has disclosed, for ever; see `release_ledger`
 sums/CLIENT.jsonl        the secure sums it took part in, for ever; see `sum_ledger`
+choices/…json            how clients of a network are trained; see `lane_choice`
 outgoing/CLIENT.jsonl    what else it sent: answers, held-out counts, updates; see `outgoing_log`
 """
 
@@ -52,6 +53,7 @@ class StateDirectory:
         self.disclosures = path / DISCLOSURES
         self.sums = path / SUMS
         self.outgoing = path / OUTGOING
+        self.choices = path / "choices"
         try:
             inside = (self.models, self.fetched, self.updates, self.kept, self.trainers)
             for folder in (path, *inside, self.disclosures, self.sums, self.outgoing):

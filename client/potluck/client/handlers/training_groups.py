@@ -74,7 +74,7 @@ class TrainingGroups:
         work = instruction.train
         if not work.companions or _kind(work) in self._unfit:
             return False
-        if json_object(work.training_json, "training_json").get("batched") is not True:
+        if not json_object(work.training_json, "training_json").get("batched"):
             return False
         reason = reason_alone(work) or self._reason_of_group(instruction)
         if reason:

@@ -30,6 +30,7 @@ from potluck.client.transfer.saved_updates import KeptUpdate
 from potluck.client.transfer.upload import deliver
 from potluck.common.disclosure import Weighting
 from potluck.common.errors import ProtocolError, ProtocolVersionError
+from potluck.common.monitoring.metric_labels import TrainingWay
 from potluck.common.secagg import encode
 from potluck.common.updates.kept_states import CORRECTION, PURPOSES
 from potluck.common.updates.update_report import UpdateReport
@@ -137,6 +138,7 @@ async def _make_update(context: HandlerContext, active: ActiveInstruction) -> Ke
             own=context.own_files.folder(instruction.run_id, instruction.client_id),
         )
         trained = await _train_together(context, active, files)
+        context.metrics.trains(TrainingWay.ALONE if trained is None else TrainingWay.BATCHED)
         if trained is None:
             trained = await _train_alone(context, active, files)
     outcome = trained.outcome

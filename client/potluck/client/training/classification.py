@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from potluck.client.objective import Objective
 from potluck.client.question import Question, QuestionContext
 from potluck.client.training.auxiliary_files import Arrays, corrected, sendable, write_kept
 from potluck.client.training.lanes.group_training import (
@@ -22,6 +23,7 @@ from potluck.client.training.lanes.group_training import (
     network_for_lanes,
     train_trainees,
 )
+from potluck.client.training.lanes.lane_choice import LaneChoices, measured, subject_of
 from potluck.client.training.lanes.lane_steps import LaneRules
 from potluck.client.training.personal.ditto import halves
 from potluck.client.training.samples.device_samples import DeviceSamples
@@ -46,6 +48,7 @@ from potluck.client.training.task_training import (
     TaskTraining,
     TrainedMember,
     TrainingFiles,
+    UnfitForLanesError,
 )
 from potluck.client.training.training_plan import FinishedTraining, TrainingPlan, plan_training
 from potluck.client.training.triplet_estimate import (
@@ -91,6 +94,7 @@ class Classification(TaskTraining):
         super().__init__(loaded)
         self._device = torch.device(loaded.device)
         self._on_device: DeviceSamples | None = None
+        self._choices = LaneChoices(loaded.choices)
         self._settings: LocalTraining | None = None
         self._optimizer: LocalOptimizer | None = None
 
@@ -189,6 +193,8 @@ class Classification(TaskTraining):
                 trainees.append(self._trainee(member, plan.settings.validation_share))
             except TrainingError as error:
                 troubles[member.lane] = error
+        if plan.settings.batched == "auto" and trainees:
+            self._require_faster(trainees[0], plan.objective, rules)
         loaded.set_weights(members[0].files)
         outcomes = (
             train_trainees(trainees, steps, loaded, network, rules, device=self._device)
@@ -201,6 +207,26 @@ class Classification(TaskTraining):
             troubles.get(member.lane) or self._member_trained(found[member.lane], trained, rules)
             for member in members
         ]
+
+    def _require_faster(self, trainee: Trainee, objective: Objective, rules: LaneRules) -> None:
+        """Raise UnfitForLanesError where clients are trained faster one by one."""
+        loaded, device = self.loaded, self._device
+        sample = trainee.data.inputs_at(torch.zeros(1, dtype=torch.int64).to(device))
+        subject = subject_of(loaded.model, sample, rules, device)
+        choice = self._choices.of(
+            subject,
+            lambda: measured(
+                subject,
+                loaded.model,
+                sample,
+                objective,
+                rules,
+                classes=loaded.task.classes,
+                device=device,
+            ),
+        )
+        if not choice.together:
+            raise UnfitForLanesError(choice.reason)
 
     def _trainee(self, member: GroupMember, share: float) -> Trainee:
         """A member with its samples. Raises TrainingError, of which it alone suffers."""

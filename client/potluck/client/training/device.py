@@ -49,11 +49,13 @@ class TrainingDevice:
         data_directory: Path | None,
         model_modules: Sequence[str] = MODEL_MODULES,
         forecast: Forecast = always,
+        choices: Path | None = None,
     ) -> None:
         """Must be called in the thread that works: the number of threads is set for that one.
 
         device: "cpu" or "cuda:N". `model_modules`: where models that a run file names are looked
-        for. `forecast`: when clients are there. Without torch, only tasks that bring trainers which
+        for. `forecast`: when clients are there. `choices`: where it is kept how clients of a
+        network are trained. Without torch, only tasks that bring trainers which
         need none can be trained.
         """
         if has_torch():
@@ -62,7 +64,7 @@ class TrainingDevice:
             import potluck.client.training.classification  # noqa: F401  better now than later
 
             torch.set_num_threads(threads)
-        self._tasks = LoadedTasks(device, data_directory, model_modules, forecast)
+        self._tasks = LoadedTasks(device, data_directory, model_modules, forecast, choices)
 
     def layout(self, plugin: rpc.Plugin) -> Layout:
         """The layout of a task's model. Raises PluginError, or LayoutError."""

@@ -27,9 +27,11 @@ class LoadedTasks:
         data_directory: Path | None,
         model_modules: Sequence[str] = MODEL_MODULES,
         forecast: Forecast = always,
+        choices: Path | None = None,
     ) -> None:
         """`model_modules`: where models that a run file names are looked for. `forecast`: when
-        clients are there."""
+        clients are there. `choices`: see `LoadedTask`."""
+        self._choices = choices
         self._device, self._data_directory = device, data_directory
         self._model_modules, self._forecast = model_modules, forecast
         self._loaded: OrderedDict[tuple[str, str, str], TaskTraining] = OrderedDict()
@@ -55,7 +57,13 @@ class LoadedTasks:
         )
         trainer = own_trainer(task, plugin.name)
         loaded = LoadedTask(
-            plugin.name, task, self._device, self._data_directory, table, self._forecast
+            plugin.name,
+            task,
+            self._device,
+            self._data_directory,
+            table,
+            self._forecast,
+            self._choices,
         )
         if trainer is not None:
             return OwnTraining(loaded, trainer)

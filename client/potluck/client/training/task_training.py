@@ -129,10 +129,13 @@ class LoadedTask:
         data_directory: Path | None,
         model_table: ModelTable | None = None,
         forecast: Forecast = always,
+        choices: Path | None = None,
     ) -> None:
         """model_table: says which tensors of the model travel; by default all do. forecast: when
-        clients are there. Raises ConfigurationError where the others are not those of the run."""
+        clients are there. choices: folder of the `LaneChoices`. Raises ConfigurationError where the
+        others are not those of the run."""
         self.name, self.task, self.device = name, task, device
+        self.choices = choices
         self.forecast = forecast
         self._model_table, self._data_directory = model_table, data_directory
         self._parts = self._divided()

@@ -23,6 +23,7 @@ from potluck.common.monitoring.metric_labels import (
     SECURE_PHASE,
     SIGNAL,
     SPREAD_STATISTICS,
+    TRAINING_WAY,
     AttemptOutcome,
     DeliveryOutcome,
     DisclosureOutcome,
@@ -405,6 +406,11 @@ WORK_FAILURES = _counter(
 )
 TRAINING_SECONDS = _seconds(
     "potluck_host_training_seconds", "Local trainings, without moving files."
+)
+TRAININGS = _counter(
+    "potluck_host_trainings_total",
+    "Trainings of clients, in batched steps with others or by themselves; the log says why.",
+    TRAINING_WAY,
 )
 TRAINING_SPEED = _gauge(
     "potluck_host_training_samples_per_second",

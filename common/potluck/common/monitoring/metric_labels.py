@@ -65,6 +65,13 @@ class Direction(StrEnum):
     UP = "up"
 
 
+class TrainingWay(StrEnum):
+    """The way a client was trained: in a batched step with others, or by itself."""
+
+    BATCHED = "batched"
+    ALONE = "alone"
+
+
 class RoundPhase(StrEnum):
     """The parts of a round, in order."""
 
@@ -186,6 +193,7 @@ MASKED = "masked"
 SUM = "sum"
 """The name among encodings for sums of lanes."""
 ENCODING = Label(name="encoding", values=(*Encoding, MASKED, SUM))
+TRAINING_WAY = Label(name="way", values=tuple(TrainingWay))
 REASON = Label(name="reason", values=(*REASONS, OTHER))
 SECURE_PHASE = Label(
     name="phase", values=("advertising", "sharing", "uploading", "consenting", "revealing")

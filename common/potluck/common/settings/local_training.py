@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from potluck.common.settings.configuration import Settings
 
@@ -100,17 +100,25 @@ class LocalTraining(Settings):
         description="Share of its samples that each client keeps back from training, for the\n"
         "questions of selectors that validate (flash).",
     )
-    batched: bool = Field(
+    batched: bool | Literal["auto"] = Field(
         default=False,
-        description="Clients of a round that are on the same host may be trained in one batched\n"
-        "step: much faster where models are small. Updates then differ from those of clients that\n"
-        "are trained one by one by the rounding of floats.",
+        description="Clients of a round that are on the same host are trained in one batched\n"
+        "step, where their network allows it: much faster where it is small. Updates then differ\n"
+        "by the rounding of floats from those of clients that are trained one by one. auto: each\n"
+        "host measures once for each network which is faster, and keeps to it.",
     )
     precision: Literal["float32", "bfloat16"] = Field(
         default="float32",
         description="bfloat16: where the device is a GPU, products are computed in bfloat16\n"
         "(torch's autocast); weights stay float32. Faster on recent GPUs, a little less exact.",
     )
+
+    @field_validator("batched", mode="before")
+    @classmethod
+    def _no_number(cls, batched: object) -> object:
+        if type(batched) in (int, float):
+            raise ValueError("must be true, false or auto")
+        return batched
 
     def as_json(self) -> str:
         """As it travels. `batched` is left out where it is not asked for: hosts with older software

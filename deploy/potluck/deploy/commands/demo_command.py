@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from potluck.common.process.capacity import available_processors
 from potluck.common.settings.extras import missing_library
 from potluck.common.trainer import SHARE
 from potluck.deploy.commands.run_commands import Assignments
@@ -19,6 +20,7 @@ from potluck.deploy.local.demo_files import (
     DemoFiles,
     DemoOptions,
     check_demo,
+    choices_of_user,
     hold,
     new_folder,
     reserved_port,
@@ -108,8 +110,10 @@ def demo(
         rounds=rounds,
         seed=seed,
         device=device,
+        workers=max(1, available_processors() // hosts),
+        choices=choices_of_user(),
         data=data,
-        assignments=assignments or (),
+        assignments=["training.batched=auto", *(assignments or ())],
         root=True,
     )
     console = terminal(stderr=as_json)

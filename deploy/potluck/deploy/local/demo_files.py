@@ -58,6 +58,8 @@ class DemoOptions:
     device: str
     workers: int | str = 1
     """Of each host; see its configuration."""
+    choices: Path | None = None
+    """Where hosts keep how they train; see their configuration."""
     data: Path | None = None
     """Where tasks find their data."""
     assignments: Sequence[str] = ()
@@ -100,6 +102,18 @@ class DemoFiles:
     def log(self, name: str) -> Path:
         """Path of the output of the process called `name`."""
         return self.folder / f"{name}.log"
+
+
+def choices_of_user() -> Path | None:
+    """Where hosts of throwaway federations keep how they train, so that they all choose alike; None
+    where this user has no place for it."""
+    try:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        folder = cache / "potluck" / "choices"
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError):  # the latter where nobody has a home
+        return None
+    return folder if os.access(folder, os.W_OK) else None
 
 
 def client_ranges(clients: int, hosts: int) -> list[range]:
@@ -206,6 +220,7 @@ def write_demo_files(folder: Path, options: DemoOptions, port: int) -> DemoFiles
         hosts=options.hosts,
         device=options.device,
         workers=options.workers,
+        choices=options.choices,
         data=options.data,
         root=options.root,
         disclosure=_allowed(run_file) | dict(options.disclosure),
@@ -227,8 +242,8 @@ def _allowed(run_file: str) -> dict[str, Any]:
 class Machines:
     """A federation on this machine: its clients, client-0 …, split over so many hosts.
 
-    workers: of each host; see its configuration. data: where tasks find their data, for the
-    coordinator and all hosts. disclosure: the hosts'
+    workers, choices: of each host; see `workers` and `choices_directory` in its configuration.
+    data: where tasks find their data, for the coordinator and all hosts. disclosure: the hosts'
     table of that name; None for the default policy. root: whether there is a federation root; it
     then lies beside everything else, so that it proves nothing against the folder's owner.
     address: of this machine, where the coordinator listens; the loopback interface's, unless hosts
@@ -240,6 +255,7 @@ class Machines:
     hosts: int
     device: str = "cpu"
     workers: int | str = 1
+    choices: Path | None = None
     data: Path | None = None
     disclosure: Mapping[str, Any] | None = None
     root: bool = False
@@ -335,6 +351,8 @@ def _write_host(folder: Path, name: str, clients: range, address: str, machines:
         **_data(machines),
         "tls": _tls(issued),
     }
+    if machines.choices is not None:
+        values["choices_directory"] = str(machines.choices)
     if machines.workers != 1:
         values["workers"] = machines.workers
     if machines.disclosure is not None:

@@ -43,7 +43,8 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class CellPlace:
-    """Where a cell is run: its folder, the hosts' device and data.
+    """Where a cell is run: its folder, the hosts' device and data, and where they keep how they
+    train (`choices_directory`).
 
     federation: makes the processes of the federation's files. address: where the coordinator
     listens.
@@ -54,6 +55,7 @@ class CellPlace:
     data: Path | None
     federation: Callable[[DemoFiles], LocalFederation] = LocalFederation
     address: str = LOOPBACK
+    choices: Path | None = None
 
 
 async def run_cell(
@@ -69,6 +71,7 @@ async def run_cell(
         clients=cell.clients,
         hosts=cell.hosts,
         device=place.device,
+        choices=place.choices,
         data=place.data,
         disclosure=cell.disclosure,
         availability=cell.availability,

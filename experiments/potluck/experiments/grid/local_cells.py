@@ -8,6 +8,7 @@ from pathlib import Path
 
 from typing_extensions import override
 
+from potluck.deploy.local.demo_files import choices_of_user
 from potluck.deploy.local.forked_processes import AVAILABLE, ForkedProcesses
 from potluck.deploy.local.local_federation import LocalFederation
 from potluck.experiments.grid.cell_run import CellPlace, Progress, run_cell
@@ -84,6 +85,7 @@ class LocalCells(CellRunner):
             device=self._device,
             data=self._data,
             federation=partial(LocalFederation, forks=await self._forks.forks()),
+            choices=choices_of_user(),
         )
         return await run_cell(cell, place, label_mix=label_mix, progress=progress)
 

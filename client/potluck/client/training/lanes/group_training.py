@@ -28,10 +28,6 @@ from potluck.common.settings.local_training import LocalTraining
 from potluck.common.task import Examples
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
-MOST_WEIGHTS = 1 << 18
-"""Larger networks are bound by memory: with 1.6 million weights lanes take twice the loop's time,
-with 62,006 and 199,210 less than it."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Trainee:
@@ -78,8 +74,6 @@ def check_rules(settings: LocalTraining, objective: Objective, device: torch.dev
 def network_for_lanes(loaded: LoadedTask, device: torch.device) -> LaneNetwork:
     """The task's network. Raises UnfitForLanesError."""
     network = LaneNetwork(loaded.model)
-    if sum(each.numel() for each in loaded.model.parameters()) > MOST_WEIGHTS:
-        raise UnfitForLanesError(f"the network has more than {MOST_WEIGHTS:,} weights")
     if network.drops and device.type != "cpu":
         raise UnfitForLanesError("the network has dropout, which clients draw alone on a GPU")
     return network

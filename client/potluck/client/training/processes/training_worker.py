@@ -35,6 +35,7 @@ class DeviceTerms:
     data_directory: Path | None
     model_modules: tuple[str, ...]
     availability: AvailabilityPlan
+    choices: Path
 
     def make(self) -> TrainingDevice:
         """The device, in the thread that works. Imports torch."""
@@ -50,6 +51,7 @@ class DeviceTerms:
             data_directory=self.data_directory,
             model_modules=self.model_modules,
             forecast=self._forecast,
+            choices=self.choices,
         )
         spare_what_is_loaded()
         return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from potluck.client.training.classification import Classification
+from potluck.client.training.lanes.lane_choice import LaneChoice
 from potluck.client.training.task_training import (
     GroupMember,
     LoadedTask,
@@ -76,9 +78,15 @@ class Scene:
     """A loaded task, and the trainings of an attempt by which all its clients are selected."""
 
     def __init__(
-        self, folder: Path, task: Clouds, *, objectives: Sequence[rpc.Plugin] = (), **training: Any
+        self,
+        folder: Path,
+        task: Clouds,
+        *,
+        objectives: Sequence[rpc.Plugin] = (),
+        choices: Path | None = None,
+        **training: Any,
     ) -> None:
-        self.training = Classification(LoadedTask("clouds", task, "cpu", None))
+        self.training = Classification(LoadedTask("clouds", task, "cpu", None, choices=choices))
         self.model = folder / "model"
         write_tensors(self.model, state_arrays(task.network))
         self.clients = [ClientId(f"client-{number}") for number in range(len(task.sizes))]
@@ -163,7 +171,7 @@ def check_alike(scene: Scene, *, tolerance: float = 1e-4) -> None:
 def test_clients_come_out_as_if_trained_one_by_one(
     tmp_path_factory: pytest.TempPathFactory,
     sizes: list[int],
-    amount: dict[str, int],
+    amount: dict[str, Any],
     dropout: float,
     mu: float,
     **training: Any,
@@ -235,7 +243,6 @@ def test_a_member_without_samples_hurts_no_other(tmp_path: Path) -> None:
     [
         ({"network": nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))}, "BatchNorm1d"),
         ({"network": nn.Bilinear(4, 4, 3)}, "a Bilinear"),
-        ({"network": nn.Sequential(nn.Linear(4, 60_000), nn.Linear(60_000, 3))}, "262,144 weights"),
         ({"optimizer": "adam"}, "adam"),
         ({"smallest_batch_size": 2}, "batches"),
         ({"objectives": [rpc.Plugin(name="focal")]}, "objective"),
@@ -247,3 +254,22 @@ def test_what_lanes_can_not_do_is_said(tmp_path: Path, change: dict[str, Any], r
     members = [scene.member(client) for client in scene.clients]
     with pytest.raises(UnfitForLanesError, match=reason):
         scene.training.train_together(members, scene.clients)
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_the_host_may_choose_by_what_it_measured(tmp_path: Path, together: bool) -> None:
+    choices = tmp_path / "choices"
+    scene = Scene(tmp_path, Clouds(sizes=[4, 4], network=mlp()), choices=choices, batched="auto")
+    members = [scene.member(client) for client in scene.clients]
+    with contextlib.suppress(UnfitForLanesError):
+        scene.training.train_together(members, scene.clients)
+    [path] = choices.iterdir()
+    found = LaneChoice.model_validate_json(path.read_bytes())
+    other = {"alone_seconds": 1.0, "together_seconds": 0.5 if together else 2.0}
+    path.write_text(found.model_copy(update=other).model_dump_json())
+    scene = Scene(tmp_path, Clouds(sizes=[4, 4], network=mlp()), choices=choices, batched="auto")
+    if together:
+        check_alike(scene)
+    else:
+        with pytest.raises(UnfitForLanesError, match="2,000,000 µs in a batched one"):
+            scene.training.train_together(members, scene.clients)

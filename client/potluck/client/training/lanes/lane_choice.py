@@ -1,0 +1,213 @@
+"""Whether clients are trained together or one by one, where the run leaves it to the host: measured
+once for each network, and kept, so that a run repeats its bits on this machine.
+
+The two ways differ by the rounding of floats. What was chosen is a small file of JSON; whoever
+deletes it has the host measure again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import structlog
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from potluck.client.base.state_directory import storage_error
+from potluck.client.objective import Objective
+from potluck.client.training.lanes.lane_network import LaneNetwork, stacked
+from potluck.client.training.lanes.lane_steps import ClientLane, LaneRules, train_lanes
+from potluck.client.training.steps.loop import TrainingContext, train
+from potluck.common.settings.local_training import LocalTraining
+from potluck.common.task import Examples
+
+log = structlog.get_logger()
+
+LANES: Final = 4
+"""Lanes that are measured: one choice holds for groups of any size."""
+_REPEATS: Final = 3
+_FEWEST_STEPS: Final = 3
+_MOST_STEPS: Final = 60
+_SECONDS: Final = 0.05
+"""As long a measurement may take, where the fewest steps do not take longer."""
+
+
+class LaneChoice(BaseModel):
+    """What was measured: seconds that a step takes for one client. subject: of what."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    subject: str
+    alone_seconds: float
+    together_seconds: float
+
+    @property
+    def together(self) -> bool:
+        """Whether clients are trained together."""
+        return self.together_seconds < self.alone_seconds
+
+    @property
+    def reason(self) -> str:
+        """For people."""
+        alone, together = (
+            f"{1e6 * each:,.0f} µs" for each in (self.alone_seconds, self.together_seconds)
+        )
+        return f"a step takes a client {alone} by itself, {together} in a batched one"
+
+
+class LaneChoices:
+    """The choices in a folder, which several processes may share."""
+
+    def __init__(self, folder: Path | None) -> None:
+        """folder: None keeps them for as long as this object lives."""
+        self._folder = folder
+        self._known: dict[str, LaneChoice] = {}
+
+    def of(self, subject: str, measure: Callable[[], LaneChoice]) -> LaneChoice:
+        """The choice for a subject, measured where nobody has. Raises StorageError."""
+        known = self._known.get(subject)
+        if known is None:
+            path = None if self._folder is None else self._folder / f"{_hashed(subject)}.json"
+            known = _read(path, subject) or _kept(path, measure())
+            self._known[subject] = known
+            log.info("chosen how to train clients", together=known.together, reason=known.reason)
+        return known
+
+
+def subject_of(
+    network: torch.nn.Module, sample: torch.Tensor, rules: LaneRules, device: torch.device
+) -> str:
+    """What a choice depends on, as text: network, batches, rule of the steps, device, software."""
+    on = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    settings = rules.settings
+    parts = {
+        "network": repr(network),
+        "sample": f"{tuple(sample.shape)} {sample.dtype}",
+        "batch": settings.batch_size,
+        "steps": f"{settings.momentum} {settings.weight_decay} {settings.gradient_clip} {rules.mu}",
+        "device": f"{on} with {torch.get_num_threads()} threads",
+        "torch": torch.__version__,
+    }
+    return "\n".join(f"{name}: {value}" for name, value in parts.items())
+
+
+def measured(
+    subject: str,
+    model: torch.nn.Module,
+    sample: torch.Tensor,
+    objective: Objective,
+    rules: LaneRules,
+    *,
+    classes: int,
+    device: torch.device,
+) -> LaneChoice:
+    """Take a few steps both ways, in turns, on noise like a sample; the fastest of each count.
+
+    The model's weights are changed. Raises what training raises.
+    """
+    trial = _Trial(model, sample, objective, rules, classes=classes, device=device)
+    first = trial.seconds(trial.alone, _FEWEST_STEPS)
+    steps = int(min(_MOST_STEPS, max(_FEWEST_STEPS, _SECONDS / max(first, 1e-6))))
+    trial.seconds(trial.together, _FEWEST_STEPS)  # warms up
+    taken = [
+        (trial.seconds(trial.alone, steps), trial.seconds(trial.together, steps))
+        for _ in range(_REPEATS)
+    ]
+    alone, together = (min(each) for each in zip(*taken, strict=True))
+    return LaneChoice(subject=subject, alone_seconds=alone, together_seconds=together / LANES)
+
+
+class _Trial:
+    """Trainings on noise."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        sample: torch.Tensor,
+        objective: Objective,
+        rules: LaneRules,
+        *,
+        classes: int,
+        device: torch.device,
+    ) -> None:
+        self._model, self._objective, self._rules = model, objective, rules
+        self._device, self._network = device, LaneNetwork(model)
+        noise = torch.Generator().manual_seed(0)
+        some = 4 * rules.settings.batch_size
+        inputs = torch.randn(some, *sample.shape[1:], generator=noise).to(sample.dtype)
+        labels = torch.randint(classes, (some,), generator=noise)
+        self._data = Examples(inputs=inputs, labels=labels).to(device)
+        self._context = TrainingContext(classes=classes, seed=0, round=rules.round, device=device)
+
+    def seconds(self, train_some: Callable[[LocalTraining], None], steps: int) -> float:
+        """Of each step. On a CPU of this thread's processor, so that what else goes on does not
+        count."""
+        settings = self._rules.settings.model_copy(update={"steps": steps, "learning_rate": 1e-6})
+        clock = time.perf_counter
+        if self._device.type == "cpu" and torch.get_num_threads() == 1:
+            clock = time.thread_time
+        begun = clock()
+        train_some(settings)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return (clock() - begun) / steps
+
+    def alone(self, settings: LocalTraining) -> None:
+        """One client's."""
+        train(self._model, self._data, self._objective, settings, self._context)
+
+    def together(self, settings: LocalTraining) -> None:
+        """Those of as many clients as there are lanes."""
+        state = {name: each.to(self._device) for name, each in self._model.state_dict().items()}
+        steps = settings.planned_steps(len(self._data))
+        train_lanes(
+            self._network,
+            stacked(state, self._network.names, LANES),
+            [ClientLane(steps=steps, data=self._data, seed=lane) for lane in range(LANES)],
+            LaneRules(settings=settings, mu=self._rules.mu, round=self._rules.round),
+            progress=lambda _: None,
+            cancelled=lambda: False,
+        )
+
+
+def _hashed(subject: str) -> str:
+    return hashlib.sha256(subject.encode()).hexdigest()[:40]
+
+
+def _read(path: Path | None, subject: str) -> LaneChoice | None:
+    """A choice that is kept; None for one that is not there, or broken."""
+    try:
+        found = None if path is None else LaneChoice.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        return None
+    return found if found is not None and found.subject == subject else None
+
+
+def _kept(path: Path | None, choice: LaneChoice) -> LaneChoice:
+    """Keep a choice, unless another process was first: then it is that one's."""
+    if path is None:
+        return choice
+    mine = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        mine.write_text(choice.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        try:
+            os.link(mine, path)
+        except FileExistsError:
+            first = _read(path, choice.subject)
+            if first is not None:
+                return first
+            mine.replace(path)
+        return choice
+    except OSError as error:
+        raise storage_error(path, error) from error
+    finally:
+        with contextlib.suppress(OSError):
+            mine.unlink(missing_ok=True)

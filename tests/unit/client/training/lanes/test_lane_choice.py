@@ -1,0 +1,76 @@
+"""How it is chosen whether clients are trained together or one by one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from potluck.client.training.lanes.lane_choice import (
+    LaneChoice,
+    LaneChoices,
+    measured,
+    subject_of,
+)
+from potluck.client.training.lanes.lane_steps import LaneRules
+from potluck.client.training.objectives.cross_entropy import CrossEntropy
+from potluck.common.settings.local_training import LocalTraining
+
+RULES = LaneRules(settings=LocalTraining(batch_size=8), mu=0.0, round=1)
+
+
+def choice(alone: float = 2.0, together: float = 1.0) -> LaneChoice:
+    return LaneChoice(subject="it", alone_seconds=alone, together_seconds=together)
+
+
+def unmeasured() -> LaneChoice:
+    raise AssertionError("it was measured again")
+
+
+def test_the_faster_way_is_chosen_and_said() -> None:
+    assert choice().together
+    assert not choice(together=3.0).together
+    assert choice(together=3e-6, alone=2e-6).reason == (
+        "a step takes a client 2 µs by itself, 3 µs in a batched one"
+    )
+
+
+def test_what_was_measured_first_is_kept_for_all_processes(tmp_path: Path) -> None:
+    first, second, third = (LaneChoices(tmp_path) for _ in range(3))
+    assert first.of("it", choice) == choice()
+    assert second.of("it", unmeasured) == choice()
+    [path] = tmp_path.iterdir()
+    path.write_text("half a fi")
+    assert first.of("it", unmeasured) == choice()
+    assert third.of("it", lambda: choice(together=3.0)) == choice(together=3.0)
+    assert LaneChoices(tmp_path).of("it", unmeasured) == choice(together=3.0)
+
+
+def test_who_measures_at_the_same_time_takes_what_was_kept_first(tmp_path: Path) -> None:
+    one, other = LaneChoices(tmp_path), LaneChoices(tmp_path)
+
+    def while_the_other_measures() -> LaneChoice:
+        other.of("it", choice)
+        return choice(together=3.0)
+
+    assert one.of("it", while_the_other_measures) == choice()
+
+
+def test_both_ways_are_measured() -> None:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    sample, device = torch.zeros(1, 4), torch.device("cpu")
+    subject = subject_of(model, sample, RULES, device)
+    found = measured(subject, model, sample, CrossEntropy(), RULES, classes=3, device=device)
+    assert found.subject == subject
+    assert min(found.alone_seconds, found.together_seconds) > 0
+    wider = nn.Sequential(nn.Linear(4, 9), nn.ReLU(), nn.Linear(9, 3))
+    assert subject_of(wider, sample, RULES, device) != subject
+
+
+@pytest.mark.parametrize("batched", [1, 0, "sometimes"])
+def test_batched_is_a_truth_or_auto(batched: object) -> None:
+    with pytest.raises(ValueError, match="batched"):
+        LocalTraining.model_validate({"batched": batched})
