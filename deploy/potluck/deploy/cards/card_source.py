@@ -64,6 +64,11 @@ def make_card(
     """The card of the model of the last of these rounds, which begin with round 1; of the model
     before it where there are none."""
     values = tomllib.loads(run_file)
+    named = {
+        "selector": {"name": status.selector},
+        "strategy": {"name": status.strategy},
+        **values,
+    }
     last = rounds[-1] if rounds else None
     measures = {} if last is None else all_metrics(last.metrics)
     units = {name: each.unit for name, each in shown_measures(status).items() if each.unit}
@@ -81,7 +86,7 @@ def make_card(
         state=f"{run_state_name(status.state)}{reason}",
         planned_rounds=status.rounds,
         seed=status.seed,
-        tables={name: values[name] for name in _TABLES if name in values},
+        tables={name: named[name] for name in _TABLES if name in named},
         measures=dict(sorted(measures.items())),
         units={name: units[name] for name in sorted(measures) if name in units},
         initial_model_blake3=status.initial_model_blake3,

@@ -83,6 +83,8 @@ def test_a_card_names_model_cohorts_data_and_privacy() -> None:
     assert (found.best_of, found.state) == ("accuracy", "finished: stopped early")
     assert found.measures == {"accuracy": 0.2, "tuned_loss": 0.5}
     assert found.kept_by_clients == ["3.*"]
+    assert found.tables["selector"] == {"name": "uniform|<b>"}
+    assert found.tables["strategy"] == {"name": "fedavg"}  # the run file leaves it out
     first, second = found.clients
     assert (first.selected, first.included, first.samples) == (2, 2, 12)
     assert (first.data_epochs, first.software) == ([0, 1], ["0.1.0"])
