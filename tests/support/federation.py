@@ -263,10 +263,11 @@ async def crash_federation(
     root: bool = False,
     disclosure: dict[str, Any] | None = None,
     witnessed: str = "potluck-server",
+    host: dict[str, Any] | None = None,
 ) -> AsyncIterator[Federation]:
     """A federation under way. `coordinator`: settings of its configuration file. `root`: whether
     it has one, so that its clients can sum securely. `disclosure`: what hosts allow beyond
-    questions. `witnessed`: see `Points.note_boundaries`."""
+    questions. `witnessed`: see `Points.note_boundaries`. `host`: settings of the hosts' files."""
     options = DemoOptions(
         task="crash",
         selector="crash",
@@ -288,7 +289,7 @@ async def crash_federation(
         files = write_demo_files(folder / "federation", options, port)
         set_values(files.coordinator, {"heartbeat_seconds": 0.2} | (coordinator or {}))
         for path in files.hosts:
-            set_values(path, {"reconnect_maximum_seconds": 0.3})
+            set_values(path, {"reconnect_maximum_seconds": 0.3} | (host or {}))
         async with LocalFederation(files) as processes, processes.operator() as operator:
             federation = Federation(
                 files=files, processes=processes, operator=operator, points=points, options=options

@@ -39,7 +39,7 @@ ROOMS = {
         "plain_text errors interruptible names tags settings tables trainer task adapters models "
         "tasks learning disclosure tensors net "
         "secagg.rules secagg.primitives secagg.wire secagg.vectors secagg.policy secagg.client "
-        "secagg.coordinator secagg updates run_file process monitoring"
+        "secagg.coordinator secagg updates run_file process monitoring tracing"
     ),
     "server": (
         "clock config state store.sql store objects selection strategy sink stopping "
@@ -207,6 +207,21 @@ def test_no_modules_import_one_another_in_a_circle(imports: dict[str, set[str]])
     TopologicalSorter(imports).prepare()
 
 
+def test_libraries_of_sinks_and_traces_are_imported_when_they_are_used() -> None:
+    libraries = {"alembic", "mlflow", "opentelemetry", "pyarrow", "tensorboard", "wandb"}
+    offenders = [
+        module.stem
+        for name in ("client", "common", "server")
+        for module in package_folder(name).rglob("*.py")
+        for node in ast.parse(module.read_text()).body
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for imported in imported_names(ast.unparse(node), "potluck.any")
+        if imported.partition(".")[0] in libraries
+        or imported.startswith("potluck.common.tracing.exporting")
+    ]
+    assert set(offenders) == {"exporting"}  # which is imported where traces are on
+
+
 def test_every_room_says_what_lives_there() -> None:
     silent = [
         str(module.relative_to(HOUSE))
@@ -334,13 +349,22 @@ def required_name(text: str) -> str:
 
 
 EXTRAS = {
-    "client": ("gpu", "s3"),
-    "common": ("lightning", "lora", "monai", "parquet", "transformers"),
+    "client": ("gpu", "s3", "tracing"),
+    "common": ("lightning", "lora", "monai", "parquet", "tracing", "transformers"),
     "deploy": ("operator",),
     "experiments": ("experiments", "ray"),
     "federation": ("notebook",),
     "page": ("page",),
-    "server": ("mlflow", "parquet", "postgresql", "s3", "server", "tensorboard", "wandb"),
+    "server": (
+        "mlflow",
+        "parquet",
+        "postgresql",
+        "s3",
+        "server",
+        "tensorboard",
+        "tracing",
+        "wandb",
+    ),
 }
 """Of each package the extras that bring what only its machines import."""
 

@@ -54,6 +54,7 @@ from potluck.common.net.protocol import (
 )
 from potluck.common.net.tls import channel
 from potluck.common.settings import plugins
+from potluck.common.tracing.opening import open_tracer
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 if TYPE_CHECKING:  # importing it imports torch, which only the worker's thread has time for
@@ -115,6 +116,9 @@ class Agent:
         )
         cache = ModelCache(self._state.models, keep=config.cached_models)
         devices = [self._terms(device) for device in self._device.split(",")]
+        tracer = open_tracer(
+            config.tracing, "potluck-host", config.tls.load(Role.HOST).identity.name
+        )
         worker = Worker(
             *(device.make for device in devices), patience_seconds=config.patience_seconds
         )
@@ -146,6 +150,7 @@ class Agent:
             ),
             sums=SumSessions(policy=config.disclosure, membership=self._membership, budget=budget),
             metrics=self._metrics,
+            tracer=tracer,
         )
         instructions = Instructions(context, say=self._attending.say)
         self._metrics.serves(len(self._clients), budget=config.disclosure.epsilon_budget)
@@ -162,6 +167,8 @@ class Agent:
             worker.close()
             trainers.close()
             await link.close()
+            if tracer is not None:
+                await asyncio.to_thread(tracer.close)
 
     def _make_discloser(self, budget: PrivacyBudget) -> Discloser:
         config = self._config

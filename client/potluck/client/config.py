@@ -22,6 +22,7 @@ from potluck.common.settings.configuration import Settings, annotated_example, l
 from potluck.common.settings.configuration_errors import HOST
 from potluck.common.settings.plugins import MODEL_MODULES
 from potluck.common.tags import Tags
+from potluck.common.tracing.tracing_settings import TracingSettings
 
 ENVIRONMENT_PREFIX = "POTLUCK_CLIENT"
 MOST_WORKERS: Final = 256
@@ -172,6 +173,10 @@ class ClientConfig(Settings):
         default=AvailabilityPlan(),
         description="When the clients are likely to be there. Told where a selector asks (refl)\n"
         "and `questions` of [disclosure] allow it; nothing else depends on it.",
+    )
+    tracing: TracingSettings = Field(
+        default=TracingSettings(),
+        description="Where spans of OpenTelemetry go, of rounds that the coordinator traces.",
     )
     disclosure: DisclosurePolicy = Field(
         default=DisclosurePolicy(),

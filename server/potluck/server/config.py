@@ -15,6 +15,7 @@ from potluck.common.process.logs import LogFormat, LogLevel
 from potluck.common.settings.configuration import Settings, annotated_example
 from potluck.common.settings.configuration_errors import COORDINATOR
 from potluck.common.settings.plugins import MODEL_MODULES
+from potluck.common.tracing.tracing_settings import TracingSettings
 
 _LAST_PORT = 65_535
 _STORE = re.compile(
@@ -192,6 +193,9 @@ class CoordinatorConfig(Settings):
     )
     files: FilesSettings = Field(
         default=FilesSettings(), description="How models and updates move."
+    )
+    tracing: TracingSettings = Field(
+        default=TracingSettings(), description="Where spans of OpenTelemetry go."
     )
     sinks: dict[str, dict[str, Any]] = Field(
         default_factory=dict,

@@ -21,7 +21,8 @@ from potluck.client.disclosure.outgoing_log import Outgoing, shortened
 from potluck.client.handlers.active_instruction import ActiveInstruction
 from potluck.client.handlers.handler_context import HandlerContext
 from potluck.client.handlers.handler_table import carry_out
-from potluck.client.handlers.instruction_log import InstructionStage, Reception
+from potluck.client.handlers.instruction_log import InstructionStage, Reception, ignored
+from potluck.client.handlers.instruction_spans import spans_of
 from potluck.common.errors import (
     DisclosureRefusedError,
     PotluckError,
@@ -165,6 +166,10 @@ class Instructions:
         instruction = active.instruction
         bound = log.bind(id=instruction.id, client=instruction.client_id, round=instruction.round)
         answer: rpc.Answer | None = None
+        spans, trouble = spans_of(self._context.tracer, instruction), ""
+        if spans is not None:
+            spans.enter(active.entry.stage)
+            active.entry.listener = spans.enter
         try:
             async with asyncio.timeout_at(_deadline(instruction)) as active.timeout:
                 answer = await carry_out(self._context, active)
@@ -172,10 +177,12 @@ class Instructions:
         except TimeoutError:
             # Its update stays: a coordinator that was away longer may ask for it again.
             bound.warning("dropped, its deadline has passed")
+            trouble = "its deadline has passed"
             self._drop(active)
             return
         except RoundClosedError as error:
             bound.info("dropped, nobody waits for it", reason=error.message)
+            trouble = error.reason
             self._drop(active)
             self._updates.drop(instruction.id)
             return
@@ -190,6 +197,10 @@ class Instructions:
             bound.debug("traceback", traceback="".join(traceback.format_exception(error)))
         finally:
             active.cancelled.set()
+            if spans is not None:
+                failed = answer is not None and answer.HasField("failure")
+                spans.end(answer.failure.reason if answer and failed else trouble)
+                active.entry.listener = ignored
             if self._active.get(instruction.id) is active:
                 del self._active[instruction.id]
         self._count(instruction, answer)

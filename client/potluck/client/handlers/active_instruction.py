@@ -41,4 +41,4 @@ class ActiveInstruction:
         """Note that its computation begins. Raises RoundClosedError where it was cancelled."""
         if self.cancelled.is_set():
             raise RoundClosedError("cancelled before it began")
-        self.entry.stage = InstructionStage.COMPUTING
+        self.entry.enter(InstructionStage.COMPUTING)

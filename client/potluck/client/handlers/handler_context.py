@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # importing it imports torch, which only the worker's thread 
     from potluck.client.training.device import TrainingDevice
     from potluck.client.training.processes.training_seat import TrainingSeat
     from potluck.client.training.task_training import ClientFiles
+    from potluck.common.tracing.exporting import Tracer
 
 Result = TypeVar("Result")
 
@@ -59,6 +60,7 @@ class HandlerContext:
     outgoing: OutgoingLog
     sums: SumSessions
     metrics: HostMetrics
+    tracer: Tracer | None = None
 
     async def compute(
         self,

@@ -14,7 +14,7 @@ that was abandoned before it came is refused, once: its instruction was overtake
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import islice
@@ -66,6 +66,10 @@ class Reception(StrEnum):
     """It was abandoned before it came; say so."""
 
 
+def ignored(_: InstructionStage) -> None:
+    """Do nothing about a stage."""
+
+
 @dataclass(kw_only=True)
 class Entry:
     """One instruction. `fraction`: share of the computation done, in [0, 1].
@@ -83,6 +87,13 @@ class Entry:
     stage: InstructionStage = InstructionStage.QUEUED
     fraction: float = 0.0
     answer: rpc.Answer | None = None
+    listener: Callable[[InstructionStage], None] = ignored
+    """Called, in any thread, when it enters a stage."""
+
+    def enter(self, stage: InstructionStage) -> None:
+        """It is in this stage now."""
+        self.stage = stage
+        self.listener(stage)
 
 
 @dataclass
@@ -136,7 +147,7 @@ class InstructionLog:
         entry = self._entries.get(instruction_id)
         if entry is None or entry.stage in (InstructionStage.DROPPED, InstructionStage.OVERTAKEN):
             return False
-        entry.stage = stage
+        entry.enter(stage)
         return True
 
     def finish(self, instruction_id: str, answer: rpc.Answer | None) -> bool:
@@ -228,11 +239,13 @@ def digest_of_training(instruction: rpc.Instruction) -> str:
 def digest_of_work(instruction: rpc.Instruction) -> str:
     """The digest by which this work differs from other work under the same id.
 
-    It leaves out the time left, the files that models may be had as, and who is trained beside it.
+    It leaves out the time left, the files that models may be had as, who is trained beside it, and
+    the span that it is part of.
     """
     work = rpc.Instruction()
     work.CopyFrom(instruction)
     work.ClearField("time_left")
+    work.ClearField("trace_parent")
     kind = work.WhichOneof("work")
     if kind in ("train", "evaluate", "disclose", "question"):
         getattr(work, kind).model.ClearField("renditions")

@@ -21,6 +21,7 @@ _EXTRAS: Final = {
 
 _MODULES: Final = {
     "potluck.common.tables.table_files": "potluck[parquet]",
+    "potluck.common.tracing.exporting": "potluck[tracing]",
     "potluck.client.transfer.store_requests": "potluck[s3]",
     "potluck.server.objects.object_store": "potluck[s3]",
 } | {

@@ -750,6 +750,7 @@ class Instruction(_message.Message):
     QUESTION_FIELD_NUMBER: _builtins.int
     SECURE_FIELD_NUMBER: _builtins.int
     CHECK_FIELD_NUMBER: _builtins.int
+    TRACE_PARENT_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Unique for ever; the same id is the same work, so a host does it once. What it was told to drop,
     or has dropped itself, it begins anew when it is sent again.
@@ -760,6 +761,8 @@ class Instruction(_message.Message):
     """The run it belongs to."""
     round: _builtins.int
     """The round it belongs to."""
+    trace_parent: _builtins.str
+    """The span that it is part of, in the format of W3C's traceparent; empty where it is not traced."""
     @_builtins.property
     def time_left(self) -> _duration_pb2.Duration:
         """Time left to carry it out, from when it is sent."""
@@ -812,10 +815,11 @@ class Instruction(_message.Message):
         question: Global___Question | None = ...,
         secure: Global___SecureStep | None = ...,
         check: Global___Check | None = ...,
+        trace_parent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["abandon", b"abandon", "check", b"check", "disclose", b"disclose", "evaluate", b"evaluate", "question", b"question", "secure", b"secure", "settle", b"settle", "time_left", b"time_left", "train", b"train", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandon", b"abandon", "check", b"check", "client_id", b"client_id", "disclose", b"disclose", "evaluate", b"evaluate", "id", b"id", "question", b"question", "round", b"round", "run_id", b"run_id", "secure", b"secure", "settle", b"settle", "time_left", b"time_left", "train", b"train", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandon", b"abandon", "check", b"check", "client_id", b"client_id", "disclose", b"disclose", "evaluate", b"evaluate", "id", b"id", "question", b"question", "round", b"round", "run_id", b"run_id", "secure", b"secure", "settle", b"settle", "time_left", b"time_left", "trace_parent", b"trace_parent", "train", b"train", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["train", "evaluate", "abandon", "settle", "disclose", "question", "secure", "check"]  # noqa: Y015
     _WhichOneofArgType_work: _TypeAlias = _typing.Literal["work", b"work"]  # noqa: Y015

@@ -144,6 +144,8 @@ class RunDriver:
             self._prepared.set()
             if self._loop is not None:
                 await self._loop.stop()
+            if self._services.spans is not None:
+                self._services.spans.close()
             self.feed.close()
 
     async def _fail(self, reason: str) -> None:

@@ -70,6 +70,9 @@ class RoundLoop:
             event = await self._next_event()
             actions = run.machine.handle(event, now())
             run.services.observer.noted(event, actions, run.machine.phase)
+            if run.services.spans is not None:
+                key = (run.machine.round, run.machine.attempt)
+                run.services.spans.noted(event, actions, run.machine.phase, key)
             for action in actions:
                 await self._carry_out(action)
 

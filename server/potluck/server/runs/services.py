@@ -13,6 +13,7 @@ from potluck.server.store.store_thread import InStore
 from potluck.server.sums.counts import SecureSums
 from potluck.server.training.training_job import Workplace
 from potluck.server.watching.run_metrics import RunObserver
+from potluck.server.watching.run_spans import RunSpans
 
 
 @dataclass(kw_only=True)
@@ -37,3 +38,5 @@ class RunServices:
     """Sums over clients that hide what each of them has."""
     observer: RunObserver
     """Takes what happens, for the metrics."""
+    spans: RunSpans | None
+    """Takes it for traces, where there are any."""

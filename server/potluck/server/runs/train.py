@@ -60,6 +60,8 @@ class Training:
         asked = run.plan.before_upload
         if asked is not None and machine.cohort.undecided:
             instruction.train.before_upload.CopyFrom(question_before_upload(asked, instruction))
+        if run.services.spans is not None:
+            instruction.trace_parent = run.services.spans.context_of(client)
         await self._path.begin(instruction.train)
         run.services.attendance.instruct(
             instruction,

@@ -19,6 +19,7 @@ from potluck.common.names import is_name
 from potluck.common.net.membership import Members
 from potluck.common.net.membership_in_force import MembershipInForce
 from potluck.common.process.folder_lock import FolderLock
+from potluck.common.tracing.opening import open_tracer
 from potluck.server.clock import now, utc
 from potluck.server.config import CoordinatorConfig
 from potluck.server.hosts.announce import SETTLE_SECONDS, announce_closed
@@ -66,6 +67,7 @@ class Coordinator:
         if self.trust.membership is not None:
             self._spread(self.trust.membership)
         self.archive = Archive(config, store.call, self.files, self.attendance, self.trust)
+        self.tracer = open_tracer(config.tracing, "potluck-coordinator", config.listen)
         self.runs = RunsUnderWay(
             config,
             store.call,
@@ -74,6 +76,7 @@ class Coordinator:
             self.metrics,
             self.trust,
             Offences(self.set_quarantine).add,
+            self.tracer,
         )
         jobs = sink_jobs(
             config.sinks, database=config.database_url(), state_directory=config.state_directory
@@ -113,6 +116,8 @@ class Coordinator:
                     store.give_up()
                     await coordinator.runs.close()
                     await coordinator._sinks.close()
+                    if coordinator.tracer is not None:
+                        await asyncio.to_thread(coordinator.tracer.close)
                     await asyncio.wait(background)
                     if coordinator.stored is not None:
                         await coordinator.stored.close()

@@ -6,6 +6,7 @@ import asyncio
 import shutil
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -40,6 +41,10 @@ from potluck.server.store.records import NewRun, RunRow, RunState
 from potluck.server.store.store_thread import InStore
 from potluck.server.sums.counts import SecureSums
 from potluck.server.training.training_job import Workplace, public_inputs
+from potluck.server.watching.run_spans import RunSpans
+
+if TYPE_CHECKING:  # imports OpenTelemetry
+    from potluck.common.tracing.exporting import Tracer
 
 log = structlog.get_logger()
 
@@ -56,8 +61,10 @@ class RunsUnderWay:
         metrics: CoordinatorMetrics,
         trust: Trust,
         offended: Callable[[Iterable[str]], Awaitable[dict[str, str]]],
+        tracer: Tracer | None = None,
     ) -> None:
-        """`offended`: see `Offences.add`."""
+        """`offended`: see `Offences.add`. tracer: where runs are traced."""
+        self._tracer = tracer
         self._config = config
         self._in_store = in_store
         self._attendance = attendance
@@ -101,6 +108,7 @@ class RunsUnderWay:
             trust=self._trust,
             sums=self.sums,
             observer=observer,
+            spans=None if self._tracer is None else RunSpans(self._tracer, row),
         )
         observer.began(row)
         self._tidying.begin(run_id, row.committed_rounds)

@@ -1,0 +1,133 @@
+"""Spans, sent to a collector in the background. The only module that imports OpenTelemetry."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import threading
+from collections.abc import Mapping
+from typing import Final
+
+from grpc import ssl_channel_credentials
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.id_generator import IdGenerator
+from opentelemetry.trace import (
+    Link,
+    NonRecordingSpan,
+    Span,
+    SpanContext,
+    Status,
+    StatusCode,
+    TraceFlags,
+    set_span_in_context,
+)
+
+from potluck.common.errors import ConfigurationError
+from potluck.common.net.protocol import SOFTWARE_VERSION
+from potluck.common.tracing.tracing_settings import TracingSettings
+
+_SECONDS: Final = 2.0
+"""A collector that does not answer within this time misses spans."""
+_CLOSE_SECONDS: Final = 1.0
+_PARENT: Final = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
+
+Attributes = Mapping[str, str | int | float]
+
+
+class _Ids(IdGenerator):
+    """Numbers that do not come from Python's own generator, on which results may depend."""
+
+    def generate_span_id(self) -> int:
+        """64 bits, not 0."""
+        return secrets.randbits(64) or 1
+
+    def generate_trace_id(self) -> int:
+        """128 bits, not 0."""
+        return secrets.randbits(128) or 1
+
+
+class Tracer:
+    """Makes spans. Thread-safe; never blocks and never fails: spans are dropped instead."""
+
+    def __init__(self, settings: TracingSettings, service: str, instance: str) -> None:
+        """See `open_tracer`, which raises the same."""
+        self.share = settings.share
+        described = {
+            "service.name": service,
+            "service.version": SOFTWARE_VERSION,
+            "service.instance.id": instance,
+        }
+        self._provider = TracerProvider(
+            resource=Resource({name: value for name, value in described.items() if value}),
+            id_generator=_Ids(),
+            shutdown_on_exit=False,
+        )
+        self._provider.add_span_processor(BatchSpanProcessor(_exporter(settings)))
+        self._tracer = self._provider.get_tracer("potluck", SOFTWARE_VERSION)
+
+    def begin(
+        self,
+        name: str,
+        attributes: Attributes,
+        *,
+        parent: Span | None = None,
+        linked: Span | None = None,
+    ) -> Span:
+        """A span that begins now. parent: without one it begins a trace. linked: another span that
+        it belongs to, of another trace."""
+        return self._tracer.start_span(
+            name,
+            context=None if parent is None else set_span_in_context(parent),
+            attributes=dict(attributes),
+            links=[] if linked is None else [Link(linked.get_span_context())],
+        )
+
+    def close(self) -> None:
+        """Send what is left, for a moment."""
+        closing = threading.Thread(target=self._provider.shutdown, daemon=True)
+        closing.start()
+        closing.join(_CLOSE_SECONDS)
+
+
+def written(span: Span) -> str:
+    """A span as text, in the format of W3C's `traceparent`, for those who go on with it."""
+    context = span.get_span_context()
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-01"
+
+
+def read(parent: str) -> Span | None:
+    """The span of another process; None where the text is none."""
+    found = _PARENT.fullmatch(parent)
+    if found is None:
+        return None
+    context = SpanContext(
+        int(found[1], 16), int(found[2], 16), is_remote=True, trace_flags=TraceFlags(1)
+    )
+    return NonRecordingSpan(context) if context.is_valid else None
+
+
+def fail(span: Span, reason: str) -> None:
+    """Mark a span as that of something that went wrong."""
+    span.set_status(Status(StatusCode.ERROR, reason))
+
+
+def _exporter(settings: TracingSettings) -> OTLPSpanExporter:
+    secure = settings.endpoint.startswith("https://")
+    authority = None
+    if settings.authority is not None:
+        try:
+            authority = settings.authority.read_bytes()
+        except OSError as error:
+            raise ConfigurationError(
+                f"[tracing]: can't read {settings.authority}: {error.strerror}",
+                path=settings.authority,
+            ) from error
+    return OTLPSpanExporter(
+        endpoint=settings.endpoint,
+        insecure=not secure,
+        credentials=ssl_channel_credentials(authority) if secure else None,
+        timeout=_SECONDS,
+    )

@@ -1,0 +1,43 @@
+"""The table `[tracing]` of a coordinator and of a host."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from pydantic import Field, field_validator
+
+from potluck.common.settings.configuration import Settings
+
+
+class TracingSettings(Settings):
+    """Where spans go; nowhere by default."""
+
+    endpoint: str = Field(
+        default="",
+        description="A collector that takes OTLP over gRPC, http://HOST:PORT or https://HOST:PORT;\n"
+        "empty: no traces. It learns how long each client took.",
+    )
+    authority: Path | None = Field(
+        default=None,
+        description="The certificate of the authority of an https address, where that is not\n"
+        "public.",
+    )
+    share: float = Field(
+        default=1.0,
+        gt=0,
+        le=1,
+        description="Share of the rounds that are traced, evenly spread; the coordinator decides.",
+    )
+
+    @field_validator("endpoint")
+    @classmethod
+    def _an_address(cls, endpoint: str) -> str:
+        if endpoint and re.fullmatch(r"https?://[^/?#@\s]+:\d+/?", endpoint) is None:
+            raise ValueError("must be http://HOST:PORT or https://HOST:PORT")
+        return endpoint.rstrip("/")
+
+
+def is_traced(number: int, share: float) -> bool:
+    """Return whether a round is one of those traced, evenly spread over all. number: from 1."""
+    return int(number * share) > int((number - 1) * share)

@@ -1,0 +1,135 @@
+"""The spans of one run, made from what happens to its state machine. Lives on the event loop.
+
+A run has a trace of its own, and so has each attempt at a round, which is linked to it: a run may
+have more spans than a collector likes in one trace.
+
+    round ─┬─ select
+           ├─ train ─┬─ client (one each; its host's spans are below)
+           ├─ reduce
+           ├─ evaluate
+           └─ commit
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from potluck.common.tracing.tracing_settings import is_traced
+from potluck.server.rounds import events as rounds
+from potluck.server.rounds.machine import Phase
+from potluck.server.store.records import RunRow
+
+if TYPE_CHECKING:  # imports OpenTelemetry
+    from opentelemetry.trace import Span
+
+    from potluck.common.tracing.exporting import Tracer
+
+_NAMES: Final = {
+    Phase.SELECTING: "select",
+    Phase.TRAINING: "train",
+    Phase.REDUCING: "reduce",
+    Phase.EVALUATING: "evaluate",
+    Phase.COMMITTING: "commit",
+}
+
+
+class RunSpans:
+    """Spans of a run that is driven; those open when it is not any more end with `close`."""
+
+    def __init__(self, tracer: Tracer, row: RunRow) -> None:
+        self._tracer = tracer
+        self._about = {"potluck.run": row.run_id, "potluck.run.name": row.name}
+        self._run = tracer.begin(
+            "run",
+            {**self._about, "potluck.selector": row.selector, "potluck.strategy": row.strategy},
+        )
+        self._phase = Phase.WAITING
+        self._key = (0, 0)
+        self._round: Span | None = None
+        self._part: Span | None = None
+        self._clients: dict[str, Span] = {}
+
+    def noted(
+        self,
+        event: rounds.Event,
+        actions: Sequence[rounds.Action],
+        phase: Phase,
+        key: tuple[int, int],
+    ) -> None:
+        """The state machine has handled an event. phase: it is in now. key: round and attempt."""
+        match event:
+            case rounds.UpdateArrived(client):
+                self._end_client(client)
+            case rounds.SumArrived(updates):
+                for client, _ in updates:
+                    self._end_client(client)
+        for action in actions:
+            match action:
+                case rounds.MarkMember(client=client, state=state):
+                    self._end_client(client, state.value)
+                case rounds.GiveUpAttempt(reason=reason):
+                    self._end_round(reason)
+        self._enter(phase, key)
+        for action in actions:
+            if isinstance(action, rounds.Train):
+                self._begin_client(action.client)
+
+    def context_of(self, client: str) -> str:
+        """The parent of what a client's host does, as text; empty for none."""
+        span = self._clients.get(client)
+        if span is None:
+            return ""
+        from potluck.common.tracing.exporting import written
+
+        return written(span)
+
+    def close(self) -> None:
+        """The run is not driven any more."""
+        self._end_round("" if self._phase is Phase.ENDED else "the run was left")
+        self._run.end()
+
+    def _enter(self, phase: Phase, key: tuple[int, int]) -> None:
+        if phase is self._phase and key == self._key:
+            return
+        self._end_part()
+        if key != self._key or phase not in _NAMES:
+            self._end_round()
+        self._phase, self._key = phase, key
+        if phase not in _NAMES or not is_traced(key[0], self._tracer.share):
+            return
+        if self._round is None:
+            about: dict[str, str | int | float] = {**self._about}
+            about |= {"potluck.round": key[0], "potluck.attempt": key[1]}
+            self._round = self._tracer.begin("round", about, linked=self._run)
+        self._part = self._tracer.begin(_NAMES[phase], {}, parent=self._round)
+
+    def _begin_client(self, client: str) -> None:
+        if self._part is not None and self._phase is Phase.TRAINING:
+            about = {"potluck.client": client}
+            self._clients[client] = self._tracer.begin("client", about, parent=self._part)
+
+    def _end_client(self, client: str, trouble: str = "") -> None:
+        span = self._clients.pop(client, None)
+        if span is not None:
+            self._end(span, trouble)
+
+    def _end_part(self) -> None:
+        for client in list(self._clients):
+            self._end_client(client)
+        if self._part is not None:
+            self._part.end()
+            self._part = None
+
+    def _end_round(self, trouble: str = "") -> None:
+        self._end_part()
+        if self._round is not None:
+            self._end(self._round, trouble)
+            self._round = None
+
+    def _end(self, span: Span, trouble: str) -> None:
+        if trouble:
+            from potluck.common.tracing.exporting import fail
+
+            fail(span, trouble)
+        span.end()

@@ -1,0 +1,54 @@
+"""Traces of a run, from coordinator and hosts, as a collector gets them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from support.collector import ReceivedSpan, running_collector
+from support.federation import crash_federation
+
+COORDINATOR, HOST = "potluck-coordinator", "potluck-host"
+PHASES = ("select", "train", "reduce", "evaluate", "commit")
+STAGES = {"download", "compute", "upload"}
+
+
+def named(spans: list[ReceivedSpan], service: str, *names: str) -> list[ReceivedSpan]:
+    return [each for each in spans if each.service == service and each.name in names]
+
+
+async def test_a_round_is_one_trace_over_coordinator_and_hosts(tmp_path: Path) -> None:
+    with running_collector() as collector:
+        tracing = {"tracing": {"endpoint": f"http://127.0.0.1:{collector.port}"}}
+        async with crash_federation(
+            tmp_path,
+            hosts=2,
+            rounds=3,
+            coordinator={"tracing": {**tracing["tracing"], "share": 0.67}},
+            host=tracing,
+        ) as federation:
+            run_id = await federation.start_run()
+            await federation.finished(run_id)
+            history = await federation.history(run_id)
+        spans = collector.spans  # all of them: who ends sends what is left
+    [run] = named(spans, COORDINATOR, "run")
+    rounds = named(spans, COORDINATOR, "round")
+    assert [each.attributes["potluck.round"] for each in rounds] == [2, 3]
+    for span, committed in zip(rounds, history[1:], strict=True):
+        assert (span.parent, span.links, span.failed) == (b"", (run.id,), False)
+        assert span.attributes["potluck.run"] == run_id
+        own = [each for each in spans if each.trace == span.trace]
+        parts = [each for each in own if each.parent == span.id]
+        assert [each.name for each in sorted(parts, key=lambda each: each.begin)] == list(PHASES)
+        assert all(span.begin <= each.begin <= each.end <= span.end for each in parts)
+        clients = {
+            each.attributes["potluck.client"]: each for each in named(own, COORDINATOR, "client")
+        }
+        assert set(clients) == {member.client_id for member in committed.members}
+        works = named(own, HOST, "train")
+        assert {each.attributes["potluck.client"] for each in works} == set(clients)
+        for work in works:
+            assert work.parent == clients[work.attributes["potluck.client"]].id
+            stages = Counter(each.name for each in own if each.parent == work.id)
+            assert set(stages) == STAGES
+    assert {each.trace for each in named(spans, HOST, "train")} <= {each.trace for each in rounds}

@@ -1,0 +1,58 @@
+"""Where traces go, which rounds have one, and what names a span to another process."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import pytest
+
+from potluck.common.errors import ConfigurationError
+from potluck.common.settings.configuration import validate
+from potluck.common.tracing.opening import open_tracer
+from potluck.common.tracing.tracing_settings import TracingSettings, is_traced
+
+AWAY = TracingSettings(endpoint="http://127.0.0.1:9")
+
+
+@pytest.mark.parametrize(
+    ("share", "traced"),
+    [(1.0, [1, 2, 3, 4, 5, 6]), (0.5, [2, 4, 6]), (0.34, [3, 6]), (0.01, [])],
+)
+def test_traced_rounds_are_spread_evenly(share: float, traced: list[int]) -> None:
+    assert [number for number in range(1, 7) if is_traced(number, share)] == traced
+
+
+@pytest.mark.parametrize("endpoint", ["localhost:4317", "grpc://x:1", "http://x", "http://x:1/v1"])
+def test_an_endpoint_is_an_address(endpoint: str) -> None:
+    with pytest.raises(ConfigurationError, match="'endpoint': must be http://HOST:PORT or https"):
+        validate(TracingSettings, {"endpoint": endpoint}, source="x")
+
+
+def test_without_an_endpoint_there_is_no_tracer() -> None:
+    assert open_tracer(TracingSettings(), "potluck-host") is None
+
+
+def test_without_opentelemetry_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "potluck.common.tracing.exporting", raising=False)
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc.trace_exporter", None)
+    why = r"\[tracing\]: opentelemetry is not installed; pip install 'potluck\[tracing\]'"
+    with pytest.raises(ConfigurationError, match=why):
+        open_tracer(AWAY, "potluck-host")
+
+
+def test_a_span_is_known_by_its_text() -> None:
+    from potluck.common.tracing.exporting import read, written
+
+    tracer = open_tracer(AWAY, "potluck-coordinator")
+    assert tracer is not None
+    span = tracer.begin("round", {"potluck.round": 3})
+    found = read(written(span))
+    assert found is not None
+    assert found.get_span_context().span_id == span.get_span_context().span_id
+    assert found.get_span_context().trace_id == span.get_span_context().trace_id
+    for text in ("", "00-1-2-01", f"00-{'0' * 32}-{'0' * 16}-01", f"00-{'x' * 32}-{'1' * 16}-01"):
+        assert read(text) is None
+    begun = time.monotonic()
+    tracer.close()  # nobody takes the span
+    assert time.monotonic() - begun < 5
