@@ -241,9 +241,11 @@ async def test_a_refused_run_file_is_refused_at_its_fields(page: OpenPage) -> No
 
 async def test_runs_are_compared(page: OpenPage, service: FakeOperatorService) -> None:
     service.started = [FIRST_DRAFT]
-    service.watches = [[status(committed=1), committed(1, 0.5)] for _ in range(2)]
+    over = status(FINISHED, committed=2)
+    service.watches = [[over, committed(1, 0.5), committed(2, 0.5), over] for _ in range(2)]
     found = (await page.get("/api/compare?run=a&run=b")).json
-    assert (len(found["runs"]), found["differences"]) == (2, [])
+    assert [len(run["rounds"]) for run in found["runs"]] == [2, 2]
+    assert found["differences"] == []
     alone = await page.get("/api/compare?run=a")
     assert (alone.status, alone.json["error"]) == (400, "choose from 2 to 6 runs to compare")
 

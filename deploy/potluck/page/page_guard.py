@@ -21,7 +21,7 @@ _CLOSED = """\
 """
 _OPENING = """\
 <!doctype html><html lang="en"><meta charset="utf-8">
-<meta http-equiv="refresh" content="0; url=/">
+<meta http-equiv="refresh" content="0; url=/"><link rel="icon" href="/static/icon.svg">
 <title>Potluck</title><p><a href="/">Open the page</a></p></html>
 """
 

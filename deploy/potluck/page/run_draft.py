@@ -85,7 +85,7 @@ def form_fields() -> list[FieldShown]:
 
 def _hint(field: _Field) -> str:
     name = field.key.removesuffix(".name").rpartition(".")[2]
-    description = field.model.model_fields[name].description or ""
+    description = (field.model.model_fields[name].description or "").replace("`", "")
     return " ".join(description.split("; other keys")[0].rstrip(".").split()) + "."
 
 
@@ -210,7 +210,9 @@ def _refusal(text: str, message: str) -> Problem:
         if group in message or re.search(rf"\b{kind}s? '", message):
             return Problem(key=key, line=line_of(text, key), text=message)
     quoted = re.findall(r"'([\w.-]+)'", message)
-    known = [key for key in quoted if line_of(text, key) is not None]
+    values = _values(text)
+    named = [key for key in _GROUP_OF.values() if values.get(key) in quoted]
+    known = named + [key for key in quoted if line_of(text, key) is not None]
     key = known[0] if known else ""
     return Problem(key=key, line=line_of(text, key) if key else None, text=message)
 

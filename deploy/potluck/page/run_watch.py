@@ -205,7 +205,7 @@ class RunWatch:
 
     def _complete(self, status: operator_pb2.RunStatus) -> bool:
         """Return whether all rounds that are committed by now have come."""
-        return max(self.view.committed, default=0) >= status.committed_rounds or self.view.ended
+        return max(self.view.committed, default=0) >= status.committed_rounds
 
     def _publish(self, before: RunView, event: operator_pb2.WatchRunResponse) -> None:
         match event.WhichOneof("event"):

@@ -80,6 +80,7 @@ def test_each_problem_has_a_key_and_a_line(
         ("potluck.selectors: 'powr' is not installed; installed: uniform", "selector.name", None),
         ("potluck.tasks: 'digit' is not installed; installed: digits", "task.name", 4),
         ("'rounds' is more than this coordinator takes", "rounds", 2),
+        ("'digits' is not installed on any host", "task.name", 4),
         ("this coordinator takes no more runs", "", None),
     ],
 )

@@ -6,12 +6,12 @@ import { bar, card, setBar, table } from "./parts.js";
 
 const SHOWN = 40, NOTEWORTHY = 15, TILE = 12;
 const COLOURS = {
-  selected: "--faint", downloading: "--series-2", training: "--series-0", uploading: "--series-4",
-  included: "--accent", lost: "--bad", failed: "--bad", late: "--series-1", spared: "--series-5",
+  selected: "--faint", downloading: "--series-5", training: "--series-2", uploading: "--series-3",
+  included: "--accent", lost: "--bad", failed: "--bad", late: "--series-1", spared: "--line",
 };
 const AT_WORK = new Set(["selected", "downloading", "training", "uploading"]);
 const TROUBLED = new Set(["lost", "failed", "late"]);
-const DONE_LABEL = { included: "update received" };
+const LABELS = { selected: "waiting", included: "update received" };
 
 export function liveRound() {
   let live = null, cohort = null, all = false, rowsFor = "", rows = new Map();
@@ -37,7 +37,7 @@ export function liveRound() {
     const moved = live.bytes_down || live.bytes_up ? ` · ${bytes(live.bytes_down)} down, ${bytes(live.bytes_up)} up` : "";
     text(phase, `${live.phase} · ${seconds(live.seconds)}${moved}`);
     setBar(progress, live.done);
-    put(counts, live.counts.map((each) => h("li", { style: { "--swatch": `var(${COLOURS[each.state] ?? "--faint"})` } }, `${each.clients} ${DONE_LABEL[each.state] ?? each.state}`)),
+    put(counts, live.counts.map((each) => h("li", { style: { "--swatch": `var(${COLOURS[each.state] ?? "--faint"})` } }, `${each.clients} ${LABELS[each.state] ?? each.state}`)),
       live.stragglers.length ? h("li", { style: { "--swatch": "var(--warn)" } }, count(live.stragglers.length, "straggler")) : null);
     drawTiles();
     drawMembers();
@@ -100,7 +100,7 @@ export function liveRound() {
       setBar(meter, over ? 1 : live.fractions[place]);
       meter.className = `bar ${TROUBLED.has(at) ? "trouble" : ""}`;
       const why = live.troubles[place];
-      text(state, why ? `${at}: ${why}` : DONE_LABEL[at] ?? at);
+      text(state, why ? `${at}: ${why}` : LABELS[at] ?? at);
       tag.hidden = !slow.has(place);
       text(tag, "straggler");
     }

@@ -166,7 +166,10 @@ export function pickMap({ open }) {
   });
   canvas.addEventListener("keydown", (event) => {
     const step = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
-    if (event.key === "Enter" && at) open(at.round);
+    if (event.key === "Enter" && at) {
+      event.preventDefault(); // or the button that is focused next would be pressed
+      open(at.round);
+    }
     if (!step || !box || !rounds.length) return;
     event.preventDefault();
     read(at ? at.row + step[0] : 0, at ? at.round + step[1] : box.first);

@@ -45,6 +45,7 @@ export function showRun(place, { run: wanted, go, title }) {
     privacy.draw(found.privacy);
     if (found.roster.length !== roster.length) {
       roster = found.roster;
+      drawSummary();
       drawPicks();
     }
   });
@@ -160,7 +161,7 @@ export function showRun(place, { run: wanted, go, title }) {
     ];
     const earlier = run.rounds.length - newest.length + run.earlier;
     put(rounds, rounds.querySelector("header"), newest.length
-      ? [h("div", { class: "scroll" }, table("The newest rounds", columns, newest, { rowKind: (round) => (round.left_out.length ? "trouble" : undefined) })), earlier ? h("p", { class: "quiet small" }, `${count(earlier, "earlier round")}; the map above opens each, \`potluck export\` writes all.`) : null]
+      ? [h("div", { class: "scroll" }, table("The newest rounds", columns, newest, { rowKind: (round) => (round.left_out.length ? "trouble" : undefined) })), earlier ? h("p", { class: "quiet small" }, `${count(earlier, "earlier round")}; the map above opens each, `, h("code", {}, "potluck export"), " writes all.") : null]
       : h("p", { class: "quiet" }, "No round is committed yet."));
   }
 

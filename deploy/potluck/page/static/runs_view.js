@@ -57,7 +57,7 @@ export function showRuns(place, { go, title }) {
       { title: "Started", right: true, kind: "when nowrap", cell: (run) => h("time", { datetime: run.created_at, title: date(run.created_at) }, ago(run.created_at)) },
     ];
     return h("section", { class: "card", "aria-label": "All runs" }, h("div", { class: "scroll" }, table("All runs, newest first", columns, shown, { kind: "runs" })),
-      more ? h("p", { class: "quiet small" }, `The newest ${runs.length} runs; \`potluck runs\` lists all.`) : null);
+      more ? h("p", { class: "quiet small" }, `The newest ${runs.length} runs; `, h("code", {}, "potluck runs"), " lists all.") : null);
   }
 
   mark();

@@ -1,0 +1,385 @@
+"""The page in a real browser: all that it shows, all its controls, and trouble in words."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from playwright.async_api import Browser, Page, expect
+from support.browser import CHROMIUM, opened_tab, running_browser
+from support.operator_service import (
+    RUN_ID,
+    Event,
+    FakeOperatorService,
+    committed,
+    member,
+    notice,
+    progress,
+    running_operator_service,
+    status,
+)
+from support.pages import OpenPage, running_page
+from support.pki import TestFederation, make_federation, tls_files
+
+from potluck.common.net.identity import Role
+from potluck.deploy.operator.operator_config import OperatorConfig
+from potluck.deploy.pki import authority
+from potluck.deploy.view.readable import readable_bytes, readable_measure, readable_seconds
+from potluck.page.run_draft import FIRST_DRAFT
+from potluck.rpc.v1 import operator_pb2
+from potluck.rpc.v1.operator_pb2 import MemberState, RunState
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(not CHROMIUM.exists(), reason="needs Debian's chromium"),
+]
+TRAINING = MemberState.MEMBER_STATE_TRAINING
+LOST = MemberState.MEMBER_STATE_LOST
+RUN_PATH = f"/runs/{RUN_ID}"
+
+
+def under_way() -> Event:
+    """A round with one client that is late among four, and one that is lost."""
+    event = progress(
+        3, "train", member(0), member(1), member(2, TRAINING, 0.25), member(3, LOST, 0.5)
+    )
+    event.progress.seconds = 30.0
+    event.progress.bytes_down = 1_500_000
+    for one in event.progress.members[:2]:
+        one.seconds = 2.0
+    event.progress.members[3].trouble = "host-0 went away"
+    event.progress.members[2].reason = "entropy +0.41 bit"
+    return event
+
+
+def history(*, clients: int = 3, rounds: int = 2) -> list[Event]:
+    return [
+        committed(number, 0.3 + 0.5 * number / rounds, *(member(each) for each in range(clients)))
+        for number in range(1, rounds + 1)
+    ]
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> TestFederation:
+    return make_federation(tmp_path_factory.mktemp("pki"))
+
+
+@pytest.fixture
+def service() -> FakeOperatorService:
+    events = [status(committed=2), *history(), notice("host-0 left"), under_way()]
+    return FakeOperatorService(  # type: ignore[abstract]  # calls that no test makes
+        runs=[status(committed=2).status],
+        clients=[
+            operator_pb2.ClientStatus(
+                client_id=f"client-{number}",
+                host_id=f"host-{number % 2}",
+                attending=number % 2 == 0,
+                device="cuda:0 (NVIDIA H100)",
+                software_version="0.0.9" if number % 2 == 0 else "",
+                selected=number,
+            )
+            for number in range(6)
+        ],
+        profiles=[
+            operator_pb2.ClientProfile(client_id=f"client-{number}", label_counts=[number, 6.0])
+            for number in range(6)
+        ],
+        watches=[list(events) for _ in range(8)],
+        holds=True,
+    )
+
+
+@pytest.fixture
+async def config(
+    service: FakeOperatorService, federation: TestFederation
+) -> AsyncIterator[OperatorConfig]:
+    async with running_operator_service(service, federation) as config:
+        yield config
+
+
+@pytest.fixture
+async def server(config: OperatorConfig) -> AsyncIterator[OpenPage]:
+    async with running_page(config) as server:
+        yield server
+
+
+@pytest.fixture
+async def browser() -> AsyncIterator[Browser]:
+    async with running_browser() as browser:
+        yield browser
+
+
+async def fits(page: Page) -> bool:
+    """True where nothing sticks out at the side."""
+    fitting: bool = await page.evaluate(
+        "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
+    )
+    return fitting
+
+
+async def test_a_run_from_the_list_down_to_why_a_client_was_chosen(
+    browser: Browser, server: OpenPage
+) -> None:
+    async with opened_tab(browser, server.address) as tab:
+        page = tab.page
+        await page.get_by_role("link", name="tea").click()
+        await expect(page.get_by_role("heading", level=1)).to_have_text("tea")
+        live = page.get_by_role("region", name="Round 3")
+        await expect(live).to_contain_text("training · 30 s · 1.5 MB down")
+        await expect(live.get_by_role("row", name="client-2")).to_contain_text("entropy +0.41 bit")
+        await expect(live.get_by_role("row", name="client-2")).to_contain_text("straggler")
+        await expect(live.get_by_role("row", name="client-3")).to_contain_text("host-0 went away")
+        await expect(live.get_by_role("listitem")).to_have_text(
+            ["1 training", "2 update received", "1 lost", "1 straggler"]
+        )
+        await expect(page.get_by_role("region", name="Notices")).to_contain_text("host-0 left")
+
+        curve = page.get_by_role("img", name="accuracy from 55.0 % to 80.0 % in round 2")
+        await curve.focus()
+        await page.keyboard.press("ArrowRight")
+        await expect(page.get_by_role("region", name="Measures")).to_contain_text(
+            "Round 1: accuracy 55.0 % · worst group"
+        )
+        await page.get_by_text("Shares, more is better, as a table").click()
+        table = page.get_by_role("table", name="Shares, more is better")
+        await expect(table.get_by_role("row")).to_have_count(3)
+
+        picks = page.get_by_role("region", name="Who was picked")
+        await picks.get_by_role("img", name="Picks of 6 clients in 2 rounds").focus()
+        await page.keyboard.press("ArrowDown")
+        await page.keyboard.press("ArrowDown")
+        await expect(picks.get_by_role("status")).to_have_text(
+            "client-1, round 1: picked, in the model · picked 2× in all"
+        )
+        await picks.get_by_label("Order of clients").select_option("picks")
+        await picks.get_by_role("img", name="Picks of 6 clients in 2 rounds").focus()
+        await page.keyboard.press("ArrowDown")
+        await page.keyboard.press("Enter")
+        dialog = page.get_by_role("dialog")
+        await expect(dialog.get_by_role("row", name="client-1")).to_contain_text("uniform")
+        await page.keyboard.press("Escape")
+        await expect(dialog).to_have_count(0)
+        await page.get_by_role("button", name="Who was picked in round 2, and why").click()
+        await dialog.get_by_role("button", name="Close").click()
+
+        mix = page.get_by_role("region", name="Labels of the cohorts")
+        await mix.get_by_role("img", name="Label mix of 2 cohorts").focus()
+        await page.keyboard.press("ArrowRight")
+        await expect(mix.get_by_role("status")).to_contain_text("Round 1: entropy")
+        privacy = page.get_by_role("region", name="Privacy spent")
+        await expect(privacy).to_contain_text("All clients have spent the same")
+        assert tab.complaints == []
+
+
+async def test_a_run_is_stopped_and_resumed_after_a_question(
+    browser: Browser, server: OpenPage, service: FakeOperatorService
+) -> None:
+    async with opened_tab(browser, server.address) as tab:
+        page = tab.page
+        await tab.go(RUN_PATH)
+        await page.get_by_role("button", name="Stop", exact=True).click()
+        await page.get_by_role("button", name="Cancel").click()
+        assert service.stopped == []
+        await page.get_by_role("button", name="Stop", exact=True).click()
+        await page.get_by_role("button", name="Stop the run").click()
+        await expect(page.locator("#said")).to_have_text("The run is stopped.")
+        assert service.stopped == [RUN_ID]
+    async with opened_tab(browser, server.address) as tab:
+        await tab.page.get_by_role("link", name="tea").click()
+        await expect(tab.page.get_by_role("region", name="Round 3")).to_be_visible()
+        assert service.watched == 1  # both tabs look at one watch
+
+
+async def test_a_stopped_run_goes_on(
+    browser: Browser, server: OpenPage, service: FakeOperatorService
+) -> None:
+    stopped = status(RunState.RUN_STATE_STOPPED, committed=2, reason="by an operator")
+    service.runs = [stopped.status]
+    service.watches = [[*history(), stopped], [status(committed=2), under_way()]]
+    service.started = [FIRST_DRAFT]
+    async with opened_tab(browser, server.address) as tab:
+        page = tab.page
+        await tab.go(RUN_PATH)
+        await expect(page.locator("main")).to_contain_text("by an operator")
+        await page.get_by_role("button", name="Resume").click()
+        await page.get_by_role("button", name="Resume the run").click()
+        await expect(page.get_by_role("region", name="Round 3")).to_be_visible()
+        assert service.resumed == [RUN_ID]
+        await page.get_by_role("link", name="Start again").click()
+        await expect(page.get_by_role("textbox", name="Run file")).to_have_value(FIRST_DRAFT)
+        assert tab.complaints == []
+
+
+async def test_a_run_is_started_from_the_form_and_refused_at_its_fields(
+    browser: Browser, server: OpenPage, service: FakeOperatorService
+) -> None:
+    async with opened_tab(browser, server.address) as tab:
+        page = tab.page
+        await page.get_by_role("link", name="Start a run").first.click()
+        file = page.get_by_role("textbox", name="Run file")
+        rounds, selector = (
+            page.get_by_label("Rounds", exact=True),
+            page.get_by_label("Selector", exact=True),
+        )
+        await rounds.fill("0")
+        await expect(rounds).to_have_attribute("aria-invalid", "true")
+        await expect(page.locator("#field-rounds-wrong")).to_contain_text("greater than or equal")
+        await expect(page.locator("#file-problems")).to_contain_text("Line 2")
+        await page.get_by_role("button", name="Line 2").click()
+        await expect(file).to_be_focused()
+        await page.get_by_role("button", name="Start the run").click()
+        await expect(page.get_by_role("alert")).to_contain_text("The run was not started")
+        await rounds.fill("4")
+        await expect(rounds).not_to_have_attribute("aria-invalid", "true")
+        await selector.fill("powr")
+        await page.get_by_role("button", name="Start the run").click()
+        await expect(page.locator("#field-selector-name-wrong")).to_have_text(
+            "'powr' is not installed"
+        )
+        await expect(selector).to_be_focused()
+        await selector.fill("uniform")
+        await page.get_by_label("Name", exact=True).fill("green tea")
+        await expect(file).to_have_value(
+            FIRST_DRAFT.replace("rounds = 30", "rounds = 4").replace("first-look", "green tea")
+        )
+        await file.press("Control+Enter")
+        await page.wait_for_url(f"**{RUN_PATH}")
+        assert 'name = "green tea"' in service.started[0]
+        await page.go_back()
+        await page.get_by_role("button", name="Every setting, explained").click()
+        await expect(file).to_have_value(re.compile("# Rounds to commit."))
+        refused = [each for each in tab.complaints if "400" not in each]  # the browser's own lines
+        assert refused == []
+
+
+async def test_hosts_are_found_and_runs_compared(
+    browser: Browser, server: OpenPage, service: FakeOperatorService
+) -> None:
+    other = status(RunState.RUN_STATE_FINISHED, committed=2).status
+    other.run_id, other.name = "77777777", "coffee"
+    service.runs = [status(committed=2).status, other]
+    service.started = [FIRST_DRAFT]
+    async with opened_tab(browser, server.address) as tab:
+        page = tab.page
+        await page.get_by_role("link", name="Hosts").click()
+        await expect(page.get_by_role("row", name="host-0")).to_contain_text("NVIDIA H100")
+        await expect(page.get_by_role("row", name="host-0")).to_contain_text(
+            "coordinator has 0.1.0"
+        )
+        await page.get_by_label("Find a host").fill("client-5")
+        await expect(page.get_by_role("row", name="host-0")).to_have_count(0)
+        await page.get_by_text("3 clients", exact=True).click()
+        await expect(page.get_by_role("row", name="client-5")).to_be_visible()
+        await page.get_by_label("Find a host").fill("nobody")
+        await expect(page.get_by_text("No host matches")).to_be_visible()
+
+        await page.get_by_role("link", name="Runs", exact=True).click()
+        compare = page.get_by_role("button", name="Compare")
+        await expect(compare).to_be_disabled()
+        await page.get_by_label(f"Compare tea {RUN_ID}").check()
+        await page.get_by_label("Compare coffee 77777777").check()
+        await compare.click()
+        await expect(page.get_by_role("table", name="Runs side by side")).to_contain_text("80.0 %")
+        await expect(page.get_by_text("None: the run files are alike")).to_be_visible()
+        await page.get_by_role("link", name="Runs", exact=True).click()
+        await page.get_by_label("Find a run").fill("cof")
+        await expect(page.get_by_role("link", name="tea")).to_have_count(0)
+        assert tab.complaints == []
+
+
+async def test_trouble_is_said_in_words_and_passes_by_itself(
+    browser: Browser, service: FakeOperatorService, federation: TestFederation, tmp_path: Path
+) -> None:
+    mine = {name: tmp_path / name for name in ("certificate", "key")}
+    async with AsyncExitStack() as stack:
+        coordinator = AsyncExitStack()
+        config = await coordinator.enter_async_context(
+            running_operator_service(service, federation)
+        )
+        good = {name: getattr(config.tls, name).read_bytes() for name in mine}
+        for name, path in mine.items():
+            path.write_bytes(good[name])
+        config = config.model_copy(update={"tls": config.tls.model_copy(update=mine)})
+        server = await stack.enter_async_context(running_page(config))
+        tab = await stack.enter_async_context(opened_tab(browser, server.address))
+        await expect(tab.page.locator("#link-state")).to_contain_text("Potluck 0.1.0")
+        await coordinator.aclose()
+        alert = tab.page.locator("#connection-trouble")
+        await expect(alert).to_contain_text("The coordinator does not answer")
+        await expect(alert).to_contain_text(f"can't reach the coordinator at {config.coordinator}")
+        await expect(tab.page.get_by_role("link", name="tea")).to_be_visible()  # as known before
+
+        long_ago = datetime.now(UTC) - timedelta(days=30)
+        old = tls_files(
+            authority.issue(federation.folder, Role.OPERATOR, "old", days=1, now=long_ago)
+        )
+        for name, path in mine.items():
+            path.write_bytes(getattr(old, name).read_bytes())
+        await expect(alert).to_contain_text("A certificate can't be used")
+        await expect(alert).to_contain_text("expired on")
+        await expect(alert).to_contain_text("potluck pki issue")
+    async with running_operator_service(service, federation) as config, AsyncExitStack() as stack:
+        ending = AsyncExitStack()
+        server = await ending.enter_async_context(running_page(config))
+        tab = await stack.enter_async_context(opened_tab(browser, server.address))
+        await expect(tab.page.get_by_role("link", name="tea")).to_be_visible()
+        await ending.aclose()
+        await expect(tab.page.locator("#connection-trouble")).to_contain_text(
+            "Start potluck page again"
+        )
+
+
+async def test_a_thousand_clients_in_the_dark_on_a_phone(
+    browser: Browser, server: OpenPage, service: FakeOperatorService
+) -> None:
+    many = [member(number, TRAINING, number / 1000) for number in range(1000)]
+    service.watches = [
+        [status(committed=30), *history(clients=1000, rounds=30), progress(31, "train", *many)]
+    ]
+    async with opened_tab(browser, server.address, width=390, scheme="dark") as tab:
+        page = tab.page
+        for path, seen in (("/", "tea"), ("/hosts", "host-1"), ("/start", "Run file")):
+            await tab.go(path)
+            await expect(page.locator("main")).to_contain_text(seen)
+            assert await fits(page), path
+            assert await page.locator("h1").count() == 1
+        await tab.go(RUN_PATH)
+        live = page.get_by_role("region", name="Round 31")
+        await expect(live.get_by_role("row")).to_have_count(16)
+        await live.get_by_role("button", name="Show all 1000 clients").click()
+        await expect(live.get_by_role("row")).to_have_count(1001)
+        assert await fits(page)
+        ground = await page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert ground == "rgb(19, 20, 18)"
+        unlabelled = await page.evaluate(
+            "[...document.querySelectorAll('input,select,textarea,button,canvas,svg[role=img]')]"
+            ".filter((each) => !(each.labels?.length || each.ariaLabel || each.textContent.trim()))"
+            ".length"
+        )
+        assert unlabelled == 0
+        assert tab.complaints == []
+
+
+async def test_numbers_read_as_in_a_terminal(browser: Browser, server: OpenPage) -> None:
+    sizes = [0, 999, 1000, 1499, 9949, 9951, 23_400_000, 999_499_999, 7.2e15]
+    durations = [0.0, 0.44, 9.94, 9.96, 59.4, 61, 3599, 3661, 86_399, 90_061]
+    measures = [[0.931, "share"], [0.27123, ""], [3.4, "mm"], [12.0, ""], [123.456, "mm"]]
+    async with opened_tab(browser, server.address) as tab:
+        found = await tab.page.evaluate(
+            "async ([sizes, durations, measures]) => {"
+            " const is = await import('/static/format.js');"
+            " return [sizes.map(is.bytes), durations.map(is.seconds),"
+            " measures.map(([value, unit]) => is.measure(value, unit))]; }",
+            [sizes, durations, measures],
+        )
+    assert json.loads(json.dumps(found)) == [
+        [readable_bytes(each) for each in sizes],
+        [readable_seconds(each) for each in durations],
+        [readable_measure(value, unit) for value, unit in measures],  # type: ignore[arg-type]  # of pairs
+    ]
