@@ -1,16 +1,29 @@
 """A causal language model that clients adapt to their texts by low-rank adapters."""
 
+# pyright: reportUnknownMemberType=false
+# torch and transformers are typed in part.
+
 import sys
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from potluck.common.adapters.lora import keep_rank, with_lora
+from potluck.common.names import ClientId
 from potluck.common.task import ClientData, Task
-from potluck.common.trainer import Contribution, Measure, Measured, Trainer
+from potluck.common.trainer import (
+    Contribution,
+    EvaluationSettings,
+    Measure,
+    Measured,
+    Trainer,
+    TrainerSettings,
+    TrainingProgress,
+)
 
 LENGTH = 64
 """Bytes of text that the model sees at once."""
@@ -68,7 +81,9 @@ class Adapting(Trainer):
 
     measures = {"loss": Measure(label="loss", unit="nats/byte", lowest=0)}
 
-    def train(self, model, data, settings, report):
+    def train(
+        self, model: Any, data: Any, settings: TrainerSettings, report: TrainingProgress
+    ) -> Contribution:
         number = int(settings.client.rpartition("-")[2])
         keep_rank(model, RANKS[number % len(RANKS)])
         adapters = [each for each in model.parameters() if each.requires_grad]
@@ -93,7 +108,7 @@ class Adapting(Trainer):
             samples=len(data), steps=steps, measures={"loss": Measured(total, count)}
         )
 
-    def evaluate(self, model, data, settings):
+    def evaluate(self, model: Any, data: Any, settings: EvaluationSettings) -> dict[str, Measured]:
         total = 0.0
         model.eval()
         with torch.no_grad():
@@ -110,16 +125,16 @@ class LanguageModel(Task):
     clients = CLIENTS
     training = {"learning_rate": 0.01, "epochs": 3, "batch_size": 8}
 
-    def model(self):
+    def model(self) -> Any:
         return with_lora(network(), rank=max(RANKS), targets="all-linear")
 
-    def trainer(self):
+    def trainer(self) -> Trainer:
         return Adapting()
 
-    def client_data(self, client, data):
+    def client_data(self, client: ClientId, data: Path | None) -> ClientData[torch.Tensor]:
         rows = texts()[1 + int(client.rpartition("-")[2])]
         held_out = torch.arange(len(rows)) % 8 == 7
         return ClientData(train=rows[~held_out], held_out=rows[held_out])
 
-    def evaluation_data(self, data):
+    def evaluation_data(self, data: Path | None) -> None:
         return None  # the clients measure on what they hold out

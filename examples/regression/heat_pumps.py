@@ -3,7 +3,11 @@
 python heat_pumps.py FOLDER writes a CSV file for each of four clients, as their meters would.
 """
 
+# pyright: reportUnknownMemberType=false
+# torch is typed in part.
+
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -14,15 +18,17 @@ from torch.utils.data import DataLoader, TensorDataset
 from potluck.common.adapters.loops import LoopTrainer
 from potluck.common.adapters.script import Measure, Measured, script_task
 
+Batches = Iterable[tuple[torch.Tensor, torch.Tensor]]
+
 COLUMNS = "outside_celsius,wind_metres_per_second,sun_hours,floor_square_metres,kwh"
 
 
-def build_model():
+def build_model() -> nn.Module:
     scale = nn.BatchNorm1d(4, momentum=None)
     return nn.Sequential(scale, nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 1))
 
 
-def load(file):
+def load(file: Path) -> tuple[Batches, Batches]:
     """Loaders of a client's days: of four fifths to train on, of every fifth to measure on."""
     table = torch.from_numpy(np.loadtxt(file, np.float32, delimiter=",", skiprows=1))
     fifth = torch.arange(len(table)) % 5 == 4
@@ -31,7 +37,9 @@ def load(file):
     return DataLoader(days, batch_size=32, shuffle=True), DataLoader(held_out, batch_size=256)
 
 
-def train(model, loader, epochs, learning_rate, device):
+def train(
+    model: nn.Module, loader: Batches, epochs: int, learning_rate: float, device: torch.device
+) -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate)
     model.train()
     for _ in range(epochs):
@@ -44,10 +52,10 @@ def train(model, loader, epochs, learning_rate, device):
 
 
 @torch.no_grad()
-def measure(model, loader, device):
+def measure(model: nn.Module, loader: Batches, device: torch.device) -> dict[str, Measured]:
     """Sums over days, so that means over the federation are exact."""
     model.eval()
-    absolute = squared = days = 0
+    absolute, squared, days = 0.0, 0.0, 0
     for inputs, targets in loader:
         error = 100 * (model(inputs.to(device)) - targets.to(device))
         absolute += error.abs().sum().item()
@@ -71,7 +79,7 @@ HeatPumps = script_task(
 )
 
 
-def write_days(folder, clients=4, days=600):
+def write_days(folder: Path, clients: int = 4, days: int = 600) -> None:
     """Made-up days: each client has a climate and houses of its own."""
     folder.mkdir(parents=True, exist_ok=True)
     generator = np.random.default_rng(11)

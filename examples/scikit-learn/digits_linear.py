@@ -1,16 +1,37 @@
 """Handwritten digits, told apart by a linear classifier of scikit-learn. Needs no torch."""
 
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# scikit-learn has no types.
+
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 from sklearn.linear_model import SGDClassifier
 from sklearn.metrics import log_loss
 
+from potluck.common.names import ClientId
 from potluck.common.task import ClientData, Task
-from potluck.common.trainer import SHARE, Capability, Contribution, Measure, Measured, Trainer
+from potluck.common.trainer import (
+    SHARE,
+    Capability,
+    Contribution,
+    EvaluationSettings,
+    Measure,
+    Measured,
+    Trainer,
+    TrainerSettings,
+    TrainingProgress,
+)
+
+Model = dict[str, NDArray[np.float32]]
+Samples = tuple[NDArray[np.float64], NDArray[np.int64]]
 
 DIGITS = np.arange(10)
 
@@ -24,7 +45,9 @@ class PartialFit(Trainer):
     }
     capabilities = frozenset({Capability.LABEL_COUNTS, Capability.LOSS})
 
-    def train(self, model, data, settings, report):
+    def train(
+        self, model: Any, data: Any, settings: TrainerSettings, report: TrainingProgress
+    ) -> Contribution:
         inputs, labels = data
         classifier = classifier_of(model, settings.learning_rate, settings.seed)
         epochs = settings.training.epochs
@@ -35,7 +58,7 @@ class PartialFit(Trainer):
         model["intercept"] = classifier.intercept_.astype(np.float32)
         return Contribution(samples=len(labels), steps=epochs * len(labels))
 
-    def evaluate(self, model, data, settings):
+    def evaluate(self, model: Any, data: Any, settings: EvaluationSettings) -> dict[str, Measured]:
         inputs, labels = data
         classifier = classifier_of(model)
         right = int((classifier.predict(inputs) == labels).sum())
@@ -43,13 +66,13 @@ class PartialFit(Trainer):
         count = len(labels)
         return {"accuracy": Measured(right, count), "loss": Measured(loss * count, count)}
 
-    def label_counts(self, data):
+    def label_counts(self, data: Samples) -> list[int]:
         return np.bincount(data[1], minlength=len(DIGITS)).tolist()
 
 
-def classifier_of(model, learning_rate=0.01, seed=0):
+def classifier_of(model: Model, learning_rate: float = 0.01, seed: int = 0) -> Any:
     """A classifier with the weights of a model; `partial_fit` goes on from there."""
-    classifier = SGDClassifier(
+    classifier: Any = SGDClassifier(
         loss="log_loss",
         learning_rate="constant",
         eta0=learning_rate,
@@ -76,13 +99,13 @@ class DigitsLinear(Task):
     classes = 10
     training = {"learning_rate": 0.05, "epochs": 2}
 
-    def model(self):
+    def model(self) -> Model:
         return {"coef": np.zeros((10, 64), np.float32), "intercept": np.zeros(10, np.float32)}
 
-    def trainer(self):
+    def trainer(self) -> Trainer:
         return PartialFit()
 
-    def client_data(self, client, data):
+    def client_data(self, client: ClientId, data: Path | None) -> ClientData[Samples]:
         number = int(client.rpartition("-")[2])
         inputs, labels = digits(held_out=False)
         generator = np.random.default_rng(number)
@@ -93,11 +116,11 @@ class DigitsLinear(Task):
         chosen = np.concatenate([shuffled[liked][:most], shuffled[~liked][: size - most]])
         return ClientData(train=(inputs[chosen], labels[chosen]), held_out=digits(held_out=True))
 
-    def evaluation_data(self, data):
+    def evaluation_data(self, data: Path | None) -> Samples:
         return digits(held_out=True)
 
 
-def digits(*, held_out):
+def digits(*, held_out: bool) -> Samples:
     """Inputs, n × 64 in [0, 1], and labels, n."""
     inputs, labels = load_digits(return_X_y=True)
     chosen = (np.arange(len(labels)) % 5 == 4) == held_out

@@ -3,8 +3,14 @@
 python lesions.py FOLDER writes generated volumes for four clients: for each a folder of .npz files.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportPrivateImportUsage=false
+# torch and MONAI are typed in part.
+
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,8 +23,10 @@ from monai.transforms import AsDiscrete, Compose, RandFlipd, RandGaussianNoised
 from potluck.common.adapters.monai import MonaiLoopTrainer, measured
 from potluck.common.adapters.script import Measure, Measured, script_task, share
 
+Batches = Iterable[dict[str, Any]]
 
-def build_model():
+
+def build_model() -> torch.nn.Module:
     return UNet(
         spatial_dims=3,
         in_channels=1,
@@ -30,13 +38,13 @@ def build_model():
     )
 
 
-def read(file):
+def read(file: Path) -> dict[str, torch.Tensor]:
     """Image and label, 1 × 32 × 32 × 32 each, from one file."""
     with np.load(file) as arrays:
         return {name: torch.from_numpy(arrays[name][None].copy()) for name in ("image", "label")}
 
 
-def load(folder):
+def load(folder: Path) -> tuple[Batches, Batches]:
     """Loaders of a client's volumes, read while they are used: every fourth is held out."""
     files = sorted(folder.glob("*.npz"))
     augment = Compose(
@@ -51,7 +59,9 @@ def load(folder):
     return DataLoader(train, batch_size=2, shuffle=True), DataLoader(held_out, batch_size=2)
 
 
-def train(model, loader, epochs, learning_rate, device):
+def train(
+    model: torch.nn.Module, loader: Batches, epochs: int, learning_rate: float, device: torch.device
+) -> dict[str, Measured]:
     optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate)
     loss_function, total, volumes = DiceLoss(sigmoid=True), 0.0, 0
     model.train()
@@ -68,12 +78,14 @@ def train(model, loader, epochs, learning_rate, device):
 
 
 @torch.no_grad()
-def measure(model, loader, device):
-    dice, discrete = DiceMetric(), Compose([torch.sigmoid, AsDiscrete(threshold=0.5)])
+def measure(model: torch.nn.Module, loader: Batches, device: torch.device) -> dict[str, Measured]:
+    discrete: Any = Compose([torch.sigmoid, AsDiscrete(threshold=0.5)])
+    single: Any = decollate_batch
+    dice = DiceMetric()
     model.eval()
     for batch in loader:
-        found = [discrete(each) for each in decollate_batch(model(batch["image"].to(device)))]
-        dice(found, decollate_batch(batch["label"].to(device)))
+        found = [discrete(each) for each in single(model(batch["image"].to(device)))]
+        dice(found, single(batch["label"].to(device)))
     return {"dice": measured(dice)}
 
 
@@ -92,7 +104,7 @@ Lesions = script_task(
 )
 
 
-def write_volumes(folder, clients=4, volumes=8):
+def write_volumes(folder: Path, clients: int = 4, volumes: int = 8) -> None:
     """Balls on noise; each client's scanner has noise of its own."""
     for client in range(clients):
         generator = np.random.RandomState(client)
@@ -107,8 +119,8 @@ def write_volumes(folder, clients=4, volumes=8):
                 noise_max=0.2 + 0.1 * client,
                 random_state=generator,
             )
-            arrays = {"image": image.astype(np.float32), "label": label.astype(np.float32)}
-            np.savez(folder / f"client-{client}" / f"volume-{number}.npz", **arrays)
+            file = folder / f"client-{client}" / f"volume-{number}.npz"
+            np.savez(file, image=image.astype(np.float32), label=label.astype(np.float32))
 
 
 if __name__ == "__main__":

