@@ -42,14 +42,22 @@ assert first.disclosures["epsilon"].sum() > 0
 """,
     "secure-sums": """
 assert set(masked.disclosures.query("round == 1")["clients"]) == {6}
-assert set(steered.disclosures.query("epsilon > 0")["subject"]) == {"label counts of digits"}
+noisy = steered.disclosures.query("epsilon > 0")
+assert set(noisy["subject"]) == {"label counts of digits", "label_counts"}
 """,
     "your-own-model": """
 assert run.rounds["accuracy"].iloc[-1] > 0.8
-assert walking.rounds["accuracy"].mean() < run.rounds["accuracy"].mean()
+assert set(walking.selections["reason"]) == {f"step {number}" for number in range(1, 13)}
 """,
 }
 """Of each notebook what must hold when it is over."""
+CLOSED = """
+from potluck.common.errors import RunError
+try:
+    federation.find("any").profiles
+except RunError as error:
+    assert "closed" in str(error)
+"""
 SAID = {
     "privacy": ["epsilon_budget", "exact_label_counts"],
     "secure-sums": ["hosts"],
@@ -75,7 +83,10 @@ def shown(notebook: Any) -> Iterator[Any]:
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 async def test_it_runs(path: Path, tmp_path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
-    notebook.cells.append(nbformat.v4.new_code_cell(CHECKS[path.stem]))
+    last = next(cell for cell in notebook.cells if "federation.close()" in cell.source)
+    check = nbformat.v4.new_code_cell(CHECKS[path.stem])
+    notebook.cells.insert(notebook.cells.index(last), check)
+    notebook.cells.append(nbformat.v4.new_code_cell(CLOSED))
     place = {"metadata": {"path": str(tmp_path)}}
     await NotebookClient(notebook, timeout=PATIENCE_SECONDS, resources=place).async_execute()
     outputs = list(shown(notebook))

@@ -133,6 +133,8 @@ def test_it_shows_itself(finished: Run, federation: Federation) -> None:
     assert "digits" in finished._repr_html_()
     assert "3 of 3 rounds" in repr(finished)
     assert finished.plot().axes
+    assert finished.plot_selections().axes
+    assert finished.watch() is finished
     assert finished.id in federation.runs.index
     assert federation.clients["attending"].tolist() == [True] * 6
     assert federation.find(finished.id[:6]).wait().id == finished.id
@@ -238,8 +240,10 @@ def test_a_connection_uses_an_operators_certificate(finished: Run, federation: F
     assert federation.folder is not None
     config = federation.folder / "federation-1" / "operator.toml"
     with Federation.connect(config=config) as connected:
-        run = connected.find(finished.id)
+        run = seen = connected.find(finished.id)
         assert [each.number for each in run] == [1, 2, 3]
+        assert run.profiles.index.tolist() == [f"client-{number}" for number in range(6)]
+        assert run.disclosures.empty
 
         eight = {"name": "digits", "clients": 8}
         lonely = connected.run(task=eight, rounds=2, count=2, roster=8, roster_timeout_seconds=0.2)
@@ -251,6 +255,9 @@ def test_a_connection_uses_an_operators_certificate(finished: Run, federation: F
 
         with pytest.raises(ConfigurationError, match="install it there as a package"):
             connected.run(task=TASK, selector=Mine)  # type: ignore[arg-type]  # on purpose
+    assert len(seen.rounds) == 3
+    with pytest.raises(RunError, match=r"is closed; ask for this before `close\(\)`"):
+        _ = seen.profiles
 
 
 NOTEBOOK = """

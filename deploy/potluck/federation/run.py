@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.console import Console
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from potluck.deploy.cards.model_card import ModelCard
     from potluck.federation.model_report import ModelReport
 
+Answer = TypeVar("Answer")
 Follow = Callable[[RunFollower], Coroutine[Any, Any, RunView]]
 """Follows a run until it ends."""
 
@@ -55,6 +56,7 @@ class Run:
         """owner: what is not to be closed as long as somebody has the run."""
         self.id = run_id
         self._owner = owner
+        self._closed = False
         self._client = client
         self._background = background
         self._follow = follow
@@ -108,7 +110,7 @@ class Run:
     @property
     def status(self) -> operator_pb2.RunStatus:
         """Where it stands now."""
-        return self._background.call(self._client.find_run(self.id))
+        return self._call(self._client.find_run(self.id))
 
     @property
     def state(self) -> str:
@@ -156,7 +158,7 @@ class Run:
         """
         from potluck.federation.disclosure_frames import profiles_frame
 
-        _, clients = self._background.call(self._client.fetch_profiles(self.id))
+        _, clients = self._call(self._client.fetch_profiles(self.id))
         return profiles_frame(clients)
 
     @property
@@ -164,7 +166,7 @@ class Run:
         """What has left clients beside their updates, and when; see `disclosures_frame`."""
         from potluck.federation.disclosure_frames import disclosures_frame
 
-        return disclosures_frame(self._background.call(self._client.audit_disclosures(self.id)))
+        return disclosures_frame(self._call(self._client.audit_disclosures(self.id)))
 
     def plot(self) -> Figure:
         """The measures by round, and who trained, as `potluck demo` draws them.
@@ -190,7 +192,7 @@ class Run:
         from potluck.deploy.view.selection_plots import selection_picture
 
         view = self._follower.view
-        classes, clients = self._background.call(self._client.fetch_profiles(self.id))
+        classes, clients = self._call(self._client.fetch_profiles(self.id))
         found = run_report(view.rounds, classes, clients)
         return selection_picture(
             found.population,
@@ -263,14 +265,12 @@ class Run:
             which = "best model" if best else f"model of round {round}" if round else "model"
             raise RunError(f"run {self.id} has no {which} yet; name a round that is committed")
         measure = status.best.measure if best else None
-        return self._background.call(
-            card_of_run(self._client, self.id, round_number=found, best_of=measure)
-        )
+        return self._call(card_of_run(self._client, self.id, round_number=found, best_of=measure))
 
     def _download(self, path: Path, number: int, *, best: bool, describe: bool) -> DownloadedModel:
         if number == 0 and not self.status.committed_rounds:
             raise RunError(f"run {self.id} has no model yet; wait() for its first round")
-        return self._background.call(
+        return self._call(
             download_model(
                 self._client, self.id, path, round_number=number, best=best, describe=describe
             )
@@ -280,12 +280,12 @@ class Run:
 
     def stop(self) -> Run:
         """Stop it: the round under way is abandoned, the last committed model stays."""
-        self._background.call(self._client.stop_run(self.id))
+        self._call(self._client.stop_run(self.id))
         return self
 
     def resume(self) -> Run:
         """Go on after its last committed round, where it was stopped or has failed."""
-        self._background.call(self._resume())
+        self._call(self._resume())
         return self
 
     async def _resume(self) -> None:
@@ -298,15 +298,26 @@ class Run:
 
         What its clients have disclosed stays. Raises RunError where it is under way.
         """
-        self._background.call(self._client.delete_run(self.id))
+        self._call(self._client.delete_run(self.id))
 
     @property
     def run_file(self) -> str:
         """The run file that it was started with, as TOML; `Federation.run` takes it."""
-        return self._background.call(self._client.fetch_run_file(self.id))
+        return self._call(self._client.fetch_run_file(self.id))
+
+    def _call(self, work: Coroutine[Any, Any, Answer]) -> Answer:
+        """What the coordinator answers. Raises RunError once the federation is closed."""
+        if self._closed:
+            work.close()
+            raise RunError(
+                f"the federation of run {self.id} is closed; ask for this before `close()`, what "
+                "was seen of its rounds stays"
+            )
+        return self._background.call(work)
 
     async def close(self) -> None:
         """Follow it no longer. Called on the background loop, by its federation."""
+        self._closed = True
         await self._follower.close()
 
     # How it shows itself ----------------------------------------------------------------------
