@@ -9,9 +9,11 @@ import re
 import signal
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -234,6 +236,23 @@ def test_wrong_settings_are_refused_before_anything_starts() -> None:
         federation.run(task="digits", rounds=0)
     with pytest.raises(RunError, match="closed"):
         _ = federation.runs
+
+
+def test_the_page_connects_with_an_operators_certificate(
+    finished: Run, federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (ROOT / "docs" / "python.md").read_text()
+    [block] = [
+        text for text in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if ".connect(" in text
+    ]
+    assert federation.folder is not None
+    place = federation.folder / "federation-1"
+    monkeypatch.chdir(place / "pki")
+    address = tomllib.loads((place / "operator.toml").read_text())["coordinator"]
+    names: dict[str, Any] = {"Federation": Federation}
+    exec(block.replace("coordinator.example:7443", address), names)  # noqa: S102  # our page
+    with names["federation"] as connected:
+        assert finished.id in connected.runs.index
 
 
 def test_a_connection_uses_an_operators_certificate(finished: Run, federation: Federation) -> None:
