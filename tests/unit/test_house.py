@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
@@ -263,6 +264,19 @@ def test_versions_agree() -> None:
 
     assert pyproject()["project"]["version"] == SOFTWARE_VERSION
     assert f"## [{SOFTWARE_VERSION}]" in (HOUSE / "CHANGELOG.md").read_text()
+
+
+def test_the_pythons_that_are_named_are_those_that_are_tested() -> None:
+    """In the classifiers, in the workflow, and where `make` looks for an interpreter."""
+    project = pyproject()["project"]
+    prefix = "Programming Language :: Python :: 3."
+    named = [text.removeprefix(prefix) for text in project["classifiers"] if prefix in text]
+    workflow = yaml.safe_load((HOUSE / ".github" / "workflows" / "tests.yml").read_text())
+    [matrix] = [job["strategy"]["matrix"] for job in workflow["jobs"].values() if "strategy" in job]
+    assert matrix["python"] == [f"3.{minor}" for minor in named]
+    assert project["requires-python"] == f">=3.{named[0]}"
+    looked_for = re.findall(r"python3\.(\d+)", (HOUSE / "Makefile").read_text())
+    assert set(looked_for) == set(named)
 
 
 def test_declared_floors_are_those_of_the_generated_stubs() -> None:
