@@ -50,6 +50,16 @@ HOSTS = Dashboard(
                     unit="s",
                 ),
                 Panel(
+                    title="Trainings",
+                    queries=[
+                        Query(
+                            increase("potluck_host_trainings_total", "instance", "way"),
+                            "{{instance}} {{way}}",
+                        )
+                    ],
+                    about="Of clients: batched with others, or alone; the host's log says why.",
+                ),
+                Panel(
                     title="Speed",
                     queries=[Query("potluck_host_training_samples_per_second", "{{instance}}")],
                     about="Samples per second of the newest training, to one significant digit.",

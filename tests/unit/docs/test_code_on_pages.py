@@ -98,7 +98,7 @@ def test_settings_are_accepted(block: Block, tmp_path: Path) -> None:
         assert "project" in tomllib.loads(block.text)  # built by the page's own test
         return
     for part in re.split(r"\n\n(?=# each host's)", block.text):
-        values = tomllib.loads(part)
+        values: dict[str, Any] = tomllib.loads(part)
         if set(values) == {"project"}:  # of a pyproject.toml
             continue
         if set(values) == {"machines"} and isinstance(values["machines"], dict):  # of a first one
