@@ -237,6 +237,7 @@ def unlike_only_in_time(
             other.bytes_down,
             other.bytes_up,
         )
+        copy.committed_at.CopyFrom(other.committed_at)
         for mine, theirs in zip(copy.members, other.members, strict=True):
             mine.seconds = theirs.seconds
         expected.append(copy)

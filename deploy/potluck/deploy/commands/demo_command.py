@@ -113,7 +113,7 @@ def demo(
         workers=max(1, available_processors() // hosts),
         choices=choices_of_user(),
         data=data,
-        assignments=["training.batched=auto", *(assignments or ())],
+        assignments=assignments or (),
         root=True,
     )
     console = terminal(stderr=as_json)

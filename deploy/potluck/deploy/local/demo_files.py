@@ -109,11 +109,11 @@ def choices_of_user() -> Path | None:
     where this user has no place for it."""
     try:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        folder = cache / "potluck" / "choices"
-        folder.mkdir(parents=True, exist_ok=True)
-    except (OSError, RuntimeError):  # the latter where nobody has a home
+    except RuntimeError:  # nobody has a home
         return None
-    return folder if os.access(folder, os.W_OK) else None
+    folder = cache / "potluck" / "choices"
+    there = next(each for each in (folder, *folder.parents) if each.exists())
+    return folder if os.access(there, os.W_OK) else None
 
 
 def client_ranges(clients: int, hosts: int) -> list[range]:
