@@ -49,6 +49,7 @@ def options(
             f"training.epochs={case.epochs}",
             f"training.learning_rate={case.learning_rate}",
             "training.batched=auto",
+            "host_sums.enabled=true",
             "evaluation.every=0",
             "round.deadline_seconds=3600",
             *assignments,
