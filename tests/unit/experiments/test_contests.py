@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from potluck.common.disclosure import TRIPLET, Mode, Parameters, TaskReference
 from potluck.common.errors import ConfigurationError
+from potluck.common.learning.triplet import TripletSettings
 from potluck.common.settings.configuration import validate
+from potluck.experiments.grid.cell_costs import costs_of
 from potluck.experiments.grid.definition import ExperimentFile, merged
 from potluck.experiments.grid.grid_cells import cells_of
 from potluck.experiments.grid.label_mix import LabelMixes, traits_of
@@ -30,6 +35,8 @@ from potluck.experiments.reports.readings import (
     within,
 )
 from potluck.experiments.reports.report_files import report_text
+from potluck.server.store import Store
+from potluck.server.store.records import Profile
 
 GRID: dict[str, Any] = {
     "name": "contest",
@@ -108,6 +115,32 @@ def test_clients_pay_for_the_model_by_themselves() -> None:
     assert spent_bytes(cell(before=Before(bytes=1000, seconds=5.0))) == [1250, 1500, 1750]
     assert spent_seconds(cell(before=Before(bytes=0, seconds=5.0))) == [15.0, 25.0, 35.0]
     assert spent_seconds(cell(seconds=None)) is None
+
+
+def test_the_model_that_triplets_are_estimated_with_is_paid_for(tmp_path: Path) -> None:
+    """A triplet of an interaction matrix, or of a profile file, takes no model."""
+    with Store.open(f"sqlite:///{tmp_path / 'potluck.sqlite3'}") as store:
+        for client, model in (("client-0", "ab" * 32), ("client-1", "ab" * 32), ("client-2", None)):
+            parameters = Parameters(
+                mode=Mode.EXACT_TRIPLET,
+                task=TaskReference(name="digits"),
+                model=model,
+                settings=TripletSettings(),
+            )
+            store.put_profile(
+                Profile(
+                    client_id=client,
+                    data_epoch=1,
+                    signal=TRIPLET,
+                    parameters_json=parameters.canonical(),
+                    payload_json=json.dumps({"triplet": [0.1, 0.2, 0.3]}),
+                    signature=None,
+                    received_at=datetime.now(UTC),
+                )
+            )
+    costs = costs_of(cells_of(PLAN, hosts=1, source=Path("contest.toml"))[0], tmp_path, "some")
+    assert costs.model_bytes > 0
+    assert costs.before.bytes == 2 * costs.model_bytes
 
 
 def test_an_equal_budget_is_what_the_cheapest_spent() -> None:

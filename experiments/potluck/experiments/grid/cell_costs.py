@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+from potluck.common.disclosure import TRIPLET, parse_parameters
 from potluck.common.settings import plugins
 from potluck.common.tensors.encoding import Encoding
 from potluck.common.tensors.model_arrays import state_arrays
@@ -50,12 +51,21 @@ def costs_of(cell: Cell, state: Path, run_id: str) -> CellCosts:
         rows = store.rounds(run_id)
         asked = {row.key.round: _asked(store.answers(row.key), roster) for row in rows}
         before = store.rounds(pretraining_id(run_id))
+        triplets = store.profiles(signal=TRIPLET)
     simulated = plan.run_file.virtual_clock.enabled
+    needed = {row.key.round: asked[row.key.round] | _members(row) for row in rows}
+    # Who estimates a triplet needs the pre-trained model for it, and has it then for round 1.
+    estimated = {
+        each.client_id
+        for each in triplets
+        if parse_parameters(each.parameters_json).model is not None
+    } - needed.get(1, set())
     return CellCosts(
-        downloads={row.key.round: len(asked[row.key.round] | _members(row)) for row in rows},
+        downloads={number: len(clients) for number, clients in needed.items()},
         model_bytes=model_bytes,
         before=Before(
-            bytes=sum(len(row.members) * model_bytes + row.bytes_up for row in before),
+            bytes=sum(len(row.members) * model_bytes + row.bytes_up for row in before)
+            + len(estimated) * model_bytes,
             seconds=sum(row.seconds for row in before) if simulated else 0.0,
         ),
     )

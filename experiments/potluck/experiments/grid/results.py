@@ -43,8 +43,9 @@ class RoundResult(BaseModel):
 
 
 class Before(BaseModel):
-    """What a run spent before its first round, on pre-training: bytes as if each client were a
-    machine of its own, simulated seconds (0 on a real clock)."""
+    """What a run spent before its first round, on pre-training and on the model that clients
+    estimate triplets with: bytes as if each client were a machine of its own, simulated seconds of
+    pre-training (0 on a real clock)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
