@@ -143,6 +143,19 @@ def test_the_model_that_triplets_are_estimated_with_is_paid_for(tmp_path: Path) 
     assert costs.before.bytes == 2 * costs.model_bytes
 
 
+def test_what_a_strategy_sends_beside_the_model_is_paid_by_who_trains(tmp_path: Path) -> None:
+    """FedBiO sends as much as the model once more; who is only asked does not get it."""
+    grid = merged(GRID, {"run": {"strategy": {"name": "fedbio"}}})
+    grid["axes"].pop("scenario")
+    fedbio = cells_of(ExperimentFile.model_validate(grid), hosts=1, source=Path("contest.toml"))[0]
+    plain = cells_of(PLAN, hosts=1, source=Path("contest.toml"))[0]
+    found = costs_of(fedbio, tmp_path, "some")
+    assert found.strategy_bytes == found.model_bytes
+    assert costs_of(plain, tmp_path, "some").strategy_bytes == 0
+    asking = cell(downloads=4).model_copy(update={"strategy_bytes": 30})
+    assert spent_bytes(asking) == [4 * 100 + 2 * 30 + 50, 1020, 1530]
+
+
 def test_an_equal_budget_is_what_the_cheapest_spent() -> None:
     thrifty, asking = cell(), cell(downloads=4)
     budget = common_budget([thrifty, asking], spent_bytes)

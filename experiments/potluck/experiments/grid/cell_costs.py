@@ -22,6 +22,7 @@ from potluck.server.rounds.plan import draw_up
 from potluck.server.rounds.pretraining import pretraining_id
 from potluck.server.store import Store
 from potluck.server.store.records import Exchange, RoundRow
+from potluck.server.strategy import Strategy, Weights
 
 _SHARE = {Encoding.FLOAT32: 1.0, Encoding.BFLOAT16: 0.5, Encoding.INT8: 0.25}
 
@@ -29,10 +30,12 @@ _SHARE = {Encoding.FLOAT32: 1.0, Encoding.BFLOAT16: 0.5, Encoding.INT8: 0.25}
 @dataclass(frozen=True, kw_only=True)
 class CellCosts:
     """downloads: by round, how many clients needed the model. model_bytes: of its tensors, as they
-    are encoded on their way to a client."""
+    are encoded on their way to a client. strategy_bytes: of what the strategy sends beside it to
+    each client that trains."""
 
     downloads: Mapping[int, int]
     model_bytes: int
+    strategy_bytes: int
     before: Before
 
 
@@ -63,11 +66,23 @@ def costs_of(cell: Cell, state: Path, run_id: str) -> CellCosts:
     return CellCosts(
         downloads={number: len(clients) for number, clients in needed.items()},
         model_bytes=model_bytes,
+        strategy_bytes=_beside(plan.strategy, arrays),
         before=Before(
             bytes=sum(len(row.members) * model_bytes + row.bytes_up for row in before)
             + len(estimated) * model_bytes,
             seconds=sum(row.seconds for row in before) if simulated else 0.0,
         ),
+    )
+
+
+def _beside(strategy: Strategy, model: Weights) -> int:
+    """Bytes that a strategy sends to each client that trains, beside the model."""
+    if strategy.correction is None:
+        return 0
+    state = strategy.init(model)
+    files = strategy.broadcast(state), strategy.personal(state, "client-0")
+    return sum(
+        each.nbytes for file in files for weights in file.values() for each in weights.values()
     )
 
 

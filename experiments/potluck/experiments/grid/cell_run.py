@@ -161,6 +161,7 @@ def _result(
         version=SOFTWARE_VERSION,
         timings=Timings(rounds=[each.seconds for each in rounds], total=seconds),
         model_bytes=costs.model_bytes,
+        strategy_bytes=costs.strategy_bytes,
         before=costs.before,
     )
 

@@ -66,9 +66,10 @@ class CellResult(BaseModel):
     """A finished cell. model_blake3: of the last model, for telling whether two runs agree.
     version: of Potluck, that ran it; empty in results of earlier ones.
 
-    model_bytes: of the tensors that travel to a client, 0 where it was not recorded. traits: by
-    name a number of each client, client-0 first, that the experiment knows and the coordinator
-    does not.
+    model_bytes: of the tensors that travel to a client, 0 where it was not recorded.
+    strategy_bytes: of those that the strategy sends beside them to whoever trains, as SCAFFOLD
+    does. traits: by name a number of each client, client-0 first, that the experiment knows and
+    the coordinator does not.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -83,6 +84,7 @@ class CellResult(BaseModel):
     version: str = ""
     timings: Timings
     model_bytes: int = 0
+    strategy_bytes: int = 0
     before: Before = Before()
     traits: dict[str, list[float]] = {}
 

@@ -65,12 +65,18 @@ def spent_rounds(cell: CellResult) -> Sequence[float]:
 
 def spent_bytes(cell: CellResult) -> Sequence[float] | None:
     """Bytes as if each client were a machine of its own: a model for whoever is asked about it or
-    trains, and the updates. What a run spent before its first round counts."""
+    trains, with what the strategy sends beside it to those who train, and the updates. What a run
+    spent before its first round counts."""
     if not cell.model_bytes:
         return None
     return list(
         accumulate(
-            (each.downloads * cell.model_bytes + each.bytes_up for each in cell.rounds),
+            (
+                each.downloads * cell.model_bytes
+                + len(each.selected) * cell.strategy_bytes
+                + each.bytes_up
+                for each in cell.rounds
+            ),
             initial=cell.before.bytes,
         )
     )[1:]
