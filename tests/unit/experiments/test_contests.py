@@ -23,7 +23,7 @@ from potluck.experiments.grid.label_mix import LabelMixes, traits_of
 from potluck.experiments.grid.results import Before, CellResult, RoundResult, Timings
 from potluck.experiments.reports.contests import EQUAL, LAST, contests_of, ranked_readings
 from potluck.experiments.reports.experiment_summary import summarise
-from potluck.experiments.reports.rank_plot import plot_ranks
+from potluck.experiments.reports.rank_plot import first_ranks, plot_ranks
 from potluck.experiments.reports.ranks import critical_difference, holm, mean_ranks
 from potluck.experiments.reports.readings import (
     best_of,
@@ -304,6 +304,7 @@ def test_mean_ranks_are_a_picture() -> None:
     assert picture is not None
     assert picture.startswith(b"\x89PNG")
     assert plot_ranks([]) is None
+    assert first_ranks(by_reading[0]) is by_reading[0].by_contest, "as the table above it"
 
 
 def test_an_axis_to_compare_must_be_there() -> None:

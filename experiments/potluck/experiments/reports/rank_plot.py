@@ -18,27 +18,33 @@ _MOST = 6
 
 
 def plot_ranks(ranked_by: Sequence[RankedReading]) -> bytes | None:
-    """A PNG of mean ranks over all cells, a panel for each reading; None where nothing is ranked.
+    """A PNG of mean ranks, a panel for each reading; None where nothing is ranked.
 
-    The bar is the critical difference, from the best arm on; those within it are blue.
+    Over settings, as the first table of ranks; over cells where there is one setting. The bar is
+    the critical difference, from the best arm on; those within it are blue.
     """
-    shown = [each for each in ranked_by if len(each.by_cell.means) > 1][:_MOST]
+    shown = [(each, first_ranks(each)) for each in ranked_by if len(each.by_cell.means) > 1][:_MOST]
     if not shown:
         return None
-    arms = max(len(each.by_cell.means) for each in shown)
+    arms = max(len(ranks.means) for _, ranks in shown)
     columns = min(3, len(shown))
     rows = -(-len(shown) // columns)
     figure = Figure(figsize=(4.6 * columns, (0.24 * arms + 1.1) * rows), layout="constrained")
     FigureCanvasAgg(figure)
     grid = figure.subplots(rows, columns, squeeze=False).ravel()
-    for axes, each in zip(grid, shown, strict=False):
-        _panel(axes, each.by_cell)
+    for axes, (each, ranks) in zip(grid, shown, strict=False):
+        _panel(axes, ranks)
         axes.set_title(
             f"{TITLES[each.measure]}, {each.reading}", fontsize=9, loc="left", color=_INK
         )
     for axes in grid[len(shown) :]:
         axes.set_visible(False)
     return png(figure)
+
+
+def first_ranks(ranked: RankedReading) -> Ranks:
+    """Those that a report shows first: over settings, if there are several."""
+    return ranked.by_contest if ranked.by_contest.blocks > 1 else ranked.by_cell
 
 
 def _panel(axes: Axes, ranks: Ranks) -> None:
