@@ -244,6 +244,22 @@ def test_friedmans_test_is_scipys() -> None:
     assert "a" not in found.best
 
 
+def test_nobody_is_told_apart_where_friedmans_test_tells_nothing() -> None:
+    """The extremes of twelve arms by chance are further apart than the critical difference."""
+    rows = (
+        (1, 3, 11, 9, 2, 4, 7, 10, 5, 6, 0, 8), (9, 5, 8, 2, 0, 7, 6, 1, 4, 3, 11, 10),
+        (5, 9, 10, 4, 0, 3, 1, 2, 11, 6, 8, 7), (11, 7, 10, 8, 2, 3, 5, 4, 9, 1, 0, 6),
+    )  # fmt: skip
+    found = mean_ranks([dict(zip("abcdefghijkl", map(float, row), strict=True)) for row in rows])
+    assert found is not None
+    assert found.p is not None
+    assert found.difference is not None
+    means = list(found.means.values())
+    assert found.p > 0.05
+    assert means[-1] - means[0] > found.difference
+    assert len(found.best) == 12
+
+
 def test_holm_corrects_step_by_step() -> None:
     assert holm({"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.9}) == {
         "a": 0.04, "c": pytest.approx(0.09), "b": pytest.approx(0.09), "d": 0.9,

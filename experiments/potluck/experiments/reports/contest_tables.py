@@ -107,10 +107,11 @@ def contest_notes() -> Iterator[str]:
     )
     yield (
         "At equal bytes and at equal simulated seconds each run is read as if it had stopped when "
-        "the cheapest arm of its seed was done. Bytes are those of clients that are machines of "
-        "their own: a model for whoever trains or is asked about it, and the updates. What a run "
-        "spends on pre-training counts, in bytes and in seconds; answering questions takes no "
-        "simulated time."
+        "the cheapest arm of its seed was done, by the evaluations that it had until then. Bytes "
+        "are those of clients that are machines of their own: a model for whoever trains or is "
+        "asked about it, with what the strategy sends beside it, and the updates. What a run "
+        "spends on pre-training counts, in bytes and in seconds. Answers are not counted, nor what "
+        "attempts at a round took that were given up; answering takes no simulated time."
     )
     yield (
         "Evenness is 1 less the Gini coefficient of the clients' numbers of picks: 1 where all "
@@ -119,10 +120,12 @@ def contest_notes() -> Iterator[str]:
         "to avoid wrong labels has a correlation below 0 there."
     )
     yield (
-        "Mean ranks: 1 is the best. Arms whose mean ranks differ by less than the critical "
-        "difference (Nemenyi, 5 %) are not told apart. Seeds of one setting are no independent "
-        "data sets, so that the table over all cells tells more apart than it should, and the one "
-        "over settings is the careful one."
+        "Mean ranks: 1 is the best; whoever had no evaluation by then is last. Arms whose mean "
+        "ranks differ by less than the critical difference (Nemenyi, 5 %) from the best are bold: "
+        "they are not told apart from it. Where Friedman's p is above 5 % nobody is told apart. "
+        "Each column is tested by itself, and nothing corrects for how many columns there are. "
+        "Seeds of one setting are no independent data sets, so that the table over all cells "
+        "tells more apart than it should, and the one over settings is the careful one."
     )
 
 

@@ -34,9 +34,14 @@ class Ranks:
 
     @property
     def best(self) -> tuple[str, ...]:
-        """The first arm and all that are not told apart from it; none where that is unknown."""
+        """The first arm and all that are not told apart from it; none where that is unknown.
+
+        Where Friedman's test does not tell that arms differ at all, none is told from another.
+        """
         if self.difference is None:
             return ()
+        if self.p is not None and self.p > LEVEL:
+            return tuple(self.means)
         least = min(self.means.values(), default=math.nan)
         return tuple(arm for arm, mean in self.means.items() if mean - least <= self.difference)
 
