@@ -231,6 +231,11 @@ def test_a_cells_number_is_the_mean_of_its_last_evaluations() -> None:
     assert reached(found, "accuracy", 0.6) is None
 
 
+def test_what_was_never_evaluated_is_a_dash() -> None:
+    found = [result("uniform", "0.1", 0, 0.5), result("dc", "0.1", 0, None)]
+    assert "nan" not in markdown(summarise(experiment(), found, missing=0))
+
+
 def test_the_paired_test_is_students() -> None:
     ours, base = {"0": 0.8, "1": 0.7, "2": 0.9, "3": 0.1}, {"0": 0.5, "1": 0.6, "2": 0.7}
     found = paired_test(ours, base)
@@ -364,6 +369,14 @@ def test_rounds_and_clients_are_whole_numbers_on_axes(count: int) -> None:
         assert set(range(1, count + 1)) <= set(shown)
     [axes, *_] = raster_figure(summary).axes
     assert [*axes.get_yticks()] == [*map(int, axes.get_yticks())]
+
+
+def test_bands_are_the_standard_deviation_of_the_tables() -> None:
+    found = [result("uniform", "0.1", seed, 0.2 * (seed + 1)) for seed in (0, 1)]
+    [band] = metric_figure(summarise(experiment(), found, missing=0)).axes[0].collections
+    heights = np.asarray(band.get_paths()[0].vertices)[:, 1]
+    assert min(heights) == pytest.approx(0.3 - 0.2 / math.sqrt(2))
+    assert max(heights) == pytest.approx(0.3 + 0.2 / math.sqrt(2))
 
 
 def test_included_clients_by_round() -> None:

@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 
 from potluck.experiments.grid.results import CellResult, RoundResult
 from potluck.experiments.reports.experiment_summary import Arm, Summary
-from potluck.experiments.reports.readings import evaluations
+from potluck.experiments.reports.readings import deviation, evaluations
 
 _INK = "#333333"
 # Okabe and Ito's palette, then the same dashed
@@ -170,7 +170,7 @@ def _band(
             by_round.setdefault(round_number, []).append(value)
     numbers = sorted(by_round)
     means = np.array([np.mean(by_round[each]) for each in numbers])
-    deviations = np.array([np.std(by_round[each]) for each in numbers])
+    deviations = np.array([deviation(by_round[each]) or 0.0 for each in numbers])
     colour = _COLOURS[number % len(_COLOURS)]
     line = "-" if number < len(_COLOURS) else "--"
     dots = "o" if len(numbers) <= _FEW_ROUNDS else ""

@@ -213,7 +213,7 @@ def _value(arm: Arm) -> str:
 
 
 def _tested(test: PairedTest | None) -> tuple[str, str]:
-    if test is None:
+    if test is None or math.isnan(test.difference):
         return "–", "–"
     interval = "" if test.low is None else f" [{test.low:+.4f}, {test.high:+.4f}]"
     return f"{test.difference:+.4f}{interval}", "–" if test.p is None else f"{test.p:.2g}"
