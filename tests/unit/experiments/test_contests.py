@@ -302,6 +302,24 @@ def test_arms_of_one_scenario_compete() -> None:
     assert ("worst_tenth", LAST) in ranks
 
 
+def test_an_unfinished_grid_is_ranked_by_the_seeds_that_all_arms_have() -> None:
+    unfinished = [
+        each.model_copy(update={"rounds": cell(accuracies=(0.1, 0.1, 0.1)).rounds})
+        if each.labels == {"scenario": "noise", "selection": "flash", "seed": "0"}
+        else each
+        for each in results()
+        if each.labels != {"scenario": "noise", "selection": "uniform", "seed": "0"}
+    ]
+    summary = summarise(PLAN, unfinished, missing=1)
+    [last] = [
+        each
+        for each in ranked_readings(summary, contests_of(summary))
+        if (each.measure, each.reading) == ("accuracy", LAST)
+    ]
+    assert last.by_cell.blocks == 3
+    assert last.by_contest.means == {"flash": 1.0, "round-robin": 2.0, "uniform": 3.0}
+
+
 def test_the_report_tells_of_contests() -> None:
     summary = summarise(PLAN, results(), missing=0)
     text = report_text(summary)

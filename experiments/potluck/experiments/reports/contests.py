@@ -149,7 +149,8 @@ class RankedReading:
 
 def ranked_readings(summary: Summary, contests: Sequence[Contest]) -> list[RankedReading]:
     """Mean ranks of the arms that all contests have, for each measure at its end and at equal
-    budgets as far as these are known. Contests where nothing is measured don't count."""
+    budgets as far as these are known. Contests where nothing is measured don't count, nor do seeds
+    that some arm of a contest lacks as yet."""
     found: list[RankedReading] = []
     for measure in measures_of(summary.experiment.reading):
         for reading in (LAST, BEST, *(EQUAL + name for name in BUDGETS if name != "rounds")):
@@ -168,25 +169,24 @@ def ranked_readings(summary: Summary, contests: Sequence[Contest]) -> list[Ranke
 
 def _blocks(contests: Sequence[Contest], measure: str, reading: str) -> Iterator[Values]:
     for contest in contests:
-        seeds = dict.fromkeys(
-            seed for arm in contest.arms for seed in arm.readings.get((measure, reading), {})
-        )
-        for seed in seeds:
-            block = {
-                arm.name: arm.readings[measure, reading][seed]
-                for arm in contest.arms
-                if seed in arm.readings.get((measure, reading), {})
-            }
+        for seed in _shared_seeds(contest, measure, reading):
+            block = {arm.name: arm.readings[measure, reading][seed] for arm in contest.arms}
             if not all(math.isnan(value) for value in block.values()):
                 yield block
 
 
 def _means(contests: Sequence[Contest], measure: str, reading: str) -> Iterator[Values]:
     for contest in contests:
+        seeds = _shared_seeds(contest, measure, reading)
         block = {
-            arm.name: mean(list(values.values()))
+            arm.name: mean([arm.readings[measure, reading][seed] for seed in seeds])
             for arm in contest.arms
-            if (values := arm.readings.get((measure, reading), {}))
         }
-        if block and not all(math.isnan(value) for value in block.values()):
+        if seeds and not all(math.isnan(value) for value in block.values()):
             yield block
+
+
+def _shared_seeds(contest: Contest, measure: str, reading: str) -> list[str]:
+    """The seeds that all its arms have: an unfinished grid is compared like with like, too."""
+    first, *others = (arm.readings.get((measure, reading), {}) for arm in contest.arms)
+    return [seed for seed in first if all(seed in each for each in others)]
