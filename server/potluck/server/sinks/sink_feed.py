@@ -84,8 +84,9 @@ class SinkFeed:
 
 def explained(error: Exception) -> str:
     """One line for an error of a tracker's library."""
-    if isinstance(error, PotluckError):
-        return error.message
-    text = " ".join(str(error).split())
+    said = error.message if isinstance(error, PotluckError) else str(error)
+    text = " ".join(said.split())
     shown = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+    if isinstance(error, PotluckError):
+        return shown
     return f"{type(error).__name__}: {shown}" if shown else type(error).__name__

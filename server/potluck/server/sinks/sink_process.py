@@ -11,7 +11,8 @@ import fcntl
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -34,6 +35,8 @@ _LOOK_SECONDS: Final = 60.0
 """After so long it looks for news that nobody told it of."""
 _FIRST_PAUSE_SECONDS: Final = 1.0
 _LONGEST_PAUSE_SECONDS: Final = 60.0
+_NAMED: Final = 3
+"""Runs that a report names."""
 _NICENESS: Final = 10
 """Training goes before."""
 
@@ -122,9 +125,7 @@ def _feed(job: SinkJob, reader: RecordReader, told: Told, answer: Callable[..., 
         finishing = told.to_finish
         answer(began=True)
         result = _pass(feed)
-        errors = result.errors.items()
-        trouble = "; ".join(f"run {run}: {why}" if run else why for run, why in errors)
-        answer(ended=True, behind=result.behind, trouble=trouble)
+        answer(ended=True, behind=result.behind, trouble=summed_up(result.errors))
         if finishing:
             sink.close()
             return
@@ -142,6 +143,14 @@ def _pass(feed: SinkFeed) -> PassResult:
         return feed.feed()
     except PotluckError as error:
         return PassResult(behind=0, errors={"": error.message})
+
+
+def summed_up(errors: Mapping[str, str]) -> str:
+    """One line for what could not be recorded, by run ("" for all of them). A tracker that is away
+    refuses every run: only the first are named, so that the line is no longer than others read."""
+    shown = [f"run {run}: {why}" if run else why for run, why in islice(errors.items(), _NAMED)]
+    more = len(errors) - len(shown)
+    return "; ".join([*shown, *([f"and {more} more runs"] if more else [])])
 
 
 def pause_seconds(failures: int) -> float:

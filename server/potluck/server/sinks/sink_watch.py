@@ -110,6 +110,8 @@ class SinkProcess:
                     line = await process.stdout.readline()
             except TimeoutError:
                 return f"it was silent for {patience:g} s in the midst of work, and was killed"
+            except ValueError:  # longer than asyncio reads
+                return "its process wrote what is no report, and was killed"
             if not line:
                 code = await process.wait()
                 how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"

@@ -13,6 +13,7 @@ from potluck.server.sink import Sink, TrackedRound, TrackedRun
 from potluck.server.sinks.delivery_notes import DeliveryNotes
 from potluck.server.sinks.record_reader import RecordReader
 from potluck.server.sinks.sink_feed import SinkFeed
+from potluck.server.sinks.sink_process import summed_up
 from potluck.server.store import Store
 from potluck.server.store.records import AttemptKey, RunState
 
@@ -126,6 +127,25 @@ def test_a_run_that_a_sink_refuses_holds_up_no_other(
     result = feed_of(url, tracker, notes).feed()
     assert (result.behind, result.errors) == (2, {"ab12": "RuntimeError: no thanks"})
     assert tracker.rounds == {"ab12": [], "cd34": [1]}
+
+
+def test_a_tracker_that_refuses_many_runs_is_told_in_a_short_line(
+    url: str, store: Store, notes: DeliveryNotes
+) -> None:
+    runs = [f"ab{number:02}" for number in range(9)]
+    for run_id in runs:
+        begun_run(store, run_id)
+        committed(store, AttemptKey(run_id, 1, 1))
+
+    class Away(Tracker):
+        def open(self, run: TrackedRun) -> int:
+            raise StorageError("away " * 1000)
+
+    line = summed_up(feed_of(url, Away(), notes).feed().errors)
+    assert line.startswith("run ab00: away away")
+    assert line.endswith("; and 6 more runs")
+    assert len(line) < 1100
+    assert summed_up({"": "the database is away"}) == "the database is away"
 
 
 def test_pretraining_is_part_of_its_run(url: str, store: Store, notes: DeliveryNotes) -> None:
