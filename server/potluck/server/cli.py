@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import structlog
 import typer
@@ -74,7 +74,7 @@ def serve(
     configure_logging(settings.log_format, LogLevel(settings.log_level))
     keep_freed_memory()
     log.info("starting", version=SOFTWARE_VERSION, state=str(settings.state_directory))
-    log.debug("settings", **settings.model_dump(mode="json", exclude={"tls", "sinks"}))
+    log.debug("settings", **settings_for_the_log(settings))
     with Ending() as ending:
         asyncio.run(run(settings, ending, ready_file))
     return ending.code
@@ -109,6 +109,17 @@ async def run(settings: CoordinatorConfig, ending: Ending, ready_file: Path | No
     if errors:
         raise errors[0]
     log.info("stopped")
+
+
+def settings_for_the_log(settings: CoordinatorConfig) -> dict[str, Any]:
+    """The settings as plain values, without the options of sinks and the database's password.
+
+    Raises ConfigurationError for a database's URL that can't be read.
+    """
+    from potluck.server.store.sql.database import parse_url, shown_url  # imports SQLAlchemy
+
+    shown = settings.model_dump(mode="json", exclude={"tls", "sinks"})
+    return shown | {"database": shown_url(parse_url(settings.database_url()))}
 
 
 def _announce(path: Path, address: str) -> None:
