@@ -5,6 +5,7 @@ No clock and no process: `feed` is called again whenever there may be news.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ AT_ONCE = 100
 
 _UNDER_WAY = (RunState.WAITING, RunState.RUNNING)
 _LONGEST = 300
+_CREDENTIALS = re.compile(r"://[^/\s]+@")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,9 +85,9 @@ class SinkFeed:
 
 
 def explained(error: Exception) -> str:
-    """One line for an error of a tracker's library."""
+    """One line for an error of a tracker's library, which may name an address with a password."""
     said = error.message if isinstance(error, PotluckError) else str(error)
-    text = " ".join(said.split())
+    text = _CREDENTIALS.sub("://***@", " ".join(said.split()))
     shown = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
     if isinstance(error, PotluckError):
         return shown

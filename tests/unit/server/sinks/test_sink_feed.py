@@ -12,7 +12,7 @@ from potluck.common.errors import StorageError
 from potluck.server.sink import Sink, TrackedRound, TrackedRun
 from potluck.server.sinks.delivery_notes import DeliveryNotes
 from potluck.server.sinks.record_reader import RecordReader
-from potluck.server.sinks.sink_feed import SinkFeed
+from potluck.server.sinks.sink_feed import SinkFeed, explained
 from potluck.server.sinks.sink_process import summed_up
 from potluck.server.store import Store
 from potluck.server.store.records import AttemptKey, RunState
@@ -146,6 +146,15 @@ def test_a_tracker_that_refuses_many_runs_is_told_in_a_short_line(
     assert line.endswith("; and 6 more runs")
     assert len(line) < 1100
     assert summed_up({"": "the database is away"}) == "the database is away"
+
+
+def test_an_error_is_told_without_the_password_in_an_address() -> None:
+    error = RuntimeError(
+        "request to https://me:s3@cr3t@host:5000/api\n failed; see https://x.org/@a"
+    )
+    assert explained(error) == (
+        "RuntimeError: request to https://***@host:5000/api failed; see https://x.org/@a"
+    )
 
 
 def test_pretraining_is_part_of_its_run(url: str, store: Store, notes: DeliveryNotes) -> None:
