@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from datetime import datetime
@@ -19,6 +20,9 @@ _MODEL_TAG: Final = "potluck.model"
 _MOST_METRICS: Final = 1000
 _MOST_PARAMS: Final = 100
 _LONGEST_PARAM: Final = 500
+_PATIENCE: Final = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
+"""MLflow by itself tries for four minutes, in which the sink gives no sign of life. Who feeds it
+tries again as well."""
 _STATES: Final = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 _FORBIDDEN: Final = re.compile(r"[^\w\-. /:]", re.ASCII)
 
@@ -105,6 +109,8 @@ class Mlflow(Sink):
         from mlflow.tracking import MlflowClient
 
         if self._connected is None:
+            for name, value in _PATIENCE.items():
+                os.environ.setdefault(name, value)
             self._connected = MlflowClient(self._uri)
         return self._connected
 

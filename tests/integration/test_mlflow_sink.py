@@ -1,0 +1,27 @@
+"""MLflow's server away: the sink says so soon, and is not taken for one that hangs."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+
+import pytest
+from support.tracked import TRACKED
+
+from potluck.server.sinks.trackers.mlflow_sink import Mlflow
+
+
+def test_a_server_that_is_away_is_an_error_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "MLFLOW_HTTP_REQUEST_TIMEOUT"):
+        monkeypatch.setenv(name, "to be put back")
+        del os.environ[name]
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and nobody listens
+        port = taken.getsockname()[1]
+        sink = Mlflow(tracking_uri=f"http://127.0.0.1:{port}")
+        begun = time.monotonic()
+        with pytest.raises(Exception, match="Connection refused"):
+            sink.open(TRACKED)
+    assert time.monotonic() - begun < 60
+    assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "30"
