@@ -47,6 +47,7 @@ class SinkFeed:
         self._notes = notes
         self._still_there = still_there
         self._last: dict[str, int | None] = {}
+        self._reached: dict[str, int] = {}  # what it said last; it may have more
 
     def feed(self) -> PassResult:
         """Hand over everything that is committed by now. Raises StorageError.
@@ -60,9 +61,9 @@ class SinkFeed:
             try:
                 self._feed_run(row)
             except Exception as error:  # whatever a tracker's library raises
-                last = self._last.pop(row.run_id, None)  # it has to say anew how far it is
+                self._last.pop(row.run_id, None)  # it has to say anew how far it is
                 errors[row.run_id] = explained(error)
-                behind += max(row.committed_rounds - (last or 0), 0)
+                behind += max(row.committed_rounds - self._reached.get(row.run_id, 0), 0)
         return PassResult(behind=behind, errors=errors)
 
     def _feed_run(self, row: RunRow) -> None:
@@ -70,17 +71,18 @@ class SinkFeed:
         if row.run_id not in self._last:
             self._last[row.run_id] = self._sink.open(run)
         last = self._last[row.run_id]
+        self._reached[row.run_id] = last or 0
         while last is not None:
             rounds = self._reader.rounds(row.run_id, after=last, limit=AT_ONCE)
             if not rounds:
                 break
             self._sink.write(run, rounds)
-            self._last[row.run_id] = last = rounds[-1].number
+            self._last[row.run_id] = self._reached[row.run_id] = last = rounds[-1].number
             self._still_there()
         if row.state not in _UNDER_WAY:
             if last is not None:
                 self._sink.end(run)
-            del self._last[row.run_id]
+            del self._last[row.run_id], self._reached[row.run_id]
             self._notes.add(row.run_id, stamp(row))
 
 

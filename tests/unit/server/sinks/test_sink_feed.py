@@ -157,6 +157,29 @@ def test_an_error_is_told_without_the_password_in_an_address() -> None:
     )
 
 
+def test_a_tracker_that_goes_away_lacks_what_was_committed_since(
+    url: str, store: Store, notes: DeliveryNotes
+) -> None:
+    begun_run(store)
+    for number in (1, 2):
+        committed(store, AttemptKey("ab12", number, 1))
+
+    class Leaving(Tracker):
+        away = False
+
+        def open(self, run: TrackedRun) -> int | None:
+            if self.away:
+                raise ConnectionError
+            return super().open(run)
+
+    tracker = Leaving()
+    feed = feed_of(url, tracker, notes)
+    assert feed.feed().behind == 0
+    committed(store, AttemptKey("ab12", 3, 1))
+    tracker.away, tracker.refused = True, {"ab12"}
+    assert [feed.feed().behind for _ in range(3)] == [1, 1, 1]
+
+
 def test_pretraining_is_part_of_its_run(url: str, store: Store, notes: DeliveryNotes) -> None:
     begun_run(store, "pre-ab12")
     tracker = Tracker()
