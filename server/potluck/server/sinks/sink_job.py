@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,8 @@ def _job(name: str, table: dict[str, Any], database: str, state_directory: Path)
     plugin, patience = table.pop(PLUGIN, name), table.pop(PATIENCE, _PATIENCE_SECONDS)
     if not isinstance(plugin, str):
         raise ConfigurationError(f"{where}: {PLUGIN} is {plugin!r}; it must be a text", sink=name)
-    if isinstance(patience, bool) or not isinstance(patience, (int, float)) or patience <= 0:
+    number = isinstance(patience, (int, float)) and not isinstance(patience, bool)
+    if not number or not 0 < patience < math.inf:  # JSON has neither inf nor nan
         raise ConfigurationError(
             f"{where}: {PATIENCE} is {patience!r}; it must be a number above 0", sink=name
         )
@@ -77,9 +79,16 @@ def _job(name: str, table: dict[str, Any], database: str, state_directory: Path)
         sink = make_sink(job)
     except PluginError as error:
         raise PluginError(f"{where}: {error.message}", sink=name) from error
-    if sink.library and importlib.util.find_spec(sink.library) is None:
+    if sink.library and not _is_installed(sink.library):
         raise PluginError(
             f"{where}: {sink.library} is not installed; pip install '{sink.extra or sink.library}'",
             sink=name,
         )
     return job
+
+
+def _is_installed(library: str) -> bool:
+    try:
+        return importlib.util.find_spec(library) is not None
+    except ModuleNotFoundError:  # the package that it is in
+        return False

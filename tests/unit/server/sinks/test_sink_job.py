@@ -35,6 +35,8 @@ def test_a_table_is_named_for_its_plugin_or_names_it(tmp_path: Path) -> None:
         ("../x", {"plugin": "csv"}, "name it with letters"),
         ("csv", {"plugin": 3}, "plugin is 3; it must be a text"),
         ("csv", {"patience_seconds": 0}, "patience_seconds is 0; it must be a number above 0"),
+        ("csv", {"patience_seconds": float("inf")}, "patience_seconds is inf; it must be a numb"),
+        ("csv", {"patience_seconds": float("nan")}, "patience_seconds is nan; it must be a numb"),
     ],
 )
 def test_what_can_not_be_right_is_refused(
@@ -44,10 +46,11 @@ def test_what_can_not_be_right_is_refused(
         jobs(tmp_path, **{name: table})
 
 
+@pytest.mark.parametrize("library", ["mlflow_that_is_not_there", "not_there.mlflow"])
 def test_a_library_that_is_missing_is_named_with_its_extra(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str
 ) -> None:
-    monkeypatch.setattr(Mlflow, "library", "mlflow_that_is_not_there")
-    why = r"\[sinks.mlflow\]: mlflow_that_is_not_there is not .*; pip install 'potluck\[mlflow\]'"
+    monkeypatch.setattr(Mlflow, "library", library)
+    why = rf"\[sinks.mlflow\]: {library} is not installed; pip install 'potluck\[mlflow\]'"
     with pytest.raises(PotluckError, match=why):
         jobs(tmp_path, mlflow={})
