@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from potluck.common.tracing.tracing_settings import is_traced
 from potluck.server.rounds import events as rounds
 from potluck.server.rounds.machine import Phase
-from potluck.server.store.records import RunRow
+from potluck.server.store.records import MemberState, RunRow
 
 if TYPE_CHECKING:  # imports OpenTelemetry
     from opentelemetry.trace import Span
@@ -32,6 +32,8 @@ _NAMES: Final = {
     Phase.EVALUATING: "evaluate",
     Phase.COMMITTING: "commit",
 }
+_WRONG: Final = {MemberState.LOST, MemberState.FAILED, MemberState.LATE}
+"""A client that was spared has done nothing wrong: the round had enough updates."""
 
 
 class RunSpans:
@@ -67,7 +69,7 @@ class RunSpans:
         for action in actions:
             match action:
                 case rounds.MarkMember(client=client, state=state):
-                    self._end_client(client, state.value)
+                    self._end_client(client, state.value if state in _WRONG else "")
                 case rounds.GiveUpAttempt(reason=reason):
                     self._end_round(reason)
         self._enter(phase, key)
