@@ -36,8 +36,10 @@ class InstructionSpans:
         self._whole = tracer.begin(work, about, parent=parent)
         self._stage: Span | None = None
         train = instruction.train
-        # How long a computation takes tells the number of samples.
-        self._shows_stages = train.encoding != MASKED and train.weighting in _EXACT
+        # How long a computation takes tells the number of samples; other work does not say how
+        # exactly that is told.
+        told = train.encoding != MASKED and train.weighting in _EXACT
+        self._shows_stages = work == "train" and told
 
     def enter(self, stage: InstructionStage) -> None:
         """The instruction is in this stage now."""

@@ -1,0 +1,50 @@
+"""What a host's spans show of an instruction: no stages where they would tell a secret."""
+
+from __future__ import annotations
+
+import pytest
+from support.collector import running_collector
+
+from potluck.client.handlers.instruction_log import InstructionStage
+from potluck.client.handlers.instruction_spans import spans_of
+from potluck.client.masking.masked_updates import MASKED
+from potluck.common.tracing.opening import open_tracer
+from potluck.common.tracing.tracing_settings import TracingSettings
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+
+PARENT = f"00-{'1' * 32}-{'2' * 16}-01"
+STAGES = ["compute", "download"]
+
+
+@pytest.mark.parametrize(
+    ("work", "shown"),
+    [
+        ({"train": rpc.Train()}, [*STAGES, "train"]),
+        ({"train": rpc.Train(weighting=rpc.WEIGHTING_EXACT)}, [*STAGES, "train"]),
+        ({"train": rpc.Train(weighting=rpc.WEIGHTING_BUCKETED)}, ["train"]),
+        ({"train": rpc.Train(weighting=rpc.WEIGHTING_EQUAL)}, ["train"]),
+        ({"train": rpc.Train(encoding=MASKED)}, ["train"]),
+        ({"evaluate": rpc.Evaluate()}, ["evaluate"]),
+    ],
+)
+def test_stages_are_shown_where_the_number_of_samples_is_told_exactly(
+    work: dict[str, rpc.Train | rpc.Evaluate], shown: list[str]
+) -> None:
+    with running_collector() as collector:
+        settings = TracingSettings(endpoint=f"http://127.0.0.1:{collector.port}")
+        tracer = open_tracer(settings, "potluck-host")
+        instruction = rpc.Instruction(run_id="ab12", round=3, client_id="a", trace_parent=PARENT)
+        for name, value in work.items():
+            getattr(instruction, name).CopyFrom(value)
+        spans = spans_of(tracer, instruction)
+        assert tracer is not None
+        assert spans is not None
+        for stage in (InstructionStage.DOWNLOADING, InstructionStage.COMPUTING):
+            spans.enter(stage)
+        spans.end("")
+        tracer.close()
+    assert sorted(each.name for each in collector.spans) == shown
+
+
+def test_an_instruction_that_is_not_traced_has_no_spans() -> None:
+    assert spans_of(None, rpc.Instruction(trace_parent=PARENT)) is None
