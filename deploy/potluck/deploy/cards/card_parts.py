@@ -31,7 +31,9 @@ class CardClient(CardPart):
     client: str
     hosts: list[str]
     selected: int = Field(description="In how many rounds.")
-    included: int = Field(description="In how many its update is part of the model.")
+    included: int = Field(
+        description="Of how many of these its update is part of the model, in time or late."
+    )
     first_round: int
     last_round: int
     samples: int | None = Field(description="As disclosed last; null where they are not.")

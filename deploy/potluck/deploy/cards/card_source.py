@@ -140,25 +140,27 @@ def _clients(
 ) -> list[CardClient]:
     """The clients of these rounds' cohorts, in the order of their names."""
     seen: dict[str, list[tuple[int, operator_pb2.Member]]] = {}
+    late = Counter(update.client_id for each in rounds for update in each.late)
     for each in rounds:
         for member in each.members:
             seen.setdefault(member.client_id, []).append((each.round, member))
     return [
-        _client(client, seen[client], spent.get(client, 0.0))
+        _client(client, seen[client], late[client], spent.get(client, 0.0))
         for client in sorted(seen, key=natural_order)
     ]
 
 
 def _client(
-    client: str, parts: Sequence[tuple[int, operator_pb2.Member]], epsilon: float
+    client: str, parts: Sequence[tuple[int, operator_pb2.Member]], late: int, epsilon: float
 ) -> CardClient:
+    """late: how many of its updates joined later rounds than they were for."""
     members = [member for _, member in parts]
     samples = [member.samples for member in members if member.samples]
     return CardClient(
         client=client,
         hosts=sorted({member.host_id for member in members}),
         selected=len(parts),
-        included=sum(map(_included, members)),
+        included=sum(map(_included, members)) + late,
         first_round=parts[0][0],
         last_round=parts[-1][0],
         samples=samples[-1] if samples else None,

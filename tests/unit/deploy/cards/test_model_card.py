@@ -98,6 +98,18 @@ def test_a_card_names_model_cohorts_data_and_privacy() -> None:
     assert tomllib.loads(found.run_file)["rounds"] == 9
 
 
+def test_a_late_update_that_joined_is_part_of_the_model() -> None:
+    of_round = operator_pb2.CommittedRound
+    late = selected(2, epoch=None, samples=0, state=MemberState.MEMBER_STATE_LATE)
+    joined = operator_pb2.LateUpdate(client_id=late.client_id, round=1, weight=0.5)
+    rounds = [of_round(round=1, members=[late]), of_round(round=2, late=[joined])]
+    stands = status(RunState.RUN_STATE_FINISHED, committed=2, rounds=2).status
+    [found] = make_card(stands, rounds, RUN_FILE, []).clients
+    assert (found.selected, found.included) == (1, 1)
+    [before] = make_card(stands, rounds[:1], RUN_FILE, []).clients
+    assert (before.selected, before.included) == (1, 0)
+
+
 def test_a_card_of_an_earlier_round_knows_nothing_of_later_ones() -> None:
     assert [each.round for each in card(rounds=1).rounds] == [1]
     assert card(rounds=1).clients[0].data_epochs == [0]
