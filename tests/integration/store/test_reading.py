@@ -26,3 +26,16 @@ def test_committed_rounds_are_read_beside_the_coordinator(url: str, store: Store
         connection.exec_driver_sql("DELETE FROM rounds")
     reader.close()
     assert store.checkpoint()
+
+
+def test_what_a_transaction_reads_is_of_one_moment(url: str, store: Store) -> None:
+    begun_run(store)
+    committed(store, AttemptKey("ab12", 1, 1))
+    reader = RecordReader(url)
+    counted = "SELECT (SELECT count(*) FROM rounds), (SELECT count(*) FROM members)"
+    with reader._database.transaction() as connection:
+        before = connection.exec_driver_sql(counted).one()
+        store.delete_runs(["ab12"])
+        assert connection.exec_driver_sql(counted).one() == before
+    assert reader.runs({}) == []
+    reader.close()

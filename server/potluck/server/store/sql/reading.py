@@ -23,7 +23,12 @@ def open_for_reading(url: str) -> Database:
     parsed = parse_url(url)
     if parsed.get_backend_name() == "sqlite":
         return _open_sqlite(Path(parsed.database or "").resolve())
-    engine = create_engine(parsed, poolclass=NullPool, connect_args={"connect_timeout": 10})
+    engine = create_engine(
+        parsed,
+        poolclass=NullPool,
+        connect_args={"connect_timeout": 10},
+        isolation_level="REPEATABLE READ",  # all that a transaction reads is of one moment
+    )
 
     @event.listens_for(engine, "connect")
     def read_only(connection: Any, _record: object) -> None:
