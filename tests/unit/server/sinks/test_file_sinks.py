@@ -51,6 +51,25 @@ def test_a_file_cut_off_anywhere_is_made_whole(kind: Callable[..., Sink], tmp_pa
         assert path.read_bytes() == whole, length
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_removed_during_a_run_is_made_anew(
+    kind: Callable[..., Sink], tmp_path: Path
+) -> None:
+    path = written(kind, tmp_path / "whole")
+    sink = kind(folder=str(tmp_path / "removed"))
+    sink.open(TRACKED)
+    sink.write(TRACKED, ROUNDS[:3])
+    [removed] = [path for path in (tmp_path / "removed").rglob("*") if path.is_file()]
+    removed.unlink()
+    try:
+        sink.write(TRACKED, ROUNDS[3:])
+    except FileNotFoundError:  # then whoever feeds it asks anew
+        last = sink.open(TRACKED)
+        assert last is not None
+        sink.write(TRACKED, ROUNDS[last:])
+    assert removed.read_bytes() == path.read_bytes()
+
+
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 def test_a_table_has_what_export_writes(suffix: str, tmp_path: Path) -> None:
     path = written(CsvFiles if suffix == "csv" else ParquetFiles, tmp_path)

@@ -53,7 +53,8 @@ class CsvFiles(Sink):
             write_table(path, columns, [*before, *rows])
             self._columns[run.run_id] = columns
             return
-        with path.open("ab") as file:
+        with path.open("r+b") as file:  # one that was removed meanwhile is begun anew by `open`
+            file.seek(0, os.SEEK_END)
             file.write(csv_text(columns, rows).encode())
             file.flush()
             os.fsync(file.fileno())

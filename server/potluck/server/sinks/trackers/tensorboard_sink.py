@@ -43,6 +43,7 @@ class TensorBoard(Sink):
             os.truncate(path, whole)
         if not whole:
             created = run.created_at.timestamp()
+            path.touch()
             _append(path, [_event(wall_time=created, file_version=_VERSION)])
         return last
 
@@ -78,7 +79,8 @@ def _event(**fields: object) -> Any:
 
 def _append(path: Path, events: Sequence[Any]) -> None:
     framed = b"".join(_framed(event.SerializeToString()) for event in events)
-    with path.open("ab") as file:
+    with path.open("r+b") as file:  # one that was removed meanwhile is begun anew by `open`
+        file.seek(0, os.SEEK_END)
         file.write(framed)
         file.flush()
         os.fsync(file.fileno())
