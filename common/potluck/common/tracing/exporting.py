@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+import random
 import re
 import secrets
 import threading
+import time
 from collections.abc import Mapping
 from typing import Final
 
 from grpc import ssl_channel_credentials
+from opentelemetry.exporter.otlp.proto.grpc import exporter as otlp
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
@@ -32,6 +36,8 @@ from potluck.common.tracing.tracing_settings import TracingSettings
 _SECONDS: Final = 2.0
 """A collector that does not answer within this time misses spans."""
 _CLOSE_SECONDS: Final = 1.0
+_SAY_SECONDS: Final = 600.0
+"""A collector that is away would be told of in the log every few seconds."""
 _PARENT: Final = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
 
 Attributes = Mapping[str, str | int | float]
@@ -47,6 +53,29 @@ class _Ids(IdGenerator):
     def generate_trace_id(self) -> int:
         """128 bits, not 0."""
         return secrets.randbits(128) or 1
+
+
+class _Seldom(logging.Filter):
+    """Lets one line through in ten minutes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._next = 0.0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether a line is to be written."""
+        del record
+        now = time.monotonic()
+        if now < self._next:
+            return False
+        self._next = now + _SAY_SECONDS
+        return True
+
+
+otlp.logger.setLevel(logging.ERROR)  # not each attempt, only what is lost
+otlp.logger.addFilter(_Seldom())
+# It draws how long to wait before it tries again: likewise not from Python's own generator.
+otlp.__dict__["random"] = random.Random()
 
 
 class Tracer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 import time
 
@@ -39,6 +40,28 @@ def test_without_opentelemetry_the_extra_is_named(monkeypatch: pytest.MonkeyPatc
     why = r"\[tracing\]: opentelemetry is not installed; pip install 'potluck\[tracing\]'"
     with pytest.raises(ConfigurationError, match=why):
         open_tracer(AWAY, "potluck-host")
+
+
+def test_a_collector_that_is_away_is_said_once_and_draws_nothing(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from opentelemetry.exporter.otlp.proto.grpc.exporter import logger
+
+    tracer = open_tracer(AWAY, "potluck-host")
+    assert tracer is not None
+    random.seed(7)
+    before = random.getstate()
+    tracer.begin("round", {}).end()
+    tracer.close()
+    assert random.getstate() == before
+    later = time.monotonic() + 3600
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    caplog.clear()
+    for _ in range(3):
+        logger.warning("trying again")
+        logger.error("spans are lost")
+    said = [each for each in caplog.records if each.name == logger.name]
+    assert [each.levelname for each in said] == ["ERROR"]
 
 
 def test_a_span_is_known_by_its_text() -> None:
