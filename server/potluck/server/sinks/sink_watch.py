@@ -86,7 +86,7 @@ class SinkProcess:
                     start_new_session=True,  # signals of a terminal are for the coordinator
                 )
         except OSError as error:
-            return f"its process can't be started: {error.strerror}"
+            return f"its process can't be started: {error.filename or job.folder}: {error.strerror}"
         self._process, self._told, self._more, self._busy = process, True, False, True
         try:
             self._send(job.model_dump_json().encode() + b"\n")

@@ -1,0 +1,46 @@
+"""A sink's process that can't be started, or says nonsense: the log tells, it is tried again."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from potluck.common.monitoring.instruments import Instruments
+from potluck.common.monitoring.metric_labels import MeasuredParty
+from potluck.server.sinks.sink_job import sink_jobs
+from potluck.server.sinks.sink_watch import SinkProcess
+
+
+async def first_reason(state_directory: Path) -> str:
+    """Why a sink is tried again, the first time."""
+    [job] = sink_jobs({"csv": {}}, database="sqlite:///x", state_directory=state_directory)
+    sink = SinkProcess(job, Instruments(MeasuredParty.COORDINATOR))
+    with capture_logs() as logs:
+        running = asyncio.create_task(sink.run())
+        async with asyncio.timeout(20):
+            while not logs and not running.done():  # noqa: ASYNC110  # of another process
+                await asyncio.sleep(0.01)
+        running.cancel()
+        await asyncio.wait([running])
+    return str(logs[0]["reason"])
+
+
+async def test_a_line_that_is_too_long_ends_the_process_and_not_the_watch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talking = tmp_path / "talking"
+    talking.write_text("#!/bin/sh\nhead -c 200000 /dev/zero | tr '\\0' x\nexec cat\n")
+    talking.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(talking))
+    reason = await first_reason(tmp_path)
+    assert reason == "its process wrote what is no report, and was killed"
+
+
+async def test_a_folder_that_can_not_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "sinks").write_text("")
+    reason = await first_reason(tmp_path)
+    assert reason == f"its process can't be started: {tmp_path}/sinks/csv: Not a directory"
