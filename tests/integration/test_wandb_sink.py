@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import struct
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.tracked import FINISHED, ROUNDS, TRACKED
@@ -33,15 +35,20 @@ def records(data: bytes) -> Iterator[bytes]:
             parts = b""
 
 
-def steps(folder: Path) -> list[tuple[int, dict[str, float]]]:
-    """(step, numbers) of each record of history."""
+def parsed(folder: Path) -> list[Any]:
+    """The records as W&B's messages."""
     from wandb.proto.wandb_internal_pb2 import (
         Record,  # pyright: ignore[reportAttributeAccessIssue]  # made at run time
     )
 
     [path] = folder.glob("*.wandb")
+    return [Record.FromString(data) for data in records(path.read_bytes())]
+
+
+def steps(folder: Path) -> list[tuple[int, dict[str, float]]]:
+    """(step, numbers) of each record of history."""
     found: list[tuple[int, dict[str, float]]] = []
-    for record in map(Record.FromString, records(path.read_bytes())):
+    for record in parsed(folder):
         if record.HasField("history"):
             numbers = {
                 item.key or item.nested_key[0]: json.loads(item.value_json)
@@ -64,6 +71,11 @@ def test_each_round_is_one_step_whatever_is_killed(tmp_path: Path) -> None:
     later.end(FINISHED)
     later.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ab12-1-3", "ab12-4-4"]
+    runs = [each.run for each in parsed(tmp_path / "ab12-1-3") if each.HasField("run")]
+    assert {each.host for each in runs} == {"potluck"}  # not the machine's
+    for path in (*tmp_path.glob("*/*.wandb"), *tmp_path.glob("*/files/*")):  # what goes to a server
+        for own in (sys.executable, str(tmp_path)):
+            assert own.encode() not in path.read_bytes(), (path, own)
     assert steps(tmp_path / "ab12-1-3") + steps(tmp_path / "ab12-4-4") == [
         (each.number, each.numbers) for each in ROUNDS
     ]

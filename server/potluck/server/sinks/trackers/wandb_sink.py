@@ -73,7 +73,16 @@ class Wandb(Sink):
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir()
         quiet = wandb.Settings(
-            console="off", disable_git=True, save_code=False, silent=True, x_disable_stats=True
+            console="off",
+            disable_git=True,
+            save_code=False,
+            silent=True,
+            x_disable_stats=True,
+            # The folder goes to a server: nothing of the coordinator's machine.
+            host="potluck",
+            x_disable_meta=True,
+            x_disable_machine_info=True,
+            x_save_requirements=False,
         )
         with wandb.init(
             dir=draft,
