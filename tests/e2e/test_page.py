@@ -216,6 +216,20 @@ async def test_a_stopped_run_goes_on(
         assert tab.complaints == []
 
 
+async def test_a_run_that_is_not_there_is_not_asked_for_without_end(
+    browser: Browser, server: OpenPage, service: FakeOperatorService
+) -> None:
+    service.missing = "zzz"
+    async with opened_tab(browser, server.address) as tab:
+        await tab.go("/runs/zzz")
+        main = tab.page.get_by_role("main")
+        await expect(main.get_by_role("heading", name="There is no such run")).to_be_visible()
+        await expect(main).to_contain_text("no run begins with 'zzz'")
+        await main.get_by_role("link", name="All runs").click()
+        await expect(tab.page.get_by_role("link", name="tea")).to_be_visible()
+        assert service.watched <= 3
+
+
 async def test_a_run_is_started_from_the_form_and_refused_at_its_fields(
     browser: Browser, server: OpenPage, service: FakeOperatorService
 ) -> None:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.operator_service import (
@@ -68,6 +69,16 @@ async def config(
 async def page(config: OperatorConfig) -> AsyncIterator[OpenPage]:
     async with running_page(config) as page:
         yield await page.opened()
+
+
+async def _until(
+    stream: AsyncIterator[tuple[str, Any]], last: str
+) -> AsyncIterator[tuple[str, Any]]:
+    """Events up to the first one of a kind."""
+    async for kind, data in stream:
+        yield kind, data
+        if kind == last:
+            return
 
 
 # Walls --------------------------------------------------------------------------------------------
@@ -199,6 +210,15 @@ async def test_who_comes_later_gets_all_that_was(
             if kind == "run":
                 assert len(data["rounds"]) == 1
                 break
+
+
+async def test_who_looks_at_a_run_that_is_not_there_is_told_why(
+    page: OpenPage, service: FakeOperatorService
+) -> None:
+    service.missing = "zzz"
+    async with page.events("/api/events?run=zzz") as stream:
+        found = [data async for kind, data in _until(stream, "gone") if kind == "gone"]
+    assert found == [{"error": "no run begins with 'zzz'", "trouble": "missing"}]
 
 
 # Changes ------------------------------------------------------------------------------------------

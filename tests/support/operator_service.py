@@ -128,6 +128,7 @@ class FakeOperatorService(OperatorServiceServicer):
 
     A list that does not end the run is followed by UNAVAILABLE, as if the coordinator had died,
     or, with `holds`, by nothing: the stream stays open.
+    `missing` is the id of a run that it does not know.
     `model_breaks` are the offsets at which downloads break off, one per call.
     """
 
@@ -135,6 +136,7 @@ class FakeOperatorService(OperatorServiceServicer):
     clients: Sequence[operator_pb2.ClientStatus] = ()
     watches: list[list[Event]] = field(default_factory=list)
     holds: bool = False
+    missing: str = ""
     model: bytes = b""
     model_breaks: list[int] = field(default_factory=list)
     origin: operator_pb2.ModelOrigin = field(default_factory=operator_pb2.ModelOrigin)
@@ -218,6 +220,8 @@ class FakeOperatorService(OperatorServiceServicer):
         context: Context,
     ) -> AsyncGenerator[Event]:
         self.watched += 1
+        if request.run_id == self.missing:
+            await abort(context, NotFoundError(f"no run begins with '{request.run_id}'"))
         events = self.watches.pop(0)
         for event in events:
             yield event

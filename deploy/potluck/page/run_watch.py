@@ -21,7 +21,7 @@ from potluck.deploy.operator.run_view import (
     shown_measures,
 )
 from potluck.deploy.view.watch import pause_seconds
-from potluck.page.coordinator_link import CoordinatorLink
+from potluck.page.coordinator_link import CoordinatorLink, trouble_of
 from potluck.page.event_stream import Listener, encoded
 from potluck.page.page_shapes import (
     CohortShown,
@@ -66,9 +66,10 @@ class LiveEvent(BaseModel):
 
 
 class GoneEvent(BaseModel):
-    """The run can't be followed any more."""
+    """The run can't be followed any more. trouble: `missing`, or that of the connection."""
 
     error: str
+    trouble: str
 
 
 class RunWatch:
@@ -187,7 +188,8 @@ class RunWatch:
     def _fail(self, error: PotluckError) -> None:
         self._error = error
         self._heard.set()
-        self._offer(encoded("gone", GoneEvent(error=error.message)))
+        trouble = "missing" if isinstance(error, NotFoundError) else trouble_of(error)
+        self._offer(encoded("gone", GoneEvent(error=error.message, trouble=trouble)))
 
     def _see(self, event: operator_pb2.WatchRunResponse) -> None:
         before = self.view

@@ -11,11 +11,11 @@ import { bar, card, confirmed, facts, pill, setBar, table, trouble } from "./par
 import { pickMap } from "./pick_map.js";
 import { openRound } from "./round_dialog.js";
 
-const NEWEST = 12;
+const NEWEST = 12, RETRY_MILLISECONDS = 3000;
 
 export function showRun(place, { run: wanted, go, title }) {
   title("Run");
-  let run = null, roster = [], charts = new Map(), acting = false;
+  let run = null, roster = [], charts = new Map(), acting = false, retry = null, closed = false;
   const name = h("h1", {}, "Run"), state = h("span", {}), parts = h("p", { class: "soft" }), why = h("p", { class: "small" });
   const progress = bar(0, { label: "Rounds committed" });
   const progressText = h("span", { class: "small soft number" });
@@ -215,22 +215,32 @@ export function showRun(place, { run: wanted, go, title }) {
     },
   };
 
-  async function fetchFirst() {
+  async function fetchAgain() {
     try {
       const found = await get(`/api/runs/${encodeURIComponent(wanted)}`);
-      if (!run) heard.run(found);
+      if (!run && !closed) heard.run(found);
     } catch (error) {
-      if (!run) put(place, h("div", { class: "card empty" }, h("h1", {}, error.trouble === "missing" ? "There is no such run" : "The run can't be shown"), h("p", {}, error.message), h("a", { class: "button", href: "/" }, "All runs")));
+      missed(error.message, error.trouble);
     }
+  }
+
+  /** Says why there is nothing to be seen. Asking at once would be refused at once, without end. */
+  function missed(words, what) {
+    if (run || closed) return;
+    put(place, h("div", { class: "card empty" }, h("h1", {}, what === "missing" ? "There is no such run" : "The run can't be shown"), h("p", {}, words), h("a", { class: "button", href: "/" }, "All runs")));
+    clearTimeout(retry);
+    if (what !== "missing") retry = setTimeout(fetchAgain, RETRY_MILLISECONDS);
   }
 
   return {
     hear(kind, data) {
-      if (kind === "gone") fetchFirst();
+      if (kind === "gone") missed(data.error, data.trouble);
       else if (kind === "run" || run) heard[kind]?.(data);
     },
     again: () => go(location.pathname),
     close() {
+      closed = true;
+      clearTimeout(retry);
       disclosed.close();
       live.close();
       map.close();
