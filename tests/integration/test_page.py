@@ -28,6 +28,7 @@ from support.pki import TestFederation, make_federation, tls_files
 from potluck.common.net.identity import Role
 from potluck.deploy.operator.operator_config import OperatorConfig
 from potluck.deploy.pki import authority
+from potluck.page import overview_watch, run_watch
 from potluck.page.run_draft import FIRST_DRAFT
 from potluck.rpc.v1 import operator_pb2
 from potluck.rpc.v1.operator_pb2 import MemberState, RunState
@@ -210,6 +211,20 @@ async def test_who_comes_later_gets_all_that_was(
             if kind == "run":
                 assert len(data["rounds"]) == 1
                 break
+
+
+async def test_a_run_is_let_go_when_the_last_page_is_closed(
+    config: OperatorConfig, service: FakeOperatorService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overview_watch, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(run_watch, "LINGER_SECONDS", 0.1)
+    service.watches = [[status(committed=1), committed(1, 0.5)]]
+    async with running_page(config) as opened, asyncio.timeout(20):
+        page = await opened.opened()
+        async with page.events(f"/api/events?run={RUN_ID}") as stream:
+            assert [kind async for kind, _ in _until(stream, "run")]
+        assert not service.unwatched.is_set()
+        await service.unwatched.wait()
 
 
 async def test_who_looks_at_a_run_that_is_not_there_is_told_why(

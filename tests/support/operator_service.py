@@ -128,7 +128,8 @@ class FakeOperatorService(OperatorServiceServicer):
 
     A list that does not end the run is followed by UNAVAILABLE, as if the coordinator had died,
     or, with `holds`, by nothing: the stream stays open.
-    `missing` is the id of a run that it does not know.
+    `missing` is the id of a run that it does not know. `unwatched` is set when a
+    watcher has gone.
     `model_breaks` are the offsets at which downloads break off, one per call.
     """
 
@@ -137,6 +138,7 @@ class FakeOperatorService(OperatorServiceServicer):
     watches: list[list[Event]] = field(default_factory=list)
     holds: bool = False
     missing: str = ""
+    unwatched: asyncio.Event = field(default_factory=asyncio.Event)
     model: bytes = b""
     model_breaks: list[int] = field(default_factory=list)
     origin: operator_pb2.ModelOrigin = field(default_factory=operator_pb2.ModelOrigin)
@@ -228,7 +230,10 @@ class FakeOperatorService(OperatorServiceServicer):
         ends = {RunState.RUN_STATE_FINISHED, RunState.RUN_STATE_STOPPED, RunState.RUN_STATE_FAILED}
         if events[-1].status.state not in ends:
             if self.holds:
-                await asyncio.get_running_loop().create_future()  # until the call is cancelled
+                try:
+                    await asyncio.get_running_loop().create_future()  # until the call is cancelled
+                finally:
+                    self.unwatched.set()
             await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
 
     async def FetchProfiles(  # noqa: N802  # named by the protocol

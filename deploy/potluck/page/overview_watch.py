@@ -66,7 +66,7 @@ class OverviewWatch:
         """Keep all pages up to date, until cancelled."""
         while True:
             if not self._listeners:
-                await self._wanted.wait()
+                await self._rest()
             self._wanted.clear()
             await self._ask()
             shown = self._shown()
@@ -76,9 +76,18 @@ class OverviewWatch:
                 for listener in self._listeners:
                     listener.offer(event)
             await self._watches.tidy()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(POLL_SECONDS):
-                    await self._wanted.wait()
+            await self._pause()
+
+    async def _rest(self) -> None:
+        """Wait for a page. Runs that the last ones looked at are let go meanwhile."""
+        while not self._wanted.is_set():
+            await self._watches.tidy()
+            await self._pause()
+
+    async def _pause(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(POLL_SECONDS):
+                await self._wanted.wait()
 
     async def _ask(self) -> None:
         try:
