@@ -213,6 +213,18 @@ async def test_who_comes_later_gets_all_that_was(
                 break
 
 
+async def test_of_a_long_run_the_newest_rounds_are_kept(
+    page: OpenPage, service: FakeOperatorService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_watch, "MOST_ROUNDS", 2)
+    rounds = [committed(number, 0.5) for number in (1, 2, 3)]
+    service.watches = [[status(committed=3), *rounds, progress(4)]]
+    run = (await page.get(f"/api/runs/{RUN_ID}")).json
+    assert ([each["round"] for each in run["rounds"]], run["earlier"]) == ([2, 3], 1)
+    assert (await page.get(f"/api/runs/{RUN_ID}/rounds/1")).status == 404
+    assert (await page.get(f"/api/runs/{RUN_ID}/rounds/3")).status == 200
+
+
 async def test_a_run_is_let_go_when_the_last_page_is_closed(
     config: OperatorConfig, service: FakeOperatorService, monkeypatch: pytest.MonkeyPatch
 ) -> None:

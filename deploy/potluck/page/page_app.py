@@ -41,7 +41,7 @@ from potluck.page.page_shapes import (
 )
 from potluck.page.run_comparison import MOST_RUNS, compared
 from potluck.page.run_draft import FIRST_DRAFT, drafted, form_fields, refused
-from potluck.page.run_shown import shown_details
+from potluck.page.run_shown import MOST_ROUNDS, shown_details
 from potluck.page.run_watch import RunWatches
 
 STATIC = Path(__file__).parent / "static"
@@ -144,7 +144,10 @@ class PageServer:
         watch, number = self._watches.of(request.path_params["run"]), request.path_params["round"]
         await watch.shown()
         if number not in watch.view.committed:
-            raise NotFoundError(f"round {number} of run {watch.run_id} is not committed")
+            raise NotFoundError(
+                f"round {number} of run {watch.run_id} is not committed, or older than the newest "
+                f"{MOST_ROUNDS}"
+            )
         return shown_details(watch.view.committed[number])
 
     async def _disclosed(self, request: Request) -> BaseModel:

@@ -196,6 +196,7 @@ class RunWatch:
         if is_news(before, event):
             # The rounds are shared between views: they are looked up before the event is in them.
             self.view = observe(before, event)
+            self._forget_old()
             if self._heard.is_set():
                 self._publish(before, event)
         status = self.view.status
@@ -204,6 +205,12 @@ class RunWatch:
             self._measures = self._measure_names()
             for each in self.all_anew():
                 self._offer(each)
+
+    def _forget_old(self) -> None:
+        """Keep the rounds that are shown: a run may go on for weeks."""
+        committed = self.view.committed
+        if len(committed) > MOST_ROUNDS:
+            del committed[min(committed)]
 
     def _complete(self, status: operator_pb2.RunStatus) -> bool:
         """Return whether all rounds that are committed by now have come."""

@@ -11,7 +11,7 @@ import { bar, card, confirmed, facts, pill, setBar, table, trouble } from "./par
 import { pickMap } from "./pick_map.js";
 import { openRound } from "./round_dialog.js";
 
-const NEWEST = 12, RETRY_MILLISECONDS = 3000;
+const NEWEST = 12, MOST_ROUNDS = 2000, RETRY_MILLISECONDS = 3000;
 
 export function showRun(place, { run: wanted, go, title }) {
   title("Run");
@@ -199,6 +199,8 @@ export function showRun(place, { run: wanted, go, title }) {
       if (run.rounds.at(-1)?.round >= round.round) return;
       run.clients.push(...clients);
       run.rounds.push(round);
+      if (run.rounds.length > MOST_ROUNDS) run.rounds.shift(); // as the server keeps no more of them
+      run.earlier = run.rounds[0].round - 1;
       run.status.committed = Math.max(run.status.committed, round.round);
       drawHead();
       drawRest();
