@@ -83,6 +83,7 @@ class RunWatch:
         self._clients = ClientList()
         self._measures: list[str] = []
         self._listeners: set[Listener] = set()
+        self._asking = 0
         self._live_at = 0.0
         self._heard = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -91,7 +92,7 @@ class RunWatch:
     @property
     def idle(self) -> bool:
         """True where nobody looks at it."""
-        return not self._listeners
+        return not self._listeners and not self._asking
 
     @property
     def following(self) -> bool:
@@ -115,7 +116,11 @@ class RunWatch:
     async def shown(self) -> RunShown:
         """All of the run, once it is known. Raises PotluckError."""
         self.begin()
-        await self._heard.wait()
+        self._asking += 1
+        try:
+            await self._heard.wait()
+        finally:
+            self._asking -= 1
         if self._error is not None:
             raise self._error
         found = shown_run(self.view, self._clients, datetime.now(UTC))
