@@ -42,9 +42,12 @@ from potluck.page.page_shapes import (
 from potluck.page.run_comparison import MOST_RUNS, compared
 from potluck.page.run_draft import FIRST_DRAFT, drafted, form_fields, refused
 from potluck.page.run_shown import MOST_ROUNDS, shown_details
-from potluck.page.run_watch import RunWatches
+from potluck.page.run_watch import RunWatch, RunWatches
+from potluck.page.shared_answers import SharedAnswers
 
 STATIC = Path(__file__).parent / "static"
+SHARED_SECONDS = 4.0
+"""So old an answer may be that pages share; each asks less often."""
 _STATUSES = {NotFoundError: 404, UnreachableError: 502, IdentityError: 502, RunError: 409}
 _VIEWS = ("/", "/runs/{run}", "/hosts", "/start", "/compare")
 
@@ -64,6 +67,7 @@ class PageServer:
         self._link = CoordinatorLink(config)
         self._watches = RunWatches(self._link)
         self._overview = OverviewWatch(self._link, self._watches)
+        self._shared = SharedAnswers[BaseModel](SHARED_SECONDS)
         self._access = access
 
     def app(self) -> PageGuard:
@@ -135,6 +139,9 @@ class PageServer:
         return await self._overview.now()
 
     async def _hosts(self, _: Request) -> BaseModel:
+        return await self._shared.of("hosts", self._hosts_now)
+
+    async def _hosts_now(self) -> BaseModel:
         return shown_hosts(await self._link.call(lambda client: client.list_clients()))
 
     async def _run(self, request: Request) -> BaseModel:
@@ -153,6 +160,12 @@ class PageServer:
     async def _disclosed(self, request: Request) -> BaseModel:
         watch = self._watches.of(request.path_params["run"])
         await watch.shown()
+        newest = max(watch.view.committed, default=0)
+        return await self._shared.of(
+            f"disclosed {watch.run_id} {newest}", lambda: self._disclosed_now(watch)
+        )
+
+    async def _disclosed_now(self, watch: RunWatch) -> BaseModel:
         classes, profiles = await self._link.call(lambda each: each.fetch_profiles(watch.run_id))
         audits = await self._link.call(lambda each: each.audit_disclosures(watch.run_id))
         return shown_disclosures(watch.view.rounds, classes, profiles, audits)

@@ -1,0 +1,38 @@
+"""Answers of the coordinator that many pages ask for at once, each asked for once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, Generic, TypeVar
+
+Answer = TypeVar("Answer")
+
+
+class SharedAnswers(Generic[Answer]):
+    """Answers by key, each good for some seconds. Lives on one event loop."""
+
+    def __init__(self, seconds: float) -> None:
+        """seconds: how old an answer may be."""
+        self._seconds = seconds
+        self._asked: dict[str, tuple[float, asyncio.Task[Answer]]] = {}
+
+    async def of(self, key: str, ask: Callable[[], Coroutine[Any, Any, Answer]]) -> Answer:
+        """What `ask` answers, or is answering to another page. Raises what it raises; an error is
+        none to keep."""
+        now = time.monotonic()
+        self._asked = {
+            name: (at, asking)
+            for name, (at, asking) in self._asked.items()
+            if not asking.done() or (now - at < self._seconds and _has_answer(asking))
+        }
+        if key not in self._asked:
+            self._asked[key] = now, asyncio.create_task(ask())
+        return await asyncio.shield(
+            self._asked[key][1]
+        )  # others may wait for it too
+
+
+def _has_answer(asking: asyncio.Task[Answer]) -> bool:
+    return not asking.cancelled() and asking.exception() is None

@@ -1,0 +1,55 @@
+"""Pages that ask the same at once."""
+
+import asyncio
+
+import pytest
+
+from potluck.common.errors import UnreachableError
+from potluck.page.shared_answers import SharedAnswers
+
+
+class Coordinator:
+    """Answers with how often it was asked, once it may."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.may = asyncio.Event()
+
+    async def ask(self) -> int:
+        self.asked += 1
+        number = self.asked
+        await self.may.wait()
+        if number == 1:
+            raise UnreachableError("away")
+        return number
+
+
+async def test_pages_share_an_answer_and_no_error() -> None:
+    coordinator, answers = Coordinator(), SharedAnswers[int](60.0)
+    waiting = [asyncio.create_task(answers.of("run", coordinator.ask)) for _ in range(3)]
+    await asyncio.sleep(0)
+    coordinator.may.set()
+    found = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [str(each) for each in found] == ["away"] * 3
+    assert coordinator.asked == 1
+    assert [await answers.of("run", coordinator.ask) for _ in range(3)] == [2, 2, 2]
+    assert await answers.of("another", coordinator.ask) == 3
+
+
+async def test_an_old_answer_is_asked_for_anew() -> None:
+    coordinator, answers = Coordinator(), SharedAnswers[int](0.0)
+    coordinator.may.set()
+    with pytest.raises(UnreachableError):
+        await answers.of("run", coordinator.ask)
+    assert [await answers.of("run", coordinator.ask) for _ in range(2)] == [2, 3]
+
+
+async def test_a_page_that_leaves_takes_the_answer_from_no_other() -> None:
+    coordinator, answers = Coordinator(), SharedAnswers[int](60.0)
+    coordinator.asked = 1
+    leaving = asyncio.create_task(answers.of("run", coordinator.ask))
+    staying = asyncio.create_task(answers.of("run", coordinator.ask))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    coordinator.may.set()
+    assert await staying == 2
