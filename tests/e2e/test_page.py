@@ -389,11 +389,13 @@ async def test_numbers_read_as_in_a_terminal(browser: Browser, server: OpenPage)
             "async ([sizes, durations, measures]) => {"
             " const is = await import('/static/format.js');"
             " return [sizes.map(is.bytes), durations.map(is.seconds),"
-            " measures.map(([value, unit]) => is.measure(value, unit))]; }",
+            " measures.map(([value, unit]) => is.measure(value, unit)),"
+            " [0, 0.25, 100, 1000, 1500, 2.5e7].map(is.tick)]; }",
             [sizes, durations, measures],
         )
     assert json.loads(json.dumps(found)) == [
         [readable_bytes(each) for each in sizes],
         [readable_seconds(each) for each in durations],
         [readable_measure(value, unit) for value, unit in measures],  # type: ignore[arg-type]  # of pairs
+        ["0", "0.25", "100", "1000", "1500", "2.5e+7"],
     ]

@@ -29,9 +29,7 @@ class SharedAnswers(Generic[Answer]):
         }
         if key not in self._asked:
             self._asked[key] = now, asyncio.create_task(ask())
-        return await asyncio.shield(
-            self._asked[key][1]
-        )  # others may wait for it too
+        return await asyncio.shield(self._asked[key][1])  # others may wait for it too
 
 
 def _has_answer(asking: asyncio.Task[Answer]) -> bool:

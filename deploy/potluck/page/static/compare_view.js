@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { h, put, style } from "./dom.js";
-import { bytes, measure, number, seconds, share } from "./format.js";
+import { bytes, measure, seconds, share, tick } from "./format.js";
 import { lineChart } from "./line_chart.js";
 import { card, pill, table } from "./parts.js";
 
@@ -50,7 +50,7 @@ export function showCompare(place, { title, query }) {
 
   function chart(each, runs) {
     const words = (found) => (each.unit === "share" ? share(found) : measure(found, each.unit));
-    const made = lineChart({ title: `${each.label}, ${each.higher_is_better ? "more" : "less"} is better`, format: words, axis: each.unit === "share" ? (found) => `${Math.round(100 * found)} %` : (found) => number(found).replace(/\.?0+$/, "") || "0", fixed: each.unit === "share" ? [0, 1] : null });
+    const made = lineChart({ title: `${each.label}, ${each.higher_is_better ? "more" : "less"} is better`, format: words, axis: each.unit === "share" ? (found) => `${Math.round(100 * found)} %` : tick, fixed: each.unit === "share" ? [0, 1] : null });
     charts.push([made, runs.map((run, index) => ({ name: label(run), colour: index, dashed: index, points: run.rounds.map((round) => [round.round, round.values[each.name]]).filter(([, found]) => found !== null && found !== undefined) }))]);
     return made;
   }

@@ -28,6 +28,12 @@ export function number(value) {
   return value.toPrecision(4).replace(/\.$/, "");
 }
 
+/** A value at an axis: 0.2, 1500, 2.5e+7. */
+export function tick(value) {
+  const size = Math.abs(value);
+  return size !== 0 && (size < 1e-3 || size >= 1e6) ? value.toExponential(2).replace(/\.?0+e/, "e") : String(Number(value.toPrecision(4)));
+}
+
 /** A measure with its unit: 93.1 %, 0.2712, 3.400 mm. */
 export function measure(value, unit) {
   if (unit === "share") return share(value);

@@ -4,7 +4,7 @@ import { get, post } from "./api.js";
 import { disclosedRefresh } from "./refresh.js";
 import { mixCard, privacyCard } from "./disclosed.js";
 import { h, put, say, text } from "./dom.js";
-import { bytes, count, date, measure, number, seconds, share } from "./format.js";
+import { bytes, count, date, measure, seconds, share, tick } from "./format.js";
 import { lineChart } from "./line_chart.js";
 import { liveRound } from "./live_round.js";
 import { bar, card, confirmed, facts, pill, setBar, table, trouble } from "./parts.js";
@@ -52,7 +52,7 @@ export function showRun(place, { run: wanted, go, title }) {
 
   function lay() {
     put(place, head, said, summary, live.element, notices, curves, picks, h("div", { class: "two" }, mix.element, privacy.element), traffic, rounds);
-    chartOf("seconds", trafficPlace, { title: "Seconds a round", format: seconds, axis: (value) => `${number(value).replace(/\.?0+$/, "")}`, height: 150 });
+    chartOf("seconds", trafficPlace, { title: "Seconds a round", format: seconds, axis: tick, height: 150 });
     chartOf("bytes", trafficPlace, { title: "Bytes a round", format: bytes, height: 150 });
   }
 
@@ -125,7 +125,7 @@ export function showRun(place, { run: wanted, go, title }) {
         if (worst.length) lines.push({ name: `${each.label}, worst tenth of clients`, points: worst, colour: place, dashed: 1 });
         return lines;
       });
-      const axis = unit === "share" ? (value) => `${Math.round(100 * value)} %` : (value) => number(value).replace(/\.?0+$/, "") || "0";
+      const axis = unit === "share" ? (value) => `${Math.round(100 * value)} %` : tick;
       chartOf(`unit ${unit}`, curvesPlace, {
         title: unit === "share" ? `Shares, ${better}` : `${mine[0].label}${mine.length > 1 ? " and others" : ""}${unit ? ` in ${unit}` : ""}, ${better}`,
         format: (value) => (unit === "share" ? share(value) : measure(value, unit)), axis, fixed: unit === "share" ? [0, 1] : null,
