@@ -20,6 +20,7 @@ let overview = null;
 let view = null;
 let stopListening = () => {};
 let wrong = "";
+let shows = 0;
 
 const ROUTES = [
   [/^\/$/, async () => ({ make: showRuns })],
@@ -36,7 +37,9 @@ export function go(path) {
 }
 
 async function show(moved) {
+  const mine = (shows += 1);
   stopListening();
+  stopListening = () => {};
   view?.close?.();
   view = null;
   const found = ROUTES.map(([pattern, route]) => [pattern.exec(location.pathname), route]).find(([match]) => match);
@@ -46,7 +49,14 @@ async function show(moved) {
     return;
   }
   const [match, route] = found;
-  const { make, run } = await route(...match.slice(1));
+  let make, run;
+  try {
+    ({ make, run } = await route(...match.slice(1)));
+  } catch {
+    if (mine === shows) put(content, trouble(new Error("This view can't be fetched from the page's server; reload the page.")));
+    return;
+  }
+  if (mine !== shows) return; // another view was asked for meanwhile
   const place = h("div", {});
   put(content, place);
   const title = (words) => {
