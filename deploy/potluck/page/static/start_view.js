@@ -9,7 +9,7 @@ const PAUSE_MILLISECONDS = 350;
 
 export function showStart(place, { go, title, query }) {
   title("Start a run");
-  let fields = [], inputs = new Map(), problems = [], timer = null, turn = 0, checked = Promise.resolve();
+  let fields = [], inputs = new Map(), problems = [], timer = null, checked = Promise.resolve();
   const said = h("div", {});
   const file = h("textarea", { id: "run-file", spellcheck: "false", autocapitalize: "off", autocomplete: "off", "aria-describedby": "file-problems file-hint", oninput: () => later({}) });
   const fileProblems = h("div", { id: "file-problems", class: "wrong", "aria-live": "polite" });
@@ -64,24 +64,33 @@ export function showStart(place, { go, title, query }) {
     timer = setTimeout(check, PAUSE_MILLISECONDS);
   }
 
-  /** Puts what was typed into the file, and marks what is wrong. */
+  /** Puts what was typed into the file, and marks what is wrong: one after the other, or an earlier change would come last. */
   function check() {
     clearTimeout(timer);
     timer = null;
-    const changes = waiting, mine = (turn += 1), before = file.value;
-    waiting = {};
-    checked = (async () => {
-      try {
-        const draft = await post("/api/draft", { run_file: before, changes });
-        if (mine !== turn || file.value !== before) return later(changes);
-        if (Object.keys(changes).length && draft.run_file !== file.value) file.value = draft.run_file;
-        take(draft);
-      } catch (error) {
-        put(said, trouble(error));
-      }
-      return undefined;
-    })();
+    checked = checked.then(write);
     return checked;
+  }
+
+  async function write() {
+    const changes = waiting, before = file.value;
+    const keep = () => {
+      waiting = { ...changes, ...waiting }; // what was typed meanwhile counts
+    };
+    waiting = {};
+    try {
+      const draft = await post("/api/draft", { run_file: before, changes });
+      if (file.value !== before) {
+        keep();
+        later({});
+        return;
+      }
+      if (Object.keys(changes).length && draft.run_file !== file.value) file.value = draft.run_file;
+      take(draft);
+    } catch (error) {
+      keep();
+      put(said, trouble(error));
+    }
   }
 
   function take(draft) {
@@ -113,9 +122,14 @@ export function showStart(place, { go, title, query }) {
   }
 
   async function submit() {
-    if (timer) await check();
-    else await checked;
+    if (start.disabled) return;
     start.disabled = true;
+    do await (timer || Object.keys(waiting).length ? check() : checked);
+    while (timer);
+    if (Object.keys(waiting).length) { // they could not be put into the file, and the reason is said
+      start.disabled = false;
+      return;
+    }
     try {
       const { run } = await post("/api/runs", { run_file: file.value });
       say("The run is started.");
