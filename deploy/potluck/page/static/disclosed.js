@@ -17,29 +17,41 @@ function classColours(classes) {
 export function mixCard() {
   const place = h("div", {}, h("p", { class: "quiet" }, "Asking what clients disclosed …"));
   const element = card("Labels of the cohorts", { id: "mix" }, place);
-  let mix = null, canvas = null, readout = null, at = null, box = null;
+  let mix = null, canvas = null, readout = null, at = null, box = null, parts = null;
 
   function draw(given) {
     mix = given;
     if (!mix.disclosed || !mix.rounds.length) {
-      canvas = null;
+      canvas = parts = null;
       const why = mix.disclosed
         ? "Label counts are disclosed; the mix of a cohort is shown from the first committed round on."
         : "No client of this run has disclosed label counts: its selector does not ask for them, or their policies keep them. Selectors such as fedentopt, kl or dc-balanced ask.";
       put(place, h("p", { class: "quiet" }, why));
       return;
     }
-    canvas = h("canvas", { class: "plot", role: "img", tabindex: 0, "aria-label": words() });
+    if (!parts) lay();
+    canvas.setAttribute("aria-label", words());
+    const colours = classColours(mix.classes);
+    const legend = mix.classes > 20 ? null : h("ul", { class: "legend" }, colours.map((colour, label) => h("li", {}, h("i", { style: { background: colour } }), label)));
+    const partly = mix.disclosed < mix.clients ? ` of ${mix.disclosed} of ${mix.clients} clients` : "";
+    put(parts.caption, h("span", { class: "small soft" }, `Classes in what each cohort holds together, by the counts disclosed${partly}; at the right, all clients.`), legend);
+    parts.numbers.refresh();
+    if (at !== null) at = Math.min(at, mix.rounds.length - 1);
+    redraw();
+    tell();
+  }
+
+  /** The elements that stay: who reads the table, or single rounds by keys, is not to lose the place. */
+  function lay() {
+    canvas = h("canvas", { class: "plot", role: "img", tabindex: 0 });
     readout = h("output", { class: "readout", "aria-live": "polite" });
     const numbers = behind("Label mix, as a table", () => table("Share of each class in the cohorts", [
       { title: "Round", right: true, cell: (round) => round.round },
       { title: "Entropy", right: true, cell: (round) => (round.entropy === null ? "–" : `${round.entropy.toFixed(2)} bit`) },
       ...Array.from({ length: mix.classes }, (_, label) => ({ title: `${label}`, right: true, cell: (round) => (round.selected ? `${(100 * round.selected[label]).toFixed(0)} %` : "–") })),
     ], mix.rounds));
-    const colours = classColours(mix.classes);
-    const legend = mix.classes > 20 ? null : h("ul", { class: "legend" }, colours.map((colour, label) => h("li", {}, h("i", { style: { background: colour } }), label)));
-    const partly = mix.disclosed < mix.clients ? ` of ${mix.disclosed} of ${mix.clients} clients` : "";
-    put(place, h("figure", {}, h("figcaption", {}, h("span", { class: "small soft" }, `Classes in what each cohort holds together, by the counts disclosed${partly}; at the right, all clients.`), legend), canvas, readout, numbers.element));
+    parts = { caption: h("figcaption", {}), numbers };
+    put(place, h("figure", {}, parts.caption, canvas, readout, numbers.element));
     canvas.addEventListener("pointermove", (event) => read(under(event)));
     canvas.addEventListener("pointerleave", () => read(null));
     canvas.addEventListener("blur", () => read(null));
@@ -49,7 +61,6 @@ export function mixCard() {
       event.preventDefault();
       read(at === null ? 0 : Math.min(Math.max(at + step, 0), mix.rounds.length - 1));
     });
-    redraw();
   }
 
   const words = () => {
@@ -101,7 +112,11 @@ export function mixCard() {
     if (index === at) return;
     at = index;
     redraw();
-    const round = index === null ? null : mix.rounds[index];
+    tell();
+  }
+
+  function tell() {
+    const round = at === null ? null : mix.rounds[at];
     const shares = round?.selected?.map((share, label) => [share, label]).sort(([one], [other]) => other - one).slice(0, 4);
     text(readout, round === null ? "" : shares ? `Round ${round.round}: entropy ${round.entropy.toFixed(2)} bit; most of ${shares.map(([share, label]) => `class ${label} ${(100 * share).toFixed(0)} %`).join(", ")}` : `Round ${round.round}: nobody in it disclosed labels`);
   }
@@ -114,36 +129,42 @@ export function mixCard() {
 export function privacyCard() {
   const place = h("div", {}, h("p", { class: "quiet" }, "Asking what left the clients …"));
   const element = card("Privacy spent", { id: "privacy" }, place);
+  const figures = h("div", {});
+  let most = [], numbers = null;
   return {
     element,
     draw(found) {
       if (!found.clients.length && !found.sums_aborted) {
+        numbers = null;
         put(place, h("p", { class: "quiet" }, "Nothing left the clients of this run but model updates: no profiles, no secure sums."));
         return;
       }
-      const most = [...found.clients].sort((one, other) => other.epsilon - one.epsilon);
-      const numbers = behind(`Privacy of ${count(most.length, "client")}, as a table`, () => table("Privacy spent by client, most first", [
+      most = [...found.clients].sort((one, other) => other.epsilon - one.epsilon);
+      const first = numbers === null; // the table stays: who reads it is not to lose the place
+      numbers ??= behind("Privacy by client, as a table", () => table("Privacy spent by client, most first", [
         { title: "Client", cell: (row) => row.client },
         { title: "ε in all", right: true, cell: (row) => row.epsilon.toLocaleString("en", { maximumFractionDigits: 4 }) },
         { title: "Secure sums", right: true, cell: (row) => row.sums },
         { title: "Least hosts in one", right: true, cell: (row) => row.least_hosts ?? "–" },
         { title: "Disclosed itself", cell: (row) => row.disclosed.join(", ") || "nothing" },
       ], most));
-      put(place,
+      put(figures,
         facts([
           ["Largest ε", found.largest.toLocaleString("en", { maximumFractionDigits: 3 }), "of a client"],
           ["Median ε", found.median.toLocaleString("en", { maximumFractionDigits: 3 })],
           ["Secure sums", `${found.sums_released}`, found.sums_aborted ? `${found.sums_aborted} aborted` : ""],
         ]),
         spread(most.map((each) => each.epsilon)),
-        found.sums_released ? h("p", { class: "small soft" }, `Sums hide single clients from ${found.holds_against}.`) : null,
-        numbers.element);
+        found.sums_released ? h("p", { class: "small soft" }, `Sums hide single clients from ${found.holds_against}.`) : null);
+      if (first) put(place, figures, numbers.element);
+      numbers.refresh();
     },
   };
 }
 
 /** A strip with a mark for each client's ε; nothing where all are alike. */
 function spread(values) {
+  if (!values.length) return null;
   const most = Math.max(...values), least = Math.min(...values);
   if (!(most > least)) return h("p", { class: "small soft", style: { margin: "0.8rem 0" } }, most ? "All clients have spent the same." : "No noisy release: sums are exact.");
   const bins = Array.from({ length: 24 }, () => 0);
