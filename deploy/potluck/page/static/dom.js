@@ -29,6 +29,13 @@ export function put(element, ...children) {
   return element;
 }
 
+/** Put these in place of what is there; what had the focus, by its `data-focus`, has it again. */
+export function putAnew(element, ...children) {
+  const focused = element.contains(document.activeElement) ? document.activeElement.dataset.focus : undefined;
+  put(element, ...children);
+  if (focused) element.querySelector(`[data-focus="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
+}
+
 /** Set an element's text, where it is another. */
 export function text(element, value) {
   if (element.textContent !== value) element.textContent = value;

@@ -1,7 +1,7 @@
 // Hosts: their devices, their versions, and the clients that they hold.
 
 import { get } from "./api.js";
-import { h, put, text } from "./dom.js";
+import { h, put, putAnew, text } from "./dom.js";
 import { ago, count, date } from "./format.js";
 import { table, trouble } from "./parts.js";
 
@@ -35,7 +35,7 @@ export function showHosts(place, { title, overview }) {
     if (state === drawn) return;
     drawn = state;
     const open = new Set([...list.querySelectorAll("details[open]")].map((each) => each.dataset.host));
-    put(list, content(hosts, open));
+    putAnew(list, content(hosts, open));
   }
 
   function content(hosts, open) {
@@ -67,10 +67,10 @@ export function showHosts(place, { title, overview }) {
       { title: "Client", cell: (client) => client.client },
       { title: "Picked", right: true, cell: (client) => client.selected },
       { title: "In a model", right: true, cell: (client) => client.included },
-      { title: "", cell: (client) => client.note },
+      { title: "Note", cell: (client) => client.note },
     ], host.clients, { rowKind: (client) => (client.note ? "trouble" : undefined) }));
     const notes = host.clients.filter((client) => client.note).length;
-    const element = h("details", { open, "data-host": host.host }, h("summary", {}, count(host.clients.length, "client"), notes ? h("span", { class: "tag" }, `${notes} with a note`) : null), body);
+    const element = h("details", { open, "data-host": host.host }, h("summary", { "data-focus": host.host }, count(host.clients.length, "client"), notes ? h("span", { class: "tag" }, `${notes} with a note`) : null), body);
     element.addEventListener("toggle", () => element.open && fill());
     if (open) fill();
     return element;

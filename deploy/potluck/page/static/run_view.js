@@ -3,7 +3,7 @@
 import { get, post } from "./api.js";
 import { disclosedRefresh } from "./refresh.js";
 import { mixCard, privacyCard } from "./disclosed.js";
-import { h, put, say, text } from "./dom.js";
+import { h, put, putAnew, say, text } from "./dom.js";
 import { bytes, count, date, measure, seconds, share, tick } from "./format.js";
 import { lineChart } from "./line_chart.js";
 import { liveRound } from "./live_round.js";
@@ -157,10 +157,10 @@ export function showRun(place, { run: wanted, go, title }) {
       { title: "Time", right: true, kind: "nowrap", cell: (round) => seconds(round.seconds) },
       { title: "Down", right: true, kind: "nowrap", cell: (round) => bytes(round.bytes_down) },
       { title: "Up", right: true, kind: "nowrap", cell: (round) => bytes(round.bytes_up) },
-      { title: h("span", { class: "unseen" }, "Details"), right: true, cell: (round) => h("button", { class: "plain", "aria-label": `Who was picked in round ${round.round}, and why`, onclick: () => openRound(run.status.run, round.round) }, "Who and why") },
+      { title: h("span", { class: "unseen" }, "Details"), right: true, cell: (round) => h("button", { class: "plain", "data-focus": `round ${round.round}`, "aria-label": `Who was picked in round ${round.round}, and why`, onclick: () => openRound(run.status.run, round.round) }, "Who and why") },
     ];
     const earlier = run.rounds.length - newest.length + run.earlier;
-    put(rounds, rounds.querySelector("header"), newest.length
+    putAnew(rounds, rounds.querySelector("header"), newest.length
       ? [h("div", { class: "scroll" }, table("The newest rounds", columns, newest, { rowKind: (round) => (round.left_out.length ? "trouble" : undefined) })), earlier ? h("p", { class: "quiet small" }, `${count(earlier, "earlier round")}; the map above opens each, `, h("code", {}, "potluck export"), " writes all.") : null]
       : h("p", { class: "quiet" }, "No round is committed yet."));
   }

@@ -1,10 +1,11 @@
 // All runs, newest first.
 
-import { h, put, text } from "./dom.js";
+import { h, put, putAnew, text } from "./dom.js";
 import { ago, count, date } from "./format.js";
 import { bar, pill, table } from "./parts.js";
 
 const MOST_COMPARED = 6;
+const AGES_MILLISECONDS = 60_000;
 
 export function showRuns(place, { go, title }) {
   title("Runs");
@@ -33,12 +34,10 @@ export function showRuns(place, { go, title }) {
     if (runs === null) return;
     const words = find.value.trim().toLowerCase();
     const shown = runs.filter((run) => `${run.name} ${run.run} ${run.task} ${run.selector} ${run.strategy} ${run.state}`.toLowerCase().includes(words));
-    const state = JSON.stringify([shown, more]);
+    const state = JSON.stringify([shown, more, Math.floor(Date.now() / AGES_MILLISECONDS)]);
     if (state === drawn) return;
     drawn = state;
-    const focused = document.activeElement?.dataset?.run;
-    put(list, content(shown));
-    if (focused) list.querySelector(`input[data-run="${CSS.escape(focused)}"]`)?.focus();
+    putAnew(list, content(shown));
   }
 
   function content(shown) {
@@ -49,8 +48,8 @@ export function showRuns(place, { go, title }) {
     }
     if (!shown.length) return h("div", { class: "card empty" }, h("h2", {}, "No run is called like that"), h("p", {}, `Of ${count(runs.length, "run")}, none matches “${find.value}”.`));
     const columns = [
-      { title: h("span", { class: "unseen" }, "Compare"), kind: "pick", cell: (run) => h("input", { type: "checkbox", "data-run": run.run, checked: picked.has(run.run), "aria-label": `Compare ${run.name} ${run.run}`, onchange: (event) => pick(run.run, event.target.checked) }) },
-      { title: "Run", cell: (run) => [h("a", { class: "name", href: `/runs/${run.run}` }, run.name), " ", h("span", { class: "soft mono" }, run.run)] },
+      { title: h("span", { class: "unseen" }, "Compare"), kind: "pick", cell: (run) => h("input", { type: "checkbox", "data-focus": `pick ${run.run}`, checked: picked.has(run.run), "aria-label": `Compare ${run.name} ${run.run}`, onchange: (event) => pick(run.run, event.target.checked) }) },
+      { title: "Run", cell: (run) => [h("a", { class: "name", "data-focus": `open ${run.run}`, href: `/runs/${run.run}` }, run.name), " ", h("span", { class: "soft mono" }, run.run)] },
       { title: "State", cell: (run) => pill(run.state) },
       { title: "Rounds", kind: "progress", cell: (run) => [h("span", { class: "small number" }, `${run.committed} of ${run.rounds}`), bar(run.rounds ? run.committed / run.rounds : 0, { label: `Rounds of ${run.name}`, kind: run.state === "running" ? "" : "still" })] },
       { title: "Task · selector · strategy", kind: "what", cell: (run) => [`${run.task} · ${run.selector} · ${run.strategy}`, run.why ? h("div", { class: "small soft" }, run.why) : null] },
@@ -61,7 +60,9 @@ export function showRuns(place, { go, title }) {
   }
 
   mark();
+  const timer = setInterval(draw, AGES_MILLISECONDS); // else what was started just now stays so
   return {
+    close: () => clearInterval(timer),
     hear(kind, overview) {
       if (kind !== "overview") return;
       if (overview.connection.reached || overview.runs.length) [runs, more] = [overview.runs, overview.more_runs];
