@@ -30,7 +30,8 @@ export function showRun(place, { run: wanted, go, title }) {
   const live = liveRound();
   const curves = card("Measures", { id: "measures" });
   const curvesPlace = h("div", { class: "charts" });
-  curves.append(curvesPlace);
+  const unmeasured = h("p", { class: "quiet", hidden: true }, "No round was evaluated yet: the task has no evaluation data on the coordinator, or [evaluation] sets every to 0 or to many rounds.");
+  curves.append(curvesPlace, unmeasured);
   const map = pickMap({ open: (round) => openRound(run.status.run, round) });
   const picks = card("Who was picked", { id: "picks" }, h("p", { class: "quiet" }, "From the first committed round on: which clients were picked when."));
   const mix = mixCard(), privacy = privacyCard();
@@ -131,7 +132,8 @@ export function showRun(place, { run: wanted, go, title }) {
         format: (value) => (unit === "share" ? share(value) : measure(value, unit)), axis, fixed: unit === "share" ? [0, 1] : null,
       }).draw(series);
     });
-    if (run.rounds.length && !run.rounds.some((round) => Object.keys(round.values).length)) put(curvesPlace, h("p", { class: "quiet" }, "No round was evaluated: the task has no evaluation data on the coordinator, or [evaluation] turns it off."));
+    unmeasured.hidden = !run.rounds.length || run.rounds.some((round) => Object.keys(round.values).length);
+    curvesPlace.hidden = !unmeasured.hidden;
   }
 
   function drawPicks() {
