@@ -17,6 +17,7 @@ export function showCompare(place, { title, query }) {
   }
 
   function draw({ runs, differences }) {
+    for (const [shown] of charts.splice(0)) shown.close();
     const measures = new Map(runs.flatMap((run) => run.measures.filter((each) => run.rounds.some((round) => (round.values[each.name] ?? null) !== null)).map((each) => [each.name, each])));
     const value = (run, name) => run.rounds.findLast((round) => (round.values[name] ?? null) !== null)?.values[name] ?? null;
     const sum = (run, key) => run.rounds.reduce((total, round) => total + round[key], 0);
