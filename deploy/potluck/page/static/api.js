@@ -16,7 +16,12 @@ async function answer(request) {
   } catch {
     throw new Refusal({ error: "the page's server does not answer; start `potluck page` again", trouble: "ended" });
   }
-  const found = await response.json();
+  let found;
+  try {
+    found = await response.json();
+  } catch {
+    throw new Refusal({ error: `the page's server failed (${response.status}); the terminal in which potluck page runs says why`, trouble: "ended" });
+  }
   if (!response.ok) throw new Refusal(found);
   return found;
 }
