@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
@@ -29,6 +31,7 @@ from potluck.common.net.identity import Role
 from potluck.deploy.operator.operator_config import OperatorConfig
 from potluck.deploy.pki import authority
 from potluck.page import overview_watch, run_watch
+from potluck.page.page_command import serve_page
 from potluck.page.run_draft import FIRST_DRAFT
 from potluck.rpc.v1 import operator_pb2
 from potluck.rpc.v1.operator_pb2 import MemberState, RunState
@@ -345,6 +348,26 @@ async def test_an_expired_certificate_is_said_in_words_and_a_renewed_one_is_take
             for name, path in mine.items():
                 path.write_bytes(good[name])
             assert (await page.get("/api/overview")).json["connection"]["reached"]
+
+
+async def test_a_browser_that_is_waited_for_finds_the_page(
+    config: OperatorConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = asyncio.get_running_loop()
+    answered = loop.create_future()
+
+    def browse(address: str) -> None:
+        with urllib.request.urlopen(address, timeout=10) as answer:  # noqa: S310  # the page's
+            loop.call_soon_threadsafe(answered.set_result, answer.status)
+
+    monkeypatch.setattr("webbrowser.open", browse)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        serving = asyncio.create_task(serve_page(config, listening, browser=True))
+        async with asyncio.timeout(20):
+            assert await answered == 200
+        serving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await serving
 
 
 async def test_the_server_ends_while_pages_listen(config: OperatorConfig) -> None:

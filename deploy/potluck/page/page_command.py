@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import threading
 import webbrowser
 from collections.abc import AsyncIterator, Iterator
 from typing import Annotated
@@ -87,10 +88,11 @@ async def serve_page(config: OperatorConfig, listening: socket.socket, *, browse
 
     access = PageAccess(on_redeemed=lambda: announce("opened; for another browser"))
     announce(f"the federation of {config.coordinator} in your browser")
-    if browser:
-        webbrowser.open(f"{address}/?token={access.token}")
+    opened = f"{address}/?token={access.token}"
     pages = PageServer(config, access)
     async with serving_page(pages, pages.app(), listening):
+        if browser:  # some browsers are waited for, those in a terminal until they end
+            threading.Thread(target=webbrowser.open, args=(opened,), daemon=True).start()
         await asyncio.get_running_loop().create_future()
 
 
