@@ -9,6 +9,7 @@ import socket
 import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -348,6 +349,30 @@ async def test_an_expired_certificate_is_said_in_words_and_a_renewed_one_is_take
             for name, path in mine.items():
                 path.write_bytes(good[name])
             assert (await page.get("/api/overview")).json["connection"]["reached"]
+
+
+async def test_another_authority_is_taken_too(
+    service: FakeOperatorService, federation: TestFederation, tmp_path: Path
+) -> None:
+    """The operator's own certificate is that of before."""
+    renewed = make_federation(tmp_path / "renewed")
+    old = federation.operator.authority.read_bytes()
+    both = tmp_path / "both.pem"
+    both.write_bytes(old + renewed.operator.authority.read_bytes())
+    mine = tmp_path / "mine.pem"
+    mine.write_bytes(old)
+    coordinator = renewed.coordinator.model_copy(update={"authority": both})
+    async with AsyncExitStack() as stack:
+        config = await stack.enter_async_context(
+            running_operator_service(service, replace(federation, coordinator=coordinator))
+        )
+        tls = config.tls.model_copy(update={"authority": mine})
+        config = config.model_copy(update={"tls": tls})
+        page = await (await stack.enter_async_context(running_page(config))).opened()
+        assert not (await page.get("/api/overview")).json["connection"]["reached"]
+        mine.write_bytes(both.read_bytes())
+        await page.get("/api/overview")  # that it was renewed is seen when a call fails
+        assert (await page.get("/api/overview")).json["connection"]["reached"]
 
 
 async def test_a_browser_that_is_waited_for_finds_the_page(

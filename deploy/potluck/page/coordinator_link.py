@@ -14,6 +14,7 @@ from potluck.common.errors import (
     UnreachableError,
 )
 from potluck.common.net.identity import Role
+from potluck.common.net.tls import TlsMaterial
 from potluck.deploy.operator.operator_client import OperatorClient, connect
 from potluck.deploy.operator.operator_config import OperatorConfig
 from potluck.page.page_shapes import ConnectionShown
@@ -35,7 +36,7 @@ class CoordinatorLink:
         self._config = config
         self._open = AsyncExitStack()
         self._client: OperatorClient | None = None
-        self._certificate = b""
+        self._material: TlsMaterial | None = None
         self._error: PotluckError | None = None
 
     async def __aenter__(self) -> Self:
@@ -82,7 +83,7 @@ class CoordinatorLink:
                 self._client = await self._open.enter_async_context(connect(self._config))
             except (ConfigurationError, IdentityError) as error:
                 raise _certificate_trouble(error) from None
-            self._certificate = material.certificate
+            self._material = material
         return self._client
 
     def reached(self) -> None:
@@ -103,7 +104,7 @@ class CoordinatorLink:
             self._client = None
             error = _certificate_trouble(worse)
         else:
-            if material.certificate != self._certificate:  # renewed: the next call connects anew
+            if material != self._material:  # renewed, or its authority: the next call connects anew
                 self._client = None
             if isinstance(error, IdentityError):
                 error = _certificate_trouble(error)
