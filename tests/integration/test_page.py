@@ -120,6 +120,7 @@ async def test_a_change_must_come_from_the_page(
         {"Content-Type": "text/plain"},
         {"Content-Type": "application/x-www-form-urlencoded"},
         {"Content-Length": "99999999"},
+        {"Transfer-Encoding": "chunked"},
     ):
         path = f"/api/runs/{RUN_ID}/stop"
         answer = await page.request("POST", path, body="{}", headers={**good, **wrong})

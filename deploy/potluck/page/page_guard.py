@@ -75,7 +75,8 @@ class PageGuard:
         if headers.get("content-type", "").partition(";")[0].strip() != "application/json":
             return _closed(scope, "a change must be JSON")
         length = headers.get("content-length", "")
-        if not length.isdecimal() or int(length) > MOST_BODY_BYTES:
+        sized = length.isdecimal() and "transfer-encoding" not in headers  # which would count more
+        if not sized or int(length) > MOST_BODY_BYTES:
             return _closed(scope, f"at most {MOST_BODY_BYTES} bytes are taken")
         return None
 
