@@ -31,7 +31,7 @@ from support.pki import TestFederation, make_federation, tls_files
 from potluck.common.net.identity import Role
 from potluck.deploy.operator.operator_config import OperatorConfig
 from potluck.deploy.pki import authority
-from potluck.page import overview_watch, run_watch
+from potluck.page import overview_watch, page_guard, run_watch
 from potluck.page.page_command import serve_page
 from potluck.page.run_draft import FIRST_DRAFT
 from potluck.rpc.v1 import operator_pb2
@@ -100,6 +100,19 @@ async def test_only_who_has_shown_the_token_gets_in(config: OperatorConfig) -> N
         again = await page.request("GET", f"/?token={token}", cookie="")
         assert again.status == 403
         assert "open the address that `potluck page` has printed last" in again.body
+
+
+async def test_another_user_of_the_machine_can_not_use_the_token(
+    config: OperatorConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_page(config) as page:
+        with monkeypatch.context() as patched:
+            patched.setattr(page_guard, "other_user", lambda *ends: 1001)
+            refused = await page.get(f"/?token={page.access.token}")
+        assert refused.status == 403
+        assert "this connection comes from user 1001 of this machine" in refused.body
+        await page.opened()  # for the token was not used up
+        assert (await page.get("/")).status == 200
 
 
 async def test_another_name_of_this_machine_is_refused(page: OpenPage) -> None:

@@ -4,7 +4,8 @@ The server listens on the loopback address, which every process and every web pa
 machine can reach. So a request counts only with
 
 - a `Host` of this machine: a name that an attacker resolves to 127.0.0.1 is none (DNS rebinding);
-- the cookie that the token in the printed address was exchanged for, once;
+- the cookie that the token in the printed address was exchanged for, once, by a process of the same
+  user: others can read a browser's command line, with the address that it is to open;
 - for a change, an `Origin` that is the page's own, and a JSON body, which no other page's form
   sends.
 
@@ -14,14 +15,21 @@ script and can't be framed.
 
 from __future__ import annotations
 
+import contextlib
 import hmac
+import os
 import secrets
-from collections.abc import Callable, Mapping
+import socket
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from http.cookies import CookieError, SimpleCookie
+from pathlib import Path
 from typing import Final
 
 _LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "[::1]"})
 _MOST_SESSIONS: Final = 32
+_USER: Final = 7
+"""Column of the user id in `/proc/net/tcp`."""
 
 HEADERS: Final[Mapping[str, str]] = {
     "Content-Security-Policy": (
@@ -82,6 +90,43 @@ def is_loopback(host: str) -> bool:
     if not port.isdecimal() or not name:
         name = host
     return name.lower() in _LOOPBACK
+
+
+def other_user(
+    client: tuple[str, int], server: tuple[str, int], connections: Iterable[str] | None = None
+) -> int | None:
+    """The user id of a connection's other end, where that is another user of this machine.
+
+    client, server: addresses and ports of its ends. connections: lines as in Linux'
+    `/proc/net/tcp`, those of this machine by default. None where it is this process's user, the
+    one who called `sudo`, root, or where the system does not tell.
+    """
+    ends = [_in_hexadecimal(client), _in_hexadecimal(server)]
+    for line in _connections() if connections is None else connections:
+        columns = line.split()
+        # An IPv4 address may stand at the end of an IPv6 one.
+        if len(columns) > _USER and all(map(str.endswith, columns[1:3], ends)):
+            user = int(columns[_USER])
+            return None if user in _own_users() else user
+    return None
+
+
+def _in_hexadecimal(end: tuple[str, int]) -> str:
+    """An address and a port as the kernel writes them: the address in the machine's byte order."""
+    host, port = end
+    (number,) = struct.unpack("=I", socket.inet_aton(host))
+    return f"{number:08X}:{port:04X}"
+
+
+def _connections() -> Iterator[str]:
+    for name in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            yield from Path("/proc/net", name).read_text().splitlines()[1:]
+
+
+def _own_users() -> set[int]:
+    caller = os.environ.get("SUDO_UID", "")
+    return {0, os.getuid()} | ({int(caller)} if caller.isdecimal() else set())
 
 
 def is_own(origin: str, host: str) -> bool:

@@ -110,6 +110,7 @@ async def serving_page(
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=False,  # who asks is who is connected
             timeout_graceful_shutdown=_END_SECONDS,
         )
     )

@@ -9,7 +9,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from potluck.page.page_access import HEADERS, PageAccess, is_loopback, is_own
+from potluck.page.page_access import HEADERS, PageAccess, is_loopback, is_own, other_user
 from potluck.page.page_shapes import Refused
 
 MOST_BODY_BYTES = 2_000_000
@@ -57,6 +57,13 @@ class PageGuard:
             return _closed(scope, f"{host[:80]!r} is no name of this machine")
         token = parse_qs(scope["query_string"].decode("latin-1")).get("token")
         if token and scope["path"] == "/" and scope["method"] == "GET":
+            stranger = other_user(scope["client"], scope["server"])
+            if stranger is not None:
+                return _closed(
+                    scope,
+                    f"this connection comes from user {stranger} of this machine; open the page as "
+                    "the user who runs `potluck page`",
+                )
             session = self._access.redeem(token[0])
             if session is not None:
                 # A document of this server's own, so that the browser sends it the strict cookie.

@@ -1,8 +1,11 @@
 """Who may talk to the page's server."""
 
+import os
+import sys
+
 import pytest
 
-from potluck.page.page_access import HEADERS, PageAccess, is_loopback, is_own
+from potluck.page.page_access import HEADERS, PageAccess, is_loopback, is_own, other_user
 
 
 def test_a_token_is_good_once() -> None:
@@ -61,3 +64,39 @@ def test_the_policy_allows_no_code_from_elsewhere_and_none_within_documents() ->
     assert "script-src 'self';" in policy
     assert "unsafe" not in policy
     assert "frame-ancestors 'none'" in policy
+
+
+MAPPED = f"{'0' * 16}FFFF0000"
+"""What stands before an IPv4 address that is written as an IPv6 one."""
+CLIENT, SERVER = ("127.0.0.1", 0xD78C), ("127.0.0.1", 0x8A37)
+MINE, OTHERS = os.getuid(), os.getuid() + 1
+
+
+def connection(local: str, remote: str, user: int) -> str:
+    state = "01 00000000:00000000 00:00000000 00000000"
+    return f"   1: {local} {remote} {state} {user:5} 0 1609 1 000000005b6a4d90 100 0 0 10 0"
+
+
+@pytest.mark.skipif(sys.byteorder != "little", reason="the lines are those of such a machine")
+@pytest.mark.parametrize(
+    ("lines", "stranger"),
+    [
+        ([connection("0100007F:D78C", "0100007F:8A37", OTHERS)], OTHERS),
+        ([connection("0100007F:D78C", "0100007F:8A37", MINE)], None),
+        ([connection("0100007F:D78C", "0100007F:8A37", 0)], None),
+        ([connection(f"{MAPPED}0100007F:D78C", f"{MAPPED}0100007F:8A37", OTHERS)], OTHERS),
+        # Another connection from the same port does not count, nor does the server's own end.
+        ([connection("0100007F:D78C", "0100007F:0050", 0),
+          connection("0100007F:8A37", "0100007F:D78C", MINE),
+          connection("0100007F:D78C", "0100007F:8A37", OTHERS)], OTHERS),
+        (["", "nonsense"], None),
+    ],
+)  # fmt: skip
+def test_another_user_of_the_machine_is_known(lines: list[str], stranger: int | None) -> None:
+    assert other_user(CLIENT, SERVER, lines) == stranger
+
+
+def test_who_calls_sudo_is_no_other_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SUDO_UID", f"{OTHERS}")
+    line = connection("0100007F:D78C", "0100007F:8A37", OTHERS)
+    assert other_user(CLIENT, SERVER, [line]) is None
