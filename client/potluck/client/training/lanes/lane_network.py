@@ -157,7 +157,9 @@ def stacked(state: Mapping[str, Tensor], names: Sequence[str], lanes: int) -> li
 def _layers(network: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
     if type(network) is not nn.Sequential:
         raise UnfitForLanesError(f"the network is a {type(network).__name__}, not layers in a row")
-    for name, layer in network.named_children():
+    for name, layer in network.named_modules(remove_duplicate=False):  # one may be there twice
+        if not name or "." in name:
+            continue
         if type(layer) is nn.Sequential:
             yield from _layers(layer, f"{prefix}{name}.")
         else:

@@ -194,6 +194,46 @@ def test_convolutions_go_lane_by_lane(tmp_path: Path) -> None:
     check_alike(Scene(tmp_path, task, batch_size=4, momentum=0.5))
 
 
+def unusual_networks() -> dict[str, tuple[nn.Module, Sequence[int]]]:
+    """Networks that are easily taken for others, with the shape of a sample."""
+    torch.manual_seed(1)
+    relu, pool = nn.ReLU(inplace=True), nn.MaxPool2d(2)
+    return {
+        "layers used twice": (
+            nn.Sequential(
+                *(nn.Conv2d(1, 2, 3, padding=1), relu, pool),
+                *(nn.Conv2d(2, 3, 3, padding=1), relu, pool),
+                *(nn.Flatten(), nn.Linear(12, 6), relu, nn.Linear(6, 3)),
+            ),
+            (1, 8, 8),
+        ),
+        "convolutions of all kinds": (
+            nn.Sequential(
+                nn.Conv2d(2, 4, 3, padding=2, stride=2, dilation=2, groups=2, bias=False),
+                nn.ReLU(),
+                nn.MaxPool2d(3, 2, padding=1, dilation=2, ceil_mode=True),
+                *(nn.Dropout(0.2), nn.Flatten(), nn.Linear(16, 3)),
+            ),
+            (2, 9, 9),
+        ),
+        "pooling in odd places": (
+            nn.Sequential(
+                *(nn.MaxPool2d(2), nn.Conv2d(2, 4, (3, 1)), nn.ReLU(), nn.ReLU()),
+                *(nn.MaxPool2d((2, 1)), nn.Tanh(), nn.MaxPool2d(1), nn.ReLU()),
+                *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)),
+            ),
+            (2, 9, 9),
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", unusual_networks())
+def test_unusual_networks_are_taken_for_what_they_are(tmp_path: Path, name: str) -> None:
+    network, shape = unusual_networks()[name]
+    task = Clouds(sizes=[5, 7, 3], network=network, shape=shape)
+    check_alike(Scene(tmp_path, task, batch_size=4, steps=3, momentum=0.5, learning_rate=0.1))
+
+
 def test_what_comes_of_a_member_does_not_depend_on_who_is_there(tmp_path: Path) -> None:
     """Not by a bit: after a kill only those are trained whose update is not here yet."""
     for network, shape in ((mlp(0.2), (4,)), (lenet5(classes=3), (3, 32, 32))):
