@@ -276,7 +276,10 @@ class PlainLayer(LaneLayer):
         """As of one large batch."""
         with torch.enable_grad():
             leaf = inputs.detach().requires_grad_()
-            outputs: Tensor = self._layer(leaf.flatten(0, 1))
+            maps = leaf.flatten(0, 1)
+            if getattr(self._layer, "inplace", False):  # others may need what it writes over
+                maps = maps.clone()
+            outputs: Tensor = self._layer(maps)
             outputs = outputs.view(*inputs.shape[:2], *outputs.shape[1:])
         self._recorded = leaf, outputs
         return outputs.detach()

@@ -207,6 +207,13 @@ def unusual_networks() -> dict[str, tuple[nn.Module, Sequence[int]]]:
             ),
             (1, 8, 8),
         ),
+        "activations in place": (
+            nn.Sequential(
+                *(nn.Linear(4, 8), nn.LeakyReLU(0.1, inplace=True), nn.Linear(8, 6)),
+                *(nn.ReLU(inplace=True), nn.Linear(6, 3), nn.SiLU(inplace=True)),
+            ),
+            (4,),
+        ),
         "convolutions of all kinds": (
             nn.Sequential(
                 nn.Conv2d(2, 4, 3, padding=2, stride=2, dilation=2, groups=2, bias=False),
