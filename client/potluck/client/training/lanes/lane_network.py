@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import torch
 from torch import Tensor, nn
 
 from potluck.client.training.lanes.lane_layers import (
@@ -45,6 +46,8 @@ _PLAIN = (
 _FRESH = (nn.Linear, nn.Conv2d, nn.ReLU, nn.MaxPool2d)
 """Layers that nobody else needs the outputs of."""
 
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+"""Where a `torch.nn.Module` keeps what `register_…_hook` gave it."""
 
 _Maker = Callable[[Sequence[Tensor], Sequence[Tensor]], LaneLayer]
 
@@ -90,6 +93,10 @@ class LaneNetwork:
         parameters = {name for name, each in network.named_parameters() if each.requires_grad}
         if parameters != set(self.names) or set(network.state_dict()) != parameters:
             raise UnfitForLanesError("some of the network's tensors are shared, fixed or buffers")
+        if any(each.dtype != torch.float32 for each in network.parameters()):
+            raise UnfitForLanesError("some of the network's tensors are not float32")
+        if any(_is_altered(each) for each in network.modules()):
+            raise UnfitForLanesError("some of the network's layers have hooks")
 
     def layers_on(
         self, weights: Sequence[Tensor], gradients: Sequence[Tensor]
@@ -164,6 +171,12 @@ def _layers(network: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
             yield from _layers(layer, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}.", layer
+
+
+def _is_altered(layer: nn.Module) -> bool:
+    """True for a layer that does more than its class."""
+    own = vars(layer)
+    return "forward" in own or any(own.get(kind) for kind in _HOOKS)
 
 
 def _in_fast_order(layers: list[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]]:

@@ -62,7 +62,7 @@ class Clouds(Task):
         return None
 
 
-def mlp(dropout: float = 0.0) -> nn.Module:
+def mlp(dropout: float = 0.0) -> nn.Sequential:
     torch.manual_seed(1)
     return nn.Sequential(
         nn.Flatten(),
@@ -285,9 +285,20 @@ def test_a_member_without_samples_hurts_no_other(tmp_path: Path) -> None:
     assert not isinstance(third, TrainingError)
 
 
+def hooked() -> nn.Module:
+    def halved(_layer: nn.Module, _inputs: Any, outputs: torch.Tensor) -> torch.Tensor:
+        return outputs / 2
+
+    network = mlp()
+    network[-1].register_forward_hook(halved)
+    return network
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
+        ({"network": mlp().double()}, "float32"),
+        ({"network": hooked()}, "hooks"),
         ({"network": nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))}, "BatchNorm1d"),
         ({"network": nn.Bilinear(4, 4, 3)}, "a Bilinear"),
         ({"optimizer": "adam"}, "adam"),
