@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -65,7 +66,8 @@ from potluck.common.errors import (
 )
 from potluck.common.learning.evaluation import evaluate
 from potluck.common.learning.scores import EvaluationCounts
-from potluck.common.learning.task_checks import check_client_data, check_finite
+from potluck.common.learning.task_checks import check_client_data, check_finite, check_labels
+from potluck.common.learning.task_failures import blamed_on_task, crashed
 from potluck.common.learning.triplet import TripletSettings
 from potluck.common.names import ClientId
 from potluck.common.settings.local_training import LocalTraining
@@ -177,7 +179,7 @@ class Classification(TaskTraining):
 
     def train_together(
         self, members: Sequence[GroupMember], companions: Sequence[ClientId]
-    ) -> Sequence[TrainedMember | TrainingError]:
+    ) -> Sequence[TrainedMember | PotluckError]:
         """Train several clients in one batched step, each from a seed of its own."""
         first, loaded = members[0].instruction, self.loaded
         check_members(members, loaded)
@@ -187,11 +189,11 @@ class Classification(TaskTraining):
         rules = LaneRules(settings=plan.settings, mu=plan.objective.proximal, round=first.round)
         steps = [self._planned_steps(client, plan.settings) for client in companions]
         trainees: list[Trainee] = []
-        troubles: dict[int, TrainingError] = {}
+        troubles: dict[int, PotluckError] = {}
         for member in members:
             try:
                 trainees.append(self._trainee(member, plan.settings.validation_share))
-            except TrainingError as error:
+            except PotluckError as error:
                 troubles[member.lane] = error
         if plan.settings.batched == "auto" and trainees:
             self._require_faster(trainees[0], plan.objective, rules)
@@ -229,29 +231,43 @@ class Classification(TaskTraining):
             raise UnfitForLanesError(choice.reason)
 
     def _trainee(self, member: GroupMember, share: float) -> Trainee:
-        """A member with its samples. Raises TrainingError, of which it alone suffers."""
-        instruction = member.instruction
-        client_id = ClientId(instruction.client_id)
-        data = self._samples(client_id, instruction.train, share).training
+        """A member with its samples. Raises PotluckError, of which it alone suffers."""
+        work, client_id = member.instruction.train, ClientId(member.instruction.client_id)
+        with self._blamed_on(client_id):
+            data = self._samples(client_id, work, share).training
         if len(data) == 0:
             raise no_samples()
+        check_labels(data, self.loaded.task.classes, f"client '{client_id}'")
         member.progress(0.0)
         return Trainee(member=member, data=data)
 
     def _planned_steps(self, client_id: ClientId, settings: LocalTraining) -> int:
         """Steps that a companion takes, whether it is trained now or not; 0 where it can't be."""
         try:
-            samples = len(self._samples(client_id, rpc.Train(), settings.validation_share).training)
+            with self._blamed_on(client_id):
+                share = settings.validation_share
+                samples = len(self._samples(client_id, rpc.Train(), share).training)
         except PotluckError:
             return 0
         return settings.planned_steps(samples) if samples else 0
+
+    @contextlib.contextmanager
+    def _blamed_on(self, client_id: ClientId) -> Iterator[None]:
+        """Raise a TrainingError in place of what the task raises at a client's data."""
+        with blamed_on_task(self.loaded.name, f"client '{client_id}'"):
+            try:
+                yield
+            except (PotluckError, OSError):
+                raise
+            except Exception as error:
+                raise crashed(error) from error
 
     def _member_trained(
         self,
         trainee: Trainee,
         trained: Mapping[int, LaneOutcome | TrainingError],
         rules: LaneRules,
-    ) -> TrainedMember | TrainingError:
+    ) -> TrainedMember | PotluckError:
         outcome = trained[trainee.member.lane]
         client_id = ClientId(trainee.member.instruction.client_id)
         data = self._client_data(client_id).train

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from potluck.client.base.availability_plan import Forecast, always
 from potluck.client.question import LocalUpdate, Question
 from potluck.common.disclosure import Weighting
-from potluck.common.errors import TrainingError
+from potluck.common.errors import PotluckError, TrainingError
 from potluck.common.learning.measures import MeasureSums
 from potluck.common.learning.scores import EvaluationCounts
 from potluck.common.learning.task_loading import models_seeded
@@ -230,7 +230,7 @@ class TaskTraining(ABC):
         self,
         members: Sequence[GroupMember],  # noqa: ARG002 - for those that can
         companions: Sequence[ClientId],  # noqa: ARG002 - likewise
-    ) -> Sequence[TrainedMember | TrainingError]:
+    ) -> Sequence[TrainedMember | PotluckError]:
         """Train several clients in one batched step. What comes of each, in their order.
 
         companions: all that might be trained together, by their lanes. What comes of a member

@@ -40,6 +40,17 @@ def check_lengths(examples: Examples, task: str, whose: str) -> None:
     )
 
 
+def check_labels(examples: Examples, classes: int, whose: str) -> None:
+    """Raise DataError where a label of at least one sample is outside of [0, classes)."""
+    lowest, highest = (int(each) for each in examples.labels.aminmax())
+    if lowest < 0 or highest >= classes:
+        raise DataError(
+            f"the labels of {whose} go from {lowest} to {highest}, where the task has classes 0 to "
+            f"{classes - 1}; put its data right",
+            classes=classes,
+        )
+
+
 def check_finite(examples: Examples, whose: str) -> None:
     """Raise DataError where an input is NaN or infinite. Reads them all."""
     for begin in range(0, len(examples), _AT_ONCE):

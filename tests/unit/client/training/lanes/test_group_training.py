@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from potluck.client.training.task_training import (
     UnfitForLanesError,
 )
 from potluck.common.disclosure import Weighting
-from potluck.common.errors import TrainingError
+from potluck.common.errors import RoundClosedError, TrainingError
 from potluck.common.models.lenet import lenet5
 from potluck.common.names import ClientId
 from potluck.common.task import ClientData, Examples, Task
@@ -37,12 +37,15 @@ from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 @dataclass(frozen=True, kw_only=True)
 class Clouds(Task):
-    """Points in four dimensions; client-I has `sizes[I]` of them. spoilt: whose are huge."""
+    """Points in four dimensions; client-I has `sizes[I]` of them. spoilt: whose are huge. lost:
+    whose can't be read. mislabelled: whose labels are no classes."""
 
     sizes: Sequence[int]
     network: nn.Module
     shape: Sequence[int] = (4,)
     spoilt: int = -1
+    lost: int = -1
+    mislabelled: int = -1
 
     classes = 3
 
@@ -52,7 +55,9 @@ class Clouds(Task):
     def client_data(self, client: ClientId, data: Path | None) -> ClientData:
         number = int(client.rpartition("-")[2])
         generator = torch.Generator().manual_seed(number)
-        labels = torch.arange(self.sizes[number]) % 3
+        if number == self.lost:
+            raise KeyError("no such file")
+        labels = torch.arange(self.sizes[number]) % (4 if number == self.mislabelled else 3)
         inputs = torch.randn(len(labels), *self.shape, generator=generator)
         if number == self.spoilt:
             inputs = inputs * 1e30
@@ -292,6 +297,30 @@ def hooked() -> nn.Module:
     network = mlp()
     network[-1].register_forward_hook(halved)
     return network
+
+
+@pytest.mark.parametrize(
+    ("trouble", "reason"),
+    [("lost", "KeyError"), ("mislabelled", "0 to 3, where the task has classes 0 to 2")],
+)
+def test_a_member_whose_data_are_bad_hurts_no_other(
+    tmp_path: Path, trouble: str, reason: str
+) -> None:
+    task = replace(Clouds(sizes=[8, 5, 4], network=mlp()), **{trouble: 1})
+    first, second, third = (scene := Scene(tmp_path, task, steps=3)).together(scene.clients)
+    assert isinstance(second, TrainingError)
+    assert reason in second.message
+    assert not isinstance(first, TrainingError)
+    assert not isinstance(third, TrainingError)
+
+
+def test_a_member_that_is_cancelled_hurts_no_other(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, Clouds(sizes=[8, 5], network=mlp()))
+    first, second = (scene.member(client) for client in scene.clients)
+    second = replace(second, progress=TrainingProgress(cancelled=lambda: True))
+    trained, cancelled = scene.training.train_together([first, second], scene.clients)
+    assert isinstance(trained, TrainedMember)
+    assert isinstance(cancelled, RoundClosedError)
 
 
 @pytest.mark.parametrize(
