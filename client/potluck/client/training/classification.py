@@ -196,6 +196,7 @@ class Classification(TaskTraining):
             except PotluckError as error:
                 troubles[member.lane] = error
         if plan.settings.batched == "auto" and trainees:
+            loaded.set_weights(members[0].files)  # the last training may have left NaN behind
             self._require_faster(trainees[0], plan.objective, rules)
         loaded.set_weights(members[0].files)
         outcomes = (

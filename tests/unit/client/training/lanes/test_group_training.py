@@ -360,3 +360,14 @@ def test_the_host_may_choose_by_what_it_measured(tmp_path: Path, together: bool)
     else:
         with pytest.raises(UnfitForLanesError, match="2,000,000 µs in a batched one"):
             scene.training.train_together(members, scene.clients)
+
+
+def test_what_a_diverged_training_left_is_not_measured(tmp_path: Path) -> None:
+    task = Clouds(sizes=[4, 4], network=mlp())
+    scene = Scene(tmp_path, task, choices=tmp_path / "choices", batched="auto")
+    with torch.no_grad():
+        for tensor in scene.training.loaded.model.parameters():
+            tensor.fill_(torch.nan)
+    with contextlib.suppress(UnfitForLanesError):  # as it happens to be faster
+        scene.training.train_together([scene.member(each) for each in scene.clients], scene.clients)
+    assert len(list((tmp_path / "choices").iterdir())) == 1
