@@ -6,6 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import Pipe
@@ -21,7 +22,7 @@ from potluck.client.training.processes.training_worker import (
     Failed,
     serve,
 )
-from potluck.common.errors import PotluckError, TrainingError
+from potluck.common.errors import PotluckError, RoundClosedError, TrainingError
 from potluck.common.learning.measures import MeasureSums
 from potluck.common.learning.scores import EvaluationCounts
 from potluck.common.names import ClientId
@@ -52,17 +53,20 @@ class _Child:
         self.process: subprocess.Popen[bytes] | None = None
         """Where it was not forked."""
         self._ended: int | None = None
+        self._ending = threading.Lock()
+        board.release()  # the child has its own
 
     def end(self) -> int:
         """Kill it; its exit code, less than 0 for a signal."""
-        if self._ended is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, 9)
-            with contextlib.suppress(ChildProcessError):
-                self._ended = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-            if self.process is not None:
-                self.process.returncode = self._ended
-        return self._ended or 0
+        with self._ending:
+            if self._ended is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self.pid, 9)
+                with contextlib.suppress(ChildProcessError):
+                    self._ended = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+                if self.process is not None:
+                    self.process.returncode = self._ended
+            return self._ended or 0
 
 
 class WorkerProcesses:
@@ -73,6 +77,8 @@ class WorkerProcesses:
         self._life, self._lives = os.pipe()
         self._idle: list[_Child] = []
         self._all: list[_Child] = []
+        self._changing = threading.Lock()
+        self.closed = False
 
     def fork(self) -> None:
         """Fork them, to be there at once with all that is loaded. While this process has one
@@ -97,20 +103,35 @@ class WorkerProcesses:
             os._exit(code)
 
     def take(self) -> _Child:
-        """One that was forked, or a new one that loads everything anew."""
-        with contextlib.suppress(IndexError):
-            return self._idle.pop(0)
-        board, (ours, theirs) = ProgressBoard(), Pipe()
-        with theirs:
-            passed = (theirs.fileno(), board.descriptor, self._life)
-            process = subprocess.Popen(
-                [sys.executable, "-m", _PROGRAM, *map(str, passed)],
-                pass_fds=passed,
-                stdin=subprocess.DEVNULL,
-            )
-        child = self._started(process.pid, ours, board)
-        child.process = process
-        return child
+        """One that was forked, or a new one that loads everything anew.
+
+        Raises RoundClosedError once they are closed.
+        """
+        with self._changing:
+            if self.closed:
+                raise _stopping()
+            with contextlib.suppress(IndexError):
+                return self._idle.pop(0)
+            board, (ours, theirs) = ProgressBoard(), Pipe()
+            with theirs:
+                passed = (theirs.fileno(), board.descriptor, self._life)
+                process = subprocess.Popen(
+                    [sys.executable, "-m", _PROGRAM, *map(str, passed)],
+                    pass_fds=passed,
+                    stdin=subprocess.DEVNULL,
+                )
+            child = self._started(process.pid, ours, board)
+            child.process = process
+            return child
+
+    def end(self, child: _Child) -> int:
+        """End one that is to be replaced; its exit code."""
+        code = child.end()
+        with self._changing:
+            if not self.closed:
+                self._all.remove(child)
+        child.connection.close()
+        return code
 
     def _started(self, pid: int, connection: Connection, board: ProgressBoard) -> _Child:
         child = _Child(pid, connection, board)
@@ -118,7 +139,11 @@ class WorkerProcesses:
         return child
 
     def close(self) -> None:
-        """End them all."""
+        """End them all, if that has not been done."""
+        with self._changing:
+            if self.closed:
+                return
+            self.closed = True
         for child in self._all:
             child.end()
         for end in (self._life, self._lives):
@@ -213,6 +238,8 @@ class DeviceProcess:
                 answer = self._attempt(job, progresses)
             except (EOFError, ConnectionError):
                 code = self._dismiss()
+                if self._processes.closed:
+                    raise _stopping() from None
                 log.warning("a worker process has ended", code=code, attempt=attempt)
                 continue
             except BaseException:  # this thread was left behind: nobody waits for what is done
@@ -248,7 +275,11 @@ class DeviceProcess:
     def _dismiss(self) -> int:
         """End the process; its exit code."""
         child, self._child = self._child, None
-        return 0 if child is None else child.end()
+        return 0 if child is None else self._processes.end(child)
+
+
+def _stopping() -> RoundClosedError:
+    return RoundClosedError("the host stops; nobody waits for the training")
 
 
 @contextmanager

@@ -31,6 +31,10 @@ class ProgressBoard:
         self._shares = np.frombuffer(memory, np.float64, PLACES)
         self._cancelled = np.frombuffer(memory, np.uint8, PLACES, offset=8 * PLACES)
 
+    def release(self) -> None:
+        """Close the descriptor, which the other process then has a copy of; the memory stays."""
+        os.close(self.descriptor)
+
     def clear(self) -> None:
         """Nothing is under way, nor cancelled."""
         self._shares.fill(0.0)
