@@ -209,13 +209,16 @@ def _serve(config: ClientConfig) -> int:
         from potluck.client.training.processes.device_process import worker_processes
         from potluck.client.training.processes.worker_count import worker_count
 
-        state = StateDirectory(config.state_directory)
-        try:
-            # Forked before there are other threads than this one.
-            with worker_processes(worker_count(config)) as processes:
+        # Forked before this process has threads that may hold a lock, and before it holds the state
+        # directory: what holds it would be the workers' as well, and outlive a host that is killed.
+        with worker_processes(worker_count(config)) as processes:
+            state = StateDirectory(config.state_directory)
+            try:
                 asyncio.run(_attend(config, state, ending, processes))
-        finally:
-            state.close()
+            finally:
+                if processes is not None:
+                    processes.close()  # they write there
+                state.close()
         log.info("stopped", signal=ending.signal.name if ending.signal else None)
     return ending.code
 
