@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import os
 import platform
+import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -194,13 +195,13 @@ def _kept(path: Path | None, choice: LaneChoice) -> LaneChoice:
     """Keep a choice, unless another process was first: then it is that one's."""
     if path is None:
         return choice
-    mine = path.with_name(f".{path.name}.{os.getpid()}")
+    mine = path.with_name(f".{path.name}.{secrets.token_hex(8)}")  # containers share process ids
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         mine.write_text(choice.model_dump_json(indent=2) + "\n", encoding="utf-8")
         try:
             os.link(mine, path)
-        except FileExistsError:
+        except OSError:  # it is there, or there are no hard links
             first = _read(path, choice.subject)
             if first is not None:
                 return first

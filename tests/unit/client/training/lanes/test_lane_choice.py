@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -56,6 +58,34 @@ def test_who_measures_at_the_same_time_takes_what_was_kept_first(tmp_path: Path)
         return choice(together=3.0)
 
     assert one.of("it", while_the_other_measures) == choice()
+
+
+def test_a_choice_is_kept_where_there_are_no_hard_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refused)
+    assert LaneChoices(tmp_path).of("it", choice) == choice()
+    assert LaneChoices(tmp_path).of("it", unmeasured) == choice()
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_processes_of_one_number_do_not_write_over_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of two containers, say, with a folder that both have."""
+    link, other = os.link, LaneChoices(tmp_path)
+
+    def overtaken(mine: Path, path: Path) -> None:
+        monkeypatch.setattr(os, "link", link)
+        assert other.of("it", lambda: choice(together=3.0)) == choice(together=3.0)
+        link(mine, path)
+
+    monkeypatch.setattr(os, "link", overtaken)
+    assert LaneChoices(tmp_path).of("it", choice) == choice(together=3.0)
+    assert LaneChoices(tmp_path).of("it", unmeasured) == choice(together=3.0)
 
 
 def test_both_ways_are_measured() -> None:
