@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from potluck.common.process.capacity import available_processors
+from potluck.common.process.capacity import available_memory, available_processors
 from potluck.common.settings.extras import missing_library
 from potluck.common.trainer import SHARE
 from potluck.deploy.commands.run_commands import Assignments
@@ -110,7 +110,7 @@ def demo(
         rounds=rounds,
         seed=seed,
         device=device,
-        workers=max(1, available_processors() // hosts),
+        workers=workers_of_host(device, clients, hosts),
         choices=choices_of_user(),
         data=data,
         assignments=assignments or (),
@@ -123,6 +123,21 @@ def demo(
     print_summary(console, summary, files, plot=_plot(summary, files))
     if as_json:
         typer.echo(summary.model_dump_json())
+
+
+def workers_of_host(device: str, clients: int, hosts: int) -> int:
+    """Worker processes of each host of a demo, which share this machine: as many as all find
+    processors, memory and clients for; 1 where there may be a GPU, which they would share, too."""
+    from potluck.client.training.processes.worker_count import automatic  # a demo alone needs it
+
+    if device != "cpu":
+        return 1
+    return automatic(
+        -(-clients // hosts),
+        threads=1,
+        processors=available_processors() // hosts,
+        memory=available_memory() // hosts,
+    )
 
 
 def _run(options: DemoOptions, place: Path, console: Console) -> tuple[DemoFiles, RunSummary]:
