@@ -223,6 +223,8 @@ class Agent:
             model_modules=config.model_modules,
             availability=config.availability,
             choices=config.choices_directory or self._state.choices,
+            log_format=config.log_format,
+            log_level=config.log_level,
         )
 
     def _trainers(

@@ -13,8 +13,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import structlog
+
 from potluck.client.base.availability_plan import AvailabilityPlan
 from potluck.common.names import ClientId
+from potluck.common.process.logs import LogFormat, LogLevel, configure_logging
 from potluck.common.process.memory import keep_freed_memory, spare_what_is_loaded
 
 if TYPE_CHECKING:
@@ -27,7 +30,8 @@ _ALONE: Final = 4
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceTerms:
-    """What a training device is made with; see `TrainingDevice`. deterministic: on a GPU."""
+    """What a training device is made with; see `TrainingDevice`. deterministic: on a GPU.
+    log_format, log_level: of the host's log."""
 
     device: str
     threads: int
@@ -36,6 +40,8 @@ class DeviceTerms:
     model_modules: tuple[str, ...]
     availability: AvailabilityPlan
     choices: Path
+    log_format: LogFormat = LogFormat.AUTO
+    log_level: LogLevel = LogLevel.INFO
 
     def make(self) -> TrainingDevice:
         """The device, in the thread that works. Imports torch."""
@@ -89,6 +95,8 @@ def serve(connection: Connection, board: int, life: int) -> None:
         Path("/proc/self/comm").write_text("potluck-worker")
     with contextlib.suppress(EOFError, ConnectionError):
         terms: DeviceTerms = connection.recv()
+        if not structlog.is_configured():  # as it is where this process was forked
+            configure_logging(terms.log_format, terms.log_level)
         from potluck.client.training.processes.progress_board import ProgressBoard
         from potluck.client.training.processes.training_jobs import portable_error
 

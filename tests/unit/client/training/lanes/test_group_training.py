@@ -300,13 +300,19 @@ def hooked() -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("trouble", "reason"),
-    [("lost", "KeyError"), ("mislabelled", "0 to 3, where the task has classes 0 to 2")],
+    ("task", "reason"),
+    [
+        (Clouds(sizes=[8, 5, 4], network=mlp(), lost=1), "KeyError"),
+        (
+            Clouds(sizes=[8, 5, 4], network=mlp(), mislabelled=1),
+            "0 to 3, where the task has classes 0 to 2",
+        ),
+    ],
+    ids=["lost", "mislabelled"],
 )
 def test_a_member_whose_data_are_bad_hurts_no_other(
-    tmp_path: Path, trouble: str, reason: str
+    tmp_path: Path, task: Clouds, reason: str
 ) -> None:
-    task = replace(Clouds(sizes=[8, 5, 4], network=mlp()), **{trouble: 1})
     first, second, third = (scene := Scene(tmp_path, task, steps=3)).together(scene.clients)
     assert isinstance(second, TrainingError)
     assert reason in second.message
