@@ -34,6 +34,7 @@ from potluck.deploy.local.local_federation import LocalFederation
 
 BLOCK = 3
 """Rounds of a block that count."""
+_REFRESH_SECONDS = 5.0
 CHROMIUM = "/usr/bin/chromium"
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run")
 DRAWN = """() => {
@@ -90,7 +91,7 @@ def processor_seconds(pid: int) -> float:
 
 
 class OpenPages:
-    """Pages of a run; what they are sent is read and counted."""
+    """Pages of a run, which ask what a browser's ask; what they are sent is read and counted."""
 
     def __init__(self, origin: str, cookie: str, run_id: str) -> None:
         self._origin, self._cookie, self._run_id = origin, cookie, run_id
@@ -98,7 +99,9 @@ class OpenPages:
         self.received = 0
 
     async def open(self, many: int) -> None:
-        self._reading = [asyncio.create_task(self._listen()) for _ in range(many)]
+        for _ in range(many):
+            self._reading.append(asyncio.create_task(self._listen()))
+            self._reading.append(asyncio.create_task(self._ask()))
 
     async def close(self) -> None:
         for task in self._reading:
@@ -107,9 +110,16 @@ class OpenPages:
         self._reading = []
 
     async def _listen(self) -> None:
-        reader, writer = await request(
-            self._origin, f"/api/events?run={self._run_id}", self._cookie
-        )
+        await self._read(f"/api/events?run={self._run_id}")
+
+    async def _ask(self) -> None:
+        """What was disclosed, as often as `refresh.js` asks while rounds are committed."""
+        while True:
+            await self._read(f"/api/runs/{self._run_id}/disclosed")
+            await asyncio.sleep(_REFRESH_SECONDS)
+
+    async def _read(self, path: str) -> None:
+        reader, writer = await request(self._origin, path, self._cookie)
         try:
             while data := await reader.read(1 << 16):
                 self.received += len(data)
