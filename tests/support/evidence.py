@@ -76,7 +76,8 @@ _LAST_TWO = """
     WHERE round > last - 2
 """
 _MEASURED = ("run_id", "bytes_down", "bytes_up", "committed_at")
-_UNEQUAL = ("run_id", "attempt", "seconds")
+_UNEQUAL = ("run_id", "attempt", "seconds", "data_epoch", "software")
+"""Of members; the last two are missing where their host was away when they were chosen."""
 _OF_COMMITTED = """
     SELECT one.* FROM {table} AS one JOIN rounds USING (run_id, round, attempt)
     WHERE run_id = ? ORDER BY round, {order}
