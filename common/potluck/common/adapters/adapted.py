@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from potluck.common.errors import TrainingError
+from potluck.common.settings.parameters import signature_of
 from potluck.common.trainer import (
     EvaluationSettings,
     Measure,
@@ -65,7 +65,7 @@ def called(
     if isinstance(settings, TrainerSettings):
         offered |= {name: getattr(settings.training, name) for name in _OF_THE_RUN}
         offered |= {"round": settings.round, "learning_rate": settings.learning_rate}
-    parameters = list(inspect.signature(function).parameters.values())[len(given) :]
+    parameters = list(signature_of(function).parameters.values())[len(given) :]
     named = {each.name: offered[each.name] for each in parameters if each.name in offered}
     missing = [
         each.name

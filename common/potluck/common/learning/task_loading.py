@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
-import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ import numpy as np
 from potluck.common.errors import ConfigurationError, PluginError
 from potluck.common.settings import plugins
 from potluck.common.settings.option_checks import checked
+from potluck.common.settings.parameters import signature_of
 from potluck.common.settings.plugins import MODEL_MODULES
 from potluck.common.task import Task
 
@@ -99,7 +99,7 @@ def model_maker(
     else:
         function = _named(name, model_modules)
         try:
-            inspect.signature(function).bind(**options)
+            signature_of(function).bind(**options)
         except (TypeError, ValueError) as error:
             raise PluginError(f"model '{name}' can't be made with these options: {error}") from None
 

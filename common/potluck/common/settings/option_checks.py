@@ -21,9 +21,10 @@ from typing import Any, Final, NotRequired, get_type_hints
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 from pydantic_core import ErrorDetails
-from typing_extensions import TypedDict
+from typing_extensions import Format, TypedDict, get_annotations
 
 from potluck.common.errors import PluginError
+from potluck.common.settings.parameters import signature_of
 
 _LONGEST_VALUE = 80
 _WANTED: Final = {
@@ -56,7 +57,7 @@ def checked(make: Callable[..., Any], options: Mapping[str, object], *, of: str)
 def _table(make: Callable[..., Any]) -> TypeAdapter[dict[str, Any]]:
     """The options as a typed table, those without a default required."""
     hints, options, open_ended = _hints(make), dict[str, Any](), False
-    for name, parameter in inspect.signature(make).parameters.items():
+    for name, parameter in signature_of(make).parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD:
             open_ended = True
         elif parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD):
@@ -82,16 +83,17 @@ def _hints(make: Callable[..., Any]) -> Mapping[str, Any]:
     sources: list[tuple[Mapping[str, Any], dict[str, Any]]] = []
     if isinstance(make, type) and is_dataclass(make):
         for each in reversed(make.__mro__):
-            annotations = vars(each).get("__annotations__", {})
-            sources.append((annotations, vars(sys.modules[each.__module__])))
+            annotated = get_annotations(each, format=Format.FORWARDREF)
+            sources.append((annotated, vars(sys.modules[each.__module__])))
     else:
         function: Any = make.__init__ if isinstance(make, type) else make  # type: ignore[misc]  # a class as a value
         function = inspect.unwrap(function)
         if inspect.isfunction(function):
-            sources.append((function.__annotations__, function.__globals__))
+            annotated = get_annotations(function, format=Format.FORWARDREF)
+            sources.append((annotated, function.__globals__))
     found: dict[str, Any] = {}
-    for annotations, names in sources:
-        for option, annotation in annotations.items():
+    for by_option, names in sources:
+        for option, annotation in by_option.items():
             one = types.SimpleNamespace(__annotations__={option: annotation})
             with contextlib.suppress(Exception):
                 found |= get_type_hints(one, names, include_extras=True)
@@ -111,7 +113,7 @@ def _problems(
     make: Callable[..., Any], details: Sequence[ErrorDetails], options: Mapping[str, object]
 ) -> list[str]:
     """One sentence for each wrong option; of a union's members each says what it wants."""
-    known = list(inspect.signature(make).parameters)
+    known = list(signature_of(make).parameters)
     listed = f"its options: {', '.join(known) or 'none'}"
     wanted: dict[str, list[str]] = {}
     found: list[str] = []

@@ -9,7 +9,6 @@ else's.
 from __future__ import annotations
 
 import functools
-import inspect
 import sys
 import types
 from abc import ABC
@@ -20,6 +19,7 @@ from typing import Any, ClassVar, Final, TypeVar, cast
 from potluck.common.errors import ConfigurationError, PluginError
 from potluck.common.settings.extras import missing_library
 from potluck.common.settings.option_checks import checked
+from potluck.common.settings.parameters import signature_of
 
 SELECTORS = "potluck.selectors"
 STRATEGIES = "potluck.strategies"
@@ -130,7 +130,7 @@ def find_callable(group: str, name: str) -> Callable[..., Any]:
 
 def options_of(group: str, name: str) -> list[str]:
     """Names of the options that the plug-in called `name` takes. Raises PluginError."""
-    return list(inspect.signature(find(group, name)).parameters)
+    return list(signature_of(find(group, name)).parameters)
 
 
 def create(kind: type[PluginType], name: str, options: Mapping[str, object]) -> PluginType:

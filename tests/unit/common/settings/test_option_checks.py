@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import math
 import sys
 from dataclasses import dataclass
@@ -122,6 +123,44 @@ def test_an_annotation_that_can_t_be_evaluated_takes_anything() -> None:
         checked(Guarded, {"depth": 0}, of="x")
     with pytest.raises(PluginError, match="there is no option 'high'"):
         checked(Guarded, {"high": 3}, of="x")
+
+
+AS_WRITTEN = """
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pydantic import PositiveInt
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class Constructed:
+    def __init__(self, hidden: HIDDEN = (), depth: PositiveInt = 1) -> None: ...
+
+
+@dataclass
+class Fields:
+    hidden: HIDDEN = ()
+    depth: PositiveInt = 1
+"""
+
+
+@pytest.mark.parametrize("name", ["Constructed", "Fields"])
+def test_annotations_that_are_not_postponed_are_checked_as_well(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From Python 3.14 on they may name what is not there without quotes."""
+    hidden = "Sequence[int]" if sys.version_info >= (3, 14) else "'Sequence[int]'"
+    (tmp_path / "as_written.py").write_text(AS_WRITTEN.replace("HIDDEN", hidden))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "as_written", raising=False)
+    make = getattr(importlib.import_module("as_written"), name)
+    assert checked(make, {"hidden": "x", "depth": 2}, of="x") == {"hidden": "x", "depth": 2}
+    with pytest.raises(PluginError, match="option 'depth' is 0"):
+        checked(make, {"depth": 0}, of="x")
+    with pytest.raises(PluginError, match="there is no option 'high'; its options: hidden, depth"):
+        checked(make, {"high": 3}, of="x")
 
 
 def test_an_annotation_that_no_value_fits_is_named() -> None:
