@@ -191,7 +191,10 @@ TWO = b'{"w":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"v":{"dtype":"U8","
         (file_of(b'{"\xff":1}'), "UnicodeDecodeError"),
         (file_of(b'{"a":' + b"[" * 100_000), "nests more than"),
         (file_of(b'{"a":[' + b"[]," * 100_000 + b"0]}"), "nests more than"),
-        (file_of(b'{"a":' + b'{"a         ":' * 20_000 + b" " * 100_000), "RecursionError"),
+        (
+            file_of(b'{"a":' + b'{"a         ":' * 20_000 + b" " * 100_000),
+            r"not JSON \((Recursion|JSONDecode)Error\)",
+        ),
         (file_of(b'{"a":' + b"1" * 5_000 + b"}"), "not JSON"),
         (file_of({"w": 1}), "must have exactly dtype"),
         (file_of({"__metadata__": {"a": 1}}), "__metadata__"),
