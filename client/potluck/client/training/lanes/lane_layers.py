@@ -46,7 +46,7 @@ class LaneLinear(LaneLayer):
         self._rows = torch.empty(0)
         self._shape = torch.Size()
 
-    def forward(self, inputs: Tensor, masks: Masks) -> Tensor:  # noqa: ARG002
+    def forward(self, inputs: Tensor, masks: Masks) -> Tensor:  # noqa: ARG002  part of the seam
         """Rows times weights."""
         self._shape = inputs.shape
         rows = self._rows = inputs if inputs.dim() == 3 else inputs.flatten(1, -2)
@@ -114,7 +114,7 @@ class Convolution(LaneLayer):
         self._groups = layer.groups
         self._inputs = torch.empty(0)
 
-    def forward(self, inputs: Tensor, masks: Masks) -> Tensor:  # noqa: ARG002
+    def forward(self, inputs: Tensor, masks: Masks) -> Tensor:  # noqa: ARG002  part of the seam
         """As torch has it."""
         self._inputs = inputs
         return torch.conv2d(inputs, self._weights[0], self._bias, *self._how, self._groups)
@@ -148,7 +148,7 @@ class GroupedConvolution(LaneLayer):
         self._weights, self._gradients = weights, gradients
         self._recorded: tuple[list[Tensor], Tensor] | None = None
 
-    def forward(self, inputs: Tensor, masks: Masks) -> Tensor:  # noqa: ARG002
+    def forward(self, inputs: Tensor, masks: Masks) -> Tensor:  # noqa: ARG002  part of the seam
         """Lanes are groups of channels."""
         layer, lanes = self._layer, len(inputs)
         with torch.enable_grad():
@@ -187,12 +187,12 @@ class LaneRelu(LaneLayer):
         self._relu = torch.relu_ if in_place else torch.relu
         self._outputs = torch.empty(0)
 
-    def forward(self, inputs: Tensor, masks: Masks) -> Tensor:  # noqa: ARG002
+    def forward(self, inputs: Tensor, masks: Masks) -> Tensor:  # noqa: ARG002  part of the seam
         """What is positive."""
         self._outputs = self._relu(inputs)
         return self._outputs
 
-    def backward(self, gradient: Tensor, *, first: bool) -> Tensor:  # noqa: ARG002
+    def backward(self, gradient: Tensor, *, first: bool) -> Tensor:  # noqa: ARG002  part of the seam
         """Where it was positive."""
         return cast(Tensor, torch.ops.aten.threshold_backward(gradient, self._outputs, 0))
 
@@ -211,7 +211,7 @@ class LaneMaxPool(LaneLayer):
         self._inputs = self._places = torch.empty(0)
         self._lanes = False
 
-    def forward(self, inputs: Tensor, masks: Masks) -> Tensor:  # noqa: ARG002
+    def forward(self, inputs: Tensor, masks: Masks) -> Tensor:  # noqa: ARG002  part of the seam
         """The largest."""
         self._lanes = inputs.dim() == 5
         self._inputs = inputs.flatten(0, 1) if self._lanes else inputs
@@ -220,7 +220,7 @@ class LaneMaxPool(LaneLayer):
             torch.unflatten(outputs, 0, inputs.shape[:2]) if self._lanes else cast(Tensor, outputs)
         )
 
-    def backward(self, gradient: Tensor, *, first: bool) -> Tensor:  # noqa: ARG002
+    def backward(self, gradient: Tensor, *, first: bool) -> Tensor:  # noqa: ARG002  part of the seam
         """To where the largest was."""
         shape = gradient.shape[:2]
         found: Tensor = torch.ops.aten.max_pool2d_with_indices_backward(
@@ -238,12 +238,12 @@ class LaneFlatten(LaneLayer):
     def __init__(self) -> None:
         self._shape = torch.Size()
 
-    def forward(self, inputs: Tensor, masks: Masks) -> Tensor:  # noqa: ARG002
+    def forward(self, inputs: Tensor, masks: Masks) -> Tensor:  # noqa: ARG002  part of the seam
         """Rows."""
         self._shape = inputs.shape
         return inputs.flatten(2)
 
-    def backward(self, gradient: Tensor, *, first: bool) -> Tensor:  # noqa: ARG002
+    def backward(self, gradient: Tensor, *, first: bool) -> Tensor:  # noqa: ARG002  part of the seam
         """What the rows were."""
         return gradient.view(self._shape)
 
@@ -260,7 +260,7 @@ class LaneDropout(LaneLayer):
         self._factors = masks(self._share, inputs.shape)
         return inputs * self._factors
 
-    def backward(self, gradient: Tensor, *, first: bool) -> Tensor:  # noqa: ARG002
+    def backward(self, gradient: Tensor, *, first: bool) -> Tensor:  # noqa: ARG002  part of the seam
         """The same factors."""
         return gradient.mul_(self._factors)
 
@@ -272,7 +272,7 @@ class PlainLayer(LaneLayer):
         self._layer = layer
         self._recorded: tuple[Tensor, Tensor] | None = None
 
-    def forward(self, inputs: Tensor, masks: Masks) -> Tensor:  # noqa: ARG002
+    def forward(self, inputs: Tensor, masks: Masks) -> Tensor:  # noqa: ARG002  part of the seam
         """As of one large batch."""
         with torch.enable_grad():
             leaf = inputs.detach().requires_grad_()
@@ -284,7 +284,7 @@ class PlainLayer(LaneLayer):
         self._recorded = leaf, outputs
         return outputs.detach()
 
-    def backward(self, gradient: Tensor, *, first: bool) -> Tensor:  # noqa: ARG002
+    def backward(self, gradient: Tensor, *, first: bool) -> Tensor:  # noqa: ARG002  part of the seam
         """As torch finds it."""
         assert self._recorded is not None  # noqa: S101  # after `forward`
         leaf, outputs = self._recorded
