@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
-from packaging.requirements import Requirement
 from support.examples import carried_out, installed, link_libraries
 from support.repository import ROOT
 
@@ -60,16 +57,3 @@ async def test_scikit_learn_with_hosts_without_torch(
     assert "8 of 8 rounds committed" in said
     assert shown("accuracy", said)[-1] > 80
     assert "loss" in asked  # the selector's question, answered without torch
-
-
-def test_a_host_without_torch_has_the_other_libraries() -> None:
-    def requirements(lines: list[str]) -> dict[str, Any]:
-        return {each.name: each.specifier for each in map(Requirement, lines)}
-
-    file = ROOT / "examples" / "scikit-learn" / "host-requirements.txt"
-    listed = [line for line in file.read_text().splitlines() if not line.startswith("#")]
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    example = tomllib.loads((file.parent / "pyproject.toml").read_text())["project"]
-    wanted = requirements([*project["dependencies"], *example["dependencies"]])
-    assert wanted.pop("torch")
-    assert requirements(listed) == wanted

@@ -1,0 +1,22 @@
+"""What the examples' own lists of libraries have in common with the project's."""
+
+from __future__ import annotations
+
+import tomllib
+from typing import Any
+
+from packaging.requirements import Requirement
+from support.repository import ROOT
+
+
+def test_a_host_without_torch_has_the_other_libraries() -> None:
+    def requirements(lines: list[str]) -> dict[str, Any]:
+        return {each.name: each.specifier for each in map(Requirement, lines)}
+
+    file = ROOT / "examples" / "scikit-learn" / "host-requirements.txt"
+    listed = [line for line in file.read_text().splitlines() if not line.startswith("#")]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    example = tomllib.loads((file.parent / "pyproject.toml").read_text())["project"]
+    wanted = requirements([*project["dependencies"], *example["dependencies"]])
+    assert wanted.pop("torch")
+    assert requirements(listed) == wanted
