@@ -8,7 +8,7 @@ those before it. Each sequence of lanes has one packed form only; another one is
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,8 @@ MOST_BYTES: Final = 8
 """Of one lane."""
 _WHOLE: Final = (1, 2, 4, 8)
 """Widths of numbers that processors have."""
-_READ_LANES: Final = 64 * BLOCK_LANES
+_READ_LANES: Final = 8 * BLOCK_LANES
+"""As many as stay in a processor's cache from one pass over them to the next."""
 
 Bytes = NDArray[np.uint8]
 LaneReader = Callable[[int, int], Lanes]
@@ -38,7 +39,18 @@ def blocks_of(lanes: int) -> int:
 
 def width_of(block: Lanes) -> int:
     """The fewest bytes that hold every lane of a block; 0 where all are zero."""
-    lowest, highest = int(block.min()), int(block.max())
+    return _width(int(block.min()), int(block.max()))
+
+
+def widths_of(lanes: Lanes) -> list[int]:
+    """The same of each block; the last may be shorter."""
+    whole = lanes[: lanes.size // BLOCK_LANES * BLOCK_LANES].reshape(-1, BLOCK_LANES)
+    bounds = zip(whole.min(axis=1).tolist(), whole.max(axis=1).tolist(), strict=True)
+    widths = [_width(lowest, highest) for lowest, highest in bounds]
+    return widths if whole.size == lanes.size else [*widths, width_of(lanes[whole.size :])]
+
+
+def _width(lowest: int, highest: int) -> int:
     if lowest == highest == 0:
         return 0
     largest = max(highest, -lowest - 1)  # −128 fits where 127 does
@@ -52,9 +64,8 @@ def pack(read: LaneReader, lanes: int) -> tuple[Bytes, Bytes]:
     end = 0
     for first in range(0, lanes, _READ_LANES):
         some = read(first, min(first + _READ_LANES, lanes))
-        for begin in range(0, some.size, BLOCK_LANES):
+        for begin, width in zip(range(0, some.size, BLOCK_LANES), widths_of(some), strict=True):
             block = some[begin : begin + BLOCK_LANES]
-            width = width_of(block)
             widths[(first + begin) // BLOCK_LANES] = width
             if width:
                 size = block.size * width
@@ -68,8 +79,9 @@ def _narrow(block: Lanes, width: int, out: Bytes) -> None:
     if width in _WHOLE:
         np.copyto(out.view(f"<i{width}"), block, casting="unsafe")
         return
-    wide = block.astype("<i8", copy=False).view(np.uint8).reshape(-1, MOST_BYTES)
-    out.reshape(-1, width)[...] = wide[:, :width]
+    wide = block.astype("<i8", copy=False).view(np.uint8)
+    for place in range(width):  # three times as fast as all bytes of a lane at once
+        out[place::width] = wide[place::MOST_BYTES]
 
 
 class PackedLanes:
@@ -114,9 +126,9 @@ class PackedLanes:
             check()
             lanes = self.read(begin, min(begin + _READ_LANES, self.lanes))
             check_lanes(lanes, members)
-            for place in range(0, lanes.size, BLOCK_LANES):
-                width = self._widths[(begin + place) // BLOCK_LANES]
-                needed = width_of(lanes[place : place + BLOCK_LANES])
+            first = begin // BLOCK_LANES
+            widths = self._widths[first : first + blocks_of(lanes.size)]
+            for width, needed in zip(widths, widths_of(lanes), strict=True):
                 if width != needed:
                     raise LayoutError(
                         f"a block of lanes is {width} bytes wide and needs {needed}; pack it so"
@@ -132,10 +144,14 @@ class PackedLanes:
         if width in _WHOLE:
             np.copyto(out, narrow.view(f"<i{width}"))
             return
-        wide = np.zeros((out.size, MOST_BYTES), np.uint8)
-        wide[:, MOST_BYTES - width :] = narrow.reshape(-1, width)
-        # The sign comes down with the shift, since the lane lies in the upper bytes.
-        np.right_shift(wide.view("<i8").reshape(-1), 8 * (MOST_BYTES - width), out=out)
+        # Words that end where their lanes do, and begin in those before: the sign comes down with
+        # the shift, since the lane lies in the upper bytes. Before the first there is nothing.
+        out[0] = int.from_bytes(narrow[:width].tobytes(), "little", signed=True)
+        word = 4 if width < 4 else MOST_BYTES
+        words: NDArray[np.signedinteger[Any]] = np.ndarray(
+            out.size - 1, f"<i{word}", narrow, offset=2 * width - word, strides=(width,)
+        )
+        np.right_shift(words, 8 * (word - width), out=out[1:])
 
 
 def add(readers: list[LaneReader]) -> LaneReader:

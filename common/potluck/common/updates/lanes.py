@@ -125,7 +125,10 @@ def quantise(values: NDArray[np.float64], factor: float, out: Lanes) -> None:
     with np.errstate(over="ignore", invalid="ignore"):
         np.multiply(values, factor, out=values)
         np.rint(values, out=values)
-        within = bool((np.abs(values) <= LARGEST_LANE).all())
+        # The extremes of values with a NaN among them are NaN, which is not within anything.
+        within = not values.size or bool(
+            values.min() >= -LARGEST_LANE and values.max() <= LARGEST_LANE
+        )
     if not within:
         raise OutOfBoundsError(
             f"a difference is NaN or beyond ±{LARGEST_LANE / factor:.6g}, the most that a sum at "

@@ -160,6 +160,35 @@ def test_lanes_come_back_as_they_were_packed(lanes: Lanes, shift: int) -> None:
     assert unpacked.read(0, lanes.size).tolist() == lanes.tolist()
 
 
+@pytest.mark.parametrize("bits", range(0, 64, 5))
+def test_packed_bytes_are_those_of_the_numbers(bits: int) -> None:
+    lanes = random_lanes(bits, 9, 62) >> (62 - min(bits, 62))
+    widths, packed = pack(reader(lanes), lanes.size)
+    [width] = widths.tolist()
+    expected = [lane.to_bytes(width, "little", signed=True) for lane in lanes.tolist()]
+    assert packed.tobytes() == b"".join(expected)
+
+
+@pytest.mark.parametrize("place", [0, BLOCK_LANES, 2 * BLOCK_LANES + 1])
+def test_a_wider_block_than_needed_is_found_wherever_it_is(place: int) -> None:
+    lanes = random_lanes(1, 2 * BLOCK_LANES + 2, 20)
+    widths, packed = pack(reader(lanes), lanes.size)
+    PackedLanes(widths, packed, lanes.size).check(1)
+    begin = place // BLOCK_LANES * BLOCK_LANES
+    lanes[begin : begin + BLOCK_LANES] >>= 10
+    narrower, _ = pack(reader(lanes), lanes.size)
+    assert (narrower != widths).sum() == 1
+    wide = np.concatenate(
+        [
+            np.frombuffer(lane.to_bytes(int(width), "little", signed=True), np.uint8)
+            for number, width in enumerate(widths)
+            for lane in lanes[number * BLOCK_LANES : (number + 1) * BLOCK_LANES].tolist()
+        ]
+    )
+    with pytest.raises(LayoutError, match="is 3 bytes wide and needs 2"):
+        PackedLanes(widths, wide, lanes.size).check(1)
+
+
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("bits", [0, 7, 12, 23, 31, 38, 46, 54, 62])
 def test_every_block_is_found_by_itself(length: int, bits: int) -> None:
