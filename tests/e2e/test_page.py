@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from potluck.common.net.identity import Role
 from potluck.deploy.operator.operator_config import OperatorConfig
 from potluck.deploy.pki import authority
 from potluck.deploy.view.readable import readable_bytes, readable_measure, readable_seconds
+from potluck.page import event_stream, overview_watch, page_connections, run_watch
 from potluck.page.run_draft import FIRST_DRAFT
 from potluck.rpc.v1 import operator_pb2
 from potluck.rpc.v1.operator_pb2 import MemberState, RunState
@@ -347,6 +348,42 @@ async def test_trouble_is_said_in_words_and_passes_by_itself(
         await expect(tab.page.locator("#connection-trouble")).to_contain_text(
             "Start potluck page again"
         )
+
+
+async def test_a_fault_and_too_many_windows_are_said_and_pass_by_themselves(
+    browser: Browser,
+    server: OpenPage,
+    service: FakeOperatorService,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def wrong(*values: object) -> None:
+        raise ZeroDivisionError("no members")
+
+    async with opened_tab(browser, server.address) as tab:
+        page, followed = tab.page, "The page's server failed"
+        with monkeypatch.context() as patched:
+            patched.setattr(run_watch, "shown_live", wrong)
+            patched.setattr(run_watch, "FAULT_SECONDS", 1.0)
+            await tab.go(RUN_PATH)
+            fault = page.get_by_role("main").get_by_role("alert")
+            await expect(fault).to_contain_text("ZeroDivisionError: no members")
+            await expect(fault).to_contain_text("what was known before")
+            await expect(page.get_by_role("region", name="Measures")).to_be_visible()
+        await expect(page.get_by_role("region", name="Round 3")).to_be_visible()
+        await expect(fault).to_have_count(0)
+
+        banner = page.locator("#connection-trouble")
+        with monkeypatch.context() as patched:
+            patched.setattr(overview_watch, "shown_status", wrong)
+            await expect(banner).to_contain_text(followed)
+        await expect(banner).to_have_count(0)
+        monkeypatch.setattr(event_stream, "FULL_SECONDS", 1)
+        with monkeypatch.context() as patched:
+            patched.setattr(page_connections.OpenStreams, "counted", lambda *_: nullcontext(False))
+            await tab.go("/")
+            await expect(banner).to_contain_text("until other windows of it are closed")
+        await expect(page.get_by_role("link", name="tea")).to_be_visible()
+        await expect(banner).to_have_count(0)
 
 
 async def test_a_thousand_clients_in_the_dark_on_a_phone(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Literal, Self, TypeVar
@@ -21,9 +22,24 @@ from potluck.page.page_shapes import ConnectionShown
 
 Result = TypeVar("Result")
 
+log = logging.getLogger("potluck.page")
+
 
 class CertificateTroubleError(IdentityError):
     """The operator's certificate, or the coordinator's, can't be used now."""
+
+
+class PageFaultError(PotluckError):
+    """The page's server failed: nothing that it was asked or told should make it."""
+
+    @classmethod
+    def of(cls, error: Exception) -> Self:
+        """The fault in words; its traceback goes to the terminal, by the log."""
+        log.error("the page's server failed", exc_info=error)
+        return cls(
+            f"the page's server failed ({type(error).__name__}: {error}); the terminal in which "
+            "potluck page runs says where"
+        )
 
 
 class CoordinatorLink:
@@ -118,8 +134,10 @@ def _certificate_trouble(error: PotluckError) -> CertificateTroubleError:
     return CertificateTroubleError(error.message)
 
 
-def trouble_of(error: PotluckError) -> Literal["lost", "certificate", "other"]:
-    """The kind of trouble with a connection."""
+def trouble_of(error: PotluckError) -> Literal["lost", "certificate", "fault", "other"]:
+    """The kind of trouble with a connection; `fault` is one of the page's server."""
+    if isinstance(error, PageFaultError):
+        return "fault"
     if isinstance(error, IdentityError):
         return "certificate"
     return "lost" if isinstance(error, UnreachableError) else "other"

@@ -14,12 +14,19 @@ from pydantic import BaseModel
 MOST_UNREAD = 200
 """Events that wait for one page."""
 KEEP_ALIVE_SECONDS = 15.0
+FULL_SECONDS = 30
+"""After so long a page asks again whether it may listen."""
 
 
 def encoded(kind: str, value: BaseModel | None) -> bytes:
     """One event with a JSON object, or null."""
     data = "null" if value is None else value.model_dump_json()
     return f"event: {kind}\ndata: {data}\n\n".encode()
+
+
+def too_many() -> bytes:
+    """What a page is sent instead where too many listen; its browser tries again after a while."""
+    return f"retry: {1000 * FULL_SECONDS}\n".encode() + encoded("full", None)
 
 
 class Listener:

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 
 from potluck.common.errors import PotluckError
-from potluck.page.coordinator_link import CoordinatorLink
+from potluck.page.coordinator_link import CoordinatorLink, PageFaultError
 from potluck.page.event_stream import Listener, encoded
 from potluck.page.hosts_shown import shown_coordinator
-from potluck.page.page_shapes import CoordinatorShown, OverviewShown
+from potluck.page.page_shapes import ConnectionShown, CoordinatorShown, OverviewShown
 from potluck.page.run_shown import shown_status
 from potluck.page.run_watch import RunWatches
 from potluck.rpc.v1 import operator_pb2
@@ -36,8 +36,8 @@ class OverviewWatch:
         self._runs: list[operator_pb2.RunStatus] = []
         self._coordinator: CoordinatorShown | None = None
         self._described_at = float("-inf")
-        self._last = b""
-        self._asked = False
+        self._known = b""
+        self._fault: PageFaultError | None = None
 
     @contextlib.contextmanager
     def listening(self, listener: Listener) -> Iterator[None]:
@@ -51,7 +51,7 @@ class OverviewWatch:
 
     def all_anew(self) -> Iterable[bytes]:
         """All of it as one event; nothing before the coordinator was asked."""
-        return [encoded("overview", self._shown())] if self._asked else []
+        return [self._known] if self._known else []
 
     async def now(self) -> OverviewShown:
         """All of it, asked anew."""
@@ -63,26 +63,45 @@ class OverviewWatch:
         self._wanted.set()
 
     async def poll(self) -> None:
-        """Keep all pages up to date, until cancelled."""
+        """Keep all pages up to date, until cancelled. What goes wrong is said on every page, and
+        tried again."""
         while True:
-            if not self._listeners:
-                await self._rest()
-            self._wanted.clear()
-            await self._ask()
-            shown = self._shown()
-            event = encoded("overview", shown)
-            if event != self._last:
-                self._last = event
-                for listener in self._listeners:
-                    listener.offer(event)
-            await self._watches.tidy()
+            try:
+                await self._look()
+            except Exception as error:  # nobody waits for this task: it would end unseen
+                self._say_fault(error)
             await self._pause()
 
-    async def _rest(self) -> None:
-        """Wait for a page. Runs that the last ones looked at are let go meanwhile."""
-        while not self._wanted.is_set():
-            await self._watches.tidy()
-            await self._pause()
+    async def _look(self) -> None:
+        """Ask, where a page is open. Runs that the last pages looked at are let go."""
+        self._wanted.clear()
+        if self._listeners:
+            await self._ask()
+            event = encoded("overview", self._shown())
+            self._fault = None
+            self._tell(event)
+        await self._watches.tidy()
+
+    def _tell(self, event: bytes) -> None:
+        if event != self._known:
+            self._known = event
+            for listener in self._listeners:
+                listener.offer(event)
+
+    def _say_fault(self, error: Exception) -> None:
+        """Tell the pages, which keep nothing but that; the same fault again is no news."""
+        if self._fault is None or repr(self._fault.__cause__) != repr(error):
+            self._fault = PageFaultError.of(error)
+            self._fault.__cause__ = error
+        connection = ConnectionShown(
+            address=self._link.address, reached=False, trouble="fault", text=self._fault.message
+        )
+        self._tell(
+            encoded(
+                "overview",
+                OverviewShown(connection=connection, coordinator=None, runs=[], more_runs=False),
+            )
+        )
 
     async def _pause(self) -> None:
         with contextlib.suppress(TimeoutError):
@@ -99,7 +118,6 @@ class OverviewWatch:
                 self._described_at = now
         except PotluckError:  # the link says why
             self._described_at = float("-inf")
-        self._asked = True
         self._watches.noticed(self._runs)
 
     def _shown(self) -> OverviewShown:

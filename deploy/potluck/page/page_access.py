@@ -22,7 +22,6 @@ import secrets
 import socket
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
 from typing import Final
 
@@ -59,10 +58,12 @@ class PageAccess:
         self._on_redeemed = on_redeemed
         self._sessions: list[str] = []
 
-    def redeem(self, token: str) -> str | None:
-        """The cookie for a token, which is worth nothing afterwards; None for a wrong one."""
-        if not hmac.compare_digest(token.encode(), self.token.encode()):
-            return None
+    def is_token(self, token: str) -> bool:
+        """Return whether this is the token to be shown next."""
+        return hmac.compare_digest(token.encode(), self.token.encode())
+
+    def redeem(self) -> str:
+        """A new cookie for the token, which is worth nothing afterwards."""
         self.token = secrets.token_urlsafe(24)
         session = secrets.token_urlsafe(32)
         self._sessions = [*self._sessions[1 - _MOST_SESSIONS :], session]
@@ -74,14 +75,16 @@ class PageAccess:
         browser."""
         return f"{self.cookie}={session}; Path=/; HttpOnly; SameSite=Strict"
 
-    def admits(self, cookies: str) -> bool:
-        """Return whether a `Cookie` header holds a cookie of this server's."""
-        try:
-            found = SimpleCookie(cookies).get(self.cookie)
-        except CookieError:
-            return False
-        given = b"" if found is None else found.value.encode()
-        return any(hmac.compare_digest(given, each.encode()) for each in self._sessions)
+    def session(self, cookies: str) -> str | None:
+        """The cookie of this server's that a `Cookie` header holds; None without one."""
+        for part in cookies.split(";"):
+            name, _, value = part.strip().partition("=")
+            if name == self.cookie:
+                given = value.encode()
+                for each in self._sessions:
+                    if hmac.compare_digest(given, each.encode()):
+                        return each
+        return None
 
 
 def is_loopback(host: str) -> bool:

@@ -24,13 +24,14 @@ from potluck.common.errors import (
 )
 from potluck.common.run_file.runfile import example_run_file
 from potluck.deploy.operator.operator_config import OperatorConfig
-from potluck.page.coordinator_link import CoordinatorLink, trouble_of
+from potluck.page.coordinator_link import CoordinatorLink, PageFaultError, trouble_of
 from potluck.page.disclosed_shown import shown_disclosures
-from potluck.page.event_stream import Listener
+from potluck.page.event_stream import Listener, too_many
 from potluck.page.hosts_shown import shown_hosts
 from potluck.page.overview_watch import OverviewWatch
 from potluck.page.page_access import PageAccess
-from potluck.page.page_guard import PageGuard
+from potluck.page.page_connections import MOST_STREAMS, OpenStreams
+from potluck.page.page_guard import SESSION, PageGuard
 from potluck.page.page_shapes import (
     DraftSent,
     FormShown,
@@ -48,7 +49,13 @@ from potluck.page.shared_answers import SharedAnswers
 STATIC = Path(__file__).parent / "static"
 SHARED_SECONDS = 4.0
 """So old an answer may be that pages share; each asks less often."""
-_STATUSES = {NotFoundError: 404, UnreachableError: 502, IdentityError: 502, RunError: 409}
+_STATUSES = {
+    NotFoundError: 404,
+    UnreachableError: 502,
+    IdentityError: 502,
+    RunError: 409,
+    PageFaultError: 500,
+}
 _VIEWS = ("/", "/runs/{run}", "/hosts", "/start", "/compare")
 
 
@@ -69,6 +76,7 @@ class PageServer:
         self._overview = OverviewWatch(self._link, self._watches)
         self._shared = SharedAnswers[BaseModel](SHARED_SECONDS)
         self._access = access
+        self._streams = OpenStreams(MOST_STREAMS)
 
     def app(self) -> PageGuard:
         """The application, behind its guard."""
@@ -125,6 +133,9 @@ class PageServer:
         async def events() -> AsyncIterator[bytes]:
             listener = Listener(all_anew)
             with contextlib.ExitStack() as listening:
+                if not listening.enter_context(self._streams.counted(request.scope[SESSION])):
+                    yield too_many()
+                    return
                 listening.enter_context(self._overview.listening(listener))
                 if watch is not None:
                     listening.enter_context(watch.listening(listener))

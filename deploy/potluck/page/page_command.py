@@ -20,6 +20,7 @@ from potluck.deploy.local.interruption import run_interruptibly
 from potluck.deploy.operator.operator_config import OperatorConfig
 from potluck.page.page_access import PageAccess
 from potluck.page.page_app import PageServer
+from potluck.page.page_connections import MOST_CONNECTIONS, bounded_http
 from potluck.page.page_guard import PageGuard
 
 LOOPBACK = "127.0.0.1"
@@ -104,13 +105,15 @@ async def serving_page(
     server = _Server(
         uvicorn.Config(
             app,
-            http="h11",
+            http=bounded_http(),
             ws="none",
             lifespan="on",
             log_config=None,
+            log_level="error",  # anybody can send what is no HTTP, and fill a terminal
             access_log=False,
             server_header=False,
             proxy_headers=False,  # who asks is who is connected
+            limit_concurrency=MOST_CONNECTIONS,
             timeout_graceful_shutdown=_END_SECONDS,
         )
     )

@@ -13,6 +13,8 @@ from potluck.page.page_access import HEADERS, PageAccess, is_loopback, is_own, o
 from potluck.page.page_shapes import Refused
 
 MOST_BODY_BYTES = 2_000_000
+SESSION = "potluck.page_session"
+"""In the scope of a request that is admitted: which browser's it is."""
 _SAFE = frozenset({"GET", "HEAD"})
 _CLOSED = """\
 <!doctype html><html lang="en"><meta charset="utf-8">
@@ -55,26 +57,18 @@ class PageGuard:
         host = headers.get("host", "")
         if not is_loopback(host):
             return _closed(scope, f"{host[:80]!r} is no name of this machine")
-        token = parse_qs(scope["query_string"].decode("latin-1")).get("token")
-        if token and scope["path"] == "/" and scope["method"] == "GET":
-            stranger = other_user(scope["client"], scope["server"])
-            if stranger is not None:
-                return _closed(
-                    scope,
-                    f"this connection comes from user {stranger} of this machine; open the page as "
-                    "the user who runs `potluck page`",
-                )
-            session = self._access.redeem(token[0])
-            if session is not None:
-                # A document of this server's own, so that the browser sends it the strict cookie.
-                set_cookie = {"Set-Cookie": self._access.set_cookie(session)}
-                return HTMLResponse(_OPENING, headers=set_cookie)
-        if not self._access.admits(headers.get("cookie", "")):
+        if scope["path"] == "/" and scope["method"] == "GET":
+            opening = self._opening(scope)
+            if opening is not None:
+                return opening
+        session = self._access.session(headers.get("cookie", ""))
+        if session is None:
             return _closed(
                 scope,
                 "open the address that `potluck page` has printed last; each is good for one "
                 "browser, and a new one is printed when it was used",
             )
+        scope[SESSION] = session
         if scope["method"] in _SAFE:
             return None
         if not is_own(headers.get("origin", ""), host):
@@ -87,9 +81,31 @@ class PageGuard:
             return _closed(scope, f"at most {MOST_BODY_BYTES} bytes are taken")
         return None
 
+    def _opening(self, scope: Scope) -> Response | None:
+        """The answer to one who shows the token; None for others.
+
+        Whose connection it is takes a look at all of the machine's: only the token is worth that.
+        """
+        token = parse_qs(scope["query_string"].decode("latin-1")).get("token")
+        if token is None or not self._access.is_token(token[0]):
+            return None
+        stranger = other_user(scope["client"], scope["server"])
+        if stranger is not None:
+            return _closed(
+                scope,
+                f"this connection comes from user {stranger} of this machine; open the page as "
+                "the user who runs `potluck page`",
+            )
+        # A document of this server's own, so that the browser sends it the strict cookie.
+        set_cookie = {"Set-Cookie": self._access.set_cookie(self._access.redeem())}
+        return HTMLResponse(_OPENING, headers=set_cookie)
+
 
 def _closed(scope: Scope, text: str) -> Response:
+    """A refusal, after which the connection is closed: who is refused holds none."""
+    close = {"Connection": "close"}
     if scope["path"].startswith("/api/"):
-        return JSONResponse(Refused(error=text, trouble="access").model_dump(), status_code=403)
+        refused = Refused(error=text, trouble="access").model_dump()
+        return JSONResponse(refused, status_code=403, headers=close)
     page = _CLOSED.format(title="Not open to this browser", text=escape(text))
-    return HTMLResponse(page, status_code=403)
+    return HTMLResponse(page, status_code=403, headers=close)

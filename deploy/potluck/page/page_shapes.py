@@ -139,7 +139,7 @@ class ConnectionShown(Shape):
 
     address: str
     reached: bool
-    trouble: Literal["", "lost", "certificate", "other"]
+    trouble: Literal["", "lost", "certificate", "fault", "other"]
     text: str = Field(description="What is wrong and what to do, in words; empty if nothing is.")
 
 
@@ -319,5 +319,5 @@ class Refused(Shape):
     """An error, in words."""
 
     error: str
-    trouble: Literal["lost", "certificate", "refused", "missing", "access"]
+    trouble: Literal["lost", "certificate", "fault", "refused", "missing", "access"]
     problems: list[Problem] = []

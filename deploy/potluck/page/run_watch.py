@@ -21,7 +21,7 @@ from potluck.deploy.operator.run_view import (
     shown_measures,
 )
 from potluck.deploy.view.watch import pause_seconds
-from potluck.page.coordinator_link import CoordinatorLink, trouble_of
+from potluck.page.coordinator_link import CoordinatorLink, PageFaultError, trouble_of
 from potluck.page.event_stream import Listener, encoded
 from potluck.page.page_shapes import (
     CohortShown,
@@ -45,6 +45,8 @@ from potluck.rpc.v1 import operator_pb2
 
 LIVE_SECONDS = 0.5
 """Between two reports on the round under way."""
+FAULT_SECONDS = 30.0
+"""After so long a run is followed again at which the page's server failed."""
 LINGER_SECONDS = 30.0
 """A run that nobody looks at any more is followed for so long."""
 MOST_KEPT = 12
@@ -66,7 +68,8 @@ class LiveEvent(BaseModel):
 
 
 class GoneEvent(BaseModel):
-    """The run can't be followed any more. trouble: `missing`, or that of the connection."""
+    """The run is followed no more until a page asks for it again. trouble: `missing`, `fault`, or
+    that of the connection."""
 
     error: str
     trouble: str
@@ -85,6 +88,7 @@ class RunWatch:
         self._listeners: set[Listener] = set()
         self._asking = 0
         self._live_at = 0.0
+        self._begin_at = 0.0
         self._heard = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._error: PotluckError | None = None
@@ -102,7 +106,7 @@ class RunWatch:
     def begin(self) -> None:
         """Follow the run, unless that is done or it is over."""
         self.last_used = time.monotonic()
-        if not self.following and not self.view.ended:
+        if not self.following and not self.view.ended and self.last_used >= self._begin_at:
             self._error = None
             self._heard.clear()
             self._task = asyncio.create_task(self._follow())
@@ -140,9 +144,11 @@ class RunWatch:
             self.last_used = time.monotonic()
 
     def all_anew(self) -> Iterable[bytes]:
-        """All of the run as one event; nothing before it is known."""
+        """All of the run as one event, and why it is followed no more; nothing before it is
+        known."""
         found = shown_run(self.view, self._clients, datetime.now(UTC))
-        return [] if found is None or not self._heard.is_set() else [encoded("run", found)]
+        events = [] if found is None or not self._heard.is_set() else [encoded("run", found)]
+        return events if self._error is None else [*events, _gone(self._error)]
 
     async def close(self) -> None:
         """Follow it no longer."""
@@ -161,17 +167,19 @@ class RunWatch:
                 async for event in self._events():
                     failures = 0
                     self._see(event)
-            except NotFoundError as error:
-                self._fail(error)
-                return
             except PotluckError as error:
-                if not self._heard.is_set():
+                lost = trouble_of(error) in ("lost", "certificate")
+                if not (lost and self._heard.is_set()):  # else the frame says so meanwhile
                     self._fail(error)
                     return
             except asyncio.CancelledError:
                 task = asyncio.current_task()
                 if task is None or task.cancelling():
                     raise
+            except Exception as error:  # nobody waits for this task: it would end unseen
+                self._begin_at = time.monotonic() + FAULT_SECONDS
+                self._fail(PageFaultError.of(error))
+                return
             failures += 1
             if not self.view.ended:
                 await asyncio.sleep(pause_seconds(failures))
@@ -193,8 +201,7 @@ class RunWatch:
     def _fail(self, error: PotluckError) -> None:
         self._error = error
         self._heard.set()
-        trouble = "missing" if isinstance(error, NotFoundError) else trouble_of(error)
-        self._offer(encoded("gone", GoneEvent(error=error.message, trouble=trouble)))
+        self._offer(_gone(error))
 
     def _see(self, event: operator_pb2.WatchRunResponse) -> None:
         before = self.view
@@ -272,6 +279,11 @@ class RunWatch:
             listener.offer(event)
 
 
+def _gone(error: PotluckError) -> bytes:
+    trouble = "missing" if isinstance(error, NotFoundError) else trouble_of(error)
+    return encoded("gone", GoneEvent(error=error.message, trouble=trouble))
+
+
 class RunWatches:
     """The runs that pages look at, or did lately."""
 
@@ -295,14 +307,16 @@ class RunWatches:
                 watch.again()
 
     async def tidy(self) -> None:
-        """Follow runs no longer that nobody has looked at for a while; forget most that are
-        over."""
+        """Follow runs no longer that nobody has looked at for a while; of those that are over
+        forget as many as there are too many, those looked at longest ago first."""
         now = time.monotonic()
         idle = [each for each in self._watches.values() if each.idle]
         idle.sort(key=lambda each: each.last_used)
+        too_many = len(idle) - MOST_KEPT
         for watch in idle:
             stale = now - watch.last_used > LINGER_SECONDS
-            if stale and (not watch.view.ended or len(idle) > MOST_KEPT):
+            if stale and (not watch.view.ended or too_many > 0):
+                too_many -= 1
                 self._watches.pop(watch.run_id, None)
                 await watch.close()
 

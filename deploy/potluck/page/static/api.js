@@ -36,20 +36,24 @@ export function post(path, body = {}) {
   );
 }
 
-const KINDS = ["overview", "run", "round", "live", "status", "notice", "gone"];
+const KINDS = ["overview", "run", "round", "live", "status", "notice", "gone", "full"];
 
 /** Calls `hear(kind, data)` with events, of a run too where one is named, until the result is called.
  *
  * A page that is not to be seen listens to nothing: browsers open few connections to one server.
  */
 export function listen(run, hear) {
-  let source = null;
+  let source = null, full = false;
   const open = () => {
     if (source || document.hidden) return;
     source = new EventSource(run ? `/api/events?run=${encodeURIComponent(run)}` : "/api/events");
     for (const kind of KINDS) source.addEventListener(kind, (event) => hear(kind, JSON.parse(event.data)));
     source.addEventListener("open", () => hear("open", null));
-    source.addEventListener("error", () => hear("ended", null));
+    source.addEventListener("full", () => (full = true)); // the stream ends, and is asked for again
+    source.addEventListener("error", () => {
+      if (!full) hear("ended", null);
+      full = false;
+    });
   };
   const close = () => {
     source?.close();

@@ -14,6 +14,8 @@ const TITLES = {
   certificate: "A certificate can't be used",
   other: "The coordinator can't be asked",
   ended: "The page's server has ended",
+  fault: "The page's server failed",
+  full: "This page is open too often",
 };
 
 let overview = null;
@@ -75,6 +77,10 @@ async function show(moved) {
 function hear(kind, data) {
   if (kind === "ended") {
     connection({ reached: false, trouble: "ended", text: "Start potluck page again, and open the address that it prints.", address: "" });
+    return;
+  }
+  if (kind === "full") {
+    connection({ reached: false, trouble: "full", text: "Nothing new is shown here until other windows of it are closed.", address: "" });
     return;
   }
   if (kind === "overview") {

@@ -22,7 +22,7 @@ export function showRun(place, { run: wanted, go, title }) {
   const stop = h("button", { class: "danger", onclick: () => act("stop"), hidden: true }, "Stop");
   const resume = h("button", { class: "first", onclick: () => act("resume"), hidden: true }, "Resume");
   const again = h("a", { class: "button", hidden: true }, "Start again …");
-  const said = h("div", {});
+  const said = h("div", {}), unfollowed = h("div", {});
   const head = h("div", { class: "head" },
     h("div", { class: "grow" }, h("div", { class: "actions" }, name, state), parts, why, progressText, progress),
     h("div", { class: "actions" }, stop, resume, again));
@@ -52,7 +52,7 @@ export function showRun(place, { run: wanted, go, title }) {
   });
 
   function lay() {
-    put(place, head, said, summary, live.element, notices, curves, picks, h("div", { class: "two" }, mix.element, privacy.element), traffic, rounds);
+    put(place, head, unfollowed, said, summary, live.element, notices, curves, picks, h("div", { class: "two" }, mix.element, privacy.element), traffic, rounds);
     chartOf("seconds", trafficPlace, { title: "Seconds a round", format: seconds, axis: tick, height: 150 });
     chartOf("bytes", trafficPlace, { title: "Bytes a round", format: bytes, height: 150 });
   }
@@ -193,6 +193,7 @@ export function showRun(place, { run: wanted, go, title }) {
 
   const heard = {
     run(data) {
+      stale("");
       run = data;
       drawAll();
       performance.mark("run drawn");
@@ -219,10 +220,16 @@ export function showRun(place, { run: wanted, go, title }) {
     },
   };
 
+  /** Says that the run is followed no more; once, as it is read out. */
+  function stale(words) {
+    if (unfollowed.textContent === words) return;
+    put(unfollowed, words ? trouble(new Error(words)) : null);
+  }
+
   async function fetchAgain() {
     try {
       const found = await get(`/api/runs/${encodeURIComponent(wanted)}`);
-      if (!run && !closed) heard.run(found);
+      if (!run && !closed) heard.run(found); // else the stream brings it, and what goes wrong after
     } catch (error) {
       missed(error.message, error.trouble);
     }
@@ -230,8 +237,9 @@ export function showRun(place, { run: wanted, go, title }) {
 
   /** Says why there is nothing to be seen. Asking at once would be refused at once, without end. */
   function missed(words, what) {
-    if (run || closed) return;
-    put(place, h("div", { class: "card empty" }, h("h1", {}, what === "missing" ? "There is no such run" : "The run can't be shown"), h("p", {}, words), h("a", { class: "button", href: "/" }, "All runs")));
+    if (closed) return;
+    if (run) stale(`${words}. What is shown of the run is what was known before.`);
+    else put(place, h("div", { class: "card empty" }, h("h1", {}, what === "missing" ? "There is no such run" : "The run can't be shown"), h("p", {}, words), h("a", { class: "button", href: "/" }, "All runs")));
     clearTimeout(retry);
     if (what !== "missing") retry = setTimeout(fetchAgain, RETRY_MILLISECONDS);
   }

@@ -1,0 +1,25 @@
+"""How many connections and streams the page's server holds."""
+
+from potluck.page.page_connections import OpenStreams, WaitingConnections
+
+
+def test_the_oldest_connection_that_waits_makes_room() -> None:
+    closed = list[str]()
+    waiting = WaitingConnections(2)
+    for name in ("a", "b", "a", "c"):  # a has sent a request meanwhile, and waits anew
+        waiting.add(name, lambda name=name: closed.append(name))  # type: ignore[misc]
+    assert closed == ["b"]
+    waiting.remove("a")
+    waiting.remove("a")
+    waiting.add("d", lambda: closed.append("d"))
+    assert closed == ["b"]
+
+
+def test_streams_are_counted_by_browser() -> None:
+    streams = OpenStreams(1)
+    with streams.counted("mine") as first, streams.counted("mine") as second:
+        assert (first, second) == (True, False)
+        with streams.counted("another") as elsewhere:
+            assert elsewhere
+    with streams.counted("mine") as again:
+        assert again
