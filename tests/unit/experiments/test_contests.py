@@ -22,7 +22,14 @@ from potluck.experiments.grid.grid_cells import cells_of
 from potluck.experiments.grid.label_mix import LabelMixes, traits_of
 from potluck.experiments.grid.results import Before, CellResult, RoundResult, Timings
 from potluck.experiments.reports.contests import EQUAL, LAST, contests_of, ranked_readings
+from potluck.experiments.reports.differences import (
+    difference_table,
+    differences,
+    told_apart_table,
+)
 from potluck.experiments.reports.experiment_summary import summarise
+from potluck.experiments.reports.heat_maps import heat_maps, leaning_panels, measure_panel
+from potluck.experiments.reports.plots import in_colour
 from potluck.experiments.reports.rank_plot import first_ranks, plot_ranks
 from potluck.experiments.reports.ranks import critical_difference, holm, mean_ranks
 from potluck.experiments.reports.readings import (
@@ -339,6 +346,68 @@ def test_mean_ranks_are_a_picture() -> None:
     assert picture.startswith(b"\x89PNG")
     assert plot_ranks([]) is None
     assert first_ranks(by_reading[0]) is by_reading[0].by_contest, "as the table above it"
+
+
+def test_arms_are_told_apart_from_the_baseline_or_not() -> None:
+    """flash is 0.2 above uniform in both seeds, but for a little; round-robin in one of them."""
+    ends = {"uniform": (0.5, 0.5), "flash": (0.7, 0.701), "round-robin": (0.6, 0.7)}
+    found = [
+        cell(selection, scenario, seed, accuracies=(0.4, 0.5, ends[selection][seed]))
+        for selection in ends
+        for scenario in ("noise", "drop-outs")
+        for seed in (0, 1)
+    ]
+    contests = contests_of(summarise(PLAN, found, missing=0))
+    told = differences(contests[0], "uniform", "accuracy", LAST)
+    expected = stats.ttest_rel([0.7, 0.701], [0.5, 0.5])
+    assert told["flash"].test.p == pytest.approx(expected.pvalue)
+    assert told["flash"].p == pytest.approx(2 * expected.pvalue), "two tests against one baseline"
+    assert told["flash"].told_apart
+    assert told["round-robin"].p is not None
+    assert not told["round-robin"].told_apart
+    assert differences(contests[0], "nobody", "accuracy", LAST) == {}
+    table = difference_table(PLAN.reading, contests, "accuracy", LAST)
+    assert table[0] == "| selection | noise | drop-outs |"
+    assert table[2].startswith("| flash | **+0.20")
+    assert "| accuracy, last | 1 better, 0 worse | 1 better, 0 worse |" in told_apart_table(
+        PLAN.reading, contests
+    )
+    without = PLAN.model_copy(update={"reading": PLAN.reading.model_copy(update={"baseline": {}})})
+    assert told_apart_table(without.reading, contests) == []
+    assert difference_table(without.reading, contests, "accuracy", LAST) == []
+
+
+def test_heat_maps_have_a_row_for_each_arm() -> None:
+    summary = summarise(PLAN, results(), missing=0)
+    contests = contests_of(summary)
+    pictures = heat_maps(summary, contests, ranked_readings(summary, contests))
+    assert list(pictures) == ["accuracy", "worst_tenth", "picks"]
+    assert all(each.startswith(b"\x89PNG") for each in pictures.values())
+    shown = measure_panel(summary, contests, "accuracy", LAST)
+    assert shown.columns == ["noise", "drop-outs"]
+    assert shown.texts["flash", "noise"] == "90"
+    assert shown.colours["flash", "noise"] == pytest.approx(0.2 / 0.3)
+    assert ("uniform", "noise") not in shown.colours
+    [wrong] = leaning_panels(contests)
+    assert (wrong.title, wrong.columns) == ("wrong labels", ["noise"])
+    assert wrong.colours["flash", "noise"] == pytest.approx(-1.0)
+    assert heat_maps(summary, [], []) == {}
+
+
+def test_of_very_many_arms_a_few_have_colours() -> None:
+    names = [f"arm-{number}" for number in range(20)]
+    grid = merged(GRID, {})
+    grid["axes"] = {
+        "scenario": {"noise": {}},
+        "selection": {name: {"selector": {"name": "uniform"}} for name in names},
+    }
+    grid["reading"] = {"compared": "selection", "baseline": {"selection": "arm-7"}}
+    plan = ExperimentFile.model_validate(grid)
+    found = [cell(name, accuracies=(0.1, 0.1, 0.01 * number)) for number, name in enumerate(names)]
+    arms = summarise(plan, found, missing=0).arms
+    chosen = [arm.labels["selection"] for arm in in_colour(arms, plan.reading)]
+    assert chosen == ["arm-7", "arm-19", "arm-18", "arm-17", "arm-1", "arm-0"]
+    assert in_colour(arms[:14], plan.reading) == list(arms[:14])
 
 
 def test_an_axis_to_compare_must_be_there() -> None:

@@ -15,18 +15,13 @@ from potluck.experiments.reports.contests import (
     RankedReading,
     measures_of,
 )
+from potluck.experiments.reports.differences import difference_table, told_apart_table
 from potluck.experiments.reports.experiment_summary import Summary
 from potluck.experiments.reports.ranks import Ranks
 from potluck.experiments.reports.readings import BUDGETS, deviation, mean
 from potluck.experiments.reports.tables import line, ranked, rule
+from potluck.experiments.reports.titles import MEASURES
 
-TITLES = {
-    "accuracy": "accuracy",
-    "worst_group_accuracy": "worst group",
-    "weighted_f1": "weighted F1",
-    "loss": "loss",
-    "worst_tenth": "worst tenth of clients",
-}
 _NONE = "–"
 
 
@@ -38,13 +33,13 @@ def contest_table(summary: Summary, contest: Contest) -> list[str]:
         found = {reading for arm in contest.arms for reading in _known(arm, measure)}
         if LAST not in found:
             continue
-        columns.append((measure, LAST, TITLES[measure]))
+        columns.append((measure, LAST, MEASURES[measure]))
         if measure == summary.experiment.reading.metric:
             columns.append((measure, BEST, "best (round)"))
         for name in BUDGETS:
             reading = EQUAL + name
             if reading in contest.budgets and (name != "rounds" or _uneven(contest, measure)):
-                head = f"{TITLES[measure]} at {_budget(name, contest.budgets[reading])}"
+                head = f"{MEASURES[measure]} at {_budget(name, contest.budgets[reading])}"
                 columns.append((measure, reading, head))
     marks = [
         ranked([_mean(arm, measure, reading) for arm in contest.arms], lower=measure == "loss")
@@ -86,7 +81,7 @@ def rank_table(ranked_by: Sequence[RankedReading], axis: str, *, by_contest: boo
     chosen = [(each, each.by_contest if by_contest else each.by_cell) for each in ranked_by]
     if not chosen:
         return []
-    heads = [f"{TITLES[each.measure]}, {each.reading}" for each, _ in chosen]
+    heads = [f"{MEASURES[each.measure]}, {each.reading}" for each, _ in chosen]
     lines = [line([axis, *heads]), rule(1, len(heads))]
     for arm in chosen[0][1].means:
         lines.append(line([arm, *(_rank(ranks, arm) for _, ranks in chosen)]))
@@ -118,6 +113,11 @@ def contest_notes() -> Iterator[str]:
         "have the same. Beside each trait of the clients: Spearman's correlation of picks and the "
         "trait, and in brackets its mean over picks and over clients. A selector that has learnt "
         "to avoid wrong labels has a correlation below 0 there."
+    )
+    yield (
+        "An arm is told apart from the baseline of its contest where p is below 5 % in a paired t "
+        "test over seeds, as Holm corrects it for all arms of that contest; each reading is a "
+        "family of tests by itself. Intervals are of 95 % each, and not corrected."
     )
     yield (
         "Mean ranks: 1 is the best; whoever had no evaluation by then is last. Arms whose mean "
@@ -196,6 +196,14 @@ def contest_sections(
         yield f"Mean ranks over {settings}", rank_table(ranked_by, axis, by_contest=True)
     if ranked_by:
         yield "Mean ranks over all cells", rank_table(ranked_by, axis, by_contest=False)
+    reading = summary.experiment.reading
+    told = told_apart_table(reading, contests)
+    if told:
+        yield "Told apart from the baseline", told
+        for name in dict.fromkeys([LAST, *(EQUAL + each for each in BUDGETS if each != "rounds")]):
+            lines = difference_table(reading, contests, reading.metric, name)
+            if lines:
+                yield f"Against the baseline: {MEASURES[reading.metric]}, {name}", lines
     for contest in contests:
         yield contest.title or "Readings", contest_table(summary, contest)
         yield (

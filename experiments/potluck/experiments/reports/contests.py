@@ -59,6 +59,11 @@ class Contest:
         """The labels that its arms share, in one line."""
         return ", ".join(f"{axis} = {value}" for axis, value in self.where.items())
 
+    @property
+    def column(self) -> str:
+        """The same for the head of a column, where contests stand beside one another."""
+        return ", ".join(self.where.values()) or "all"
+
 
 def contests_of(summary: Summary) -> list[Contest]:
     """The contests of an experiment, in the order of its grid; none where no axis is compared."""

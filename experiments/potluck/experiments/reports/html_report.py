@@ -13,6 +13,7 @@ from potluck.deploy.view.readable import readable_bytes, readable_seconds
 from potluck.experiments.reports.contest_tables import contest_notes, contest_sections
 from potluck.experiments.reports.contests import contests_of, ranked_readings
 from potluck.experiments.reports.experiment_summary import Costs, Summary
+from potluck.experiments.reports.heat_maps import heat_maps
 from potluck.experiments.reports.origin import origin
 from potluck.experiments.reports.plots import plot_entropy, plot_metric, plot_rasters
 from potluck.experiments.reports.rank_plot import plot_ranks
@@ -69,6 +70,12 @@ img { max-width: 100%; height: auto; }
 <h2>Who was included when</h2>
 <p class="quiet">The first seed of each.</p>
 <img alt="who was included when" src="{{ rasters }}">
+{% if maps %}<h2>What arms come to, and whom they pick</h2>
+<p class="quiet">In percent; blue is better than the baseline, bold is told apart from it.
+Of picks: how evenly they are shared out, and how they go with what the experiment knows of the
+clients; red is avoided.</p>
+{% for name, picture in maps.items() %}<img alt="{{ name }} of each arm" src="{{ picture }}">
+{% endfor %}{% endif %}
 {% for name, lines in sections %}<h2>{{ name }}</h2>
 {{ table(lines) }}
 {% if loop.first and ranks %}<img alt="mean ranks" src="{{ ranks }}">{% endif %}
@@ -121,6 +128,10 @@ def html(summary: Summary) -> str:
         metric=_embedded(plot_metric(summary)),
         entropy=_embedded(plot_entropy(summary)),
         rasters=_embedded(plot_rasters(summary)),
+        maps={
+            name: _embedded(picture)
+            for name, picture in heat_maps(summary, contests, by_reading).items()
+        },
         sections=list(contest_sections(summary, contests, by_reading)),
         ranks=None if ranks is None else _embedded(ranks),
         notes=[*notes(summary), *(contest_notes() if contests else ())],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -13,6 +14,7 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from potluck.experiments.grid.definition import Reading
 from potluck.experiments.grid.results import CellResult, RoundResult
 from potluck.experiments.reports.experiment_summary import Arm, Summary
 from potluck.experiments.reports.readings import deviation, evaluations
@@ -20,6 +22,8 @@ from potluck.experiments.reports.readings import deviation, evaluations
 _INK = "#333333"
 # Okabe and Ito's palette, then the same dashed
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#555555")
+_MOST_COLOURED = 14
+"""With more arms in a panel a few are in colour: the baseline, the best three and the worst two."""
 _MOST_RASTERS = 12
 _FEW_ROUNDS = 30
 """Each is a dot on its line up to so many; a single one would else not be seen."""
@@ -127,7 +131,9 @@ def _lines(
     FigureCanvasAgg(figure)
     grid = figure.subplots(rows, columns, squeeze=False, sharey=True).ravel()
     for axes, (name, arms) in zip(grid, shown, strict=False):
-        for number, arm in enumerate(arms):
+        coloured = in_colour(arms, summary.experiment.reading)
+        for arm in arms:
+            number = coloured.index(arm) if arm in coloured else None
             _band(axes, arm, number, read, hold=hold)
         for target in targets:
             axes.axhline(target, color="#999999", linewidth=0.8, linestyle=":")
@@ -144,6 +150,23 @@ def _lines(
     return figure
 
 
+def in_colour(arms: Sequence[Arm], reading: Reading) -> list[Arm]:
+    """Those that get a colour and a place in the legend: all, or of very many a few."""
+    if len(arms) <= _MOST_COLOURED:
+        return list(arms)
+    sign = 1.0 if reading.metric == "loss" else -1.0
+    ordered = sorted(
+        (arm for arm in arms if not math.isnan(arm.mean)), key=lambda arm: sign * arm.mean
+    )
+    base = [
+        arm
+        for arm in arms
+        if reading.baseline and all(arm.labels[a] == each for a, each in reading.baseline.items())
+    ]
+    chosen = [*base, *(arm for arm in ordered if arm not in base)]
+    return chosen if len(chosen) <= _MOST_COLOURED else [*chosen[: len(base) + 3], *chosen[-2:]]
+
+
 def held(cells: Sequence[list[tuple[int, float]]]) -> list[list[tuple[int, float]]]:
     """(round, value) of each cell, with its last value in later rounds that other cells have."""
     rounds = sorted({number for values in cells for number, _ in values})
@@ -158,11 +181,12 @@ def held(cells: Sequence[list[tuple[int, float]]]) -> list[list[tuple[int, float
 def _band(
     axes: Axes,
     arm: Arm,
-    number: int,
+    number: int | None,
     read: Callable[[CellResult], list[tuple[int, float]]],
     *,
     hold: bool,
 ) -> None:
+    """number: of its colour; None for a thin grey line without a band."""
     by_round: dict[int, list[float]] = {}
     of_cells = [read(cell) for cell in arm.cells]
     for values in held(of_cells) if hold else of_cells:
@@ -170,6 +194,9 @@ def _band(
             by_round.setdefault(round_number, []).append(value)
     numbers = sorted(by_round)
     means = np.array([np.mean(by_round[each]) for each in numbers])
+    if number is None:
+        axes.plot(numbers, means, color="#cccccc", linewidth=0.8, zorder=1)
+        return
     deviations = np.array([deviation(by_round[each]) or 0.0 for each in numbers])
     colour = _COLOURS[number % len(_COLOURS)]
     line = "-" if number < len(_COLOURS) else "--"

@@ -8,22 +8,27 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from potluck.experiments.reports.contest_tables import TITLES
-from potluck.experiments.reports.contests import RankedReading
+from potluck.experiments.reports.contests import BEST, RankedReading
 from potluck.experiments.reports.plots import png
 from potluck.experiments.reports.ranks import Ranks
+from potluck.experiments.reports.titles import MEASURES
 
 _INK, _BEST, _OTHER = "#333333", "#0072B2", "#999999"
 _MOST = 6
 
 
 def plot_ranks(ranked_by: Sequence[RankedReading]) -> bytes | None:
-    """A PNG of mean ranks, a panel for each reading; None where nothing is ranked.
+    """A PNG of mean ranks, a panel for each of the first six readings but the best rounds', which
+    are those that no run would know; None where nothing is ranked.
 
     Over settings, as the first table of ranks; over cells where there is one setting. The bar is
     the critical difference, from the best arm on; those within it are blue.
     """
-    shown = [(each, first_ranks(each)) for each in ranked_by if len(each.by_cell.means) > 1][:_MOST]
+    shown = [
+        (each, first_ranks(each))
+        for each in ranked_by
+        if len(each.by_cell.means) > 1 and each.reading != BEST
+    ][:_MOST]
     if not shown:
         return None
     arms = max(len(ranks.means) for _, ranks in shown)
@@ -35,7 +40,7 @@ def plot_ranks(ranked_by: Sequence[RankedReading]) -> bytes | None:
     for axes, (each, ranks) in zip(grid, shown, strict=False):
         _panel(axes, ranks)
         axes.set_title(
-            f"{TITLES[each.measure]}, {each.reading}", fontsize=9, loc="left", color=_INK
+            f"{MEASURES[each.measure]}, {each.reading}", fontsize=9, loc="left", color=_INK
         )
     for axes in grid[len(shown) :]:
         axes.set_visible(False)

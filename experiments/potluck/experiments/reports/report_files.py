@@ -12,6 +12,7 @@ from potluck.experiments.grid.results import CellResult
 from potluck.experiments.reports.contest_tables import contest_notes, contest_sections
 from potluck.experiments.reports.contests import contests_of, ranked_readings
 from potluck.experiments.reports.experiment_summary import Summary, summarise
+from potluck.experiments.reports.heat_maps import heat_maps
 from potluck.experiments.reports.html_report import write_report
 from potluck.experiments.reports.plots import plot_metric
 from potluck.experiments.reports.rank_plot import plot_ranks
@@ -43,11 +44,14 @@ def write_report_files(
     text, page = report_text(summary), folder / "report.html"
     (folder / "report.md").write_text(text, encoding="utf-8")
     contests = contests_of(summary)
-    ranks = plot_ranks(ranked_readings(summary, contests))
     if contests:
-        (folder / "metric.png").write_bytes(plot_metric(summary))
-    if ranks is not None:
-        (folder / "ranks.png").write_bytes(ranks)
+        ranked_by = ranked_readings(summary, contests)
+        pictures = {"metric": plot_metric(summary), **heat_maps(summary, contests, ranked_by)}
+        ranks = plot_ranks(ranked_by)
+        if ranks is not None:
+            pictures["ranks"] = ranks
+        for name, picture in pictures.items():
+            (folder / f"{name}.png").write_bytes(picture)
     write_report(summary, page)
     return f"{text.rstrip()}\n\n{page}"
 

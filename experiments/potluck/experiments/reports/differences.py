@@ -1,0 +1,117 @@
+"""Arms that compete, against the baseline of their contest: differences that are told apart or not.
+
+Pure: contests come in; paired tests with Holm's correction, and tables of them in Markdown, go out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from potluck.experiments.grid.definition import Reading
+from potluck.experiments.reports.contests import BEST, EQUAL, LAST, Contest, measures_of
+from potluck.experiments.reports.experiment_summary import PairedTest, paired_test
+from potluck.experiments.reports.ranks import LEVEL, holm
+from potluck.experiments.reports.tables import line, rule
+from potluck.experiments.reports.titles import MEASURES
+
+_NONE = "–"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """An arm less the baseline, by seed. p: as Holm corrects it for all arms of the contest; None
+    where there is nothing to test."""
+
+    test: PairedTest
+    p: float | None
+
+    @property
+    def told_apart(self) -> bool:
+        """Whether the corrected p is below 5 %."""
+        return self.p is not None and self.p < LEVEL
+
+
+def baseline_of(reading: Reading) -> str | None:
+    """The arm that the others of a contest are compared with; None where the file names none."""
+    if reading.compared is None or set(reading.baseline) != {reading.compared}:
+        return None
+    return reading.baseline[reading.compared]
+
+
+def differences(
+    contest: Contest, baseline: str | None, measure: str, reading: str
+) -> dict[str, Difference]:
+    """By arm, all but the baseline; none where the contest lacks it."""
+    values = {arm.name: arm.readings.get((measure, reading), {}) for arm in contest.arms}
+    if baseline is None or baseline not in values:
+        return {}
+    tests = {
+        name: test
+        for name, of in values.items()
+        if name != baseline and (test := paired_test(of, values[baseline])) is not None
+    }
+    corrected = holm({name: test.p for name, test in tests.items() if test.p is not None})
+    return {name: Difference(test=test, p=corrected.get(name)) for name, test in tests.items()}
+
+
+def difference_table(
+    reading: Reading, contests: Sequence[Contest], measure: str, name: str
+) -> list[str]:
+    """A row for each arm, a column for each contest: the mean difference to the baseline and its
+    95 % interval, bold where it is told apart. name: of the reading. Empty without a baseline."""
+    columns = [differences(each, baseline_of(reading), measure, name) for each in contests]
+    arms = list(dict.fromkeys(arm for column in columns for arm in column))
+    if not arms:
+        return []
+    heads = [reading.compared or "", *(contest.column for contest in contests)]
+    rows = [[arm, *(_entry(column.get(arm)) for column in columns)] for arm in arms]
+    return [line(heads), rule(1, len(contests)), *(line(row) for row in rows)]
+
+
+def told_apart_table(reading: Reading, contests: Sequence[Contest]) -> list[str]:
+    """A row for each measure and reading, a column for each contest: how many arms are better than
+    the baseline and how many are worse, of those told apart. Empty without a baseline."""
+    base = baseline_of(reading)
+    rows: list[list[str]] = []
+    for measure in measures_of(reading):
+        for name in dict.fromkeys(of for each in contests for of in _readings(each, measure)):
+            found = [differences(contest, base, measure, name) for contest in contests]
+            if any(found):
+                counts = [_counts(each, lower=measure == "loss") for each in found]
+                rows.append([f"{MEASURES[measure]}, {name}", *counts])
+    if not rows:
+        return []
+    heads = ["told apart from the baseline", *(contest.column for contest in contests)]
+    return [line(heads), rule(1, len(contests)), *(line(row) for row in rows)]
+
+
+def _readings(contest: Contest, measure: str) -> list[str]:
+    """The readings of a measure that anything is known of, but for the best rounds' and for equal
+    numbers of rounds where these are all rounds."""
+    return [
+        name
+        for arm in contest.arms
+        for (of, name), values in arm.readings.items()
+        if of == measure
+        and name != BEST
+        and not all(map(math.isnan, values.values()))
+        and (name != EQUAL + "rounds" or values != arm.readings[measure, LAST])
+    ]
+
+
+def _entry(found: Difference | None) -> str:
+    if found is None or math.isnan(found.test.difference):
+        return _NONE
+    text = f"{found.test.difference:+.3f}"
+    if found.test.low is not None and found.test.high is not None:
+        text += f" [{found.test.low:+.3f}, {found.test.high:+.3f}]"
+    return f"**{text}**" if found.told_apart else text
+
+
+def _counts(found: Mapping[str, Difference], *, lower: bool) -> str:
+    """lower: whether less is better."""
+    told = [each.test.difference for each in found.values() if each.told_apart]
+    better = sum(difference < 0 if lower else difference > 0 for difference in told)
+    return f"{better} better, {len(told) - better} worse" if told else "none"

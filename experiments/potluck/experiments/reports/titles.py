@@ -1,0 +1,9 @@
+"""What measures are called in tables and pictures."""
+
+MEASURES = {
+    "accuracy": "accuracy",
+    "worst_group_accuracy": "worst group",
+    "weighted_f1": "weighted F1",
+    "loss": "loss",
+    "worst_tenth": "worst tenth of clients",
+}

@@ -1,0 +1,68 @@
+"""A report's tables and pictures come onto a page of the docs."""
+
+import io
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from report_page import write
+
+REPORT = """# A title
+
+| arm | Accuracy |
+| --- | ---: |
+| a | 0.5 |
+
+## Mean ranks
+
+| arm | rank |
+| --- | ---: |
+| a | 1.00 |
+
+- A note.
+"""
+PAGE = """# A page
+
+Text before.
+
+<!-- report: Mean ranks -->
+an old table
+<!-- /report -->
+
+![ranks](images/some-ranks.png)
+
+<!-- report: Results -->
+<!-- /report -->
+"""
+
+
+def test_marked_tables_and_pictures_are_replaced(tmp_path: Path) -> None:
+    results, page = tmp_path / "some", tmp_path / "page.md"
+    results.mkdir()
+    (tmp_path / "images").mkdir()
+    (results / "report.md").write_text(REPORT)
+    picture = io.BytesIO()
+    Image.radial_gradient("L").convert("RGB").save(picture, "PNG")
+    (results / "ranks.png").write_bytes(picture.getvalue())
+    page.write_text(PAGE)
+    for _ in range(2):
+        write(results, page)
+        text = page.read_text()
+        assert "an old table" not in text
+        assert (
+            "<!-- report: Mean ranks -->\n\n| arm | rank |\n| --- | ---: |\n| a | 1.00 |\n" in text
+        )
+        assert text.count("| a | 0.5 |") == 1
+        assert text.startswith("# A page\n\nText before.\n")
+    with Image.open(tmp_path / "images" / "some-ranks.png") as small:
+        assert small.size == (256, 256)
+        assert len(small.getcolors() or []) <= 64
+
+
+def test_a_table_that_the_report_lacks_is_named(tmp_path: Path) -> None:
+    (tmp_path / "report.md").write_text(REPORT)
+    page = tmp_path / "page.md"
+    page.write_text("<!-- report: Costs -->\n<!-- /report -->\n")
+    with pytest.raises(SystemExit, match="no 'Costs'; it has: Results, Mean ranks"):
+        write(tmp_path, page)

@@ -1,0 +1,74 @@
+"""Bring an experiment's report onto a page of the docs: its tables and its pictures.
+
+    .venv/bin/python tools/report_page.py potluck-experiments/NAME docs/PAGE.md
+
+Between `<!-- report: TITLE -->` and `<!-- /report -->` the page gets the table under that title of
+the folder's report.md; `Results` is the first one, which has no title. Every picture that the page
+shows as `images/NAME-PICTURE.png` is the folder's PICTURE.png, with fewer colours. NAME is that of
+the folder.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+from pathlib import Path
+
+from PIL import Image
+
+FIRST = "Results"
+_COLOURS = 64
+_MARKED = re.compile(r"(<!-- report: (.+?) -->\n).*?(<!-- /report -->)", re.DOTALL)
+
+
+def tables(report: str) -> dict[str, str]:
+    """The first table of each section of a report.md, by the section's title."""
+    found: dict[str, str] = {}
+    for section in re.split(r"^## ", f"{FIRST}\n{report}", flags=re.MULTILINE):
+        title, _, text = section.partition("\n")
+        table = re.search(r"(?:^\|.*\n)+", text, re.MULTILINE)
+        if table is not None:
+            found.setdefault(title.strip(), table[0])
+    return found
+
+
+def filled(page: str, report: str) -> str:
+    """The page with the report's tables. Raises SystemExit where the report lacks one."""
+    known = tables(report)
+
+    def table(match: re.Match[str]) -> str:
+        if match[2] not in known:
+            raise SystemExit(f"the report has no '{match[2]}'; it has: {', '.join(known)}")
+        return f"{match[1]}\n{known[match[2]]}\n{match[3]}"
+
+    return _MARKED.sub(table, page)
+
+
+def pictures(page: str, name: str) -> list[str]:
+    """The pictures of an experiment that a page shows, without their ending."""
+    return re.findall(rf"\(images/{re.escape(name)}-(\w+)\.png\)", page)
+
+
+def with_fewer_colours(png: bytes) -> bytes:
+    """A PNG of a diagram, much smaller and hardly different."""
+    buffer = io.BytesIO()
+    with Image.open(io.BytesIO(png)) as image:
+        image.convert("RGB").quantize(_COLOURS).save(buffer, "PNG", optimize=True)
+    return buffer.getvalue()
+
+
+def write(results: Path, page: Path) -> None:
+    """Write the page, and its pictures beside it."""
+    text = page.read_text(encoding="utf-8")
+    report = (results / "report.md").read_text(encoding="utf-8")
+    page.write_text(filled(text, report), encoding="utf-8")
+    for picture in pictures(text, results.name):
+        target = page.parent / "images" / f"{results.name}-{picture}.png"
+        target.write_bytes(with_fewer_colours((results / f"{picture}.png").read_bytes()))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        raise SystemExit(__doc__)
+    write(Path(sys.argv[1]), Path(sys.argv[2]))
