@@ -1,20 +1,38 @@
-"""Processors and memory of this machine that may be used."""
+"""Processors and memory of this machine that may be used, by what its control groups leave."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
+from potluck.common.process.control_groups import control_group_limits
+
 
 def available_processors() -> int:
-    """Processors that this process may use."""
+    """Processors that this process may use: those it may run on, or fewer where its control group
+    has the time of fewer; at least 1."""
+    limit = control_group_limits().processors
+    here = _allowed()
+    return here if limit is None else max(1, min(here, int(limit)))
+
+
+def available_memory() -> int:
+    """Bytes of memory that are free for use; all there is where that is not known."""
+    limit = control_group_limits().memory
+    free = _free()
+    return free if limit is None else min(free, limit)
+
+
+def _allowed() -> int:
+    count = getattr(os, "process_cpu_count", None)  # from Python 3.13; minds PYTHON_CPU_COUNT, too
+    if count is not None:
+        return count() or 1
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
-def available_memory() -> int:
-    """Bytes of memory that are free for use; all there is where that is not known."""
+def _free() -> int:
     try:
         text = Path("/proc/meminfo").read_text()
         [line] = [line for line in text.splitlines() if line.startswith("MemAvailable:")]
