@@ -111,11 +111,7 @@ class TrainingGroups:
         )
         group.members[mine] = waiting
         group.arrived.set()
-        try:
-            return await waiting.trained
-        except UnfitForLanesError as error:
-            self._note_unfit(work, str(error))
-            raise
+        return await waiting.trained
 
     def _note_unfit(self, work: rpc.Train, reason: str) -> None:
         """Such trainings are carried out one by one from now on."""
@@ -146,6 +142,8 @@ class TrainingGroups:
         try:
             results = await self._worker.run(lambda seat: _train(seat, group, waiting))
         except Exception as error:
+            if isinstance(error, UnfitForLanesError):
+                self._note_unfit(waiting[0].active.instruction.train, str(error))
             results = {each.active.instruction.id: error for each in waiting}
         for each in waiting:
             result = results[each.active.instruction.id]
@@ -188,7 +186,14 @@ def _train(
     with blamed_on_task(first.train.task.name, f"client '{first.client_id}' and its companions"):
         trained = seat.train_together(members, clients_of(first, group.companions))
     names = [member.instruction.id for member in members]
-    log.info("trained in one batched step", round=first.round, clients=len(members))
+    alone = [
+        (name, result)
+        for name, result in zip(names, trained, strict=True)
+        if isinstance(result, UnfitForLanesError)
+    ]
+    for name, result in alone:
+        log.info("a client is trained alone", id=name, reason=str(result))
+    log.info("trained in one batched step", round=first.round, clients=len(members) - len(alone))
     return results | dict(zip(names, trained, strict=True))
 
 

@@ -24,7 +24,7 @@ from potluck.client.training.lanes.group_training import (
     network_for_lanes,
     train_trainees,
 )
-from potluck.client.training.lanes.lane_choice import LaneChoices, measured, subject_of
+from potluck.client.training.lanes.lane_choice import LaneChoice, LaneChoices, measured, subject_of
 from potluck.client.training.lanes.lane_steps import LaneRules
 from potluck.client.training.personal.ditto import halves
 from potluck.client.training.samples.device_samples import DeviceSamples
@@ -76,6 +76,9 @@ from potluck.common.tensors.tensor_files import open_tensors
 from potluck.common.trainer import TrainingProgress
 from potluck.common.updates.kept_states import CORRECTION
 from potluck.rpc.v1 import coordinator_pb2 as rpc
+
+_Form = tuple[torch.Size, torch.dtype]
+"""The shape of a sample and its kind of numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +182,7 @@ class Classification(TaskTraining):
 
     def train_together(
         self, members: Sequence[GroupMember], companions: Sequence[ClientId]
-    ) -> Sequence[TrainedMember | PotluckError]:
+    ) -> Sequence[TrainedMember | PotluckError | UnfitForLanesError]:
         """Train several clients in one batched step, each from a seed of its own."""
         first, loaded = members[0].instruction, self.loaded
         check_members(members, loaded)
@@ -187,13 +190,13 @@ class Classification(TaskTraining):
         check_rules(plan.settings, plan.objective, self._device)
         network = network_for_lanes(loaded, self._device)
         rules = LaneRules(settings=plan.settings, mu=plan.objective.proximal, round=first.round)
-        steps = [self._planned_steps(client, plan.settings) for client in companions]
+        steps, form = self._planned(companions, plan.settings)
         trainees: list[Trainee] = []
-        troubles: dict[int, PotluckError] = {}
+        troubles: dict[int, PotluckError | UnfitForLanesError] = {}
         for member in members:
             try:
-                trainees.append(self._trainee(member, plan.settings.validation_share))
-            except PotluckError as error:
+                trainees.append(self._trainee(member, plan.settings.validation_share, form))
+            except (PotluckError, UnfitForLanesError) as error:
                 troubles[member.lane] = error
         if plan.settings.batched == "auto" and trainees:
             loaded.set_weights(members[0].files)  # the last training may have left NaN behind
@@ -216,41 +219,54 @@ class Classification(TaskTraining):
         loaded, device = self.loaded, self._device
         sample = trainee.data.inputs_at(torch.zeros(1, dtype=torch.int64).to(device))
         subject = subject_of(loaded.model, sample, rules, device)
-        choice = self._choices.of(
-            subject,
-            lambda: measured(
-                subject,
-                loaded.model,
-                sample,
-                objective,
-                rules,
-                classes=loaded.task.classes,
-                device=device,
-            ),
-        )
+
+        def measure() -> LaneChoice:
+            classes = loaded.task.classes
+            try:
+                return measured(
+                    subject, loaded.model, sample, objective, rules, classes=classes, device=device
+                )
+            except (TrainingError, RuntimeError, ValueError, IndexError, TypeError) as error:
+                # Noise is not what the network was made for. A client's own training says more.
+                text = " ".join(str(error).split())[:300]
+                raise UnfitForLanesError(f"measuring both ways failed: {text}") from error
+
+        choice = self._choices.of(subject, measure)
         if not choice.together:
             raise UnfitForLanesError(choice.reason)
 
-    def _trainee(self, member: GroupMember, share: float) -> Trainee:
-        """A member with its samples. Raises PotluckError, of which it alone suffers."""
+    def _trainee(self, member: GroupMember, share: float, form: _Form | None) -> Trainee:
+        """A member with its samples. Raises PotluckError, of which it alone suffers, and
+        UnfitForLanesError where its samples have another form, so that it is trained alone."""
         work, client_id = member.instruction.train, ClientId(member.instruction.client_id)
         with self._blamed_on(client_id):
             data = self._samples(client_id, work, share).training
         if len(data) == 0:
             raise no_samples()
         check_labels(data, self.loaded.task.classes, f"client '{client_id}'")
+        if _form_of(data) != form:
+            raise UnfitForLanesError("its samples have another form than its companions'")
         member.progress(0.0)
         return Trainee(member=member, data=data)
 
-    def _planned_steps(self, client_id: ClientId, settings: LocalTraining) -> int:
-        """Steps that a companion takes, whether it is trained now or not; 0 where it can't be."""
-        try:
-            with self._blamed_on(client_id):
-                share = settings.validation_share
-                samples = len(self._samples(client_id, rpc.Train(), share).training)
-        except PotluckError:
-            return 0
-        return settings.planned_steps(samples) if samples else 0
+    def _planned(
+        self, companions: Sequence[ClientId], settings: LocalTraining
+    ) -> tuple[list[int], _Form | None]:
+        """Steps that each companion takes, whether it is trained now or not; 0 where it can't be.
+        And the form of their samples: that of the first of them that has any."""
+        steps, form = [0] * len(companions), None
+        for place, client_id in enumerate(companions):
+            try:
+                with self._blamed_on(client_id):
+                    share = settings.validation_share
+                    data = self._samples(client_id, rpc.Train(), share).training
+                    found = _form_of(data) if len(data) else None
+            except PotluckError:
+                continue
+            form = form or found
+            if found is not None and found == form:
+                steps[place] = settings.planned_steps(len(data))
+        return steps, form
 
     @contextlib.contextmanager
     def _blamed_on(self, client_id: ClientId) -> Iterator[None]:
@@ -422,6 +438,12 @@ class Classification(TaskTraining):
             )
         estimate = released_triplet(found, privacy)
         return {"triplet": list(estimate.triplet), "degenerate": estimate.degenerate}
+
+
+def _form_of(data: Examples) -> _Form:
+    """The form of a client's samples, of which it has at least one."""
+    sample = data.inputs_at(torch.zeros(1, dtype=torch.int64, device=data.labels.device))
+    return sample.shape[1:], sample.dtype
 
 
 def _use_part(network: Any, part: int | None) -> None:

@@ -23,7 +23,12 @@ from potluck.client.training.local_update import (
     train_update,
     train_updates,
 )
-from potluck.client.training.task_training import ClientFiles, GroupMember, TrainingFiles
+from potluck.client.training.task_training import (
+    ClientFiles,
+    GroupMember,
+    TrainingFiles,
+    UnfitForLanesError,
+)
 from potluck.common.disclosure import Parameters
 from potluck.common.errors import ConfigurationError, PotluckError, TrainingError
 from potluck.common.learning.measures import MeasureSums
@@ -84,7 +89,7 @@ class TrainingDevice:
 
     def train_together(
         self, members: Sequence[GroupMember], companions: Sequence[ClientId]
-    ) -> Sequence[Trained | PotluckError]:
+    ) -> Sequence[Trained | PotluckError | UnfitForLanesError]:
         """Train clients in one batched step and write their updates; see `train_updates`."""
         training = self._tasks.of(members[0].instruction.train.task)
         return train_updates(training, members, companions)

@@ -21,6 +21,7 @@ from potluck.client.training.task_training import (
     Outcome,
     TaskTraining,
     TrainingFiles,
+    UnfitForLanesError,
 )
 from potluck.client.training.update_encoding import encoding_of, write_update
 from potluck.common.disclosure import Weighting
@@ -98,16 +99,16 @@ def train_update(
 
 def train_updates(
     training: TaskTraining, members: Sequence[GroupMember], companions: Sequence[ClientId]
-) -> list[Trained | PotluckError]:
+) -> list[Trained | PotluckError | UnfitForLanesError]:
     """The same for several clients at once, in their order; what fails one does not hurt the
     others. companions: see `TaskTraining.train_together`.
 
     Raises UnfitForLanesError where they must be trained one by one, and what `train_update` does
     where it concerns all.
     """
-    updates: list[Trained | PotluckError] = []
+    updates: list[Trained | PotluckError | UnfitForLanesError] = []
     for member, trained in zip(members, training.train_together(members, companions), strict=True):
-        if isinstance(trained, PotluckError):
+        if isinstance(trained, Exception):
             updates.append(trained)
             continue
         try:

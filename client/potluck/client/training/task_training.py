@@ -230,11 +230,12 @@ class TaskTraining(ABC):
         self,
         members: Sequence[GroupMember],  # noqa: ARG002 - for those that can
         companions: Sequence[ClientId],  # noqa: ARG002 - likewise
-    ) -> Sequence[TrainedMember | PotluckError]:
+    ) -> Sequence[TrainedMember | PotluckError | UnfitForLanesError]:
         """Train several clients in one batched step. What comes of each, in their order.
 
         companions: all that might be trained together, by their lanes. What comes of a member
-        depends on who they are, and not on who of them is there. Raises UnfitForLanesError.
+        depends on who they are, and not on who of them is there: an UnfitForLanesError where it is
+        to be trained by itself. Raises UnfitForLanesError where all are.
         """
         raise UnfitForLanesError("the task has a trainer of its own")
 

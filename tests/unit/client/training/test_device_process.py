@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import threading
@@ -13,9 +14,11 @@ import pytest
 
 from potluck.client.base.availability_plan import AvailabilityPlan
 from potluck.client.training.processes.device_process import DeviceProcess, WorkerProcesses
+from potluck.client.training.processes.progress_board import ProgressBoard
 from potluck.client.training.processes.training_worker import DeviceTerms
 from potluck.client.training.task_training import ClientFiles
-from potluck.common.errors import RoundClosedError, TrainingError
+from potluck.common.errors import RoundClosedError, StorageError, TrainingError
+from potluck.common.trainer import TrainingProgress
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
@@ -61,6 +64,20 @@ def test_processes_that_end_leave_nothing_open(
         now = len(list(Path("/proc/self/fd").iterdir()))
         assert now == (before or now)
         before = now
+
+
+def test_a_board_needs_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nothing"))
+    board = ProgressBoard()
+    other = ProgressBoard(os.dup(board.descriptor))
+    seen: list[float] = []
+    other.at(3).note(0.5)
+    board.follow(3, TrainingProgress(seen.append, lambda: True))
+    assert seen == [0.5]
+    assert other.at(3).is_cancelled()
+    monkeypatch.delattr(os, "memfd_create")
+    with pytest.raises(StorageError, match="set TMPDIR to a folder"):
+        ProgressBoard()
 
 
 def test_nothing_is_started_anew_while_the_host_stops(

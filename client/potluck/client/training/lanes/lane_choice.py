@@ -2,7 +2,8 @@
 once for each network, and kept, so that a run repeats its bits on this machine.
 
 The two ways differ by the rounding of floats. What was chosen is a small file of JSON; whoever
-deletes it has the host measure again.
+deletes it has the host measure again once it is started anew: a host under way goes on as it has
+begun.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
@@ -32,13 +34,23 @@ from potluck.rpc.v1 import coordinator_pb2 as rpc
 if TYPE_CHECKING:  # importing it imports torch, which only the thread that works has time for
     from potluck.client.training.local_update import Trained
     from potluck.client.training.processes.training_jobs import SentFiles, WorkerJob
-    from potluck.client.training.task_training import ClientFiles, GroupMember, TrainingFiles
+    from potluck.client.training.task_training import (
+        ClientFiles,
+        GroupMember,
+        TrainingFiles,
+        UnfitForLanesError,
+    )
 
 log = structlog.get_logger()
 
 FORKED: Final = sys.platform == "linux"
 """Elsewhere libraries that the system brings may not be used after a fork."""
-_PROGRAM: Final = "potluck.client.training.processes"
+_START: Final = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
+    "from potluck.client.training.processes.training_worker import main; main()"
+)
+"""A new worker looks for modules where its host does: users' own code is found there, and nothing
+in the current folder is taken for a library's."""
 ATTEMPTS: Final = 2
 """A process that was killed is replaced, and its job done again: the result would be the same."""
 _LOOK_SECONDS: Final = 0.1
@@ -116,7 +128,14 @@ class WorkerProcesses:
             with theirs:
                 passed = (theirs.fileno(), board.descriptor, self._life)
                 process = subprocess.Popen(
-                    [sys.executable, "-m", _PROGRAM, *map(str, passed)],
+                    [
+                        sys.executable,
+                        "-P",
+                        "-c",
+                        _START,
+                        _import_path(),
+                        *map(str, passed),
+                    ],
                     pass_fds=passed,
                     stdin=subprocess.DEVNULL,
                 )
@@ -191,7 +210,7 @@ class DeviceProcess:
 
     def train_together(
         self, members: Sequence[GroupMember], companions: Sequence[ClientId]
-    ) -> Sequence[Trained | PotluckError]:
+    ) -> Sequence[Trained | PotluckError | UnfitForLanesError]:
         """Train clients in one batched step and write their updates."""
         from potluck.client.training.processes.training_jobs import (
             SentFiles,
@@ -209,7 +228,9 @@ class DeviceProcess:
         ]
         job = TrainGroup(members=sent, companions=list(companions))
         with _cleaning_up([each.files for each in sent]):
-            found: Sequence[Trained | PotluckError] = self._do(job, [m.progress for m in members])
+            found: Sequence[Trained | PotluckError | UnfitForLanesError] = self._do(
+                job, [m.progress for m in members]
+            )
         return found
 
     def evaluate(
@@ -276,6 +297,10 @@ class DeviceProcess:
         """End the process; its exit code."""
         child, self._child = self._child, None
         return 0 if child is None else self._processes.end(child)
+
+
+def _import_path() -> str:
+    return json.dumps([str(Path(each).absolute()) for each in sys.path])
 
 
 def _stopping() -> RoundClosedError:

@@ -9,6 +9,7 @@ from typing import Final
 
 import numpy as np
 
+from potluck.common.errors import StorageError
 from potluck.common.trainer import TrainingProgress
 
 PLACES: Final = 1024
@@ -20,11 +21,9 @@ class ProgressBoard:
     """A place for each training under way: its share in [0, 1], and whether it is cancelled."""
 
     def __init__(self, descriptor: int | None = None) -> None:
-        """descriptor: of another's board; None for a new one."""
+        """descriptor: of another's board; None for a new one. Raises StorageError."""
         if descriptor is None:
-            with tempfile.TemporaryFile(prefix="potluck-board-") as file:
-                file.truncate(_BYTES)
-                self.descriptor = os.dup(file.fileno())
+            self.descriptor = _shared_memory()
         else:
             self.descriptor = descriptor
         memory = mmap.mmap(self.descriptor, _BYTES)
@@ -53,3 +52,20 @@ class ProgressBoard:
             lambda share: self._shares.__setitem__(place, share),
             lambda: bool(self._cancelled[place]),
         )
+
+
+def _shared_memory() -> int:
+    """The descriptor of new memory; of a file without a name where a system has nothing else."""
+    try:
+        if hasattr(os, "memfd_create"):
+            descriptor = os.memfd_create("potluck-board")
+            os.ftruncate(descriptor, _BYTES)
+            return descriptor
+        with tempfile.TemporaryFile(prefix="potluck-board-") as file:
+            file.truncate(_BYTES)
+            return os.dup(file.fileno())
+    except OSError as error:
+        raise StorageError(
+            f"can't make {_BYTES} bytes of memory that a worker process shares: {error.strerror}; "
+            "set TMPDIR to a folder this user may write to, or workers = 1"
+        ) from error

@@ -119,7 +119,7 @@ class TrainGroup(WorkerJob):
 
     def carry_out(
         self, seat: TrainingSeat, board: ProgressBoard
-    ) -> Sequence[Trained | PotluckError]:
+    ) -> Sequence[Trained | PotluckError | UnfitForLanesError]:
         """The updates, in the order of the members."""
         members = [
             GroupMember(
@@ -131,7 +131,7 @@ class TrainGroup(WorkerJob):
             for place, each in enumerate(self.members)
         ]
         return [
-            each if isinstance(each, PotluckError) else portable(each)
+            each if isinstance(each, Exception) else portable(each)
             for each in seat.train_together(members, self.companions)
         ]
 

@@ -13,7 +13,12 @@ from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 if TYPE_CHECKING:  # what needs torch is imported in the thread that works
     from potluck.client.training.local_update import Trained
-    from potluck.client.training.task_training import ClientFiles, GroupMember, TrainingFiles
+    from potluck.client.training.task_training import (
+        ClientFiles,
+        GroupMember,
+        TrainingFiles,
+        UnfitForLanesError,
+    )
 
 
 class TrainingSeat(Protocol):
@@ -33,7 +38,7 @@ class TrainingSeat(Protocol):
 
     def train_together(
         self, members: Sequence[GroupMember], companions: Sequence[ClientId]
-    ) -> Sequence[Trained | PotluckError]:
+    ) -> Sequence[Trained | PotluckError | UnfitForLanesError]:
         """Train clients in one batched step and write their updates."""
         ...
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 
 from potluck.client.base.availability_plan import AvailabilityPlan
+from potluck.common.errors import TrainingError
 from potluck.common.names import ClientId
 from potluck.common.process.logs import LogFormat, LogLevel, configure_logging
 from potluck.common.process.memory import keep_freed_memory, spare_what_is_loaded
@@ -81,6 +83,13 @@ class Failed:
     error: Exception
 
 
+def main() -> None:
+    """Serve in a process that was not forked. The arguments are the descriptors that it inherits:
+    of the connection, the board, the pipe."""
+    connection, board, life = map(int, sys.argv[1:])
+    serve(Connection(connection), board, life)
+
+
 def serve(connection: Connection, board: int, life: int) -> None:
     """Carry out jobs until the host is gone. The first message is the `DeviceTerms`.
 
@@ -110,7 +119,22 @@ def serve(connection: Connection, board: int, life: int) -> None:
                 answer: Done | Failed = Done(job.carry_out(device, shared))
             except Exception as error:
                 answer = Failed(portable_error(error))
-            connection.send(answer)
+            _send(connection, answer)
+
+
+def _send(connection: Connection, answer: Done | Failed) -> None:
+    """Raises ConnectionError or OSError where the host is gone."""
+    try:
+        connection.send(answer)
+    except (OSError, EOFError):
+        raise
+    except Exception as error:  # nothing of it has been sent
+        text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        trouble = TrainingError(
+            f"a worker process can't hand back what came of its job ({text}); see that the task "
+            "gives plain numbers, or set workers = 1"
+        )
+        connection.send(Failed(trouble))
 
 
 def _leave_with(life: int) -> None:

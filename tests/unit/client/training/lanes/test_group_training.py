@@ -38,7 +38,8 @@ from potluck.rpc.v1 import coordinator_pb2 as rpc
 @dataclass(frozen=True, kw_only=True)
 class Clouds(Task):
     """Points in four dimensions; client-I has `sizes[I]` of them. spoilt: whose are huge. lost:
-    whose can't be read. mislabelled: whose labels are no classes."""
+    whose can't be read. mislabelled: whose labels are no classes. wide: whose have a dimension
+    more."""
 
     sizes: Sequence[int]
     network: nn.Module
@@ -46,6 +47,7 @@ class Clouds(Task):
     spoilt: int = -1
     lost: int = -1
     mislabelled: int = -1
+    wide: int = -1
 
     classes = 3
 
@@ -61,6 +63,8 @@ class Clouds(Task):
         inputs = torch.randn(len(labels), *self.shape, generator=generator)
         if number == self.spoilt:
             inputs = inputs * 1e30
+        if number == self.wide:
+            inputs = inputs.unsqueeze(1)
         return ClientData(train=Examples(inputs=inputs, labels=labels))
 
     def evaluation_data(self, data: Path | None) -> Examples | None:
@@ -318,6 +322,34 @@ def test_a_member_whose_data_are_bad_hurts_no_other(
     assert reason in second.message
     assert not isinstance(first, TrainingError)
     assert not isinstance(third, TrainingError)
+
+
+@pytest.mark.parametrize("there", [(0, 1, 2), (1, 2), (1,)])
+def test_a_member_whose_samples_have_another_form_is_trained_by_itself(
+    tmp_path: Path, there: Sequence[int]
+) -> None:
+    """Whoever is there: it is by its companions that it is the odd one."""
+    task = Clouds(sizes=[8, 5, 4], network=mlp(), wide=1)
+    scene = Scene(tmp_path, task, batch_size=4)
+    members = [scene.member(scene.clients[number]) for number in there]
+    found = dict(zip(there, scene.training.train_together(members, scene.clients), strict=True))
+    odd = found.pop(1)
+    assert isinstance(odd, UnfitForLanesError)
+    assert "another form" in str(odd)
+    assert all(isinstance(each, TrainedMember) for each in found.values())
+
+
+def test_what_can_not_be_measured_is_trained_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = Scene(
+        tmp_path, Clouds(sizes=[4, 4], network=mlp()), choices=tmp_path / "choices", batched="auto"
+    )
+    normal = torch.randn
+    monkeypatch.setattr(torch, "randn", lambda *sizes, **how: normal(*sizes, **how) * torch.nan)
+    with pytest.raises(UnfitForLanesError, match="measuring both ways failed: training diverged"):
+        scene.training.train_together([scene.member(each) for each in scene.clients], scene.clients)
+    assert not (tmp_path / "choices").exists()
 
 
 def test_a_member_that_is_cancelled_hurts_no_other(tmp_path: Path) -> None:
