@@ -64,8 +64,8 @@ def test_each_round_is_one_step_whatever_is_killed(tmp_path: Path) -> None:
     sink = Wandb(folder=str(tmp_path), rounds=3)
     assert sink.open(TRACKED) == 0
     sink.write(TRACKED, ROUNDS)
-    (tmp_path / "draft" / "wandb").mkdir(parents=True)  # as a kill would leave it
     later = Wandb(folder=str(tmp_path))
+    (later._draft / "wandb").mkdir(parents=True)  # as a kill would leave it
     assert later.open(TRACKED) == 3
     later.write(TRACKED, ROUNDS[3:])
     later.end(FINISHED)

@@ -107,6 +107,9 @@ class Sink(Plugin):
     Empty for none."""
     extra: ClassVar[str] = ""
     """Requirement that brings it, such as `potluck[mlflow]`; empty for the library's own name."""
+    alone_in: ClassVar[str] = ""
+    """The option that names a folder in which no other sink of its kind may record: it would write
+    the same files. Its default is the sink's own folder, ".". Empty where there is none."""
     pause_seconds: float = 0.0
     """Least time between two writings; rounds that are committed meanwhile come together."""
 

@@ -14,7 +14,7 @@ def test_committed_rounds_are_read_beside_the_coordinator(url: str, store: Store
     begun_run(store)
     committed(store, AttemptKey("ab12", 1, 1))
     reader = RecordReader(url)
-    [row] = reader.runs({})
+    [row] = reader.runs({}).rows
     assert (row.run_id, row.committed_rounds) == ("ab12", 1)
     assert [each.number for each in reader.rounds("ab12", after=0, limit=10)] == [1]
     committed(store, AttemptKey("ab12", 2, 1))
@@ -37,5 +37,5 @@ def test_what_a_transaction_reads_is_of_one_moment(url: str, store: Store) -> No
         before = connection.exec_driver_sql(counted).one()
         store.delete_runs(["ab12"])
         assert connection.exec_driver_sql(counted).one() == before
-    assert reader.runs({}) == []
+    assert reader.runs({}).rows == []
     reader.close()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from sqlalchemy import select
 
@@ -14,11 +15,20 @@ from potluck.server.store.round_table import Rounds
 from potluck.server.store.run_table import Runs
 from potluck.server.store.sql import schema
 from potluck.server.store.sql.column_types import encode_time
+from potluck.server.store.sql.failures import UnreadableRowError
 from potluck.server.store.sql.reading import open_for_reading
 
 
 class _TablesOfRuns(Runs, Rounds):
     """The tables that are read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundRuns:
+    """Runs that can be read, and why others can't, by run."""
+
+    rows: Sequence[RunRow]
+    unreadable: Mapping[str, str]
 
 
 class RecordReader:
@@ -29,13 +39,14 @@ class RecordReader:
         self._database = open_for_reading(url)
         self._tables = _TablesOfRuns(self._database)
 
-    def runs(self, delivered: Mapping[str, str]) -> list[RunRow]:
+    def runs(self, delivered: Mapping[str, str]) -> FoundRuns:
         """Runs, oldest first, but for those delivered: run → when it came into its state."""
         runs = schema.runs
         query = select(runs.c.run_id, runs.c.changed_at).order_by(runs.c.number)
         with self._database.transaction() as connection:
             found = [(str(run_id), str(at)) for run_id, at in connection.execute(query)]
         rows: list[RunRow] = []
+        unreadable: dict[str, str] = {}
         for run_id, changed_at in found:
             if delivered.get(run_id) == changed_at or is_pretraining(run_id):
                 continue
@@ -43,10 +54,13 @@ class RecordReader:
                 rows.append(self._tables.run(run_id))
             except NotFoundError:  # deleted meanwhile
                 continue
-        return rows
+            except UnreadableRowError as error:
+                unreadable[run_id] = error.message
+        return FoundRuns(rows=rows, unreadable=unreadable)
 
     def rounds(self, run_id: str, *, after: int, limit: int) -> list[TrackedRound]:
-        """The first `limit` committed rounds of a run above this number."""
+        """The first `limit` committed rounds of a run above this number. Raises UnreadableRowError
+        where one of them is damaged."""
         rows = self._tables.rounds(run_id, after=after, limit=limit)
         return [_tracked_round(row) for row in rows]
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from potluck.common.errors import PotluckError
 from potluck.server.sink import Sink
 from potluck.server.sinks.delivery_notes import DeliveryNotes
 from potluck.server.sinks.record_reader import RecordReader, stamp, tracked_run
 from potluck.server.store.records import RunRow, RunState
+from potluck.server.store.sql.failures import UnreadableRowError
 
 AT_ONCE = 100
 """Rounds read, and handed over, in one go."""
@@ -25,10 +26,16 @@ _CREDENTIALS = re.compile(r"://[^/\s]+@")
 
 @dataclass(frozen=True, kw_only=True)
 class PassResult:
-    """One pass over all runs. behind: rounds committed that the sink lacks. errors: by run."""
+    """One pass over all runs.
 
-    behind: int
+    behind: rounds committed that the sink lacks; None where the database did not say. errors: by
+    run. unreadable: why runs are left out whose records are damaged, by run; trying again is of no
+    use there.
+    """
+
+    behind: int | None
     errors: Mapping[str, str]
+    unreadable: Mapping[str, str] = field(default_factory=dict)
 
 
 class SinkFeed:
@@ -52,19 +59,24 @@ class SinkFeed:
     def feed(self) -> PassResult:
         """Hand over everything that is committed by now. Raises StorageError.
 
-        Where the sink refuses a run, the others have their turn all the same.
+        Where the sink refuses a run, or one can't be read, the others have their turn all the same.
         """
         errors: dict[str, str] = {}
         behind = 0
-        for row in self._reader.runs(self._notes.runs):
+        found = self._reader.runs(self._notes.runs)
+        unreadable = dict(found.unreadable)
+        for row in found.rows:
             self._still_there()
             try:
                 self._feed_run(row)
+            except UnreadableRowError as error:
+                unreadable[row.run_id] = explained(error)
+                behind += max(row.committed_rounds - self._reached.get(row.run_id, 0), 0)
             except Exception as error:  # whatever a tracker's library raises
                 self._last.pop(row.run_id, None)  # it has to say anew how far it is
                 errors[row.run_id] = explained(error)
                 behind += max(row.committed_rounds - self._reached.get(row.run_id, 0), 0)
-        return PassResult(behind=behind, errors=errors)
+        return PassResult(behind=behind, errors=errors, unreadable=unreadable)
 
     def _feed_run(self, row: RunRow) -> None:
         run = tracked_run(row)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +42,13 @@ def sink_jobs(
 ) -> list[SinkJob]:
     """The sinks of `[sinks.NAME]` tables. Imports none of their libraries.
 
-    Raises ConfigurationError for a table that can't be right, PluginError for a sink that is not
+    Raises ConfigurationError for a table that can't be right, or two that can't be right together,
+    PluginError for a sink that is not
     installed, lacks its library or refuses its options.
     """
-    return [_job(name, dict(table), database, state_directory) for name, table in tables.items()]
+    jobs = [_job(name, dict(table), database, state_directory) for name, table in tables.items()]
+    _check_alone(jobs)
+    return jobs
 
 
 def make_sink(job: SinkJob) -> Sink:
@@ -85,6 +88,23 @@ def _job(name: str, table: dict[str, Any], database: str, state_directory: Path)
             sink=name,
         )
     return job
+
+
+def _check_alone(jobs: Sequence[SinkJob]) -> None:
+    """Raise ConfigurationError where two sinks of a kind would write the same files."""
+    found: dict[tuple[str, Path], str] = {}
+    for job in jobs:
+        option = make_sink(job).alone_in
+        if not option:
+            continue
+        folder = (job.folder / str(job.options.get(option, "."))).resolve()
+        other = found.setdefault((job.plugin, folder), job.name)
+        if other != job.name:
+            raise ConfigurationError(
+                f"[sinks.{other}] and [sinks.{job.name}] both record to {folder}; give each a "
+                f"{option} of its own",
+                sink=job.name,
+            )
 
 
 def _is_installed(library: str) -> bool:

@@ -21,6 +21,7 @@ from pydantic import BaseModel
 from potluck.common.errors import PotluckError
 from potluck.common.tensors.digest import digest_of
 from potluck.server.sinks.delivery_notes import DeliveryNotes
+from potluck.server.sinks.output_log import cut
 from potluck.server.sinks.record_reader import RecordReader
 from potluck.server.sinks.sink_feed import PassResult, SinkFeed, explained
 from potluck.server.sinks.sink_job import SinkJob, make_sink
@@ -42,12 +43,16 @@ _NICENESS: Final = 10
 
 
 class SinkReport(BaseModel):
-    """A line: a pass begins, goes on, or has ended, with what it could not record and why."""
+    """A line: a pass begins, goes on, or has ended, with what it could not record and why.
+
+    behind: rounds; None where the database did not say. unreadable: why runs are left out.
+    """
 
     began: bool = False
     ended: bool = False
-    behind: int = 0
+    behind: int | None = None
     trouble: str = ""
+    unreadable: str = ""
 
 
 class Told:
@@ -88,7 +93,8 @@ def main() -> int:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # libraries print
 
-    def answer(**values: bool | int | str) -> None:
+    def answer(**values: bool | int | str | None) -> None:
+        cut(job.folder)
         answers.write(
             SinkReport.model_validate(values).model_dump_json(exclude_defaults=True) + "\n"
         )
@@ -125,7 +131,12 @@ def _feed(job: SinkJob, reader: RecordReader, told: Told, answer: Callable[..., 
         finishing = told.to_finish
         answer(began=True)
         result = _pass(feed)
-        answer(ended=True, behind=result.behind, trouble=summed_up(result.errors))
+        answer(
+            ended=True,
+            behind=result.behind,
+            trouble=summed_up(result.errors),
+            unreadable=summed_up(result.unreadable),
+        )
         if finishing:
             sink.close()
             return
@@ -142,7 +153,7 @@ def _pass(feed: SinkFeed) -> PassResult:
     try:
         return feed.feed()
     except PotluckError as error:
-        return PassResult(behind=0, errors={"": error.message})
+        return PassResult(behind=None, errors={"": error.message})
 
 
 def summed_up(errors: Mapping[str, str]) -> str:

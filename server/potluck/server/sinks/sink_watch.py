@@ -14,13 +14,12 @@ import structlog
 
 from potluck.common.monitoring.definitions import SINK_BEHIND, SINK_UP
 from potluck.common.monitoring.instruments import Instruments
+from potluck.server.sinks.output_log import OUTPUT, cut
 from potluck.server.sinks.sink_job import SinkJob
 from potluck.server.sinks.sink_process import FINISH, NEWS, SinkReport, pause_seconds
 
 log = structlog.get_logger()
 
-OUTPUT = "output.log"
-"""Where a sink's libraries print, in its folder."""
 _FINISH_SECONDS = 1.5
 """Time for what was committed last when the coordinator stops; the next one records the rest."""
 
@@ -38,6 +37,7 @@ class SinkProcess:
         self._busy = True
         self._failures = 0
         self._trouble = ""
+        self._unreadable = ""
         self._closing = False
         self._show(up=False)
 
@@ -75,7 +75,8 @@ class SinkProcess:
         job = self._job
         try:
             job.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with (job.folder / OUTPUT).open("wb") as output:
+            cut(job.folder)
+            with (job.folder / OUTPUT).open("ab") as output:  # the end of the one before stays
                 process = await asyncio.create_subprocess_exec(
                     sys.executable,
                     "-m",
@@ -132,6 +133,7 @@ class SinkProcess:
         if report.ended:
             self._busy = False
             self._trouble_is(report.trouble)
+            self._unreadable_are(report.unreadable)
             self._show(up=not report.trouble, behind=report.behind)
             if not report.trouble:
                 self._failures = 0
@@ -143,6 +145,12 @@ class SinkProcess:
         elif self._trouble and not trouble:
             self._log.info("a sink records again")
         self._trouble = trouble
+
+    def _unreadable_are(self, unreadable: str) -> None:
+        """Say once which runs are left out."""
+        if unreadable and unreadable != self._unreadable:
+            self._log.error("a sink leaves out what can't be read", reason=unreadable)
+        self._unreadable = unreadable
 
     def _show(self, *, up: bool, behind: int | None = None) -> None:
         self._instruments.set(SINK_UP, up, sink=self._job.name)

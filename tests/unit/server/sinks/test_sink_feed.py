@@ -13,7 +13,7 @@ from potluck.server.sink import Sink, TrackedRound, TrackedRun
 from potluck.server.sinks.delivery_notes import DeliveryNotes
 from potluck.server.sinks.record_reader import RecordReader
 from potluck.server.sinks.sink_feed import SinkFeed, explained
-from potluck.server.sinks.sink_process import summed_up
+from potluck.server.sinks.sink_process import _pass, summed_up
 from potluck.server.store import Store
 from potluck.server.store.records import AttemptKey, RunState
 
@@ -127,6 +127,43 @@ def test_a_run_that_a_sink_refuses_holds_up_no_other(
     result = feed_of(url, tracker, notes).feed()
     assert (result.behind, result.errors) == (2, {"ab12": "RuntimeError: no thanks"})
     assert tracker.rounds == {"ab12": [], "cd34": [1]}
+
+
+@pytest.mark.parametrize(
+    ("damage", "column"),
+    [
+        ("UPDATE runs SET measures = '{' WHERE run_id = 'ab12'", "runs, run_id 'ab12'"),
+        ("UPDATE runs SET measures = '[[1]]' WHERE run_id = 'ab12'", "runs, run_id 'ab12'"),
+        ("UPDATE runs SET measures = '[[\"a\", 3]]' WHERE run_id = 'ab12'", "column measures"),
+        ("UPDATE runs SET state = 'odd' WHERE run_id = 'ab12'", "column state"),
+        ("UPDATE rounds SET seconds = 'long' WHERE run_id = 'ab12'", "table rounds"),
+    ],
+)
+def test_a_run_that_can_not_be_read_is_left_out(
+    url: str, store: Store, notes: DeliveryNotes, damage: str, column: str
+) -> None:
+    for run_id in ("ab12", "cd34"):
+        begun_run(store, run_id)
+        committed(store, AttemptKey(run_id, 1, 1))
+    with store._database.transaction() as connection:
+        connection.exec_driver_sql(damage)
+    tracker = Tracker()
+    result = feed_of(url, tracker, notes).feed()
+    assert result.errors == {}  # trying again is of no use
+    assert list(result.unreadable) == ["ab12"]
+    assert column in result.unreadable["ab12"]
+    assert tracker.rounds["cd34"] == [1]
+
+
+def test_a_database_that_is_away_says_nothing_of_what_is_lacking(
+    url: str, store: Store, notes: DeliveryNotes, tmp_path: Path
+) -> None:
+    begun_run(store)
+    feed = feed_of(url, Tracker(), notes)
+    (tmp_path / "potluck.sqlite3").rename(tmp_path / "elsewhere")
+    found = _pass(feed)
+    assert found.behind is None
+    assert "can't be opened" in found.errors[""]
 
 
 def test_a_tracker_that_refuses_many_runs_is_told_in_a_short_line(

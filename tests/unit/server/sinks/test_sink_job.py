@@ -46,6 +46,18 @@ def test_what_can_not_be_right_is_refused(
         jobs(tmp_path, **{name: table})
 
 
+def test_two_sinks_of_a_kind_share_no_folder(tmp_path: Path) -> None:
+    shared = {"folder": f"{tmp_path}/shared/"}
+    why = (
+        rf"\[sinks.wandb\] and \[sinks.mine\] both record to {tmp_path}/shared; give each a folder"
+    )
+    with pytest.raises(PotluckError, match=why):
+        jobs(tmp_path, wandb=shared, mine={"plugin": "wandb", "project": "tea", **shared})
+    with pytest.raises(PotluckError, match="both record to"):
+        jobs(tmp_path, csv={}, mine={"plugin": "csv", "folder": "../csv"})
+    assert len(jobs(tmp_path, csv=shared, parquet=shared, mine={"plugin": "csv"})) == 3
+
+
 @pytest.mark.parametrize("library", ["mlflow_that_is_not_there", "not_there.mlflow"])
 def test_a_library_that_is_missing_is_named_with_its_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str

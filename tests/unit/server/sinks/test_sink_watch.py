@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 from potluck.common.monitoring.instruments import Instruments
 from potluck.common.monitoring.metric_labels import MeasuredParty
 from potluck.server.sinks.sink_job import sink_jobs
+from potluck.server.sinks.sink_process import SinkReport
 from potluck.server.sinks.sink_watch import SinkProcess
 
 
@@ -38,6 +39,29 @@ async def test_a_line_that_is_too_long_ends_the_process_and_not_the_watch(
     monkeypatch.setattr(sys, "executable", str(talking))
     reason = await first_reason(tmp_path)
     assert reason == "its process wrote what is no report, and was killed"
+
+
+async def test_what_a_report_does_not_say_stays_as_it_was(tmp_path: Path) -> None:
+    [job] = sink_jobs({"csv": {}}, database="sqlite:///x", state_directory=tmp_path)
+    instruments = Instruments(MeasuredParty.COORDINATOR)
+    sink = SinkProcess(job, instruments)
+    with capture_logs() as logs:
+        for line in (
+            {"behind": 3},
+            {"trouble": "the database is away"},
+            {"behind": 2, "unreadable": "run ab12: odd"},
+            {"behind": 2, "unreadable": "run ab12: odd"},
+        ):
+            sink._take(SinkReport.model_validate({"ended": True, **line}))
+            shown = instruments.exposition().decode()
+            behind = line.get("behind", 3)
+            assert f'potluck_sink_behind_rounds{{sink="csv"}} {behind}.0' in shown
+            assert f'potluck_sink_up{{sink="csv"}} {float("trouble" not in line)}' in shown
+    assert [(each["log_level"], each.get("reason")) for each in logs] == [
+        ("warning", "the database is away"),
+        ("info", None),
+        ("error", "run ab12: odd"),
+    ]
 
 
 async def test_a_folder_that_can_not_be_made_is_named(tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ class CsvFiles(Sink):
     Lines are appended; where a round brings a new column, the file is written anew.
     """
 
+    alone_in = "folder"
+
     def __init__(self, *, folder: str = ".") -> None:
         """folder: of the files; made if it is missing."""
         self._folder = Path(folder)
@@ -69,6 +71,7 @@ class ParquetFiles(Sink):
     Parquet can't be appended to, so the file is written anew for news, every few seconds at most.
     """
 
+    alone_in = "folder"
     library = "pyarrow"
     extra = "potluck[parquet]"
 

@@ -24,6 +24,7 @@ class TensorBoard(Sink):
     before the next one is appended.
     """
 
+    alone_in = "folder"
     library = "tensorboard"
     extra = "potluck[tensorboard]"
 

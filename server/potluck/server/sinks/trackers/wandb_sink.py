@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from potluck.common.tensors.digest import digest_of
 from potluck.server.sink import Sink, TrackedRound, TrackedRun
 
-_DRAFT: Final = "draft"
 _ABOUT: Final = "potluck.json"
 """In each folder: whose rounds are in it, and which."""
 
@@ -24,6 +24,7 @@ class Wandb(Sink):
     its name once it is whole.
     """
 
+    alone_in = "folder"
     library = "wandb"
     extra = "potluck[wandb]"
 
@@ -36,12 +37,14 @@ class Wandb(Sink):
         self._project = project
         self._entity = entity
         self._rounds = rounds
+        # Another coordinator may record to this folder too; no two work in the same place.
+        self._draft = self._folder / f"draft-{digest_of(str(Path.cwd()).encode())[:12]}"
         self._held: dict[str, list[TrackedRound]] = {}
 
     def open(self, run: TrackedRun) -> int:
         """The last round in a folder of the run's; a folder that is not whole is removed."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(self._folder / _DRAFT, ignore_errors=True)
+        shutil.rmtree(self._draft, ignore_errors=True)
         self._held[run.run_id] = []
         found = [json.loads(path.read_text()) for path in self._folder.glob(f"*/{_ABOUT}")]
         return max((each["last"] for each in found if each["run"] == run.run_id), default=0)
@@ -69,7 +72,7 @@ class Wandb(Sink):
     def _write(self, run: TrackedRun, rounds: Sequence[TrackedRound]) -> None:
         import wandb
 
-        draft = self._folder / _DRAFT
+        draft = self._draft
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir()
         quiet = wandb.Settings(

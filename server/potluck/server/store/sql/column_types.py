@@ -158,7 +158,7 @@ class Reader(Generic[Record]):
         for column, decode in self._decoders.items():
             try:
                 values[column] = decode(values[column])
-            except ValueError as error:  # json.JSONDecodeError and ValidationError are ones
+            except (ValueError, TypeError) as error:  # json.JSONDecodeError is a ValueError
                 raise self._corrupt(row, column, str(error)) from error
         try:
             return self._adapter.validate_python(values)

@@ -17,7 +17,11 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
 from potluck.common.errors import ConfigurationError, StorageError
 from potluck.server.store.sql.column_types import CorruptRowError
-from potluck.server.store.sql.failures import DatabaseAwayError, storage_error
+from potluck.server.store.sql.failures import (
+    DatabaseAwayError,
+    UnreadableRowError,
+    storage_error,
+)
 
 T = TypeVar("T")
 
@@ -83,7 +87,7 @@ class Database:
                 yield connection
                 number = _transaction_number(connection)
         except CorruptRowError as error:
-            raise StorageError(
+            raise UnreadableRowError(
                 f"{self.name}: {error}; restore the database from a backup", database=self.name
             ) from error
         # SQLAlchemy lets through what drivers say of numbers wider than 64 bits and of text that

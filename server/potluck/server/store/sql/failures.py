@@ -48,6 +48,10 @@ class DatabaseAwayError(StorageError):
     """The database can't be reached now, and nothing has changed in it; waiting may help."""
 
 
+class UnreadableRowError(StorageError):
+    """A row is damaged; others can be read."""
+
+
 def storage_error(error: Exception, database: str) -> StorageError:
     """The one line for an error of SQLAlchemy or of a driver. database: as shown to people."""
     origin: BaseException = error
