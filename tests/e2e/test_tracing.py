@@ -30,7 +30,19 @@ async def test_a_round_is_one_trace_over_coordinator_and_hosts(tmp_path: Path) -
             run_id = await federation.start_run()
             await federation.finished(run_id)
             history = await federation.history(run_id)
-        spans = collector.spans  # all of them: who ends sends what is left
+            private = await federation.start_run('weighting="equal"', "rounds=2")
+            await federation.finished(private)
+        received = collector.spans  # all of them: who ends sends what is left
+    hidden = [each for each in received if each.attributes.get("potluck.run") == private]
+    [traced] = named(hidden, COORDINATOR, "round")
+    hidden += [each for each in received if each.trace == traced.trace and each not in hidden]
+    assert named(hidden, HOST, "train") == []
+    [training] = named(hidden, COORDINATOR, "train")
+    alike = named(hidden, COORDINATOR, "client")
+    assert len(alike) == 4
+    # All end with the phase, one after the other on one thread.
+    assert training.end - min(each.end for each in alike) < 20_000_000
+    spans = [each for each in received if each not in hidden]
     [run] = named(spans, COORDINATOR, "run")
     rounds = named(spans, COORDINATOR, "round")
     assert [each.attributes["potluck.round"] for each in rounds] == [2, 3]

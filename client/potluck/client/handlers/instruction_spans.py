@@ -1,4 +1,4 @@
-"""The spans of an instruction on its host: all of it, and each stage that it goes through."""
+"""The spans of a training on its host: all of it, and each stage that it goes through."""
 
 from __future__ import annotations
 
@@ -22,31 +22,25 @@ _EXACT: Final = (rpc.WEIGHTING_UNSPECIFIED, rpc.WEIGHTING_EXACT)
 
 
 class InstructionSpans:
-    """Spans of an instruction whose coordinator traces it. The worker's thread may call `enter`,
-    while nobody else does."""
+    """Spans of a training whose coordinator traces it. The worker's thread may call `enter`, while
+    nobody else does."""
 
     def __init__(self, tracer: Tracer, instruction: rpc.Instruction, parent: Span) -> None:
-        work = instruction.WhichOneof("work") or "work"
         about: dict[str, str | int | float] = {
             "potluck.run": instruction.run_id,
             "potluck.round": instruction.round,
             "potluck.client": instruction.client_id,
         }
         self._tracer = tracer
-        self._whole = tracer.begin(work, about, parent=parent)
+        self._whole = tracer.begin("train", about, parent=parent)
         self._stage: Span | None = None
-        train = instruction.train
-        # How long a computation takes tells the number of samples; other work does not say how
-        # exactly that is told.
-        told = train.encoding != MASKED and train.weighting in _EXACT
-        self._shows_stages = work == "train" and told
 
     def enter(self, stage: InstructionStage) -> None:
         """The instruction is in this stage now."""
         if self._stage is not None:
             self._stage.end()
             self._stage = None
-        if stage in _NAMES and self._shows_stages:
+        if stage in _NAMES:
             self._stage = self._tracer.begin(_NAMES[stage], {}, parent=self._whole)
 
     def end(self, trouble: str) -> None:
@@ -61,8 +55,16 @@ class InstructionSpans:
 
 
 def spans_of(tracer: Tracer | None, instruction: rpc.Instruction) -> InstructionSpans | None:
-    """The spans of an instruction; None where this host or the coordinator does not trace."""
+    """The spans of a training; None where this host or the coordinator does not trace.
+
+    How long it takes tells the number of samples: none either where that is not told exactly, nor
+    of other work, which does not say how exactly it is told.
+    """
+    train = instruction.train
+    told = train.encoding != MASKED and train.weighting in _EXACT
     if tracer is None or not instruction.trace_parent:
+        return None
+    if not instruction.HasField("train") or not told:
         return None
     from potluck.common.tracing.exporting import read
 

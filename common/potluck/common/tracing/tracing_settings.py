@@ -16,7 +16,8 @@ class TracingSettings(Settings):
     endpoint: str = Field(
         default="",
         description="A collector that takes OTLP over gRPC, http://HOST:PORT or https://HOST:PORT;\n"
-        "empty: no traces. It learns how long each client took.",
+        "empty: no traces. It learns how long clients take to train, where a run tells how many\n"
+        "samples they have.",
     )
     authority: Path | None = Field(
         default=None,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from potluck.common.disclosure import Weighting
 from potluck.common.errors import (
     NotFoundError,
     PotluckError,
@@ -108,7 +109,7 @@ class RunsUnderWay:
             trust=self._trust,
             sums=self.sums,
             observer=observer,
-            spans=None if self._tracer is None else RunSpans(self._tracer, row),
+            spans=None if self._tracer is None else _spans(self._tracer, row, plan),
         )
         observer.began(row)
         self._tidying.begin(run_id, row.committed_rounds)
@@ -266,6 +267,13 @@ class RunsUnderWay:
 
     def _files_in_use(self) -> set[str]:
         return set[str]().union(*(driver.files_in_use() for driver in self._drivers.values()))
+
+
+def _spans(tracer: Tracer, row: RunRow, plan: RunPlan) -> RunSpans:
+    """The spans of a run. How long a client trains tells how many samples it has, and is no more
+    for a collector than that number is for the coordinator."""
+    exact = plan.run_file.weighting is Weighting.EXACT
+    return RunSpans(tracer, row, alike=plan.run_file.secure_aggregation or not exact)
 
 
 def _find_or_add(store: Store, *, run: NewRun, initial: str) -> RunRow:

@@ -8,6 +8,9 @@ have more spans than a collector likes in one trace.
            ├─ reduce
            ├─ evaluate
            └─ commit
+
+How long a training takes tells how many samples a client has. Where a run does not tell that
+exactly, the spans of its clients all end with the phase in which they train, and hosts have none.
 """
 
 from __future__ import annotations
@@ -39,7 +42,8 @@ _WRONG: Final = {MemberState.LOST, MemberState.FAILED, MemberState.LATE}
 class RunSpans:
     """Spans of a run that is driven; those open when it is not any more end with `close`."""
 
-    def __init__(self, tracer: Tracer, row: RunRow) -> None:
+    def __init__(self, tracer: Tracer, row: RunRow, *, alike: bool = False) -> None:
+        """alike: whether no client's span may tell how long it trained."""
         self._tracer = tracer
         self._about = {"potluck.run": row.run_id, "potluck.run.name": row.name}
         self._run = tracer.begin(
@@ -51,6 +55,8 @@ class RunSpans:
         self._round: Span | None = None
         self._part: Span | None = None
         self._clients: dict[str, Span] = {}
+        self._alike = alike
+        self._troubles: dict[str, str] = {}
 
     def noted(
         self,
@@ -80,7 +86,7 @@ class RunSpans:
     def context_of(self, client: str) -> str:
         """The parent of what a client's host does, as text; empty for none."""
         span = self._clients.get(client)
-        if span is None:
+        if span is None or self._alike:
             return ""
         from potluck.common.tracing.exporting import written
 
@@ -112,13 +118,20 @@ class RunSpans:
             self._clients[client] = self._tracer.begin("client", about, parent=self._part)
 
     def _end_client(self, client: str, trouble: str = "") -> None:
+        if not self._alike:
+            self._let_go(client, trouble)
+        elif client in self._clients:
+            self._troubles.setdefault(client, trouble)
+
+    def _let_go(self, client: str, trouble: str) -> None:
         span = self._clients.pop(client, None)
         if span is not None:
             self._end(span, trouble)
 
     def _end_part(self) -> None:
         for client in list(self._clients):
-            self._end_client(client)
+            self._let_go(client, self._troubles.get(client, ""))
+        self._troubles = {}
         if self._part is not None:
             self._part.end()
             self._part = None

@@ -1,4 +1,4 @@
-"""What a host's spans show of an instruction: no stages where they would tell a secret."""
+"""What a host's spans show of an instruction: nothing where they would tell a secret."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ STAGES = ["compute", "download"]
     [
         ({"train": rpc.Train()}, [*STAGES, "train"]),
         ({"train": rpc.Train(weighting=rpc.WEIGHTING_EXACT)}, [*STAGES, "train"]),
-        ({"train": rpc.Train(weighting=rpc.WEIGHTING_BUCKETED)}, ["train"]),
-        ({"train": rpc.Train(weighting=rpc.WEIGHTING_EQUAL)}, ["train"]),
-        ({"train": rpc.Train(encoding=MASKED)}, ["train"]),
-        ({"evaluate": rpc.Evaluate()}, ["evaluate"]),
+        ({"train": rpc.Train(weighting=rpc.WEIGHTING_BUCKETED)}, []),
+        ({"train": rpc.Train(weighting=rpc.WEIGHTING_EQUAL)}, []),
+        ({"train": rpc.Train(encoding=MASKED)}, []),
+        ({"evaluate": rpc.Evaluate()}, []),
     ],
 )
-def test_stages_are_shown_where_the_number_of_samples_is_told_exactly(
+def test_a_training_is_shown_where_the_number_of_samples_is_told_exactly(
     work: dict[str, rpc.Train | rpc.Evaluate], shown: list[str]
 ) -> None:
     with running_collector() as collector:
@@ -38,10 +38,10 @@ def test_stages_are_shown_where_the_number_of_samples_is_told_exactly(
             getattr(instruction, name).CopyFrom(value)
         spans = spans_of(tracer, instruction)
         assert tracer is not None
-        assert spans is not None
-        for stage in (InstructionStage.DOWNLOADING, InstructionStage.COMPUTING):
-            spans.enter(stage)
-        spans.end("")
+        if spans is not None:
+            for stage in (InstructionStage.DOWNLOADING, InstructionStage.COMPUTING):
+                spans.enter(stage)
+            spans.end("")
         tracer.close()
     assert sorted(each.name for each in collector.spans) == shown
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 
 from support.collector import running_collector
@@ -22,6 +23,35 @@ ROW = RunRow(
     committed_rounds=0,
     model_blake3=None,
 )
+
+
+def test_no_span_of_a_client_tells_how_long_it_trained_where_all_are_alike() -> None:
+    with running_collector() as collector:
+        settings = TracingSettings(endpoint=f"http://127.0.0.1:{collector.port}")
+        tracer = open_tracer(settings, "potluck-coordinator")
+        assert tracer is not None
+        spans = RunSpans(tracer, ROW, alike=True)
+        for attempt in (1, 2):
+            key = (1, attempt)
+            chosen = [rounds.Train(client) for client in "abc"]
+            spans.noted(rounds.Selected(("a", "b", "c")), chosen, Phase.TRAINING, key)
+            assert spans.context_of("a") == ""
+            spans.noted(rounds.UpdateArrived("a"), [], Phase.TRAINING, key)
+            lost = rounds.MarkMember(1, attempt, "b", MemberState.LOST, "gone")
+            failing = [lost] if attempt == 1 else []
+            spans.noted(rounds.Left(("b",)), failing, Phase.TRAINING, key)
+            last = time.time_ns()
+            spans.noted(rounds.UpdateArrived("c"), [], Phase.REDUCING, key)
+            spans.noted(rounds.UpdateArrived("c"), [*failing], Phase.COMMITTING, key)
+        spans.close()
+        tracer.close()
+    clients = [each for each in collector.spans if each.name == "client"]
+    [second] = [each for each in collector.spans if each.attributes.get("potluck.attempt") == 2]
+    of_second = [each for each in clients if each.trace == second.trace]
+    assert len(of_second) == 3
+    assert all(each.end >= last for each in of_second)
+    failed = [each.attributes["potluck.client"] for each in clients if each.failed]
+    assert failed == ["b"]  # in the first attempt
 
 
 def test_an_attempt_that_is_given_up_ends_with_the_reason() -> None:
