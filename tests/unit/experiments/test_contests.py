@@ -21,7 +21,7 @@ from potluck.experiments.grid.definition import ExperimentFile, merged
 from potluck.experiments.grid.grid_cells import cells_of
 from potluck.experiments.grid.label_mix import LabelMixes, traits_of
 from potluck.experiments.grid.results import Before, CellResult, RoundResult, Timings
-from potluck.experiments.reports.contests import EQUAL, LAST, contests_of, ranked_readings
+from potluck.experiments.reports.contests import EQUAL, LAST, contests_of, ranked_readings, together
 from potluck.experiments.reports.differences import (
     difference_table,
     differences,
@@ -367,14 +367,27 @@ def test_arms_are_told_apart_from_the_baseline_or_not() -> None:
     assert not told["round-robin"].told_apart
     assert differences(contests[0], "nobody", "accuracy", LAST) == {}
     table = difference_table(PLAN.reading, contests, "accuracy", LAST)
-    assert table[0] == "| selection | noise | drop-outs |"
+    assert table[0] == "| selection | noise | drop-outs | all settings |"
     assert table[2].startswith("| flash | **+0.20")
-    assert "| accuracy, last | 1 better, 0 worse | 1 better, 0 worse |" in told_apart_table(
+    assert "| accuracy, last |" + 3 * " 1 better, 0 worse |" in told_apart_table(
         PLAN.reading, contests
     )
     without = PLAN.model_copy(update={"reading": PLAN.reading.model_copy(update={"baseline": {}})})
     assert told_apart_table(without.reading, contests) == []
     assert difference_table(without.reading, contests, "accuracy", LAST) == []
+
+
+def test_all_contests_together_are_means_by_seed() -> None:
+    found = [*results(), cell("uniform", "drop-outs", 2)]
+    contests = contests_of(summarise(PLAN, found, missing=0))
+    whole = together(contests)
+    assert whole is not None
+    [uniform, *_] = whole.arms
+    last = [each.arms[0].readings["accuracy", LAST] for each in contests]
+    assert uniform.readings["accuracy", LAST] == {
+        seed: (last[0][seed] + last[1][seed]) / 2 for seed in ("0", "1")
+    }
+    assert together(contests[:1]) is None
 
 
 def test_heat_maps_have_a_row_for_each_arm() -> None:
@@ -384,7 +397,7 @@ def test_heat_maps_have_a_row_for_each_arm() -> None:
     assert list(pictures) == ["accuracy", "worst_tenth", "picks"]
     assert all(each.startswith(b"\x89PNG") for each in pictures.values())
     shown = measure_panel(summary, contests, "accuracy", LAST)
-    assert shown.columns == ["noise", "drop-outs"]
+    assert shown.columns == ["noise", "drop-outs", "all settings"]
     assert shown.texts["flash", "noise"] == "90"
     assert shown.colours["flash", "noise"] == pytest.approx(0.2 / 0.3)
     assert ("uniform", "noise") not in shown.colours

@@ -117,7 +117,8 @@ def contest_notes() -> Iterator[str]:
     yield (
         "An arm is told apart from the baseline of its contest where p is below 5 % in a paired t "
         "test over seeds, as Holm corrects it for all arms of that contest; each reading is a "
-        "family of tests by itself. Intervals are of 95 % each, and not corrected."
+        "family of tests by itself. `all settings` compares the means over all settings, by seed: "
+        "it holds for these settings, not for others. Intervals are of 95 % each, uncorrected."
     )
     yield (
         "Mean ranks: 1 is the best; whoever had no evaluation by then is last. Arms whose mean "

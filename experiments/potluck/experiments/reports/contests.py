@@ -78,6 +78,34 @@ def contests_of(summary: Summary) -> list[Contest]:
     return [_contest(dict(where), arms, axis, reading) for where, arms in grouped.items()]
 
 
+ALL = "all settings"
+
+
+def together(contests: Sequence[Contest]) -> Contest | None:
+    """All contests as one: each reading of an arm is, by seed, its mean over the contests. None for
+    fewer than two. Only arms and seeds that all contests have; nothing of picks."""
+    if len(contests) < 2:
+        return None
+    by_name = [{arm.name: arm for arm in each.arms} for each in contests]
+    arms: list[Competitor] = []
+    for name, first in by_name[0].items():
+        if not all(name in each for each in by_name):
+            continue
+        same = [each[name] for each in by_name]
+        readings: dict[tuple[str, str], Values] = {}
+        for key, values in first.readings.items():
+            of_all = [arm.readings.get(key, {}) for arm in same]
+            readings[key] = {
+                seed: mean([values[seed] for values in of_all])
+                for seed in values
+                if all(seed in each for each in of_all)
+            }
+        arms.append(
+            Competitor(name=name, readings=readings, best_round=math.nan, picks=(), leanings={})
+        )
+    return Contest(where={"": ALL}, arms=arms, budgets={})
+
+
 def measures_of(reading: Reading) -> list[str]:
     """What competing arms are read for, the main measure first."""
     return list(dict.fromkeys([reading.metric, *reading.also]))

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from potluck.experiments.grid.definition import Reading
-from potluck.experiments.reports.contests import BEST, EQUAL, LAST, Contest, measures_of
+from potluck.experiments.reports.contests import BEST, EQUAL, LAST, Contest, measures_of, together
 from potluck.experiments.reports.experiment_summary import PairedTest, paired_test
 from potluck.experiments.reports.ranks import LEVEL, holm
 from potluck.experiments.reports.tables import line, rule
@@ -59,8 +59,10 @@ def differences(
 def difference_table(
     reading: Reading, contests: Sequence[Contest], measure: str, name: str
 ) -> list[str]:
-    """A row for each arm, a column for each contest: the mean difference to the baseline and its
-    95 % interval, bold where it is told apart. name: of the reading. Empty without a baseline."""
+    """A row for each arm, a column for each contest and one for all together: the mean difference
+    to the baseline and its 95 % interval, bold where it is told apart. name: of the reading. Empty
+    without a baseline."""
+    contests = with_all(contests)
     columns = [differences(each, baseline_of(reading), measure, name) for each in contests]
     arms = list(dict.fromkeys(arm for column in columns for arm in column))
     if not arms:
@@ -71,8 +73,10 @@ def difference_table(
 
 
 def told_apart_table(reading: Reading, contests: Sequence[Contest]) -> list[str]:
-    """A row for each measure and reading, a column for each contest: how many arms are better than
-    the baseline and how many are worse, of those told apart. Empty without a baseline."""
+    """A row for each measure and reading, a column for each contest and one for all together: how
+    many arms are better than the baseline and how many are worse, of those told apart. Empty
+    without a baseline."""
+    contests = with_all(contests)
     base = baseline_of(reading)
     rows: list[list[str]] = []
     for measure in measures_of(reading):
@@ -85,6 +89,12 @@ def told_apart_table(reading: Reading, contests: Sequence[Contest]) -> list[str]
         return []
     heads = ["told apart from the baseline", *(contest.column for contest in contests)]
     return [line(heads), rule(1, len(contests)), *(line(row) for row in rows)]
+
+
+def with_all(contests: Sequence[Contest]) -> list[Contest]:
+    """The contests, and all of them together where there are several."""
+    whole = together(contests)
+    return list(contests) if whole is None else [*contests, whole]
 
 
 def _readings(contest: Contest, measure: str) -> list[str]:

@@ -18,7 +18,7 @@ from potluck.experiments.reports.contests import (
     RankedReading,
     measures_of,
 )
-from potluck.experiments.reports.differences import baseline_of, differences
+from potluck.experiments.reports.differences import baseline_of, differences, with_all
 from potluck.experiments.reports.experiment_summary import Summary
 from potluck.experiments.reports.plots import png
 from potluck.experiments.reports.rank_plot import first_ranks
@@ -78,7 +78,9 @@ def measure_panel(
     summary: Summary, contests: Sequence[Contest], measure: str, reading: str
 ) -> Panel:
     """A measure in percent (a loss as it is), coloured by its difference to the baseline: blue is
-    better, the full colour is 0.3. Bold is what is told apart from the baseline."""
+    better, the full colour is 0.3. Bold is what is told apart from the baseline. The last column is
+    of all contests together."""
+    contests = with_all(contests)
     sign = -1.0 if measure == "loss" else 1.0
     base = baseline_of(summary.experiment.reading)
     colours: dict[tuple[str, str], float] = {}
