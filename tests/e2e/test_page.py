@@ -136,6 +136,8 @@ async def test_a_run_from_the_list_down_to_why_a_client_was_chosen(
         await expect(live.get_by_role("row", name="client-2")).to_contain_text("entropy +0.41 bit")
         await expect(live.get_by_role("row", name="client-2")).to_contain_text("straggler")
         await expect(live.get_by_role("row", name="client-3")).to_contain_text("host-0 went away")
+        meter = live.get_by_role("progressbar", name="Progress of client-2")
+        await expect(meter).to_have_attribute("aria-valuenow", "25")
         await expect(live.get_by_role("listitem")).to_have_text(
             ["1 training", "2 update received", "1 lost", "1 straggler"]
         )
@@ -348,6 +350,86 @@ async def test_trouble_is_said_in_words_and_passes_by_itself(
         await expect(tab.page.locator("#connection-trouble")).to_contain_text(
             "Start potluck page again"
         )
+
+
+async def test_pictures_are_read_with_the_mouse_and_rounds_searched(
+    browser: Browser, server: OpenPage, service: FakeOperatorService
+) -> None:
+    many = [member(number, TRAINING) for number in range(50)]
+    service.watches = [
+        [status(committed=2), *history(clients=50), progress(3, "train", *many)],
+        [status(committed=2), *history(clients=50)],
+    ]
+    service.epsilons = {"client-3": 3.0}
+    async with opened_tab(browser, server.address) as tab:
+        page = tab.page
+        await page.keyboard.press("Tab")
+        await page.keyboard.press("Enter")  # the link that skips to the content
+        await expect(page.locator("#content")).to_be_focused()
+        await tab.go(RUN_PATH)
+        live = page.get_by_role("region", name="Round 3")
+        await expect(live.get_by_role("img", name="50 clients: 50 training")).to_be_visible()
+        await live.get_by_role("button", name="Show all 50 clients").click()
+        await expect(live.get_by_role("row")).to_have_count(51)
+        await live.get_by_role("button", name="Show the noteworthy only").click()
+        await expect(live.get_by_role("row")).to_have_count(16)
+
+        curve = page.get_by_role("img", name="accuracy from 55.0 % to 80.0 % in round 2")
+        await curve.hover(position={"x": 60, "y": 60})
+        await expect(page.get_by_role("region", name="Measures")).to_contain_text("Round 1: acc")
+        traffic = page.get_by_role("region", name="Time and traffic")
+        await traffic.get_by_role("img", name="down").focus()
+        await page.keyboard.press("End")
+        await expect(traffic).to_contain_text("Round 2: down 1.2 MB · up 800 kB")
+
+        picks = page.get_by_role("region", name="Who was picked")
+        await picks.get_by_role("img", name="Picks of 50 clients").click(
+            position={"x": 300, "y": 30}
+        )
+        dialog = page.get_by_role("dialog")
+        await expect(dialog.get_by_role("row")).to_have_count(51)
+        await dialog.get_by_label("Find a client or a reason").fill("client-49")
+        await expect(dialog.get_by_role("row")).to_have_count(2)
+        await page.mouse.click(5, 5)  # beside it
+        await expect(dialog).to_have_count(0)
+        mix = page.get_by_role("region", name="Labels of the cohorts")
+        await mix.get_by_role("img", name="Label mix of 2 cohorts").hover(
+            position={"x": 9, "y": 30}
+        )
+        await expect(mix.get_by_role("status")).to_contain_text("Round 1: entropy")
+        await mix.get_by_text("as a table").click()
+        await expect(mix.get_by_role("row")).to_have_count(3)
+
+        privacy = page.get_by_role("region", name="Privacy spent")
+        strip = privacy.get_by_role("img", name="Privacy loss of clients, from 1.000 to 3.000")
+        await expect(strip).to_be_visible()
+        await privacy.get_by_text("Privacy by client, as a table").click()
+        await expect(privacy.get_by_role("row").nth(1)).to_contain_text("client-3")
+        for scheme, ground in (("dark", "rgb(19, 20, 18)"), ("light", "rgb(248, 247, 244)")):
+            await page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]  # one of its words
+            assert await page.evaluate("getComputedStyle(document.body).backgroundColor") == ground
+        assert tab.complaints == []
+
+
+async def test_what_is_refused_or_empty_says_what_to_do(
+    browser: Browser, server: OpenPage, service: FakeOperatorService
+) -> None:
+    service.missing = RUN_ID
+    async with opened_tab(browser, server.address, width=390) as tab:
+        page = tab.page
+        main = page.get_by_role("main")
+        await tab.go("/elsewhere")
+        await expect(main.get_by_role("heading", name="There is no such view")).to_be_visible()
+        await main.get_by_role("link", name="All runs").click()
+        await expect(main.get_by_role("link", name="tea")).to_be_visible()
+        await tab.go("/compare?run=a")
+        await expect(main).to_contain_text("choose from 2 to 6 runs to compare")
+        await main.get_by_role("link", name="Choose runs").click()
+        service.runs = []
+        await expect(main.get_by_role("heading", name="No runs yet")).to_be_visible()
+        await main.get_by_role("link", name="Start the first run").click()
+        await expect(page.get_by_role("textbox", name="Run file")).to_be_visible()
+        assert await fits(page)
 
 
 async def test_a_fault_and_too_many_windows_are_said_and_pass_by_themselves(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -130,7 +130,8 @@ class FakeOperatorService(OperatorServiceServicer):
     or, with `holds`, by nothing: the stream stays open.
     `missing` is the id of a run that it does not know. `unwatched` is set when a
     watcher has gone.
-    `model_breaks` are the offsets at which downloads break off, one per call.
+    `epsilons` are the privacy losses of clients' profiles, where they are not 1. `model_breaks` are
+    the offsets at which downloads break off, one per call.
     """
 
     runs: Sequence[operator_pb2.RunStatus] = ()
@@ -143,6 +144,7 @@ class FakeOperatorService(OperatorServiceServicer):
     model_breaks: list[int] = field(default_factory=list)
     origin: operator_pb2.ModelOrigin = field(default_factory=operator_pb2.ModelOrigin)
     profiles: Sequence[operator_pb2.ClientProfile] = ()
+    epsilons: Mapping[str, float] = field(default_factory=dict)
     watched: int = 0
     stopped: list[str] = field(default_factory=list)
     resumed: list[str] = field(default_factory=list)
@@ -252,7 +254,10 @@ class FakeOperatorService(OperatorServiceServicer):
         yield operator_pb2.AuditDisclosuresResponse(
             profiles=[
                 operator_pb2.AuditedProfile(
-                    client_id=each.client_id, signal="label_counts", data_epoch=1, epsilon=1.0
+                    client_id=each.client_id,
+                    signal="label_counts",
+                    data_epoch=1,
+                    epsilon=self.epsilons.get(each.client_id, 1.0),
                 )
                 for each in self.profiles
                 if each.label_counts

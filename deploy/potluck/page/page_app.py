@@ -97,6 +97,7 @@ class PageServer:
                 Route("/api/runs/{run}/stop", _answered(self._stop), methods=["POST"]),
                 Route("/api/runs/{run}/resume", _answered(self._resume), methods=["POST"]),
                 Mount("/static", StaticFiles(directory=STATIC)),
+                Route("/{path:path}", self._no_such_page),
             ],
             lifespan=self._lifespan,
         )
@@ -122,6 +123,10 @@ class PageServer:
 
     async def _page(self, _: Request) -> Response:
         return FileResponse(STATIC / "page.html", media_type="text/html")
+
+    async def _no_such_page(self, _: Request) -> Response:
+        """The page, which says so and leads back."""
+        return FileResponse(STATIC / "page.html", status_code=404, media_type="text/html")
 
     async def _events(self, request: Request) -> Response:
         run_id = request.query_params.get("run")

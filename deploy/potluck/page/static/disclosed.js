@@ -123,7 +123,16 @@ export function mixCard() {
 
   const resized = new ResizeObserver(redraw);
   resized.observe(place);
-  return { element, draw, close: () => resized.disconnect() };
+  const scheme = matchMedia("(prefers-color-scheme: dark)");
+  scheme.addEventListener("change", redraw);
+  return {
+    element,
+    draw,
+    close() {
+      resized.disconnect();
+      scheme.removeEventListener("change", redraw);
+    },
+  };
 }
 
 export function privacyCard() {

@@ -119,7 +119,7 @@ export function lineChart({ title, format, axis = format, fixed = null, height =
     const all = rounds();
     if (step === undefined || !all.length) return;
     event.preventDefault();
-    const place = at === null ? (step < 0 ? all.length - 1 : 0) : all.indexOf(at) + step;
+    const place = (at !== null ? all.indexOf(at) : step < 0 ? all.length : -1) + step;
     read(all[Math.min(Math.max(place, 0), all.length - 1)]);
   });
   const resized = new ResizeObserver(() => element.clientWidth !== width && redraw());
