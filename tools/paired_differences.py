@@ -1,0 +1,99 @@
+"""Each arm of an experiment less those before it, by seed: the tables of docs/reproduction.md.
+
+    .venv/bin/python tools/paired_differences.py experiments/flash-table.toml FOLDER --quick
+
+FOLDER holds the results of `potluck experiment`, finished or not. A report tests all arms against
+one baseline; here are all pairs, at their last evaluations, at their best, and at equal bytes and
+equal simulated seconds, with 95 % intervals of the mean difference. Nothing corrects for how many
+pairs there are. With --axis another axis than `reading.compared` is the one whose arms compete.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from potluck.experiments.grid.definition import ExperimentFile, load_experiment
+from potluck.experiments.grid.grid_cells import cells_of
+from potluck.experiments.grid.results import ResultsFolder
+from potluck.experiments.reports.contests import BEST, EQUAL, LAST, Contest, contests_of
+from potluck.experiments.reports.experiment_summary import Summary, paired_test, summarise
+from potluck.experiments.reports.readings import BUDGETS
+from potluck.experiments.reports.tables import line, rule
+
+READINGS = (LAST, BEST, *(EQUAL + name for name in BUDGETS if name != "rounds"))
+
+
+def main() -> None:
+    """Print a table for each contest and measure."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("file", type=Path, help="the experiment")
+    parser.add_argument("folder", type=Path, help="its results")
+    parser.add_argument("--quick", action="store_true", help="they are of the quick version")
+    parser.add_argument("--axis", help="the axis whose arms compete")
+    parser.add_argument("--measure", help="what arms are read for, instead of the file's metric")
+    options = parser.parse_args()
+    plan = load_experiment(options.file, quick=options.quick)
+    if options.axis:
+        reading = plan.reading.model_copy(update={"compared": options.axis})
+        plan = plan.model_copy(update={"reading": reading})
+    summary = summary_of(plan, options.file, options.folder)
+    for contest in contests_of(summary):
+        lines = pair_table(contest, options.measure or plan.reading.metric)
+        sys.stdout.write("\n".join([*lines, "", ""]))
+
+
+def summary_of(plan: ExperimentFile, source: Path, folder: Path) -> Summary:
+    """What is finished of an experiment."""
+    cells = cells_of(plan, hosts=plan.hosts, source=source)
+    results = ResultsFolder(folder).finished(cells)
+    done = [
+        results[cell.digest].model_copy(update={"labels": dict(cell.labels)})
+        for cell in cells
+        if cell.digest in results
+    ]
+    return summarise(plan, done, len(cells) - len(done))
+
+
+def pair_table(contest: Contest, measure: str) -> Iterator[str]:
+    """A row for each pair of arms, a column for each reading that both have."""
+    shown = [
+        reading
+        for reading in READINGS
+        if any(_known(arm.readings.get((measure, reading), {})) for arm in contest.arms)
+    ]
+    yield f"{contest.title or 'All'}: {measure}"
+    yield ""
+    yield line(["arms", *shown])
+    yield rule(1, len(shown))
+    for first, second in itertools.combinations(contest.arms, 2):
+        cells = [
+            difference(second.readings[measure, reading], first.readings[measure, reading])
+            for reading in shown
+        ]
+        yield line([f"{second.name} − {first.name}", *cells])
+
+
+def difference(first: Mapping[str, float], second: Mapping[str, float]) -> str:
+    """The mean difference with its interval and p, and of how many pairs it is."""
+    test = paired_test(first, second)
+    if test is None or math.isnan(test.difference):
+        return "–"
+    if test.low is None or test.p is None:
+        return f"{test.difference:+.4f} ({test.pairs})"
+    interval = f"[{test.low:+.4f}, {test.high:+.4f}]"
+    return f"{test.difference:+.4f} {interval} p {test.p:.2g} ({test.pairs})"
+
+
+def _known(values: Mapping[str, float]) -> bool:
+    return any(not math.isnan(each) for each in values.values())
+
+
+if __name__ == "__main__":
+    main()
