@@ -165,12 +165,21 @@ def test_what_a_strategy_sends_beside_the_model_is_paid_by_who_trains(tmp_path: 
 
 def test_an_equal_budget_is_what_the_cheapest_spent() -> None:
     thrifty, asking = cell(), cell(downloads=4)
-    budget = common_budget([thrifty, asking], spent_bytes)
+    budget = common_budget([thrifty, asking], spent_bytes, "accuracy")
     assert budget == 750
     assert within(thrifty, spent_bytes, budget, "accuracy", 1) == 0.6
     assert within(asking, spent_bytes, budget, "accuracy", 1) == 0.5, "one round costs it 450"
     assert math.isnan(within(asking, spent_bytes, 100, "accuracy", 1))
-    assert common_budget([thrifty, cell(seconds=None)], spent_seconds) is None
+    assert common_budget([thrifty, cell(seconds=None)], spent_seconds, "accuracy") is None
+
+
+def test_who_is_done_before_others_are_evaluated_keeps_its_result() -> None:
+    quick = cell(seconds=2.0)
+    slow = cell(accuracies=(None, 0.3, 0.4), seconds=10.0)
+    budget = common_budget([quick, slow], spent_seconds, "accuracy")
+    assert budget == 20.0, "of 6 and 30 seconds; the slow one is evaluated after 20"
+    assert within(quick, spent_seconds, budget, "accuracy", 1) == 0.6
+    assert within(slow, spent_seconds, budget, "accuracy", 1) == 0.3
 
 
 def test_evenness_is_one_less_the_gini_coefficient() -> None:

@@ -30,6 +30,7 @@ from potluck.experiments.reports.plots import (
     held,
     included_matrix,
     metric_figure,
+    plot_metric,
     raster_figure,
 )
 from potluck.experiments.reports.readings import reached, reading_of
@@ -334,7 +335,8 @@ def test_tidy_tables_hold_no_times(tmp_path: Path) -> None:
 
 def test_the_report_is_one_page_that_trusts_nobodys_text() -> None:
     plan = experiment(title="<script>alert(1)</script>")
-    page = html(summarise(plan, results(), missing=0))
+    summary = summarise(plan, results(), missing=0)
+    page = html(summary, {"metric": plot_metric(summary)})
     assert "<script>" not in page
     assert page.count("data:image/png;base64,") == 3
     assert "http" not in page.replace("data:", "")
@@ -346,7 +348,7 @@ def test_the_report_says_what_was_run_and_whether_it_was_quick() -> None:
     runs = "task digits · selectors uniform, dc · strategy fedavg · objective cross-entropy"
     assert origin(whole) == f"{runs} · 2 rounds · Potluck 0.1.0"
     assert origin(quick).startswith(origin(whole))
-    for page in (markdown(quick), html(quick)):
+    for page in (markdown(quick), html(quick, {"metric": plot_metric(quick)})):
         assert origin(quick) in page
         assert "quick" in origin(quick)
     [first, *rest] = results()

@@ -102,7 +102,8 @@ def contest_notes() -> Iterator[str]:
     )
     yield (
         "At equal bytes and at equal simulated seconds each run is read as if it had stopped when "
-        "the cheapest arm of its seed was done, by the evaluations that it had until then. Bytes "
+        "the cheapest arm of its seed was done, by the evaluations that it had until then; or when "
+        "every arm had had one, where that was later. Bytes "
         "are those of clients that are machines of their own: a model for whoever trains or is "
         "asked about it, with what the strategy sends beside it, and the updates. What a run "
         "spends on pre-training counts, in bytes and in seconds. Answers are not counted, nor what "

@@ -117,7 +117,9 @@ def _contest(where: Mapping[str, str], arms: Sequence[Arm], axis: str, reading: 
         for cell in arm.cells:
             by_seed.setdefault(cell.labels[SEED], []).append(cell)
     limits = {
-        EQUAL + name: {seed: common_budget(cells, spent) for seed, cells in by_seed.items()}
+        EQUAL + name: {
+            seed: common_budget(cells, spent, reading.metric) for seed, cells in by_seed.items()
+        }
         for name, spent in BUDGETS.items()
     }
     known = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from jinja2 import Environment
@@ -13,10 +14,8 @@ from potluck.deploy.view.readable import readable_bytes, readable_seconds
 from potluck.experiments.reports.contest_tables import contest_notes, contest_sections
 from potluck.experiments.reports.contests import contests_of, ranked_readings
 from potluck.experiments.reports.experiment_summary import Costs, Summary
-from potluck.experiments.reports.heat_maps import heat_maps
 from potluck.experiments.reports.origin import origin
-from potluck.experiments.reports.plots import plot_entropy, plot_metric, plot_rasters
-from potluck.experiments.reports.rank_plot import plot_ranks
+from potluck.experiments.reports.plots import plot_entropy, plot_rasters
 from potluck.experiments.reports.tables import (
     comparison_table,
     metric_table,
@@ -99,21 +98,23 @@ _TABLE = """<div class="table"><table><thead><tr>
 Row = list[str]
 
 
-def write_report(summary: Summary, path: Path) -> None:
+def write_report(summary: Summary, path: Path, pictures: Mapping[str, bytes]) -> None:
     """Write the report of at least one finished cell. Raises StorageError."""
     try:
-        path.write_text(html(summary), encoding="utf-8")
+        path.write_text(html(summary, pictures), encoding="utf-8")
     except OSError as error:
         raise StorageError(f"can't write {path}: {error.strerror}", path=path) from None
 
 
-def html(summary: Summary) -> str:
-    """The page. All text from the experiment file is escaped."""
+def html(summary: Summary, pictures: Mapping[str, bytes]) -> str:
+    """The page. All text from the experiment file is escaped.
+
+    pictures: PNGs by name, `metric` and those of `contest_pictures`.
+    """
     environment = Environment(autoescape=True)
     experiment = summary.experiment
     contests = contests_of(summary)
     by_reading = ranked_readings(summary, contests)
-    ranks = plot_ranks(by_reading)
     environment.globals["table"] = _Tables(environment)
     return environment.from_string(_PAGE).render(
         title=experiment.title or experiment.name,
@@ -125,15 +126,16 @@ def html(summary: Summary) -> str:
         results=metric_table(summary),
         comparison=comparison_table(summary),
         costs=cost_table(summary),
-        metric=_embedded(plot_metric(summary)),
+        metric=_embedded(pictures["metric"]),
         entropy=_embedded(plot_entropy(summary)),
         rasters=_embedded(plot_rasters(summary)),
         maps={
             name: _embedded(picture)
-            for name, picture in heat_maps(summary, contests, by_reading).items()
+            for name, picture in pictures.items()
+            if name not in ("metric", "ranks")
         },
         sections=list(contest_sections(summary, contests, by_reading)),
-        ranks=None if ranks is None else _embedded(ranks),
+        ranks=_embedded(pictures["ranks"]) if "ranks" in pictures else None,
         notes=[*notes(summary), *(contest_notes() if contests else ())],
     )
 

@@ -98,11 +98,28 @@ BUDGETS: Mapping[str, Spent] = {
 }
 
 
-def common_budget(cells: Sequence[CellResult], spent: Spent) -> float | None:
-    """The most that all cells have spent: the least of their totals; None where one is unknown."""
+def common_budget(cells: Sequence[CellResult], spent: Spent, metric: str) -> float | None:
+    """What all cells are given: what the cheapest spent or, where that is more, what it took until
+    every one had been evaluated; None where a cell's costs are unknown.
+
+    The cheapest may be done before others have their first evaluation. It keeps its result then.
+    """
     totals = [spent(cell) for cell in cells]
-    known = [total[-1] for total in totals if total]
-    return min(known) if known and len(known) == len(totals) else None
+    known = [total for total in totals if total]
+    if not known or len(known) < len(totals):
+        return None
+    firsts = [
+        next(
+            (
+                cost
+                for each, cost in zip(cell.rounds, total, strict=True)
+                if getattr(each, metric) is not None
+            ),
+            0.0,
+        )
+        for cell, total in zip(cells, known, strict=True)
+    ]
+    return max(min(total[-1] for total in known), *firsts)
 
 
 def within(cell: CellResult, spent: Spent, budget: float, metric: str, last: int) -> float:

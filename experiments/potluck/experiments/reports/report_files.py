@@ -43,17 +43,21 @@ def write_report_files(
     write_tables(done, folder)
     text, page = report_text(summary), folder / "report.html"
     (folder / "report.md").write_text(text, encoding="utf-8")
-    contests = contests_of(summary)
-    if contests:
-        ranked_by = ranked_readings(summary, contests)
-        pictures = {"metric": plot_metric(summary), **heat_maps(summary, contests, ranked_by)}
-        ranks = plot_ranks(ranked_by)
-        if ranks is not None:
-            pictures["ranks"] = ranks
+    pictures = {"metric": plot_metric(summary), **contest_pictures(summary)}
+    if len(pictures) > 1:
         for name, picture in pictures.items():
             (folder / f"{name}.png").write_bytes(picture)
-    write_report(summary, page)
+    write_report(summary, page, pictures)
     return f"{text.rstrip()}\n\n{page}"
+
+
+def contest_pictures(summary: Summary) -> dict[str, bytes]:
+    """PNGs of arms that compete, by name; none where no axis is compared."""
+    contests = contests_of(summary)
+    ranked_by = ranked_readings(summary, contests)
+    ranks = plot_ranks(ranked_by)
+    found = heat_maps(summary, contests, ranked_by)
+    return found if ranks is None else {**found, "ranks": ranks}
 
 
 def report_text(summary: Summary) -> str:
