@@ -60,6 +60,12 @@ def _made(card: CardFacts) -> list[str]:
     return ["## What it is made with", "", *_table(("part", "as the run file names it"), rows)]
 
 
+_PUBLIC = (
+    "",
+    "The coordinator trained the model further in each round, on public samples of its own.",
+)
+
+
 def _clients(card: CardFacts) -> list[str]:
     clients = card.clients
     rows = [
@@ -81,6 +87,7 @@ def _clients(card: CardFacts) -> list[str]:
         "",
         f"{readable_count(len(clients), 'client')} on {readable_count(hosts, 'host')} took part.",
         "Samples and data epochs are what their hosts say.",
+        *(_PUBLIC if card.coordinator_trains else ()),
         "",
         *_table(heads, rows),
         *_more(len(clients), _SHOWN_CLIENTS),

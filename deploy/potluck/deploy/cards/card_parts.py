@@ -79,6 +79,10 @@ class CardFacts(CardPart):
     measures: dict[str, float] = Field(description="Of this model, by name.")
     units: dict[str, str] = Field(description="Of these measures, where they have one.")
     initial_model_blake3: str = Field(description="Of the model before round 1.")
+    coordinator_trains: bool | None = Field(
+        description="Whether the coordinator trained it further in each round, on public samples "
+        "of its own; null where the strategy is not installed where the card was written."
+    )
     kept_by_clients: list[str] = Field(description="Patterns of tensors that are not in the file.")
     rounds: list[CardRound]
     clients: list[CardClient]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import tomllib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from datetime import UTC
 from typing import Any
 
-from potluck.common.errors import NotFoundError
+from potluck.common.errors import NotFoundError, PluginError
 from potluck.common.net.protocol import SOFTWARE_VERSION
+from potluck.common.settings import plugins
 from potluck.deploy.cards.card_parts import CardClient, CardPrivacy, CardRound, CardSoftware
 from potluck.deploy.cards.model_card import ModelCard
 from potluck.deploy.operator.operator_client import OperatorClient
@@ -28,6 +29,7 @@ from potluck.deploy.view.client_disclosures import (
 )
 from potluck.deploy.view.readable import natural_order
 from potluck.rpc.v1 import operator_pb2
+from potluck.server.strategy import Strategy
 
 _TABLES = ("task", "model", "selector", "strategy", "objective", "training")
 
@@ -90,6 +92,7 @@ def make_card(
         measures=dict(sorted(measures.items())),
         units={name: units[name] for name in sorted(measures) if name in units},
         initial_model_blake3=status.initial_model_blake3,
+        coordinator_trains=_coordinator_trains(named["strategy"]),
         kept_by_clients=[str(pattern) for pattern in values.get("model", {}).get("keep", ())],
         rounds=[_round(each) for each in rounds],
         clients=_clients(rounds, spent),
@@ -105,6 +108,15 @@ def make_card(
         software=_software(rounds),
         run_file=run_file,
     )
+
+
+def _coordinator_trains(table: Mapping[str, object]) -> bool | None:
+    """Whether a strategy trains on the coordinator; None where it is not known here."""
+    options = {name: value for name, value in table.items() if name != "name"}
+    try:
+        return bool(plugins.create(Strategy, str(table["name"]), options).trains)
+    except PluginError:
+        return None
 
 
 async def _so_far(client: OperatorClient, run_id: str) -> RunView:

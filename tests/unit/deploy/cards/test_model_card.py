@@ -7,6 +7,7 @@ import tomllib
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pytest
 from support.operator_service import RUN_ID, member, status
 
 from potluck.deploy.cards.card_files import write_card
@@ -96,6 +97,18 @@ def test_a_card_names_model_cohorts_data_and_privacy() -> None:
     assert found.software.hosts == {"0.1.0": 1}
     assert [each.included for each in found.rounds] == [["client-1"], ["client-1"]]
     assert tomllib.loads(found.run_file)["rounds"] == 9
+
+
+@pytest.mark.parametrize(
+    ("strategy", "trains"),
+    [("feddf", True), ("fedavg", False), ("of-another-machine", None)],
+)
+def test_a_card_says_whether_the_coordinator_trained(strategy: str, trains: bool | None) -> None:
+    stands = status(RunState.RUN_STATE_FINISHED, committed=1, rounds=1).status
+    run_file = f'{RUN_FILE}[strategy]\nname = "{strategy}"\n'
+    found = make_card(stands, [committed(1)], run_file, [])
+    assert found.coordinator_trains is trains
+    assert ("The coordinator trained the model further" in found.markdown()) is (trains is True)
 
 
 def test_a_late_update_that_joined_is_part_of_the_model() -> None:
