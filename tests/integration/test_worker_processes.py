@@ -14,6 +14,9 @@ import pytest
 import pytest_asyncio
 from support.federation import Federation, crash_federation, set_values, until
 
+from potluck.client.training.processes.worker_count import BYTES_PER_WORKER
+from potluck.common.process.capacity import available_memory, available_processors
+
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 BATCHED = ("task.layered=true", "training.batched=true")
 
@@ -75,3 +78,13 @@ async def test_workers_end_with_their_host(federation: Federation) -> None:
     left = workers(federation)
     await federation.kill_host(0)
     await until(lambda: not any(Path("/proc", str(pid)).exists() for pid in left))
+
+
+async def test_a_host_counts_its_workers_itself(federation: Federation) -> None:
+    """After the test above, which has killed it."""
+    for path in federation.files.hosts:
+        set_values(path, {"workers": "auto"})
+    await federation.start_hosts()
+    count = min(available_processors(), available_memory() // BYTES_PER_WORKER, 6)
+    await until(lambda: len(workers(federation)) == (count if count > 1 else 0))
+    await federation.finished(await federation.start_run(*BATCHED))

@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -26,11 +27,13 @@ from potluck.client.disclosure.releases import Asker, Discloser
 from potluck.client.handlers.handler_context import HandlerContext
 from potluck.client.handlers.host_sums import HostSums
 from potluck.client.handlers.instruction_log import InstructionLog
+from potluck.client.handlers.measured_workers import MeasuredWorkers
 from potluck.client.handlers.training_groups import TrainingGroups
 from potluck.client.masking.sum_membership import SumMembership
 from potluck.client.masking.sum_sessions import SumSessions
 from potluck.client.training.processes.device_process import DeviceProcess, WorkerProcesses
 from potluck.client.training.processes.training_worker import DeviceTerms
+from potluck.client.training.processes.worker_count import workers_on_cpu
 from potluck.client.transfer.download import Downloads
 from potluck.client.transfer.link import Link
 from potluck.client.transfer.model_cache import ModelCache
@@ -122,7 +125,7 @@ class Agent:
         worker = Worker(
             *(device.make for device in devices), patience_seconds=config.patience_seconds
         )
-        trainers = self._trainers(worker, devices)
+        trainers, measured = self._trainers(worker, devices)
         budget = PrivacyBudget(self._state.path, config.disclosure, self._metrics)
         discloser = self._make_discloser(budget)
         instruction_log = InstructionLog()
@@ -150,6 +153,7 @@ class Agent:
             ),
             sums=SumSessions(policy=config.disclosure, membership=self._membership, budget=budget),
             metrics=self._metrics,
+            measured=measured,
             tracer=tracer,
         )
         instructions = Instructions(context, say=self._attending.say)
@@ -222,28 +226,50 @@ class Agent:
             data_directory=config.data_directory,
             model_modules=config.model_modules,
             availability=config.availability,
-            choices=config.choices_directory or self._state.choices,
+            choices=self._choices,
+            sharing=self._workers_on_each(),
             log_format=config.log_format,
             log_level=config.log_level,
         )
 
     def _trainers(
         self, worker: Worker[TrainingDevice], devices: Sequence[DeviceTerms]
-    ) -> Worker[Any]:
+    ) -> tuple[Worker[Any], MeasuredWorkers | None]:
         """Where clients are trained: in processes, the same number on each device, or in the
-        threads in which everything else is computed."""
+        threads in which everything else is computed. On GPUs their number may be measured yet."""
         processes = self._processes
         if processes is None:
-            return worker
-        count = max(1, processes.count // len(devices))
-        return Worker(
-            *(
-                partial(DeviceProcess, processes, device)
-                for _ in range(count)
-                for device in devices
-            ),
+            return worker, None
+        makes = [partial(DeviceProcess, processes, device) for device in devices]
+        measured = processes.most_on_gpu > 1 and self._device != "cpu"
+        trainers: Worker[Any] = Worker(
+            *makes * (1 if measured else self._workers_on_each()),
             patience_seconds=self._config.patience_seconds,
         )
+        if not measured:
+            return trainers, None
+        return trainers, MeasuredWorkers(
+            trainers,
+            makes,
+            devices=self._described_devices(),
+            most=processes.most_on_gpu,
+            choices=self._choices,
+        )
+
+    def _workers_on_each(self) -> int:
+        """Worker processes that each device has, or may come to have."""
+        processes = self._processes
+        if processes is None:
+            return 1
+        if processes.most_on_gpu == 1:
+            return max(1, processes.count // len(self._device.split(",")))
+        if self._device == "cpu":  # there is no GPU that torch can use
+            return workers_on_cpu(self._config)
+        return processes.most_on_gpu
+
+    @property
+    def _choices(self) -> Path:
+        return self._config.choices_directory or self._state.choices
 
     def _described_devices(self) -> str:
         if self._device == "cpu":

@@ -207,11 +207,11 @@ def _serve(config: ClientConfig) -> int:
     with Ending() as ending:
         from potluck.client.base.state_directory import StateDirectory
         from potluck.client.training.processes.device_process import worker_processes
-        from potluck.client.training.processes.worker_count import worker_count
+        from potluck.client.training.processes.worker_count import planned_workers
 
         # Forked before this process has threads that may hold a lock, and before it holds the state
         # directory: what holds it would be the workers' as well, and outlive a host that is killed.
-        with worker_processes(worker_count(config)) as processes:
+        with worker_processes(planned_workers(config)) as processes:
             state = StateDirectory(config.state_directory)
             try:
                 asyncio.run(_attend(config, state, ending, processes))

@@ -88,8 +88,9 @@ class ClientConfig(Settings):
     workers: int | Literal["auto"] = Field(
         default=1,
         description="Trainings that go on side by side on each device, each in a process of its\n"
-        "own; auto: one for each processor that `threads` leave, as far as memory goes, and one\n"
-        "for each GPU. For hosts with many clients, as in simulations.",
+        "own; auto: one for each processor that `threads` leave, as far as memory goes; on a GPU\n"
+        "no more than its memory is enough for, which the host's first training shows. For hosts\n"
+        "with many clients, as in simulations.",
     )
     choices_directory: Path | None = Field(
         default=None,

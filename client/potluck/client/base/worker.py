@@ -58,13 +58,20 @@ class Worker(Generic[Device]):
 
         `patience_seconds`: how long what was cancelled may go on.
         """
-        self.seats = len(makes)
+        self.seats = 0
         """Functions that run side by side."""
         self._patience_seconds = patience_seconds
-        self._threads = [_Thread(make) for make in makes]
+        self._threads: list[_Thread[Device]] = []
         self._idle: asyncio.Queue[_Thread[Device]] = asyncio.Queue()
-        for thread in self._threads:
+        self.add(*makes)
+
+    def add(self, *makes: Callable[[], Device]) -> None:
+        """More devices, each of which is made in a thread of its own, at once."""
+        for make in makes:
+            thread = _Thread(make)
+            self._threads.append(thread)
             self._idle.put_nowait(thread)
+        self.seats += len(makes)
 
     async def run(self, function: Callable[[Device], Result]) -> Result:
         """Call `function` with a device, the next that is free after all that was asked before.

@@ -137,6 +137,8 @@ async def _make_update(context: HandlerContext, active: ActiveInstruction) -> Ke
             spare=context.updates.spare.take,
             own=context.own_files.folder(instruction.run_id, instruction.client_id),
         )
+        if context.measured is not None:
+            await context.measured.settle(active, files)
         trained = await _train_together(context, active, files)
         context.metrics.trains(TrainingWay.ALONE if trained is None else TrainingWay.BATCHED)
         if trained is None:

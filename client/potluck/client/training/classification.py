@@ -16,6 +16,7 @@ import torch
 from potluck.client.objective import Objective
 from potluck.client.question import Question, QuestionContext
 from potluck.client.training.auxiliary_files import Arrays, corrected, sendable, write_kept
+from potluck.client.training.device_memory import memory_taken
 from potluck.client.training.lanes.group_training import (
     LaneOutcome,
     Trainee,
@@ -27,6 +28,7 @@ from potluck.client.training.lanes.group_training import (
 from potluck.client.training.lanes.lane_choice import LaneChoice, LaneChoices, measured, subject_of
 from potluck.client.training.lanes.lane_steps import LaneRules
 from potluck.client.training.personal.ditto import halves
+from potluck.client.training.processes.gpu_workers import TrainingMemory
 from potluck.client.training.samples.device_samples import DeviceSamples
 from potluck.client.training.samples.quotas import positions_within
 from potluck.client.training.samples.signals import interaction_matrix, label_counts
@@ -326,7 +328,7 @@ class Classification(TaskTraining):
             self._client_data(client_id).train, share, client_id
         )
         if self._on_device is None:
-            self._on_device = DeviceSamples(self._device)
+            self._on_device = DeviceSamples(self._device, sharing=self.loaded.sharing)
         training = self._on_device.of((client_id, share), training)
         positions = positions_within(
             training, work.quotas, classes=self.loaded.task.classes, seed=work.seed
@@ -345,6 +347,17 @@ class Classification(TaskTraining):
             self._optimizer = make_optimizer(parameters, settings, round_number=1)
             self._settings = settings
         return self._optimizer
+
+    def memory_of(
+        self, instruction: rpc.Instruction, files: ClientFiles, progress: TrainingProgress
+    ) -> TrainingMemory | None:
+        """Measured on a GPU; nothing of the training stays."""
+        if self._device.type != "cuda":
+            return None
+        return memory_taken(
+            self._device,
+            lambda: self._train_aside(instruction, instruction.train, files, progress),
+        )
 
     # Evaluation and questions -----------------------------------------------------------------
 

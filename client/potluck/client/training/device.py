@@ -41,6 +41,7 @@ from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 if TYPE_CHECKING:
     from potluck.client.training.classification import Classification
+    from potluck.client.training.processes.gpu_workers import TrainingMemory
 
 
 class TrainingDevice:
@@ -55,13 +56,14 @@ class TrainingDevice:
         model_modules: Sequence[str] = MODEL_MODULES,
         forecast: Forecast = always,
         choices: Path | None = None,
+        sharing: int = 1,
     ) -> None:
         """Must be called in the thread that works: the number of threads is set for that one.
 
         device: "cpu" or "cuda:N". `model_modules`: where models that a run file names are looked
         for. `forecast`: when clients are there. `choices`: where it is kept how clients of a
-        network are trained. Without torch, only tasks that bring trainers which
-        need none can be trained.
+        network are trained. `sharing`: processes that share the device. Without torch, only tasks
+        that bring trainers which need none can be trained.
         """
         if has_torch():
             import torch
@@ -69,7 +71,7 @@ class TrainingDevice:
             import potluck.client.training.classification  # noqa: F401  better now than later
 
             torch.set_num_threads(threads)
-        self._tasks = LoadedTasks(device, data_directory, model_modules, forecast, choices)
+        self._tasks = LoadedTasks(device, data_directory, model_modules, forecast, choices, sharing)
 
     def layout(self, plugin: rpc.Plugin) -> Layout:
         """The layout of a task's model. Raises PluginError, or LayoutError."""
@@ -93,6 +95,18 @@ class TrainingDevice:
         """Train clients in one batched step and write their updates; see `train_updates`."""
         training = self._tasks.of(members[0].instruction.train.task)
         return train_updates(training, members, companions)
+
+    def memory_of(
+        self,
+        instruction: rpc.Instruction,
+        files: ClientFiles,
+        *,
+        progress: Callable[[float], None],
+        cancelled: Callable[[], bool],
+    ) -> TrainingMemory | None:
+        """What a training takes of a GPU; see `TaskTraining`. Raises what `train` does."""
+        training = self._tasks.of(instruction.train.task)
+        return training.memory_of(instruction, files, TrainingProgress(progress, cancelled))
 
     def check(self, work: rpc.Train, layout: bytes) -> None:
         """Check that such a training could begin, on a model with that file header (if not empty).

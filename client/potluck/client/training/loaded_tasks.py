@@ -28,10 +28,11 @@ class LoadedTasks:
         model_modules: Sequence[str] = MODEL_MODULES,
         forecast: Forecast = always,
         choices: Path | None = None,
+        sharing: int = 1,
     ) -> None:
         """`model_modules`: where models that a run file names are looked for. `forecast`: when
-        clients are there. `choices`: see `LoadedTask`."""
-        self._choices = choices
+        clients are there. `choices`, `sharing`: see `LoadedTask`."""
+        self._choices, self._sharing = choices, sharing
         self._device, self._data_directory = device, data_directory
         self._model_modules, self._forecast = model_modules, forecast
         self._loaded: OrderedDict[tuple[str, str, str], TaskTraining] = OrderedDict()
@@ -64,6 +65,7 @@ class LoadedTasks:
             table,
             self._forecast,
             self._choices,
+            self._sharing,
         )
         if trainer is not None:
             return OwnTraining(loaded, trainer)

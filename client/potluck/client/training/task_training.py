@@ -39,6 +39,7 @@ from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 if TYPE_CHECKING:
     from potluck.client.training.auxiliary_files import ReceivedAuxiliaries
+    from potluck.client.training.processes.gpu_workers import TrainingMemory
 
 _CLIENTS_KEPT = 64
 
@@ -130,12 +131,14 @@ class LoadedTask:
         model_table: ModelTable | None = None,
         forecast: Forecast = always,
         choices: Path | None = None,
+        sharing: int = 1,
     ) -> None:
         """model_table: says which tensors of the model travel; by default all do. forecast: when
-        clients are there. choices: folder of the `LaneChoices`. Raises ConfigurationError where the
+        clients are there. choices: folder of the `LaneChoices`.
+        sharing: processes that share the device. Raises ConfigurationError where the
         others are not those of the run."""
         self.name, self.task, self.device = name, task, device
-        self.choices = choices
+        self.choices, self.sharing = choices, sharing
         self.forecast = forecast
         self._model_table, self._data_directory = model_table, data_directory
         self._parts = self._divided()
@@ -276,6 +279,16 @@ class TaskTraining(ABC):
                 keep_at=lambda purpose: folder / f"{purpose}.safetensors",
             )
             self.train(training, aside, progress)
+
+    def memory_of(
+        self,
+        instruction: rpc.Instruction,  # noqa: ARG002 - for those that can
+        files: ClientFiles,  # noqa: ARG002 - likewise
+        progress: TrainingProgress,  # noqa: ARG002 - likewise
+    ) -> TrainingMemory | None:
+        """What a training takes of a GPU, measured; None where it is not on one, or can't be done
+        without leaving anything behind."""
+        return None
 
     def set_weights(self, files: ClientFiles) -> None:
         """Give the model the weights in files."""

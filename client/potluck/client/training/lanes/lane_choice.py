@@ -8,11 +8,7 @@ begun.
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import os
 import platform
-import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,10 +16,9 @@ from typing import Final
 
 import structlog
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
 
-from potluck.client.base.state_directory import storage_error
 from potluck.client.objective import Objective
+from potluck.client.training.kept_choices import KeptChoice, keep_choice, read_choice
 from potluck.client.training.lanes.lane_network import LaneNetwork, stacked
 from potluck.client.training.lanes.lane_steps import ClientLane, LaneRules, train_lanes
 from potluck.client.training.steps.loop import TrainingContext, train
@@ -41,12 +36,9 @@ _SECONDS: Final = 0.05
 """As long a measurement may take, where the fewest steps do not take longer."""
 
 
-class LaneChoice(BaseModel):
-    """What was measured: seconds that a step takes for one client. subject: of what."""
+class LaneChoice(KeptChoice):
+    """What was measured: seconds that a step takes for one client."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    subject: str
     alone_seconds: float
     together_seconds: float
 
@@ -76,8 +68,8 @@ class LaneChoices:
         """The choice for a subject, measured where nobody has. Raises StorageError."""
         known = self._known.get(subject)
         if known is None:
-            path = None if self._folder is None else self._folder / f"{_hashed(subject)}.json"
-            known = _read(path, subject) or _kept(path, measure())
+            known = read_choice(self._folder, LaneChoice, subject)
+            known = known or keep_choice(self._folder, measure())
             self._known[subject] = known
             log.info("chosen how to train clients", together=known.together, reason=known.reason)
         return known
@@ -177,39 +169,3 @@ class _Trial:
             progress=lambda _: None,
             cancelled=lambda: False,
         )
-
-
-def _hashed(subject: str) -> str:
-    return hashlib.sha256(subject.encode()).hexdigest()[:40]
-
-
-def _read(path: Path | None, subject: str) -> LaneChoice | None:
-    """A choice that is kept; None for one that is not there, or broken."""
-    try:
-        found = None if path is None else LaneChoice.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError):
-        return None
-    return found if found is not None and found.subject == subject else None
-
-
-def _kept(path: Path | None, choice: LaneChoice) -> LaneChoice:
-    """Keep a choice, unless another process was first: then it is that one's."""
-    if path is None:
-        return choice
-    mine = path.with_name(f".{path.name}.{secrets.token_hex(8)}")  # containers share process ids
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        mine.write_text(choice.model_dump_json(indent=2) + "\n", encoding="utf-8")
-        try:
-            os.link(mine, path)
-        except OSError:  # it is there, or there are no hard links
-            first = _read(path, choice.subject)
-            if first is not None:
-                return first
-            mine.replace(path)
-        return choice
-    except OSError as error:
-        raise storage_error(path, error) from error
-    finally:
-        with contextlib.suppress(OSError):
-            mine.unlink(missing_ok=True)

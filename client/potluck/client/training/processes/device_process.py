@@ -24,6 +24,7 @@ from potluck.client.training.processes.training_worker import (
     Failed,
     serve,
 )
+from potluck.client.training.processes.worker_count import WorkerPlan
 from potluck.common.errors import PotluckError, RoundClosedError, TrainingError
 from potluck.common.learning.measures import MeasureSums
 from potluck.common.learning.scores import EvaluationCounts
@@ -33,6 +34,7 @@ from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 if TYPE_CHECKING:  # importing it imports torch, which only the thread that works has time for
     from potluck.client.training.local_update import Trained
+    from potluck.client.training.processes.gpu_workers import TrainingMemory
     from potluck.client.training.processes.training_jobs import SentFiles, WorkerJob
     from potluck.client.training.task_training import (
         ClientFiles,
@@ -84,8 +86,9 @@ class _Child:
 class WorkerProcesses:
     """The worker processes of a host; none outlives it."""
 
-    def __init__(self, count: int) -> None:
-        self.count = count
+    def __init__(self, count: int, *, most_on_gpu: int = 1) -> None:
+        """count, most_on_gpu: see `WorkerPlan`."""
+        self.count, self.most_on_gpu = count, most_on_gpu
         self._life, self._lives = os.pipe()
         self._idle: list[_Child] = []
         self._all: list[_Child] = []
@@ -170,12 +173,12 @@ class WorkerProcesses:
 
 
 @contextmanager
-def worker_processes(count: int) -> Iterator[WorkerProcesses | None]:
-    """So many worker processes while the block runs; None for one, which needs none."""
-    if count == 1:
+def worker_processes(plan: WorkerPlan) -> Iterator[WorkerProcesses | None]:
+    """The worker processes that are planned while the block runs; None where none are needed."""
+    if not plan.needs_processes:
         yield None
         return
-    processes = WorkerProcesses(count)
+    processes = WorkerProcesses(plan.count, most_on_gpu=plan.most_on_gpu)
     try:
         if FORKED:
             processes.fork()
@@ -231,6 +234,21 @@ class DeviceProcess:
             found: Sequence[Trained | PotluckError | UnfitForLanesError] = self._do(
                 job, [m.progress for m in members]
             )
+        return found
+
+    def memory_of(
+        self,
+        instruction: rpc.Instruction,
+        files: ClientFiles,
+        *,
+        progress: Callable[[float], None],
+        cancelled: Callable[[], bool],
+    ) -> TrainingMemory | None:
+        """What a training takes of a GPU, measured; None where that can't be."""
+        from potluck.client.training.processes.training_jobs import MemoryOfOne
+
+        job = MemoryOfOne(instruction=instruction.SerializeToString(), files=files)
+        found: TrainingMemory | None = self._do(job, [TrainingProgress(progress, cancelled)])
         return found
 
     def evaluate(

@@ -26,6 +26,7 @@ from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 if TYPE_CHECKING:
     from potluck.client.training.auxiliary_files import ReceivedAuxiliaries
+    from potluck.client.training.processes.gpu_workers import TrainingMemory
     from potluck.client.training.processes.training_seat import TrainingSeat
 
 
@@ -147,6 +148,24 @@ class MeasureOne(WorkerJob):
         """What was counted, or measured."""
         progress = board.at(0)
         return seat.evaluate(
+            _read(self.instruction),
+            self.files,
+            progress=progress.note,
+            cancelled=progress.is_cancelled,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryOfOne(WorkerJob):
+    """To measure what a training takes of a GPU. instruction: serialised."""
+
+    instruction: bytes
+    files: ClientFiles
+
+    def carry_out(self, seat: TrainingSeat, board: ProgressBoard) -> TrainingMemory | None:
+        """What was measured."""
+        progress = board.at(0)
+        return seat.memory_of(
             _read(self.instruction),
             self.files,
             progress=progress.note,

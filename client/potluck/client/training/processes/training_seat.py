@@ -13,6 +13,7 @@ from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 if TYPE_CHECKING:  # what needs torch is imported in the thread that works
     from potluck.client.training.local_update import Trained
+    from potluck.client.training.processes.gpu_workers import TrainingMemory
     from potluck.client.training.task_training import (
         ClientFiles,
         GroupMember,
@@ -40,6 +41,17 @@ class TrainingSeat(Protocol):
         self, members: Sequence[GroupMember], companions: Sequence[ClientId]
     ) -> Sequence[Trained | PotluckError | UnfitForLanesError]:
         """Train clients in one batched step and write their updates."""
+        ...
+
+    def memory_of(
+        self,
+        instruction: rpc.Instruction,
+        files: ClientFiles,
+        *,
+        progress: Callable[[float], None],
+        cancelled: Callable[[], bool],
+    ) -> TrainingMemory | None:
+        """What a training takes of a GPU, measured; None where that can't be."""
         ...
 
     def evaluate(

@@ -42,6 +42,7 @@ class DeviceTerms:
     model_modules: tuple[str, ...]
     availability: AvailabilityPlan
     choices: Path
+    sharing: int = 1
     log_format: LogFormat = LogFormat.AUTO
     log_level: LogLevel = LogLevel.INFO
 
@@ -60,6 +61,7 @@ class DeviceTerms:
             model_modules=self.model_modules,
             forecast=self._forecast,
             choices=self.choices,
+            sharing=self.sharing,
         )
         spare_what_is_loaded()
         return made

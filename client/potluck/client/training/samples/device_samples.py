@@ -17,12 +17,15 @@ SHARE_OF_MEMORY = 0.25
 class DeviceSamples:
     """Samples that stay on a device; those used longest ago make room for others."""
 
-    def __init__(self, device: torch.device, *, capacity: int | None = None) -> None:
-        """`capacity`: bytes; by default a quarter of a GPU's memory, and 0 where the device is the
-        CPU, whose memory holds the samples already."""
+    def __init__(
+        self, device: torch.device, *, capacity: int | None = None, sharing: int = 1
+    ) -> None:
+        """`capacity`: bytes; by default a quarter of a GPU's memory, divided by the processes that
+        share it, and 0 where the device is the CPU, whose memory holds the samples already."""
         if capacity is None:
             on_gpu = device.type == "cuda"
-            capacity = int(torch.cuda.mem_get_info(device)[1] * SHARE_OF_MEMORY) if on_gpu else 0
+            total = torch.cuda.mem_get_info(device)[1] if on_gpu else 0
+            capacity = int(total * SHARE_OF_MEMORY / sharing)
         self._device, self._capacity = device, capacity
         self._kept: OrderedDict[Hashable, Examples] = OrderedDict()
 

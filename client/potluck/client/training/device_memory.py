@@ -1,0 +1,31 @@
+"""What a training takes of a GPU's memory, measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import torch
+
+from potluck.client.training.processes.gpu_workers import TrainingMemory
+
+CONTEXT_BYTES: Final = 600 * 2**20
+"""What a process takes of a GPU before its first tensor, generously: neither the driver nor torch
+tells it where other processes are on the GPU."""
+
+
+def memory_taken(device: torch.device, train: Callable[[], None]) -> TrainingMemory:
+    """Measure a training on a GPU. Raises what it raises."""
+    torch.cuda.synchronize(device)
+    free_before, _ = torch.cuda.mem_get_info(device)
+    held_before = torch.cuda.memory_reserved(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    train()
+    torch.cuda.synchronize(device)
+    free, _ = torch.cuda.mem_get_info(device)
+    held = torch.cuda.memory_reserved(device)
+    # Kernels and the libraries' own memory come with the first training.
+    loaded = max(0, (free_before - free) - (held - held_before))
+    context = CONTEXT_BYTES + loaded
+    peak = torch.cuda.max_memory_reserved(device)
+    return TrainingMemory(peak=peak, context=context, free=free + held + context)

@@ -1,0 +1,66 @@
+"""What a host measured once to choose by it, as small files of JSON, so that a run repeats its bits
+on this machine. Several processes may share a folder."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from potluck.client.base.state_directory import storage_error
+
+
+class KeptChoice(BaseModel):
+    """A choice. subject: of what, as text."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    subject: str
+
+
+Choice = TypeVar("Choice", bound=KeptChoice)
+
+
+def read_choice(folder: Path | None, kind: type[Choice], subject: str) -> Choice | None:
+    """A choice that is kept; None for one that is not there, or broken, or of another kind."""
+    if folder is None:
+        return None
+    try:
+        found = kind.model_validate_json(_path(folder, subject).read_bytes())
+    except (OSError, ValidationError):
+        return None
+    return found if found.subject == subject else None
+
+
+def keep_choice(folder: Path | None, choice: Choice) -> Choice:
+    """Keep a choice, unless another process was first: then it is that one's. Raises
+    StorageError."""
+    if folder is None:
+        return choice
+    path = _path(folder, choice.subject)
+    mine = path.with_name(f".{path.name}.{secrets.token_hex(8)}")  # containers share process ids
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        mine.write_text(choice.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        try:
+            os.link(mine, path)
+        except OSError:  # it is there, or there are no hard links
+            first = read_choice(folder, type(choice), choice.subject)
+            if first is not None:
+                return first
+            mine.replace(path)
+        return choice
+    except OSError as error:
+        raise storage_error(path, error) from error
+    finally:
+        with contextlib.suppress(OSError):
+            mine.unlink(missing_ok=True)
+
+
+def _path(folder: Path, subject: str) -> Path:
+    return folder / f"{hashlib.sha256(subject.encode()).hexdigest()[:40]}.json"

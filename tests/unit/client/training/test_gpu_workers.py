@@ -1,0 +1,110 @@
+"""How many workers share a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from potluck.client.training.device_memory import CONTEXT_BYTES, memory_taken
+from potluck.client.training.kept_choices import keep_choice, read_choice
+from potluck.client.training.processes.gpu_workers import (
+    SHARE_OF_FREE,
+    TrainingMemory,
+    WorkerChoice,
+    chosen_workers,
+    workers_within,
+)
+
+GIB = 2**30
+
+
+def memory(peak: float = 1.0, context: float = 0.5, free: float = 80.0) -> TrainingMemory:
+    return TrainingMemory(peak=int(peak * GIB), context=int(context * GIB), free=int(free * GIB))
+
+
+@pytest.mark.parametrize(
+    ("taken", "lanes", "most", "expected"),
+    [
+        (memory(), 1, 16, 16),
+        (memory(), 1, 64, 48),
+        (memory(peak=30), 1, 16, 2),
+        (memory(peak=50), 1, 16, 1),
+        (memory(free=0), 1, 16, 1),
+        (memory(peak=4), 16, 16, 16),  # 16 of one client each take 72
+        (memory(peak=4, context=1), 16, 16, 8),  # 8 of two take 72, 16 of one 80
+    ],
+)
+def test_as_many_as_find_memory(
+    taken: TrainingMemory, lanes: int, most: int, expected: int
+) -> None:
+    assert workers_within(taken, lanes=lanes, most=most) == expected
+
+
+sizes = st.integers(0, 100 * GIB)
+counts = st.integers(1, 64)
+
+
+@given(sizes, sizes, sizes, counts, counts)
+def test_none_is_without_memory_but_a_single_one(
+    peak: int, context: int, free: int, lanes: int, most: int
+) -> None:
+    def fits(workers: int) -> bool:
+        clients = -(-lanes // workers)
+        return workers * (context + clients * peak) <= SHARE_OF_FREE * free
+
+    taken = TrainingMemory(peak=peak, context=context, free=free)
+    found = workers_within(taken, lanes=lanes, most=most)
+    assert 1 <= found <= most
+    assert found == 1 or fits(found)
+    assert not any(fits(more) for more in range(found + 1, most + 1))
+
+
+@given(sizes, sizes, sizes, counts, counts, st.integers(0, 10 * GIB))
+def test_more_memory_is_never_for_fewer(
+    peak: int, context: int, free: int, lanes: int, most: int, more: int
+) -> None:
+    less, roomier = (
+        TrainingMemory(peak=peak, context=context, free=each) for each in (free, free + more)
+    )
+    assert workers_within(less, lanes=lanes, most=most) <= workers_within(
+        roomier, lanes=lanes, most=most
+    )
+
+
+def test_a_choice_says_why_and_is_kept(tmp_path: Path) -> None:
+    choice = chosen_workers("it", memory(peak=2.5, free=20), lanes=4, most=8)
+    assert choice.workers == 6  # of one client each: 18
+    assert choice.reason == (
+        "a client's training takes 2.50 GiB, a process 0.50 GiB besides, and 20.00 GiB are free; "
+        "trainings of up to 4 clients, at most 8 at once"
+    )
+    assert keep_choice(tmp_path, choice) == choice
+    assert read_choice(tmp_path, WorkerChoice, "it") == choice
+    assert read_choice(tmp_path, WorkerChoice, "another") is None
+    unmeasured = chosen_workers("it", None, lanes=1, most=8)
+    assert (unmeasured.workers, unmeasured.reason) == (
+        1,
+        "what its trainings take can't be measured",
+    )
+
+
+def test_what_a_training_takes_is_its_tensors_and_what_came_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By figures as a GPU gives them: 3 GiB of tensors at most, 2 still held, 1 of kernels."""
+    free, held = iter([70 * GIB, 67 * GIB]), iter([0, 2 * GIB])
+    cuda, done = torch.cuda, []
+    monkeypatch.setattr(cuda, "synchronize", lambda _: None)
+    monkeypatch.setattr(cuda, "mem_get_info", lambda _: (next(free), 80 * GIB))
+    monkeypatch.setattr(cuda, "memory_reserved", lambda _: next(held))
+    monkeypatch.setattr(cuda, "reset_peak_memory_stats", lambda _: done.append("reset"))
+    monkeypatch.setattr(cuda, "max_memory_reserved", lambda _: 3 * GIB)
+    found = memory_taken(torch.device("cuda:0"), lambda: done.append("trained"))
+    assert done == ["reset", "trained"]
+    assert found.peak == 3 * GIB
+    assert found.context == CONTEXT_BYTES + GIB
+    assert found.free == 69 * GIB + found.context
