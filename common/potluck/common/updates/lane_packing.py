@@ -7,7 +7,8 @@ those before it. Each sequence of lanes has one packed form only; another one is
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 from typing import Any, Final
 
 import numpy as np
@@ -64,14 +65,25 @@ def pack(read: LaneReader, lanes: int) -> tuple[Bytes, Bytes]:
     end = 0
     for first in range(0, lanes, _READ_LANES):
         some = read(first, min(first + _READ_LANES, lanes))
-        for begin, width in zip(range(0, some.size, BLOCK_LANES), widths_of(some), strict=True):
-            block = some[begin : begin + BLOCK_LANES]
-            widths[(first + begin) // BLOCK_LANES] = width
+        found = widths_of(some)
+        widths[first // BLOCK_LANES :][: len(found)] = found
+        for begin, stop, width in _runs(found):
+            part = some[begin * BLOCK_LANES : stop * BLOCK_LANES]
+            size = part.size * width
             if width:
-                size = block.size * width
-                _narrow(block, width, packed[end : end + size])
-                end += size
+                _narrow(part, width, packed[end : end + size])
+            end += size
     return widths, packed[:end]
+
+
+def _runs(widths: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Begin and end of each stretch of blocks that have one width, and that width: they lie in a
+    row, and are gone through at once."""
+    begin = 0
+    for width, some in groupby(widths):
+        end = begin + sum(1 for _ in some)
+        yield begin, end, width
+        begin = end
 
 
 def _narrow(block: Lanes, width: int, out: Bytes) -> None:
@@ -113,9 +125,11 @@ class PackedLanes:
     def read(self, begin: int, end: int) -> Lanes:
         """Lanes [begin, end), a copy; begin is a multiple of `BLOCK_LANES`."""
         lanes = np.empty(end - begin, np.int64)
-        for first in range(begin, end, BLOCK_LANES):
-            some = lanes[first - begin : first - begin + BLOCK_LANES]
-            self._block(first // BLOCK_LANES, some)
+        first = begin // BLOCK_LANES
+        for start, stop, width in _runs(self._widths[first : first + blocks_of(lanes.size)]):
+            some = lanes[start * BLOCK_LANES : stop * BLOCK_LANES]
+            place = self._begins[first + start]
+            _widen(self._packed[place : place + some.size * width], width, some)
         return lanes
 
     def check(self, members: int) -> None:
@@ -134,24 +148,23 @@ class PackedLanes:
                         f"a block of lanes is {width} bytes wide and needs {needed}; pack it so"
                     )
 
-    def _block(self, index: int, out: Lanes) -> None:
-        """Unpack the first `out.size` lanes of a block."""
-        width, begin = self._widths[index], self._begins[index]
-        if width == 0:
-            out.fill(0)
-            return
-        narrow = self._packed[begin : begin + out.size * width]
-        if width in _WHOLE:
-            np.copyto(out, narrow.view(f"<i{width}"))
-            return
-        # Words that end where their lanes do, and begin in those before: the sign comes down with
-        # the shift, since the lane lies in the upper bytes. Before the first there is nothing.
-        out[0] = int.from_bytes(narrow[:width].tobytes(), "little", signed=True)
-        word = 4 if width < 4 else MOST_BYTES
-        words: NDArray[np.signedinteger[Any]] = np.ndarray(
-            out.size - 1, f"<i{word}", narrow, offset=2 * width - word, strides=(width,)
-        )
-        np.right_shift(words, 8 * (word - width), out=out[1:])
+
+def _widen(narrow: Bytes, width: int, out: Lanes) -> None:
+    """Write the lanes that are in these bytes. out: at least one."""
+    if width == 0:
+        out.fill(0)
+        return
+    if width in _WHOLE:
+        np.copyto(out, narrow.view(f"<i{width}"))
+        return
+    # Words that end where their lanes do, and begin in those before: the sign comes down with the
+    # shift, since the lane lies in the upper bytes. Before the first there is nothing.
+    out[0] = int.from_bytes(narrow[:width].tobytes(), "little", signed=True)
+    word = 4 if width < 4 else MOST_BYTES
+    words: NDArray[np.signedinteger[Any]] = np.ndarray(
+        out.size - 1, f"<i{word}", narrow, offset=2 * width - word, strides=(width,)
+    )
+    np.right_shift(words, 8 * (word - width), out=out[1:])
 
 
 def add(readers: list[LaneReader]) -> LaneReader:
