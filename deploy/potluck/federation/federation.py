@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import tempfile
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
@@ -63,6 +64,8 @@ Table: TypeAlias = Mapping[str, object]
 _Following: TypeAlias = Callable[[str, RunFollower], Coroutine[Any, Any, RunView]]
 """Follows the run of an id."""
 
+_DEVICES = r"auto|cpu|cuda:[0-9]{1,3}(,cuda:[0-9]{1,3})*"
+"""As in a host's configuration."""
 _CLIENTS = 10
 """Clients of a local federation where neither it nor the task says how many."""
 
@@ -115,14 +118,16 @@ class Federation:
         "cpu", "auto" or "cuda:N". data: the folder in which tasks find data. folder: where
         certificates, logs and results go, and stay; None: a temporary one. root: whether there is a
         federation root, which secure sums need. disclosure: more of the hosts' `[disclosure]`.
+        Raises ConfigurationError.
         """
+        place = None if data is None else Path(data).expanduser()
+        _check_local(hosts, clients, device, place)
         closing = contextlib.AsyncExitStack()
         if folder is None:
             temporary = tempfile.TemporaryDirectory(prefix="potluck-")
             closing.callback(temporary.cleanup)
             folder = temporary.name
         session = SessionPlugins()
-        place = None if data is None else Path(data).expanduser()
         options = PartyOptions(
             hosts=hosts, device=device, data=place, root=root, disclosure=dict(disclosure or {})
         )
@@ -357,11 +362,23 @@ class Federation:
             return self._made(run_id, self._client, partial(_follow, self._client))
         clients = self._local_clients(values)
         usual = min(RunFile.model_fields["count"].default, clients)
-        text, _ = checked_text({"roster": clients, "count": usual, **values})
+        text, run = checked_text({"roster": clients, "count": usual, **values})
+        self._check_plugins(run)  # before processes are started that would say the same
         started = self._parties.party(clients, text, installed(QUESTIONS))
         party = self._call(started)
         run_id = self._call(party.client.start_run(text))
         return self._made(run_id, party.client, partial(_follow_party, party))
+
+    def _check_plugins(self, run: RunFile) -> None:
+        """Raise PluginError for what is not there, or refuses its options."""
+        from potluck.client.objective import Objective
+        from potluck.server.selection import Selector
+        from potluck.server.strategy import Strategy
+
+        self._session.make(Selector, run.selector.name, run.selector.options)
+        self._session.make(Strategy, run.strategy.name, run.strategy.options)
+        for each in run.objective:
+            self._session.make(Objective, each.name, each.options)
 
     def _local_clients(self, values: dict[str, Any]) -> int:
         """How many clients a run needs; a task that takes their number is told of it."""
@@ -404,6 +421,19 @@ class Federation:
 
     def _repr_html_(self) -> str:
         return f"<p>{escape(repr(self)[1:-1])}</p>"
+
+
+def _check_local(hosts: object, clients: object, device: object, data: Path | None) -> None:
+    """Raise ConfigurationError for what the processes would refuse, or fail by, later."""
+    for name, value in (("hosts", hosts), ("clients", 1 if clients is None else clients)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ConfigurationError(f"{name} is {value!r}; it must be a whole number from 1")
+    if not isinstance(device, str) or re.fullmatch(_DEVICES, device) is None:
+        raise ConfigurationError(
+            f"device is {device!r}; it must be 'cpu', 'auto', 'cuda:0' or 'cuda:0,cuda:1'"
+        )
+    if data is not None and not data.is_dir():
+        raise ConfigurationError(f"data is {str(data)!r}, which is no folder", path=data)
 
 
 async def _follow(client: OperatorClient, run_id: str, follower: RunFollower) -> RunView:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.console import Console
 
-from potluck.common.errors import RunError
+from potluck.common.errors import NotFoundError, RunError
 from potluck.deploy.operator.model_download import DownloadedModel, download_model
 from potluck.deploy.operator.operator_client import OperatorClient
 from potluck.deploy.operator.run_view import RunView, run_state_name, shown_measures
@@ -263,11 +263,18 @@ class Run:
         found = status.best.round if best else round or status.committed_rounds
         if not 1 <= found <= status.committed_rounds or (best and round):
             which = "best model" if best else f"model of round {round}" if round else "model"
-            raise RunError(f"run {self.id} has no {which} yet; name a round that is committed")
+            how = (
+                "its run file names the measure, as stop.measure or retention.keep_best"
+                if best
+                else "name a round that is committed"
+            )
+            raise RunError(f"run {self.id} has no {which} yet; {how}")
         measure = status.best.measure if best else None
         return self._call(card_of_run(self._client, self.id, round_number=found, best_of=measure))
 
     def _download(self, path: Path, number: int, *, best: bool, describe: bool) -> DownloadedModel:
+        if number < 0:
+            raise NotFoundError(f"there is no round {number}; rounds are numbered from 1")
         if number == 0 and not self.status.committed_rounds:
             raise RunError(f"run {self.id} has no model yet; wait() for its first round")
         return self._call(

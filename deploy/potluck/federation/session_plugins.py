@@ -52,6 +52,12 @@ class SessionPlugins:
             return {"name": value}
         if isinstance(value, Mapping):
             return self._named(group, value)
+        if not isinstance(value, type | Plugin):
+            kind = group.rpartition(".")[2].removesuffix("s")
+            raise PluginError(
+                f"{value!r} is no {kind}; give a name, a table with its name and options, a class "
+                "or an object of one"
+            )
         cls = value if isinstance(value, type) else type(value)
         options = {} if isinstance(value, type) else _options_of(value)
         return {"name": self._name(group, cls), **options}

@@ -65,6 +65,7 @@ def load_model(path: str | Path, *, data: str | Path | None = None) -> Any:
     without such metadata, StorageError where it can't be read, and as `trained_model` does.
     """
     try:
+        Path(path).stat()  # says why; the next line's error repeats the path
         with safe_open(str(path), framework="numpy") as file:
             metadata = file.metadata() or {}
     except OSError as error:

@@ -3,10 +3,11 @@
 import inspect
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from potluck.common.errors import ConfigurationError
+from potluck.common.errors import ConfigurationError, PluginError
 from potluck.common.run_file.run_settings import RoundPolicy
 from potluck.common.run_file.runfile import RunFile
 from potluck.common.settings.local_training import LocalTraining
@@ -41,6 +42,40 @@ def test_settings_and_tables_say_the_same() -> None:
     text, run = checked_text(by_class)
     assert tomllib.loads(text) == by_class
     assert (run.round.deadline_seconds, run.training) == (5.0, {"learning_rate": 0.5})
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"hosts": 0}, "hosts is 0; it must be a whole number from 1"),
+        ({"hosts": "2"}, "hosts is '2'"),
+        ({"clients": -1}, "clients is -1"),
+        ({"device": "gpu"}, "device is 'gpu'; it must be 'cpu', 'auto'"),
+        ({"data": "/no/such/folder"}, "data is '/no/such/folder', which is no folder"),
+    ],
+)
+def test_a_federation_that_can_not_be_is_refused_at_once(options: Any, why: str) -> None:
+    with pytest.raises(ConfigurationError, match=why):
+        Federation.local(**options)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ({"selector": "unifrom"}, "potluck.selectors: 'unifrom' is not installed"),
+        ({"strategy": {"name": "fedavgm", "momentun": 1}}, "did you mean 'momentum'"),
+        ({"objective": ["cross-entropy", "fedprox-"]}, "'fedprox-' is not installed"),
+    ],
+)
+def test_wrong_plugins_are_refused_before_processes_are_started(
+    tmp_path: Path, arguments: Any, why: str
+) -> None:
+    with (
+        Federation.local(folder=tmp_path / "new") as federation,
+        pytest.raises(PluginError, match=why),
+    ):
+        federation.run(task={"name": "digits", "clients": 4}, **arguments)
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("as_path", [True, False])

@@ -80,6 +80,12 @@ def test_an_object_that_forgets_its_options_is_refused() -> None:
         SessionPlugins().table(SELECTORS, Forgetful(3))
 
 
+@pytest.mark.parametrize("value", [len, 3, lambda state, context: None])
+def test_what_is_no_plugin_is_refused(value: object) -> None:
+    with pytest.raises(PluginError, match="is no selector; give a name, a table"):
+        SessionPlugins().table(SELECTORS, value)
+
+
 def test_a_name_that_a_package_offers_is_refused() -> None:
     with pytest.raises(PluginError, match="another selectors plug-in called 'oort'"):
         SessionPlugins().table(SELECTORS, Oort)
