@@ -2,10 +2,9 @@
 
     .venv/bin/python tools/report_page.py potluck-experiments/NAME docs/PAGE.md
 
-Between `<!-- report: TITLE -->` and `<!-- /report -->` the page gets the table under that title of
-the folder's report.md; `Results` is the first one, which has no title. Every picture that the page
-shows as `images/NAME-PICTURE.png` is the folder's PICTURE.png, with fewer colours. NAME is that of
-the folder.
+Between `<!-- report NAME: TITLE -->` and `<!-- /report -->` the page gets the table under that
+title of the folder's report.md; `Results` is the first one, which has no title. Every picture that
+the page shows as `images/NAME-PICTURE.png` is the folder's PICTURE.png, with fewer colours.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from pathlib import Path
 from PIL import Image
 
 FIRST = "Results"
-_COLOURS = 64
-_MARKED = re.compile(r"(<!-- report: (.+?) -->\n).*?(<!-- /report -->)", re.DOTALL)
+_COLOURS = 256
+_MARKED = re.compile(r"(<!-- report ([\w.-]+): (.+?) -->\n).*?(<!-- /report -->)", re.DOTALL)
 
 
 def tables(report: str) -> dict[str, str]:
@@ -33,14 +32,16 @@ def tables(report: str) -> dict[str, str]:
     return found
 
 
-def filled(page: str, report: str) -> str:
-    """The page with the report's tables. Raises SystemExit where the report lacks one."""
+def filled(page: str, report: str, name: str) -> str:
+    """The page with the tables of the experiment's report. Raises SystemExit where it lacks one."""
     known = tables(report)
 
     def table(match: re.Match[str]) -> str:
-        if match[2] not in known:
-            raise SystemExit(f"the report has no '{match[2]}'; it has: {', '.join(known)}")
-        return f"{match[1]}\n{known[match[2]]}\n{match[3]}"
+        if match[2] != name:
+            return match[0]
+        if match[3] not in known:
+            raise SystemExit(f"the report has no '{match[3]}'; it has: {', '.join(known)}")
+        return f"{match[1]}\n{known[match[3]]}\n{match[4]}"
 
     return _MARKED.sub(table, page)
 
@@ -62,7 +63,7 @@ def write(results: Path, page: Path) -> None:
     """Write the page, and its pictures beside it."""
     text = page.read_text(encoding="utf-8")
     report = (results / "report.md").read_text(encoding="utf-8")
-    page.write_text(filled(text, report), encoding="utf-8")
+    page.write_text(filled(text, report, results.name), encoding="utf-8")
     for picture in pictures(text, results.name):
         target = page.parent / "images" / f"{results.name}-{picture}.png"
         target.write_bytes(with_fewer_colours((results / f"{picture}.png").read_bytes()))

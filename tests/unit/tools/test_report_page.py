@@ -26,13 +26,17 @@ PAGE = """# A page
 
 Text before.
 
-<!-- report: Mean ranks -->
+<!-- report some: Mean ranks -->
 an old table
 <!-- /report -->
 
 ![ranks](images/some-ranks.png)
 
-<!-- report: Results -->
+<!-- report some: Results -->
+<!-- /report -->
+
+<!-- report another: Results -->
+of another experiment
 <!-- /report -->
 """
 
@@ -51,18 +55,21 @@ def test_marked_tables_and_pictures_are_replaced(tmp_path: Path) -> None:
         text = page.read_text()
         assert "an old table" not in text
         assert (
-            "<!-- report: Mean ranks -->\n\n| arm | rank |\n| --- | ---: |\n| a | 1.00 |\n" in text
+            "<!-- report some: Mean ranks -->\n\n| arm | rank |\n| --- | ---: |\n| a | 1.00 |\n"
+            in text
         )
         assert text.count("| a | 0.5 |") == 1
+        assert "of another experiment" in text
         assert text.startswith("# A page\n\nText before.\n")
     with Image.open(tmp_path / "images" / "some-ranks.png") as small:
         assert small.size == (256, 256)
-        assert len(small.getcolors() or []) <= 64
+        assert len(small.getcolors() or []) <= 256
 
 
 def test_a_table_that_the_report_lacks_is_named(tmp_path: Path) -> None:
-    (tmp_path / "report.md").write_text(REPORT)
-    page = tmp_path / "page.md"
-    page.write_text("<!-- report: Costs -->\n<!-- /report -->\n")
+    results, page = tmp_path / "some", tmp_path / "page.md"
+    results.mkdir()
+    (results / "report.md").write_text(REPORT)
+    page.write_text("<!-- report some: Costs -->\n<!-- /report -->\n")
     with pytest.raises(SystemExit, match="no 'Costs'; it has: Results, Mean ranks"):
-        write(tmp_path, page)
+        write(results, page)
