@@ -56,6 +56,17 @@ def test_rounds_come_as_they_are_committed(finished: Run) -> None:
     assert finished.state == "finished"
 
 
+def test_a_picture_without_matplotlib_names_the_extra(
+    finished: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("run_plot", "selection_plots"):
+        monkeypatch.delitem(sys.modules, f"potluck.deploy.view.{name}", raising=False)
+    monkeypatch.setitem(sys.modules, "matplotlib.axes", None)
+    for draw in (finished.plot, finished.plot_selections):
+        with pytest.raises(ConfigurationError, match="matplotlib is not installed; pip install"):
+            draw()
+
+
 async def test_they_come_to_an_event_loop_too(finished: Run) -> None:
     assert [each.number async for each in finished] == [1, 2, 3]
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import pandas as pd
-
+from potluck.common.settings.extras import extra_named
 from potluck.deploy.view.readable import natural_order
 from potluck.rpc.v1 import operator_pb2
+
+with extra_named():
+    import pandas as pd
 
 TRIPLET = ("class_imbalance", "attribute_imbalance", "spurious_correlation")
 _DISCLOSED = ("client", "kind", "subject", "clients", "hosts", "epsilon", "round", "at")

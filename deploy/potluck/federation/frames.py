@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC
 
-import pandas as pd
-
+from potluck.common.settings.extras import extra_named
 from potluck.common.tables.round_columns import ROUND, round_row
 from potluck.deploy.operator.run_view import run_state_name
 from potluck.deploy.view.readable import natural_order
 from potluck.federation.rounds import INCLUDED, Round
 from potluck.rpc.v1 import operator_pb2
+
+with extra_named():
+    import pandas as pd
 
 
 def rounds_frame(rounds: Iterable[Round]) -> pd.DataFrame:

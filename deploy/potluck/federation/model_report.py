@@ -8,18 +8,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
-from sklearn.metrics import (
-    confusion_matrix,
-    precision_recall_fscore_support,
-    roc_auc_score,
-)
 
 from potluck.common.errors import ConfigurationError, TrainingError
+from potluck.common.settings.extras import extra_named
 from potluck.common.task import Examples
 from potluck.federation.session_plugins import SessionPlugins
 from potluck.federation.trained_model import trained_model
+
+with extra_named():
+    import pandas as pd
+    from sklearn.metrics import (
+        confusion_matrix,
+        precision_recall_fscore_support,
+        roc_auc_score,
+    )
 
 if TYPE_CHECKING:
     from torch import nn

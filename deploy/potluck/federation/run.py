@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rich.console import Console
 
 from potluck.common.errors import NotFoundError, RunError
+from potluck.common.settings.extras import extra_named
 from potluck.deploy.operator.model_download import DownloadedModel, download_model
 from potluck.deploy.operator.operator_client import OperatorClient
 from potluck.deploy.operator.run_view import RunView, run_state_name, shown_measures
@@ -173,7 +174,8 @@ class Run:
 
         Raises RunError before the first round is committed.
         """
-        from potluck.deploy.view.run_plot import run_figure
+        with extra_named():
+            from potluck.deploy.view.run_plot import run_figure
         from potluck.deploy.view.run_summary import summarise
 
         view = self._follower.view
@@ -188,8 +190,9 @@ class Run:
         What is drawn of labels is what clients have told. Raises RunError before the first round
         is committed.
         """
-        from potluck.deploy.view.run_report import run_report, titled_measures
-        from potluck.deploy.view.selection_plots import selection_picture
+        with extra_named():
+            from potluck.deploy.view.run_report import run_report, titled_measures
+            from potluck.deploy.view.selection_plots import selection_picture
 
         view = self._follower.view
         classes, clients = self._call(self._client.fetch_profiles(self.id))

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from potluck.common.errors import PluginError
+from potluck.common.settings.extras import extra_named
 from potluck.common.settings.option_checks import checked
 from potluck.common.settings.plugins import Plugin, create
 
@@ -106,7 +107,8 @@ class SessionPlugins:
         """
         if not self._classes:
             return ""
-        import cloudpickle  # only who defines plug-ins in place needs it
+        with extra_named():
+            import cloudpickle  # only who defines plug-ins in place needs it
 
         try:
             pickled: bytes = cloudpickle.dumps(

@@ -9,16 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import tomlkit
-from safetensors import SafetensorError, safe_open
 
 from potluck.common.errors import LayoutError, StorageError
 from potluck.common.learning.task_loading import model_maker, models_seeded
 from potluck.common.run_file.runfile import RunFile
 from potluck.common.settings.configuration import validate
+from potluck.common.settings.extras import extra_named
 from potluck.common.task import Task
 from potluck.common.tensors.model_parts import divided
 from potluck.common.tensors.tensor_files import open_tensors
 from potluck.federation.session_plugins import SessionPlugins
+
+with extra_named():
+    from safetensors import SafetensorError, safe_open
 
 
 @dataclass(frozen=True)

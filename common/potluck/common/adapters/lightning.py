@@ -8,12 +8,10 @@ from collections.abc import Iterator, Mapping
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import lightning
-from lightning.pytorch.utilities.data import extract_batch_size
-
 from potluck.common.adapters.adapted import AdaptedTrainer
 from potluck.common.adapters.watched_loaders import dataset_size, seed_loader
 from potluck.common.errors import TrainingError
+from potluck.common.settings.extras import extra_named
 from potluck.common.trainer import (
     Contribution,
     EvaluationSettings,
@@ -23,6 +21,10 @@ from potluck.common.trainer import (
     TrainerSettings,
     TrainingProgress,
 )
+
+with extra_named():
+    import lightning
+    from lightning.pytorch.utilities.data import extract_batch_size
 
 
 class LightningTrainer(AdaptedTrainer):

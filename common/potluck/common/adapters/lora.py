@@ -10,8 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from peft import LoraConfig, get_peft_model
-from peft.tuners.lora import LoraLayer
+
+from potluck.common.settings.extras import extra_named
+
+with extra_named():
+    from peft import LoraConfig, get_peft_model
+    from peft.tuners.lora import LoraLayer
 
 
 def with_lora(

@@ -6,14 +6,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from ignite.engine import Events
-from monai.data.utils import set_rnd
-from monai.utils.misc import MAX_SEED
 
 from potluck.common.adapters.adapted import AdaptedTrainer, called
 from potluck.common.adapters.loops import LoopTrainer
 from potluck.common.adapters.watched_loaders import dataset_size, seed_loader
 from potluck.common.errors import TrainingError
+from potluck.common.settings.extras import extra_named
 from potluck.common.trainer import (
     Contribution,
     EvaluationSettings,
@@ -23,6 +21,11 @@ from potluck.common.trainer import (
     TrainerSettings,
     TrainingProgress,
 )
+
+with extra_named():
+    from ignite.engine import Events
+    from monai.data.utils import set_rnd
+    from monai.utils.misc import MAX_SEED
 
 
 def measured(metric: Any) -> Measured:

@@ -8,11 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import transformers
-from transformers.trainer_callback import PrinterCallback, ProgressCallback
-
 from potluck.common.adapters.adapted import AdaptedTrainer
 from potluck.common.errors import TrainingError
+from potluck.common.settings.extras import extra_named
 from potluck.common.trainer import (
     Contribution,
     EvaluationSettings,
@@ -22,6 +20,10 @@ from potluck.common.trainer import (
     TrainerSettings,
     TrainingProgress,
 )
+
+with extra_named():
+    import transformers
+    from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 _MAKE = Callable[[Any, Any, Any, Any], Any]
 

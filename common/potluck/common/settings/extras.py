@@ -6,8 +6,13 @@
 
 from __future__ import annotations
 
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Final
+
+from potluck.common.errors import ConfigurationError
 
 _EXTRAS: Final = {
     "server": "potluck[server]",
@@ -32,6 +37,34 @@ _MODULES: Final = {
 
 _ROOMS: Final = {"potluck.experiments.cluster": "potluck[experiments,ray]"}
 """Extras of rooms that need more than their package does."""
+
+
+class MissingLibraryError(ConfigurationError, ModuleNotFoundError):
+    """A library is not installed; its message names it and the extra that brings it."""
+
+
+@contextmanager
+def extra_named() -> Iterator[None]:
+    """Around imports behind a door for Python: raises MissingLibraryError for what is missing.
+
+    Commands need none: they say the same of whatever reaches them.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        line = missing_library(error)
+        if line is None:
+            raise
+        raise MissingLibraryError(line) from error
+
+
+def require(library: str, extra: str) -> None:
+    """For a library that is imported only once it is needed, and should be missed before that.
+
+    extra: `potluck[NAME]`, which brings it. Raises MissingLibraryError; nothing is imported.
+    """
+    if importlib.util.find_spec(library) is None:
+        raise MissingLibraryError(f"{library} is not installed; pip install '{extra}'")
 
 
 def missing_library(error: BaseException | None) -> str | None:

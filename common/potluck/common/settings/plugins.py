@@ -17,7 +17,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, ClassVar, Final, TypeVar, cast
 
 from potluck.common.errors import ConfigurationError, PluginError
-from potluck.common.settings.extras import missing_library
+from potluck.common.settings.extras import MissingLibraryError, missing_library
 from potluck.common.settings.option_checks import checked
 from potluck.common.settings.parameters import signature_of
 
@@ -166,6 +166,8 @@ def _made(group: str, name: str, cls: type[Any], options: Mapping[str, object]) 
     arguments = checked(cls, options, of=of)
     try:
         return cls(**arguments)
+    except MissingLibraryError as error:
+        raise PluginError(f"{of}: {error.message}", name=name) from error
     except ConfigurationError:
         raise
     except (TypeError, ValueError) as error:

@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 
 from potluck.common.process.command_line import exit_code_of
-from potluck.common.settings.extras import missing_library
+from potluck.common.settings.extras import (
+    MissingLibraryError,
+    extra_named,
+    missing_library,
+    require,
+)
 
 
 def import_from(module: str, statement: str) -> BaseException:
@@ -59,3 +64,20 @@ def test_a_program_says_it_in_one_line(capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr().err == (
         "potluck: absent_library is not installed; pip install 'potluck[operator]'\n"
     )
+
+
+def test_a_door_for_python_raises_what_names_the_extra() -> None:
+    with (
+        pytest.raises(MissingLibraryError, match=r"pip install 'potluck\[operator\]'"),
+        extra_named(),
+    ):
+        raise import_from("potluck.deploy.view.run_plot", "import absent_library")
+    with pytest.raises(ModuleNotFoundError, match="absent_library") as caught, extra_named():
+        raise import_from("somebodys_plugin", "import absent_library")
+    assert not isinstance(caught.value, MissingLibraryError)
+
+
+def test_a_library_can_be_missed_before_it_is_imported() -> None:
+    require("json", "potluck[server]")
+    with pytest.raises(MissingLibraryError, match="absent_library is not installed; pip install"):
+        require("absent_library", "potluck[server]")

@@ -5,6 +5,7 @@ import functools
 import itertools
 import json
 import math
+import sys
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -298,3 +299,22 @@ def test_selecting_leaves_its_arguments_alone(name: str) -> None:
 def test_an_unknown_option_lists_the_valid_ones(name: str) -> None:
     with pytest.raises(PluginError, match="its options: "):
         create(Selector, OPTIONS.get(name, (name, {}))[0], {"colour": "green"})
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("clustered-sampling", {"by": "updates"}),
+        ("fedcor", {}),
+        ("fedlecc", {}),
+        ("feel", {}),
+        ("hics-fl", {}),
+    ],
+)
+def test_what_imports_a_library_late_misses_it_at_once(
+    name: str, options: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    with pytest.raises(PluginError, match=rf"{name}: scipy .* pip install 'potluck\[server\]'"):
+        create(Selector, name, options)
+    create(Selector, "clustered-sampling", {"by": "size"})  # needs none

@@ -14,6 +14,7 @@ import numpy as np
 from pydantic import Field
 
 from potluck.common.errors import ConfigurationError
+from potluck.common.settings.extras import require
 from potluck.server.selection import (
     Answers,
     Ask,
@@ -58,6 +59,9 @@ class FedCor(Selector):
 
     asks = frozenset({"loss"})
     most_clients = MOST_CLIENTS
+
+    def __post_init__(self) -> None:
+        require("scipy", "potluck[server]")
 
     def init(self, population: Population) -> State:
         """Nothing is known."""

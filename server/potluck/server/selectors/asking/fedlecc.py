@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from potluck.common.settings.extras import require
 from potluck.server.selection import (
     Answers,
     Ask,
@@ -54,6 +55,9 @@ class FedLecc(Selector):
 
     needs = frozenset({Signal.LABEL_COUNTS})
     asks = frozenset({"loss"})
+
+    def __post_init__(self) -> None:
+        require("scipy", "potluck[server]")
 
     def init(self, population: Population) -> State:
         """No loss is known."""

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
+from potluck.common.settings.extras import require
 from potluck.server.selection import (
     Answers,
     Ask,
@@ -57,6 +58,7 @@ class Feel(Selector):
     asks = frozenset({_KIND})
 
     def __post_init__(self) -> None:
+        require("scipy", "potluck[server]")
         object.__setattr__(self, "weighs", self.unbiased)  # it is frozen
 
     def init(self, population: Population) -> State:

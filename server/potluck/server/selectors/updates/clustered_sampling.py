@@ -12,6 +12,7 @@ from typing import Literal
 
 import numpy as np
 
+from potluck.common.settings.extras import require
 from potluck.server.selection import (
     Floats,
     Population,
@@ -68,6 +69,8 @@ class ClusteredSampling(Selector):
     unbiased: bool = False
 
     def __post_init__(self) -> None:
+        if self.by == "updates":
+            require("scipy", "potluck[server]")
         self.weighs = self.unbiased
         self.learns = frozenset({UpdateFact.SKETCH} if self.by == "updates" else ())
         self.most_clients = LIMIT if self.by == "updates" else None

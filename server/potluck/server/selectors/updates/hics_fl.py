@@ -14,6 +14,7 @@ import numpy as np
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from potluck.common.learning.output_layer import label_entropies
+from potluck.common.settings.extras import require
 from potluck.server.selection import (
     Answers,
     Ask,
@@ -77,6 +78,7 @@ class HiCSFL(Selector):
     most_clients = LIMIT
 
     def __post_init__(self) -> None:
+        require("scipy", "potluck[server]")
         told = self.entropies == "told"
         # Frozen, and what the engine asks for depends on the options.
         object.__setattr__(self, "learns", frozenset(() if told else {UpdateFact.OUTPUT_MOVE}))

@@ -1,0 +1,66 @@
+"""What a smaller installation lacks is named where Python is used, as commands name it."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from potluck.common.settings.extras import MissingLibraryError
+from potluck.common.settings.plugins import TASKS
+from potluck.common.tasks.digits import Digits
+from potluck.federation import load_model
+from potluck.federation.session_plugins import SessionPlugins
+
+
+class OwnDigits(Digits):
+    pass
+
+
+def missing(monkeypatch: pytest.MonkeyPatch, library: str, importer: str) -> None:
+    """Let a library not be there for a module that may have imported it before."""
+    monkeypatch.setitem(sys.modules, library, None)
+    monkeypatch.delitem(sys.modules, importer, raising=False)
+
+
+def test_loading_a_model_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    missing(monkeypatch, "safetensors", "potluck.federation.trained_model")
+    with pytest.raises(MissingLibraryError) as caught:
+        load_model("model.safetensors")
+    assert caught.value.message == ("safetensors is not installed; pip install 'potluck[notebook]'")
+    assert isinstance(caught.value, ImportError)  # which is what callers may expect
+
+
+def test_a_class_of_ones_own_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = SessionPlugins()
+    session.table(TASKS, OwnDigits)
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
+    message = "cloudpickle is not installed; pip install 'potluck[notebook]'"
+    with pytest.raises(MissingLibraryError, match=re.escape(message)):
+        session.write(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("module", "library", "extra"),
+    [
+        ("potluck.federation.frames", "pandas", "potluck[notebook]"),
+        ("potluck.federation.disclosure_frames", "pandas", "potluck[notebook]"),
+        ("potluck.federation.model_report", "sklearn.metrics", "potluck[notebook]"),
+        ("potluck.common.adapters.lightning", "lightning", "potluck[lightning]"),
+        ("potluck.common.adapters.lora", "peft", "potluck[lora]"),
+        ("potluck.common.adapters.monai", "ignite.engine", "potluck[monai]"),
+        ("potluck.common.adapters.transformers", "transformers", "potluck[transformers]"),
+    ],
+)
+def test_a_module_that_needs_a_library_names_the_extra(
+    module: str, library: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing(monkeypatch, library, module)
+    message = f"{library.partition('.')[0]} is not installed; pip install '{extra}'"
+    with pytest.raises(MissingLibraryError, match=re.escape(message)):
+        importlib.import_module(module)
