@@ -115,12 +115,13 @@ protos: $(INSTALLED)
 	rm -f $(STUBS)/v1/*_pb2*.py $(STUBS)/v1/*_pb2*.pyi
 	$(call generate,common)
 
-# What tests compare with the code. metrics.md and rooms.svg are replaced only when they are whole.
+# What tests compare with the code. A page or a picture is replaced only when it is whole.
 .PHONY: pages
 pages: $(INSTALLED)
 	@mkdir -p build
 	$(VENV)/bin/python tools/metrics_page.py > build/metrics.md && mv build/metrics.md docs
 	$(VENV)/bin/python tools/rooms_picture.py > build/rooms.svg && mv build/rooms.svg docs/images
+	$(VENV)/bin/python tools/secagg_picture.py > build/secure-sum.svg && mv build/secure-sum.svg docs/images
 	$(VENV)/bin/python tools/compatibility_table.py docs/strategies.md
 	PYTHONPATH=tools $(VENV)/bin/python -m dashboards deploy/assets/grafana/dashboards
 	$(VENV)/bin/python tools/notebook_files.py $(NOTEBOOKS)

@@ -18,6 +18,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TypeAlias
 
+from svg_parts import drawing, rectangle, text
+
 HOUSE = Path(__file__).resolve().parents[1]
 
 Graph: TypeAlias = Mapping[str, set[str]]
@@ -28,11 +30,6 @@ GAP, STEP = 22, 74
 """Between boxes side by side, and from one level to the next."""
 PADDING, HEADING, MARGIN, BETWEEN = 22, 52, 24, 56
 """Around the boxes of a package, above them, around the picture, between packages."""
-FONT = "font-family='DejaVu Sans, Verdana, sans-serif'"
-ARROWHEAD = (
-    "<defs><marker id='to' viewBox='0 0 8 8' refX='7' refY='4' markerWidth='7' markerHeight='7' "
-    "orient='auto'><path d='M0 0L8 4L0 8z' fill='#555'/></marker></defs>"
-)
 COLOURS = {
     "client": "#e3f1e4",
     "common": "#f1eee4",
@@ -176,19 +173,6 @@ def set_row(plan: Arrangement, row: list[str], neighbours: Graph, level: int) ->
 # The picture -------------------------------------------------------------------------------------
 
 
-def text(x: float, y: float, words: str, *, size: int, weight: str = "normal") -> str:
-    """A line of text, centred."""
-    return (
-        f"<text x='{x:g}' y='{y:g}' font-size='{size}' font-weight='{weight}' "
-        f"text-anchor='middle' fill='#222'>{words}</text>"
-    )
-
-
-def rectangle(x: float, y: float, width: float, height: float, style: str) -> str:
-    """A box."""
-    return f"<rect x='{x:g}' y='{y:g}' width='{width:g}' height='{height:g}' {style}/>"
-
-
 def curve(points: Sequence[tuple[float, float]]) -> str:
     """An arrow through points, each left and entered downwards."""
     (x, y), *others = points
@@ -287,16 +271,8 @@ def picture() -> str:
             low, high = max(x, to_x), min(x + block.width, to_x + to.width)
             parts.append(curve([((low + high) / 2, top + block.height), ((low + high) / 2, to_y)]))
     height = y - BETWEEN + MARGIN
-    size = f"viewBox='0 0 {width:g} {height:g}' width='{width:g}' height='{height:g}'"
-    lines = [
-        f"<svg xmlns='http://www.w3.org/2000/svg' {size} {FONT}>",
-        "<title>The rooms of Potluck and which of them import which</title>",
-        ARROWHEAD,
-        rectangle(0, 0, width, height, "fill='white'"),
-        *parts,
-        "</svg>",
-    ]
-    return "\n".join(lines).replace("><", ">\n<") + "\n"
+    title = "The rooms of Potluck and which of them import which"
+    return drawing(parts, width=width, height=height, title=title)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,27 @@
+"""The picture of a secure sum is drawn by its script, and has every message of the protocol."""
+
+from pathlib import Path
+
+from potluck.common.secagg.wire.messages import MessageType, Stage
+from secagg_picture import STAGES, Message, picture
+
+HOUSE = Path(__file__).resolve().parents[3]
+PICTURE = HOUSE / "docs" / "images" / "secure-sum.svg"
+ENDINGS = {MessageType.REFUSAL, MessageType.ABORT, MessageType.DISPUTE, MessageType.EVIDENCE}
+"""Messages of sessions that go wrong, of which the page tells further down."""
+
+
+def test_the_committed_picture_is_what_the_script_draws() -> None:
+    assert picture() == PICTURE.read_text(), "the picture has changed; run: make pages"
+
+
+def test_it_shows_the_stages_and_messages_in_their_order() -> None:
+    assert list(STAGES) == list(Stage)
+    steps = [step for inside in STAGES.values() for step in inside]
+    shown = [step.type for step in steps if isinstance(step, Message) and step.type]
+    assert list(dict.fromkeys(shown)) == sorted(set(MessageType) - ENDINGS)
+
+
+def test_no_page_has_a_diagram_that_only_some_readers_see_drawn() -> None:
+    pages = [*HOUSE.glob("*.md"), *HOUSE.glob("docs/**/*.md"), *HOUSE.glob("examples/**/*.md")]
+    assert [page.name for page in pages if "```mermaid" in page.read_text()] == []
