@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from functools import cache
 
+import hypothesis
 import pytest
 
 import potluck.common.errors  # noqa: F401  # before grpc, which reads its settings once: as programs do
+
+# Milliseconds say how busy the machine is; `timeout` in pyproject.toml ends what hangs.
+hypothesis.settings.register_profile("potluck", deadline=None)
+hypothesis.settings.load_profile("potluck")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -21,8 +21,6 @@ from potluck.deploy.pki.federation_root import (
 )
 from potluck.server.config import CoordinatorConfig
 
-NOW = datetime.now(UTC)
-
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -49,17 +47,17 @@ def configured(folder: Path, kind: str, **changes: Any) -> dict[str, Any]:
     } | changes
 
 
-def of_host(folder: Path, now: datetime = NOW, **changes: Any) -> list[Finding]:
+def of_host(folder: Path, now: datetime | None = None, **changes: Any) -> list[Finding]:
     values = {"coordinator": "h:1", "clients": ("a", "b"), "member_key": folder / "root/members"}
     config = ClientConfig.model_validate(configured(folder, "host-0", **(values | changes)))
-    return list(host_membership(config, now))
+    return list(host_membership(config, now or datetime.now(UTC)))
 
 
 def test_members_with_time_left_are_in_order(folder: Path) -> None:
     config = CoordinatorConfig.model_validate(configured(folder, "coordinator"))
-    for [found] in (list(coordinator_membership(config, NOW)), of_host(folder)):
+    for [found] in (list(coordinator_membership(config, datetime.now(UTC))), of_host(folder)):
         assert (found.verdict, found.found) == (Verdict.GOOD, "epoch 2 with 2 members")
-    later = NOW + timedelta(days=340)
+    later = datetime.now(UTC) + timedelta(days=340)
     for [found] in (list(coordinator_membership(config, later)), of_host(folder, later)):
         assert found.verdict is Verdict.DOUBTFUL
         assert "the member record of client 'a' ends on" in found.found
