@@ -311,10 +311,14 @@ def test_type_checkers_look_everywhere() -> None:
     assert folders - set(tool["pyright"]["include"]) == set()
 
 
+OF_CUDA = re.compile(r"(nvidia|cuda)-|triton$")
+
+
 def unpinned(requirements: list[str], pins: set[str]) -> Iterator[str]:
     """Names without a pin among requirements and, where installed, what these require in turn.
 
-    A requirement on one exact version needs no other pin.
+    A requirement on one exact version needs no other pin. What torch requires of CUDA is its own to
+    choose: one build wants CUDA 12, another 13, and that for processors alone none.
     """
     pending: list[tuple[Requirement, tuple[str, ...]]] = [
         (Requirement(text), ("",)) for text in requirements
@@ -341,7 +345,8 @@ def unpinned(requirements: list[str], pins: set[str]) -> Iterator[str]:
             requires = distribution(name).requires or []
         except PackageNotFoundError:  # an extra that this environment does without
             continue
-        pending += [(Requirement(text), ("", *requirement.extras)) for text in requires]
+        brought = [(Requirement(text), ("", *requirement.extras)) for text in requires]
+        pending += [each for each in brought if name != "torch" or not OF_CUDA.match(each[0].name)]
 
 
 def test_constraints_pin_everything() -> None:
