@@ -46,7 +46,7 @@ help:
 venv: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt
-	@candidates="$(if $(PYTHON),$(PYTHON),python3 python3.13 python3.12 python3.11 python)"; \
+	@candidates="$(if $(PYTHON),$(PYTHON),python3 python3.14 python3.13 python3.12 python3.11 python)"; \
 	suits='import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))'; \
 	if $(VENV)/bin/python -c "$$suits" 2>/dev/null; then exit 0; fi; \
 	for candidate in $$candidates; do \
