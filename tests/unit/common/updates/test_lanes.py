@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
@@ -226,6 +226,7 @@ def test_a_block_wider_than_it_need_be_is_refused() -> None:
 # Files --------------------------------------------------------------------------------------------
 
 
+@settings(deadline=None)  # it writes files
 @given(st.permutations(range(6)), st.lists(st.integers(1, 5), max_size=3), st.data())
 def test_any_grouping_gives_the_same_bytes(
     tmp_path_factory: pytest.TempPathFactory,
@@ -310,6 +311,7 @@ def test_hostile_files_are_refused(tmp_path: Path) -> None:
         pass
 
 
+@settings(deadline=None)  # it writes files
 @given(st.data())
 def test_flipped_bytes_never_crash_a_reader(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
