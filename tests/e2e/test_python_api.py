@@ -238,6 +238,42 @@ def test_a_run_stops_early_and_gives_its_best_model(federation: Federation, tmp_
     assert metadata["potluck.best_of"] == "loss"
 
 
+PUBLIC = {**TASK, "public": 60}
+ENSEMBLE = {
+    "name": "ensemble",
+    "members": 6,
+    "of": [{"name": "perceptron", "inputs": 64, "hidden": [8], "classes": 10, "dropout": 0.0}],
+}
+ON_THE_COORDINATOR = {
+    "feddf": {"count": 3, "strategy": {"name": "feddf", "steps": 4, "check_every": 2}},
+    "rhfl-logits": {
+        "count": 6,
+        "selector": "everyone",
+        "model": ENSEMBLE,
+        "strategy": {"name": "rhfl-logits", "clients": 6},
+    },
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ON_THE_COORDINATOR)
+def test_early_stopping_goes_with_training_on_the_coordinator(
+    federation: Federation, tmp_path: Path, strategy: str
+) -> None:
+    settings: dict[str, Any] = ON_THE_COORDINATOR[strategy]
+    rule = {"measure": "loss", "patience": 1, "minimum_delta": 5.0}
+    run = federation.run(task=PUBLIC, rounds=9, seed=5, stop=rule, **settings).wait()
+    assert (run.state, len(run.history)) == ("finished", 2), run.status.reason
+    best = run.best
+    assert best is not None
+    assert best.loss == min(each.loss for each in run.history if each.loss is not None)
+    assert run.evaluate(best=True).accuracy == best.accuracy
+    card = run.card(best=True)
+    assert (card.round, card.blake3, card.coordinator_trains) == (best.number, best.model, True)
+    with safe_open(run.save(tmp_path / "best.safetensors", best=True), "np") as file:
+        assert file.metadata()["potluck.blake3"] == best.model
+
+
 def test_wrong_settings_are_refused_before_anything_starts() -> None:
     with (
         Federation.local() as federation,
