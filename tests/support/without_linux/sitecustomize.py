@@ -19,3 +19,6 @@ for _module, _names in NOT_ON_MACOS.items():
     for _name in _names.split():
         if hasattr(_module, _name):
             delattr(_module, _name)
+
+if hasattr(os, "process_cpu_count"):  # from Python 3.13 on; where sched_getaffinity is, made of it
+    os.process_cpu_count = os.cpu_count
