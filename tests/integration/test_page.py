@@ -141,6 +141,8 @@ async def test_a_change_must_come_from_the_page(
         assert answer.json["trouble"] == "access"
     assert service.stopped == []
     assert (await page.get(f"/api/runs/{RUN_ID}/stop")).status == 405
+    unknown = await page.get("/api/nothing")
+    assert (unknown.status, "html" in unknown.headers["content-type"]) == (404, False)
 
 
 async def test_every_answer_forbids_code_from_elsewhere(page: OpenPage) -> None:
