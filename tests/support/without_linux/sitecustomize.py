@@ -21,4 +21,4 @@ for _module, _names in NOT_ON_MACOS.items():
             delattr(_module, _name)
 
 if hasattr(os, "process_cpu_count"):  # from Python 3.13 on; where sched_getaffinity is, made of it
-    os.process_cpu_count = os.cpu_count
+    setattr(os, "process_cpu_count", os.cpu_count)  # noqa: B010 - types of 3.11 do not have it
