@@ -24,7 +24,14 @@ pytestmark = pytest.mark.slow
 @asynccontextmanager
 async def federation_of_one(folder: Path) -> AsyncIterator[Federation]:
     async with crash_federation(
-        folder, clients=2, hosts=1, count=2, rounds=1, assignments=["round.leavers=drop"]
+        folder,
+        clients=2,
+        hosts=1,
+        count=2,
+        rounds=1,
+        assignments=["round.leavers=drop"],
+        # A living process is heard within three heartbeats, on a busy machine too.
+        coordinator={"heartbeat_seconds": 1.0},
     ) as federation:
         await federation.until_attending()
         yield federation
