@@ -52,7 +52,7 @@ def bounded_http(most: int = MOST_WAITING, seconds: float = WAITING_SECONDS) -> 
 
         _deadline: asyncio.TimerHandle | None = None
 
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn narrows it so
             """Wait for the first request."""
             super().connection_made(transport)
             self._wait()
