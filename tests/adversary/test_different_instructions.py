@@ -108,7 +108,7 @@ def options(name: str, **changes: Any) -> Edit:
 
 
 def another_objective(work: rpc.Train) -> None:
-    work.objective.name, work.objective.options_json = "fedprox", '{"mu": 1e9}'
+    work.objective.name, work.objective.options_json = "fedprox", '{"mu": 0.5}'
 
 
 async def refused(scene: Scene, script: Script) -> list[str]:
