@@ -20,6 +20,7 @@ from pathlib import Path
 from potluck.experiments.grid.definition import ExperimentFile, load_experiment
 from potluck.experiments.grid.grid_cells import cells_of
 from potluck.experiments.grid.results import ResultsFolder
+from potluck.experiments.grid.seed_list import seeds_in
 from potluck.experiments.reports.contests import BEST, EQUAL, LAST, Contest, contests_of
 from potluck.experiments.reports.experiment_summary import Summary, paired_test, summarise
 from potluck.experiments.reports.readings import BUDGETS
@@ -36,10 +37,11 @@ def main() -> None:
     parser.add_argument("file", type=Path, help="the experiment")
     parser.add_argument("folder", type=Path, help="its results")
     parser.add_argument("--quick", action="store_true", help="they are of the quick version")
+    parser.add_argument("--seeds", type=seeds_in, help="other seeds than the file's, such as 0-9")
     parser.add_argument("--axis", help="the axis whose arms compete")
     parser.add_argument("--measure", help="what arms are read for, instead of the file's metric")
     options = parser.parse_args()
-    plan = load_experiment(options.file, quick=options.quick)
+    plan = load_experiment(options.file, quick=options.quick, seeds=options.seeds)
     if options.axis:
         reading = plan.reading.model_copy(update={"compared": options.axis})
         plan = plan.model_copy(update={"reading": reading})

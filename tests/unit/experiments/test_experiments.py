@@ -22,6 +22,7 @@ from potluck.experiments.grid.grid_cells import cells_of
 from potluck.experiments.grid.label_mix import LabelMixes
 from potluck.experiments.grid.local_cells import BYTES_PER_PROCESS, jobs_for
 from potluck.experiments.grid.results import CellResult, ResultsFolder, RoundResult, Timings
+from potluck.experiments.grid.seed_list import seeds_in
 from potluck.experiments.presets import preset_named, preset_names, preset_run_file
 from potluck.experiments.reports.experiment_summary import paired_test, summarise
 from potluck.experiments.reports.html_report import html
@@ -144,6 +145,46 @@ def test_the_ready_files_are_in_order(path: Path, quick: bool) -> None:
     cells = cells_of(plan, hosts=plan.hosts, source=path)
     assert len({cell.digest for cell in cells}) == len(cells)
     assert bool(plan.assumptions()) == (plan.preset is not None)
+
+
+@pytest.mark.parametrize(
+    ("text", "seeds"), [("0-3", (0, 1, 2, 3)), ("7", (7,)), ("5, 0-1,9-9", (5, 0, 1, 9))]
+)
+def test_seeds_are_listed_by_numbers_and_ranges(text: str, seeds: tuple[int, ...]) -> None:
+    assert seeds_in(text) == seeds
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "takes numbers and ranges, such as 0-9 or 0,3,5-7; got ''"),
+        ("-1", "takes numbers and ranges"),
+        ("1.5", "takes numbers and ranges"),
+        ("0,,1", "takes numbers and ranges"),
+        ("0:9", "takes numbers and ranges"),
+        ("٣", "takes numbers and ranges"),
+        ("9-0", "has the range 9-0, which runs backwards"),
+        ("0-2,1", "has a seed twice"),
+        ("0-20261123", "takes 10000 seeds at most"),
+        ("0-9998,20000-20001", "takes 10000 seeds at most"),
+    ],
+)
+def test_what_is_no_list_of_seeds_is_refused(text: str, why: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"^--seeds {why}"):
+        seeds_in(text)
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_more_seeds_leave_the_files_own_cells_as_they_are(quick: bool) -> None:
+    path = ROOT / "experiments" / "feddiverse-same-start.toml"
+
+    def digests(seeds: tuple[int, ...] | None) -> list[str]:
+        plan = load_experiment(path, quick=quick, seeds=seeds)
+        return [cell.digest for cell in cells_of(plan, hosts=plan.hosts, source=path)]
+
+    own, more = digests(None), digests((0, 1, 2, 3))
+    assert more[: len(own)] == own
+    assert len(set(more)) == len(more) == len(own) // 3 * 4
 
 
 def test_a_papers_gap_is_told_unless_every_arm_fills_it() -> None:

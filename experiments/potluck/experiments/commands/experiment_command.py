@@ -35,6 +35,15 @@ File = Annotated[
 Quick = Annotated[
     bool, typer.Option("--quick", help="Apply the file's [quick] table: smaller, sooner done.")
 ]
+Seeds = Annotated[
+    str | None,
+    typer.Option(
+        metavar="LIST",
+        help="Repeat each cell with these seeds, such as 0-9 or 0,3,5, instead of the file's. "
+        "Cells of other seeds are kept, but not reported.",
+        show_default=False,
+    ),
+]
 Hosts = Annotated[
     int | None,
     typer.Option(min=1, help="Client processes of each federation, instead of the file's."),
@@ -121,6 +130,7 @@ def with_address(arguments: list[str]) -> list[str]:
 def experiment(
     file: File,
     quick: Quick = False,
+    seeds: Seeds = None,
     hosts: Hosts = None,
     jobs: Jobs = None,
     data: Data = None,
@@ -143,6 +153,7 @@ def experiment(
 
     ```console
     potluck experiment experiments/dc-mnist.toml --quick --data data
+    potluck experiment mine.toml --seeds 0-9
     potluck experiment mine.toml --dry-run
     potluck experiment mine.toml --ray 10.0.0.1:6379
     ```
@@ -151,9 +162,10 @@ def experiment(
     from potluck.experiments.grid.grid_cells import cells_of
     from potluck.experiments.grid.results import ResultsFolder
     from potluck.experiments.grid.running import GridOutcome
+    from potluck.experiments.grid.seed_list import seeds_in
 
     cluster = _Cluster(ray, gpus=ray_gpus, apart=ray_hosts_apart)
-    plan = load_experiment(file, quick=quick)
+    plan = load_experiment(file, quick=quick, seeds=None if seeds is None else seeds_in(seeds))
     cells = cells_of(plan, hosts=hosts or plan.hosts, source=file)
     name = f"{plan.name}-quick" if quick else plan.name
     folder = ResultsFolder(output or _FOLDERS / name)

@@ -177,8 +177,13 @@ class ExperimentFile(Settings):
         ]
 
 
-def load_experiment(path: Path, *, quick: bool) -> ExperimentFile:
-    """Load an experiment; `quick` applies its [quick] table. Raises ConfigurationError."""
+def load_experiment(
+    path: Path, *, quick: bool, seeds: tuple[int, ...] | None = None
+) -> ExperimentFile:
+    """Load an experiment; `quick` applies its [quick] table, `seeds` are instead of its own.
+
+    Raises ConfigurationError.
+    """
     try:
         values = tomllib.loads(decode(path.read_bytes(), source=str(path)))
     except OSError as error:
@@ -194,6 +199,8 @@ def load_experiment(path: Path, *, quick: bool) -> ExperimentFile:
                 path=path,
             )
         values = merged(values, shortened, replaced=("axes", "seeds"))
+    if seeds is not None:
+        values["seeds"] = seeds
     return validate(ExperimentFile, values, source=str(path))
 
 
