@@ -5,7 +5,6 @@ What holds it up here waits until the test lets it go: so it would for ever.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import sqlite3
@@ -15,14 +14,15 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from support.federation import Federation, crash_federation, until
+from support.promises import in_time
 
 from potluck.deploy.local.processes import LocalProcess
 from potluck.rpc.v1 import operator_pb2
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
-SECONDS = 10.0
-"""Twice what a process may take: the machine may have other things to do."""
+SECONDS = 5.0
+"""What a process may take."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -47,8 +47,7 @@ async def undisturbed(shared: Federation) -> str:
 async def ended_by(process: LocalProcess, number: signal.Signals) -> int:
     """Ask a process to end; its exit code."""
     os.kill(process.group, number)
-    async with asyncio.timeout(SECONDS):
-        return await process.ended()
+    return await in_time(SECONDS, process.ended())
 
 
 @pytest.mark.parametrize(
@@ -103,11 +102,12 @@ async def test_a_coordinator_ends_amid_the_reduction_of_a_large_model(
 ) -> None:
     large = "task.parameters=10_000_000"
     wanted = await federation.finished(await federation.start_run(large))
-    federation.points.hold("weigh")
+    federation.points.hold("weigh", "evaluate")
     run_id = await federation.start_run(large)
     await until(lambda: federation.points.reached("weigh"))
-    federation.points.release()
+    federation.points.release("weigh")
     assert await ended_by(federation.coordinator, signal.SIGTERM) == 0
+    federation.points.release()
     await federation.restart_coordinator()
     status = await federation.status(run_id)
     assert status.state != operator_pb2.RUN_STATE_FINISHED

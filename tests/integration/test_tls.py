@@ -27,6 +27,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from support.pki import TestFederation, make_federation, server_credentials, tls_files
+from support.promises import in_time
 
 from potluck.common.errors import ConfigurationError, IdentityError, UnreachableError
 from potluck.common.net.connection_errors import connection_error
@@ -98,7 +99,7 @@ async def calling(
     connection: grpc.aio.Channel, address: str, files: TlsFiles, request: bytes = b""
 ) -> bytes:
     try:
-        return await echoing(connection)(request, timeout=20)
+        return await echoing(connection)(request, timeout=60)
     except grpc.aio.AioRpcError as error:
         raise connection_error(error, address, files) from error
 
@@ -297,11 +298,9 @@ async def test_a_channel_reconnects_when_the_coordinator_returns(
     files = federation.coordinator
     async with listening(server_credentials(files)) as port:
         connection = channel(f"127.0.0.1:{port}", federation.operator)
-        assert await echoing(connection)(b"", timeout=20)
+        assert await echoing(connection)(b"", timeout=60)
     async with connection, listening(server_credentials(files), port):
-        started = asyncio.get_running_loop().time()
-        assert await echoing(connection)(b"", timeout=20, wait_for_ready=True)
-        assert asyncio.get_running_loop().time() - started < 10
+        assert await in_time(10, echoing(connection)(b"", timeout=60, wait_for_ready=True))
 
 
 @pytest.mark.slow  # keepalive needs its 13 seconds
@@ -319,11 +318,14 @@ async def test_a_silent_partition_is_found_within_15_seconds_by_both_sides(
         attending = attend_at(b"hello")
         assert await attending.read() == b"hello"
         cut.clear()
-        async with asyncio.timeout(15):
+
+        async def found() -> None:
             with pytest.raises(grpc.aio.AioRpcError) as failure:
                 await attending.read()
             await ENDED.wait()
-        assert failure.value.code() is grpc.StatusCode.UNAVAILABLE
+            assert failure.value.code() is grpc.StatusCode.UNAVAILABLE
+
+        await in_time(15, found())
 
 
 @asynccontextmanager
@@ -370,7 +372,7 @@ def test_synchronous_channels_use_the_same_credentials(
         address = f"localhost:{port}"
         with grpc.secure_channel(address, credentials, options=CHANNEL_OPTIONS) as connection:
             method: grpc.UnaryUnaryMultiCallable[bytes, bytes] = connection.unary_unary(METHOD)
-            return method(b"", timeout=20)
+            return method(b"", timeout=60)
 
     assert asyncio.run(serve_one_call()) == b"potluck://test/operator/operator|"
 

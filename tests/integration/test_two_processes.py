@@ -31,7 +31,7 @@ async def federation_of_one(folder: Path) -> AsyncIterator[Federation]:
         rounds=1,
         assignments=["round.leavers=drop"],
         # A living process is heard within three heartbeats, on a busy machine too.
-        coordinator={"heartbeat_seconds": 1.0},
+        coordinator={"heartbeat_seconds": 2.0},
     ) as federation:
         await federation.until_attending()
         yield federation

@@ -8,6 +8,7 @@ other has been heard, or has been silent for longer than a living host is.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import structlog
 
@@ -16,7 +17,7 @@ from potluck.server.hosts.attendance import Attendance, HostSession
 
 log = structlog.get_logger()
 
-_HEARTBEATS = 3.0
+_HEARTBEATS = 3
 """A host that has missed so many in a row is silent."""
 _MOST_SECONDS = 20.0
 """A host that says hello waits for longer, but not for ever."""
@@ -31,23 +32,33 @@ class Rivals:
 
     def __init__(self, attendance: Attendance, *, heartbeat_seconds: float) -> None:
         self._attendance = attendance
-        self._patience = min(_HEARTBEATS * heartbeat_seconds, _MOST_SECONDS)
+        self._heartbeat = min(heartbeat_seconds, _MOST_SECONDS / _HEARTBEATS)
         self._told: dict[str, tuple[str, str]] = {}
 
     async def make_way(self, session: HostSession) -> None:
         """Return when this process may attend. Raises AttendsElsewhereError where another does."""
         while (other := self._other(session)) is not None:
-            other.heard.clear()
-            try:
-                async with asyncio.timeout(self._patience):
-                    await other.heard.wait()
-            except TimeoutError:
-                if self._other(session) is other:
-                    break
+            heard = await self._heard(other)
+            if self._other(session) is not other:
                 continue
-            if self._other(session) is other:
-                self._refuse(session, other)
+            if not heard:
+                break
+            self._refuse(session, other)
         self._told.pop(session.host_id, None)
+
+    async def _heard(self, other: HostSession) -> bool:
+        """Whether a host is heard before it has missed its heartbeats.
+
+        Each is waited for by itself: where this machine stood still, one is missed at most, and
+        what the host sent meanwhile is read before the next.
+        """
+        other.heard.clear()
+        for _ in range(_HEARTBEATS):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._heartbeat):
+                    await other.heard.wait()
+                return True
+        return False
 
     def _other(self, session: HostSession) -> HostSession | None:
         """Another process of the same host that attends; those who don't say count as one."""
