@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 from grpc import StatusCode as Status
-from support.federation import Federation, crash_federation
+from support.federation import PATIENCE_SECONDS, Federation, crash_federation
 from support.raw_host import (
     RawHost,
     Refusal,
@@ -55,7 +55,7 @@ async def federation(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[
         hosts=3,
         count=3,
         rounds=1,
-        coordinator={"stall_seconds": 1.0},
+        coordinator={"stall_seconds": 5.0},
         start_hosts=False,
     ) as federation:
         for number in (0, 1):
@@ -465,7 +465,7 @@ async def test_a_slow_drip_does_not_hold_a_place(federation: Federation, hostile
                 await asyncio.sleep(0.05)
 
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await asyncio.wait_for(hostile.submit_bytes(drip()), 30)
+            await asyncio.wait_for(hostile.submit_bytes(drip()), PATIENCE_SECONDS)
         assert refusal_of(caught.value) == TRUNCATED
         assert "bytes per second" in (caught.value.details() or "")
         await federation.operator.stop_run(run_id)
@@ -479,9 +479,9 @@ async def test_a_download_nobody_reads_does_not_hold_a_place(
         request = rpc.CoordinatorServiceFetchModelRequest(blake3=instruction.train.model.blake3)
         calls = [hostile.stub.FetchModel(request) for _ in range(8)]
         for call in calls:  # each has begun, so all of this host's places are taken
-            await asyncio.wait_for(call.initial_metadata(), 30)
+            await asyncio.wait_for(call.initial_metadata(), PATIENCE_SECONDS)
         async with RawHost.of(federation.files.hosts[2], name="another") as another:
-            await asyncio.wait_for(another.fetch(instruction.train.model), 30)
+            await asyncio.wait_for(another.fetch(instruction.train.model), PATIENCE_SECONDS)
         for call in calls:
             call.cancel()
         await federation.operator.stop_run(run_id)

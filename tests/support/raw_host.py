@@ -34,6 +34,10 @@ def refusal_of(error: grpc.aio.AioRpcError) -> Refusal:
     return error.code(), found.reason if known and found.reason != "UNREACHABLE" else ""
 
 
+_UNTOLD: Refusal = (grpc.StatusCode.INTERNAL, "")
+"""Where the coordinator refuses before all is written, grpc may tell that instead."""
+
+
 class RawHost:
     """Speaks with the certificate of a host's configuration file. Use it as a context manager."""
 
@@ -67,11 +71,9 @@ class RawHost:
     async def talk(self, *messages: rpc.AttendRequest) -> Refusal:
         """Say this on a control stream; how it is refused."""
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while True:
-                refusal = await self._talk(*messages)
-                # Where the coordinator refuses before all is written, grpc may tell that instead.
-                if refusal != (grpc.StatusCode.INTERNAL, ""):
-                    return refusal
+            while (refusal := await self._talk(*messages)) == _UNTOLD:
+                pass
+            return refusal
 
     async def _talk(self, *messages: rpc.AttendRequest) -> Refusal:
         call = self.stub.Attend()
@@ -112,13 +114,19 @@ class RawHost:
 
     async def submit(self, messages: Iterable[bytes]) -> rpc.SubmitUpdateResponse | Refusal:
         """Send these; the answer, or how they are refused."""
+        sent = list(messages)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while (answer := await self._submit(sent)) == _UNTOLD:
+                pass
+            return answer
 
+    async def _submit(self, messages: Iterable[bytes]) -> rpc.SubmitUpdateResponse | Refusal:
         async def stream() -> AsyncIterator[bytes]:
             for message in messages:
                 yield message
 
         try:
-            answer = await asyncio.wait_for(self.submit_bytes(stream()), PATIENCE_SECONDS)
+            answer = await self.submit_bytes(stream())
         except grpc.aio.AioRpcError as error:
             return refusal_of(error)
         return rpc.SubmitUpdateResponse.FromString(answer)
