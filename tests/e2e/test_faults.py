@@ -138,11 +138,12 @@ async def test_hosts_that_are_back_before_their_run_wait_for_it(
 async def test_a_stopped_run_goes_on_when_it_is_resumed(
     federation: Federation, undisturbed: list[operator_pb2.CommittedRound]
 ) -> None:
+    federation.points.hold("select", *(f"train-client-{number}" for number in range(6)))
     run_id = await federation.start_run()
-    federation.points.hold("select")
     await until(lambda: federation.points.reached("select"))
-    federation.points.release()
+    federation.points.release("select")  # and it gets no further than to train
     stopped = await federation.operator.stop_run(run_id)
+    federation.points.release()
     assert stopped.state == operator_pb2.RUN_STATE_STOPPED
     assert stopped.committed_rounds < stopped.rounds
     with pytest.raises(RunError, match="is not under way"):
@@ -174,8 +175,10 @@ async def test_a_run_that_failed_for_want_of_clients_can_be_resumed(
 async def test_several_runs_at_once_share_the_clients(
     federation: Federation, undisturbed: list[operator_pb2.CommittedRound]
 ) -> None:
+    federation.points.hold("select")
     run_ids = await asyncio.gather(*(federation.start_run() for _ in range(4)))
     federation.points.kill("weigh")
+    federation.points.release("select")
     assert await federation.coordinator.ended() == 137
     await federation.restart_coordinator()
     for run_id in run_ids:

@@ -124,7 +124,7 @@ async def test_a_backup_restored_while_hosts_run_on(
 
 
 async def test_a_coordinator_away_for_longer_than_the_deadline(federation: Federation) -> None:
-    short = "round.deadline_seconds=8"
+    short = "round.deadline_seconds=12"
     undisturbed = await federation.finished(await federation.start_run(short))
     run_id = await in_round_two(federation, short)
     await federation.kill_coordinator()

@@ -72,9 +72,9 @@ async def test_rounds_that_a_flipped_bit_takes_away_are_said(
     shared: Federation, undisturbed: str
 ) -> None:
     with reader(shared):
-        run_id = await shared.start_run()
-        await shared.until_committed(run_id, 1)
+        run_id = await shared.before_round_two()
         size = write_ahead_log(shared).stat().st_size
+        shared.points.release()
         await shared.until_committed(run_id, 3)
         await shared.kill_coordinator()
     flip_a_bit(write_ahead_log(shared), size + 24 + 100)  # in the page of the next frame
@@ -119,14 +119,14 @@ async def test_an_older_backup_of_the_database_alone_is_said(
     database = shared.state / "potluck.sqlite3"
     await shared.kill_coordinator()
     await shared.restart_coordinator()
-    run_id = await shared.start_run("rounds=6")
-    await shared.until_committed(run_id, 1)
+    run_id = await shared.before_round_two("rounds=6")
     opened = contextlib.closing
     with (
         opened(sqlite3.connect(database)) as source,
         opened(sqlite3.connect(tmp_path / "backup")) as copy,
     ):
         source.backup(copy)
+    shared.points.release()
     await shared.until_committed(run_id, 5)
     await shared.kill_coordinator()
     for path in shared.state.glob("potluck.sqlite3-*"):

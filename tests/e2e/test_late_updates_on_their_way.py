@@ -16,7 +16,7 @@ from support.s3_server import ENVIRONMENT, s3_server
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 JOINED = [("client-4", 1), ("client-5", 1)]
-DEADLINE_SECONDS = 6.0
+DEADLINE_SECONDS = 10.0
 
 
 async def joined(federation: Federation, meanwhile: Callable[[], Awaitable[None]]) -> str:

@@ -52,21 +52,6 @@ async def undisturbed(shared: Federation) -> str:
     return await shared.finished(await shared.start_run())
 
 
-async def before_round_two(federation: Federation, *assignments: str) -> str:
-    """A run that has committed a round and waits in the selection of the next."""
-    federation.points.hold("select")
-    run_id = await federation.start_run(*assignments)
-    await until(lambda: federation.points.reached("select"))
-    federation.points.hold("weigh")
-    federation.points.release("select")
-    await until(lambda: federation.points.reached("weigh"))
-    federation.points.hold("select")
-    federation.points.release("weigh")
-    await until(lambda: federation.points.reached("select"))
-    assert (await federation.status(run_id)).committed_rounds == 1
-    return run_id
-
-
 async def first_round(federation: Federation, run_id: str) -> str:
     """The model of a run that has committed one round; it must be there, whole."""
     [entry] = await federation.history(run_id)
@@ -100,7 +85,7 @@ def filled(federation: Federation, *, leave_bytes: int) -> Path:
 
 
 async def test_no_room_for_the_database(federation: Federation, undisturbed: str) -> None:
-    run_id = await before_round_two(federation)
+    run_id = await federation.before_round_two()
     filler = filled(federation, leave_bytes=0)
     federation.points.release()
     assert await federation.coordinator.ended() == 1
@@ -113,7 +98,7 @@ async def test_no_room_for_the_database(federation: Federation, undisturbed: str
 
 
 async def test_no_room_for_updates(federation: Federation, undisturbed: str) -> None:
-    run_id = await before_round_two(federation)
+    run_id = await federation.before_round_two()
     filler = filled(federation, leave_bytes=3 * MEGABYTE)  # one update, not two
     federation.points.release()
     failed = await federation.ended(run_id)
@@ -129,7 +114,7 @@ async def test_no_room_for_updates(federation: Federation, undisturbed: str) -> 
 async def test_a_failure_to_tidy_up_ends_the_run_at_its_next_commit(
     federation: Federation,
 ) -> None:
-    run_id = await before_round_two(federation, "rounds=3")
+    run_id = await federation.before_round_two("rounds=3")
     spare = federation.state / "spool" / run_id / "spare"
     await until(lambda: len(list(spare.glob("*"))) == 2)  # the updates of round 1 are there
     shutil.rmtree(spare)
@@ -167,7 +152,7 @@ async def test_a_damaged_update_is_sent_again(federation: Federation, undisturbe
 
 
 async def test_a_damaged_model_fails_its_run(federation: Federation, undisturbed: str) -> None:
-    run_id = await before_round_two(federation)
+    run_id = await federation.before_round_two()
     blake3 = await first_round(federation, run_id)
     await federation.kill_coordinator()
     federation.points.release()
@@ -184,7 +169,7 @@ async def test_a_damaged_model_fails_its_run(federation: Federation, undisturbed
 async def test_a_damaged_database_row_fails_its_run(
     federation: Federation, undisturbed: str
 ) -> None:
-    run_id = await before_round_two(federation)
+    run_id = await federation.before_round_two()
     await federation.kill_coordinator()
     federation.points.release()
     database = federation.state / "potluck.sqlite3"

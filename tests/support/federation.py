@@ -237,6 +237,20 @@ class Federation:
             while (await self.status(run_id)).committed_rounds < rounds:  # noqa: ASYNC110  # likewise
                 await asyncio.sleep(_LOOK_SECONDS)
 
+    async def before_round_two(self, *assignments: str) -> str:
+        """A run that has committed a round and waits in the selection of the next."""
+        self.points.hold("select")
+        run_id = await self.start_run(*assignments)
+        await until(lambda: self.points.reached("select"))
+        self.points.hold("weigh")
+        self.points.release("select")
+        await until(lambda: self.points.reached("weigh"))
+        self.points.hold("select")
+        self.points.release("weigh")
+        await until(lambda: self.points.reached("select"))
+        assert (await self.status(run_id)).committed_rounds == 1
+        return run_id
+
     async def cohort(self, run_id: str) -> list[operator_pb2.Member]:
         """The cohort of a round, once it is chosen."""
         async with asyncio.timeout(PATIENCE_SECONDS):

@@ -28,7 +28,7 @@ async def run_with_late_ones(
     meanwhile: Callable[[], Awaitable[None]],
     *,
     come: Callable[[str], Awaitable[None]] | None = None,
-    deadline_seconds: float = 2.5,
+    deadline_seconds: float = 8.0,
 ) -> str:
     """Start a run of three rounds with all six clients of a federation, of which 4 and 5 miss round
     1 and come while client 0 holds round 2 up. Its id.
