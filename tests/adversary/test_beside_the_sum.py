@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from adversary.conftest import CLIENTS, Scene
 from prometheus_client.parser import text_string_to_metric_families
+from support.federation import until
 
 from potluck.client.disclosure.outgoing_log import OutgoingLog
 from potluck.server.store import RunState
@@ -75,4 +78,4 @@ async def test_of_masked_rounds_the_ledger_of_sums_says_all(scene: Scene) -> Non
     for client in scene.federation.members.names:
         folder = scene.federation.folder / client.replace("client", "host") / "outgoing"
         assert not list(OutgoingLog(folder).entries(client))
-        assert scene.federation.has_released(client)
+        await until(partial(scene.federation.has_released, client))  # in its own time

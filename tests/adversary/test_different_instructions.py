@@ -29,8 +29,8 @@ count = {CLIENTS}
 roster = {CLIENTS}
 task = {{name = "digits", clients = {CLIENTS}}}
 training = {{steps = 5}}
-masking = {{stage_seconds = 3.0}}
-round = {{deadline_seconds = 6.0, attempts = 1}}
+masking = {{stage_seconds = 20.0}}
+round = {{deadline_seconds = 60.0, attempts = 1}}
 """
 VICTIM = "host-0"
 ANOTHER_SUM = "bound to another training than this client was told to do"

@@ -36,8 +36,8 @@ roster = {CLIENTS}
 selector.name = "round-robin"
 task = {{name = "digits", clients = {CLIENTS}}}
 training = {{steps = 5}}
-masking = {{stage_seconds = 3.0}}
-round = {{deadline_seconds = 20.0, quorum = 0.5, attempts = 1}}
+masking = {{stage_seconds = 20.0}}
+round = {{deadline_seconds = 60.0, quorum = 0.5, attempts = 1}}
 """
 
 

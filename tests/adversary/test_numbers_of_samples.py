@@ -22,7 +22,7 @@ roster = {CLIENTS}
 weighting = "equal"
 task = {{name = "digits", clients = {CLIENTS}}}
 training = {{steps = 1}}
-round = {{attempts = 1}}
+round = {{attempts = 1, quorum = 0.01}}
 """
 
 

@@ -105,7 +105,7 @@ class Silenced(Script):
 async def silenced(scene: Scene, victim: str, clients: list[str]) -> SumOutcome:
     """A sum that a client is in, which was not asked for its shares."""
     scene.liar.script = Silenced(victim)
-    outcome = await scene.federation.sum(clients, stage_seconds=2.0)
+    outcome = await scene.federation.sum(clients, stage_seconds=6.0)
     scene.liar.script = Script()
     assert outcome.total is not None, outcome.explain()
     assert victim in outcome.record.clients
@@ -146,6 +146,6 @@ class TwoSets(Script):
 
 async def test_two_groups_that_are_shown_two_sets_release_neither(crowd: Scene) -> None:
     crowd.liar.script = TwoSets()
-    outcome = await crowd.federation.sum(NAMES, stage_seconds=3.0)
+    outcome = await crowd.federation.sum(NAMES)
     assert outcome.total is None
     assert not any(map(crowd.federation.has_released, NAMES))

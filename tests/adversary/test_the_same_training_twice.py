@@ -34,8 +34,8 @@ async def trained(
         roster = {CLIENTS}
         task = {{{task}}}
         training = {{{training}}}
-        masking = {{stage_seconds = 3.0}}
-        round = {{deadline_seconds = 6.0, attempts = 1}}
+        masking = {{stage_seconds = 20.0}}
+        round = {{deadline_seconds = 60.0, attempts = 1}}
         """
     )
 

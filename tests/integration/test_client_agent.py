@@ -454,7 +454,7 @@ async def test_work_past_its_deadline_that_has_time_again_is_done(scene: Scene) 
     model = scene.model()
     async with scene.host():
         scene.fake.hold_uploads = asyncio.Event()
-        scene.fake.instruct(train_instruction("a", model, seconds=3))
+        scene.fake.instruct(train_instruction("a", model, seconds=8))
         await scene.fake.until(lambda: len(scene.fake.headers) == 1)
         await scene.fake.idle()
         scene.fake.hold_uploads.set()

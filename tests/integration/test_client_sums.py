@@ -135,7 +135,7 @@ async def test_members_of_a_refused_sum_go_singly(scene: Scene) -> None:
 async def test_a_companion_that_never_comes_is_not_waited_for(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_sums, "ARRIVAL_SECONDS", 0.3)
+    monkeypatch.setattr(host_sums, "ARRIVAL_SECONDS", 3.0)
     async with scene.host():
         instruct(scene, "a", "b")
         await arrived(scene, "ab")
@@ -146,7 +146,7 @@ async def test_a_slow_member_is_waited_for_until_the_deadline_is_near(scene: Sce
         instruct(scene, "a", companions=())
         await arrived(scene, "a")  # the others hold the model
         scene.fake.uploads.clear()
-        instruct(scene, "b", companions=("b", "c"), seconds=4)
+        instruct(scene, "b", companions=("b", "c"), seconds=9)
         scene.fake.hold_downloads = asyncio.Event()
         other = scene.model(seed=1)
         scene.fake.instruct(summed_instruction("c", other, ("b", "c"), client="client-2"))

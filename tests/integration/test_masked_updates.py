@@ -42,9 +42,9 @@ MASKED = "secure_aggregation = true\n"
 UNEVALUATED = "evaluation = {every = 0}\n"
 ONE_ROUND = MASKED + RUN_FILE.replace("rounds = 2", "rounds = 1")
 IMPATIENT = """
-masking.stage_seconds = 2.0
+masking.stage_seconds = 20.0
 [round]
-deadline_seconds = 4.0
+deadline_seconds = 8.0
 leavers = "drop"
 """
 

@@ -45,8 +45,8 @@ count = {CLIENTS}
 roster = {CLIENTS}
 task = {{name = "digits", clients = {CLIENTS}}}
 training = {{steps = 1}}
-masking = {{stage_seconds = 3.0}}
-round = {{deadline_seconds = 6.0}}
+masking = {{stage_seconds = 20.0}}
+round = {{deadline_seconds = 60.0}}
 """
 KINDS: dict[MessageType, type[Any]] = {
     MessageType.INVITATION: Invitation,

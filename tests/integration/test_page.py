@@ -25,7 +25,7 @@ from support.operator_service import (
     running_operator_service,
     status,
 )
-from support.pages import OpenPage, running_page
+from support.pages import PATIENCE_SECONDS, OpenPage, running_page
 from support.pki import TestFederation, make_federation, tls_files
 
 from potluck.common.net.identity import Role
@@ -251,7 +251,7 @@ async def test_a_run_is_let_go_when_the_last_page_is_closed(
     monkeypatch.setattr(overview_watch, "POLL_SECONDS", 0.05)
     monkeypatch.setattr(run_watch, "LINGER_SECONDS", 0.1)
     service.watches = [[status(committed=1), committed(1, 0.5)]]
-    async with running_page(config) as opened, asyncio.timeout(20):
+    async with running_page(config) as opened, asyncio.timeout(PATIENCE_SECONDS):
         page = await opened.opened()
         async with page.events(f"/api/events?run={RUN_ID}") as stream:
             assert [kind async for kind, _ in _until(stream, "run")]
@@ -398,13 +398,13 @@ async def test_a_browser_that_is_waited_for_finds_the_page(
     answered = loop.create_future()
 
     def browse(address: str) -> None:
-        with urllib.request.urlopen(address, timeout=10) as answer:  # noqa: S310  # the page's
+        with urllib.request.urlopen(address, timeout=PATIENCE_SECONDS) as answer:  # noqa: S310  # the page's
             loop.call_soon_threadsafe(answered.set_result, answer.status)
 
     monkeypatch.setattr("webbrowser.open", browse)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         serving = asyncio.create_task(serve_page(config, listening, browser=True))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             assert await answered == 200
         serving.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -412,7 +412,7 @@ async def test_a_browser_that_is_waited_for_finds_the_page(
 
 
 async def test_the_server_ends_while_pages_listen(config: OperatorConfig) -> None:
-    async with AsyncExitStack() as stack, asyncio.timeout(20):
+    async with AsyncExitStack() as stack, asyncio.timeout(PATIENCE_SECONDS):
         async with running_page(config) as opened:
             page = await opened.opened()
             stream = await stack.enter_async_context(page.events("/api/events"))

@@ -138,7 +138,7 @@ async def told(federation: SumFederation, kind: MessageType, edit: Edit) -> str:
     with attacking(federation, kind, edited(edit)) as attack:
         while not attack.answers:  # a sum may do without the victim, and call its work off
             attack.sent.clear()
-            await federation.sum(stage_seconds=3.0)
+            await federation.sum()
     assert len(federation.ledger(VICTIM).of(VICTIM).releases) == before
     return attack.refusal
 
@@ -198,7 +198,7 @@ async def test_a_client_consents_once(federation: SumFederation) -> None:
         return Envelope(SURVIVORS, encode(Survivors(session_id, clients)))
 
     with attacking(federation, CERTIFICATE, another) as attack:
-        await federation.sum(stage_seconds=3.0)
+        await federation.sum()
         await until(lambda: bool(attack.answers))
     assert attack.refusal == "stage"
 
@@ -235,7 +235,7 @@ async def test_a_session_is_not_used_again(federation: SumFederation) -> None:
     used = federation.ledger(VICTIM).of(VICTIM).uploads[-1].session_id
     edit = header(session_id=bytes.fromhex(used))
     with attacking(federation, INVITATION, edited(edit)) as attack:
-        await federation.sum(stage_seconds=3.0)
+        await federation.sum()
         await until(lambda: bool(attack.answers))
     assert attack.refusal == "session"
 
@@ -319,7 +319,7 @@ async def test_forged_rosters_are_refused(federation: SumFederation, edit: Edit,
 
 async def test_adverts_of_another_session_are_refused(federation: SumFederation) -> None:
     with attacking(federation, ROSTER, lambda envelope: envelope) as attack:
-        await federation.sum(stage_seconds=3.0)
+        await federation.sum()
     [roster] = [each for each in attack.sent if each.type is ROSTER][:1]
     old = decode(RosterMessage, roster.payload).adverts
 
@@ -366,7 +366,7 @@ async def test_low_thresholds_are_refused_by_everybody(
 ) -> None:
     low = Thresholds(degree=0, threshold=3, quorum=3)
     monkeypatch.setattr(secure_sums, "complete_thresholds", lambda *_: low)
-    outcome = await federation.sum(stage_seconds=3.0)
+    outcome = await federation.sum()
     assert outcome.total is None
     assert outcome.record.refusals == dict.fromkeys(federation.members.names, "threshold")
 
@@ -394,7 +394,7 @@ async def test_a_client_with_another_view_never_unmasks(
             attacking(federation, SURVIVORS, edited(without)) as consented,
             attacking(federation, CERTIFICATE, lambda envelope: envelope) as attack,
         ):
-            await federation.sum(stage_seconds=3.0)
+            await federation.sum()
             await until(lambda: bool(attack.answers))
         [vouched] = masked.answers[0].secure.envelopes
         [consent] = consented.answers[0].secure.envelopes

@@ -24,7 +24,7 @@ roster = {CLIENTS}
 task = {{name = "digits", clients = {CLIENTS}}}
 training = {{steps = 2}}
 selector = {{name = "fedentopt"}}
-profiles.deadline_seconds = 2.0
+profiles.deadline_seconds = 8.0
 round.quorum = 1.0
 """
 

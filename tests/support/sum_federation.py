@@ -30,7 +30,7 @@ from potluck.common.monitoring.instruments import Instruments
 from potluck.common.monitoring.metric_labels import MeasuredParty
 from potluck.common.names import ClientId
 from potluck.common.net.tls import SERVER_OPTIONS
-from potluck.common.secagg import MessageType
+from potluck.common.secagg import CoordinatorSession, MessageType
 from potluck.common.tasks.digits import Digits
 from potluck.deploy.operator.operator_client import OperatorClient, connect
 from potluck.deploy.operator.operator_config import OperatorConfig
@@ -46,7 +46,7 @@ from potluck.server.service.operator_service import OperatorService
 from potluck.server.service.revocations import Revoking
 from potluck.server.store import RunRow, SecureSum
 from potluck.server.sums.counts import SecureSums, SumOutcome
-from potluck.server.sums.sum_session import SumTerms
+from potluck.server.sums.sum_session import SumSession, SumTerms
 
 PATIENCE_SECONDS = 90.0
 EXACT = DisclosurePolicy(exact_sums=True, questions=("label-entropy",))
@@ -261,17 +261,26 @@ async def sum_federation(
 
 @contextlib.contextmanager
 def silent(monkeypatch: Any, stages: Mapping[str, MessageType]) -> Iterator[None]:
-    """Hosts of these clients never answer from this message of the coordinator on."""
-    honest = SumSessions.answer
+    """Hosts of these clients never answer from this message of the coordinator on.
+
+    A stage that waits for nobody else any more has taken its time: so all others may take theirs.
+    """
+    honest, patient = SumSessions.answer, SumSession._next
+    quiet = set[str]()
 
     async def answer(self: SumSessions, instruction: rpc.Instruction, count: Any) -> Any:
         last = stages.get(instruction.client_id)
         if last is not None and instruction.secure.envelope.type >= last:
+            quiet.add(instruction.client_id)
             await asyncio.Event().wait()
         return await honest(self, instruction, count)
 
+    async def following(self: SumSession, session: CoordinatorSession, left: float) -> Any:
+        return await patient(self, session, 0.0 if quiet.issuperset(session.awaited) else left)
+
     with monkeypatch.context() as patched:
         patched.setattr(SumSessions, "answer", answer)
+        patched.setattr(SumSession, "_next", following)
         yield
 
 
