@@ -92,16 +92,20 @@ async def listening(credentials: grpc.ServerCredentials, port: int = 0) -> Async
 
 async def call(address: str, files: TlsFiles, request: bytes = b"", **options: str) -> bytes:
     async with channel(address, files, **options) as connection:
-        return await calling(connection, address, files, request)
+        return await calling(connection, address, files, request, **options)
 
 
 async def calling(
-    connection: grpc.aio.Channel, address: str, files: TlsFiles, request: bytes = b""
+    connection: grpc.aio.Channel,
+    address: str,
+    files: TlsFiles,
+    request: bytes = b"",
+    **options: str,
 ) -> bytes:
     try:
         return await echoing(connection)(request, timeout=60)
     except grpc.aio.AioRpcError as error:
-        raise connection_error(error, address, files) from error
+        raise connection_error(error, address, files, **options) from error
 
 
 def echoing(connection: grpc.aio.Channel) -> grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]:
@@ -237,7 +241,7 @@ async def test_the_coordinator_must_hold_the_dialled_name(tmp_path: Path) -> Non
                 await call(f"{host}:{port}", federation.operator)
         address = f"127.0.0.1:{port}"
         assert await call(address, federation.operator, server_name="coordinator")
-        with pytest.raises(IdentityError, match="does not name"):
+        with pytest.raises(IdentityError, match="does not name elsewhere"):
             await call(address, federation.operator, server_name="elsewhere")
 
 

@@ -121,7 +121,7 @@ class Federation:
         Raises ConfigurationError.
         """
         place = None if data is None else Path(data).expanduser()
-        _check_local(hosts, clients, device, place)
+        _check_local(hosts, clients, device, place, folder)
         closing = contextlib.AsyncExitStack()
         if folder is None:
             temporary = tempfile.TemporaryDirectory(prefix="potluck-")
@@ -423,7 +423,13 @@ class Federation:
         return f"<p>{escape(repr(self)[1:-1])}</p>"
 
 
-def _check_local(hosts: object, clients: object, device: object, data: Path | None) -> None:
+def _check_local(
+    hosts: object,
+    clients: object,
+    device: object,
+    data: Path | None,
+    folder: str | Path | None,
+) -> None:
     """Raise ConfigurationError for what the processes would refuse, or fail by, later."""
     for name, value in (("hosts", hosts), ("clients", 1 if clients is None else clients)):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -434,6 +440,8 @@ def _check_local(hosts: object, clients: object, device: object, data: Path | No
         )
     if data is not None and not data.is_dir():
         raise ConfigurationError(f"data is {str(data)!r}, which is no folder", path=data)
+    if folder is not None and Path(folder).exists() and not Path(folder).is_dir():
+        raise ConfigurationError(f"folder is {str(folder)!r}, which is a file", path=folder)
 
 
 async def _follow(client: OperatorClient, run_id: str, follower: RunFollower) -> RunView:

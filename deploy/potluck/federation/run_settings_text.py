@@ -51,10 +51,10 @@ def plain_value(value: object) -> Any:
 
 
 def _read(run_file: str | Path) -> dict[str, Any]:
-    text = str(run_file)
+    text, source = str(run_file), "the run file"
     if isinstance(run_file, Path) or "\n" not in text:
         try:
-            text = Path(run_file).read_text()
+            text, source = Path(run_file).read_text(), f"the run file {run_file}"
         except OSError as error:
             raise ConfigurationError(
                 f"can't read the run file {run_file}: {error.strerror}", path=run_file
@@ -62,4 +62,4 @@ def _read(run_file: str | Path) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigurationError(f"the run file is not TOML: {error}") from None
+        raise ConfigurationError(f"{source} is not TOML: {error}") from None

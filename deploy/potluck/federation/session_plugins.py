@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from potluck.common.errors import PluginError
 from potluck.common.settings.extras import extra_named
 from potluck.common.settings.option_checks import checked
-from potluck.common.settings.plugins import Plugin, create
+from potluck.common.settings.plugins import KINDS, Plugin, create
 
 _MODULE = "potluck_session"
 _LOADER = '''\
@@ -53,11 +53,10 @@ class SessionPlugins:
             return {"name": value}
         if isinstance(value, Mapping):
             return self._named(group, value)
-        if not isinstance(value, type | Plugin):
-            kind = group.rpartition(".")[2].removesuffix("s")
+        if not isinstance(value, type | Plugin) or getattr(value, "__module__", "") == "builtins":
             raise PluginError(
-                f"{value!r} is no {kind}; give a name, a table with its name and options, a class "
-                "or an object of one"
+                f"{value!r} is no {KINDS[group]}; give a name, a table with its name and options, "
+                "a class or an object of one"
             )
         cls = value if isinstance(value, type) else type(value)
         options = {} if isinstance(value, type) else _options_of(value)

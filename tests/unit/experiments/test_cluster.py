@@ -243,6 +243,7 @@ def test_machines_must_have_the_same_versions() -> None:
         ("a.toml --ray 10.0.0.1:6379 --quick", "a.toml --ray 10.0.0.1:6379 --quick"),
         ("a.toml --ray auto", "a.toml --ray auto"),
         ("a.toml --jobs 2", "a.toml --jobs 2"),
+        ("", ""),
     ],
 )
 def test_ray_is_given_with_an_address_or_without(given: str, read: str) -> None:

@@ -51,6 +51,7 @@ def test_settings_and_tables_say_the_same() -> None:
         ({"hosts": "2"}, "hosts is '2'"),
         ({"clients": -1}, "clients is -1"),
         ({"device": "gpu"}, "device is 'gpu'; it must be 'cpu', 'auto'"),
+        ({"folder": __file__}, "folder is .*, which is a file"),
         ({"data": "/no/such/folder"}, "data is '/no/such/folder', which is no folder"),
     ],
 )
@@ -64,6 +65,7 @@ def test_a_federation_that_can_not_be_is_refused_at_once(options: Any, why: str)
     [
         ({"selector": "unifrom"}, "potluck.selectors: 'unifrom' is not installed"),
         ({"strategy": {"name": "fedavgm", "momentun": 1}}, "did you mean 'momentum'"),
+        ({"strategy": int}, "<class 'int'> is no strategy; give a name"),
         ({"objective": ["cross-entropy", "fedprox-"]}, "'fedprox-' is not installed"),
     ],
 )

@@ -72,12 +72,14 @@ _CAUSES = (
 )
 
 
-def connection_error(error: grpc.RpcError, address: str, files: TlsFiles) -> PotluckError:
+def connection_error(
+    error: grpc.RpcError, address: str, files: TlsFiles, *, server_name: str | None = None
+) -> PotluckError:
     """The exception behind a failed call to the coordinator at `address`.
 
     One that has to do with connecting is an IdentityError when the coordinator's certificate was
     refused (trying again helps only after somebody has acted), else an UnreachableError. Any other
-    is what `from_rpc_error` makes of it.
+    is what `from_rpc_error` makes of it. server_name: what its certificate must hold, if not HOST.
     """
     found = from_rpc_error(error)
     if not isinstance(found, UnreachableError):
@@ -86,7 +88,7 @@ def connection_error(error: grpc.RpcError, address: str, files: TlsFiles) -> Pot
         if cause.mark in found.message:
             message = cause.message.format(
                 address=address,
-                host=address.rpartition(":")[0].strip("[]"),
+                host=server_name or address.rpartition(":")[0].strip("[]"),
                 authority=files.authority,
                 certificate=files.certificate,
             )

@@ -22,7 +22,7 @@ from potluck.common.run_file.run_settings import (
 )
 from potluck.common.run_file.stopping import Stopping
 from potluck.common.settings.configuration import Settings, annotated_example, parse
-from potluck.common.settings.configuration_errors import RUN
+from potluck.common.settings.configuration_errors import RUN, ReadLater
 from potluck.common.settings.local_training import LocalTraining
 from potluck.common.settings.model_table import ModelTable
 from potluck.common.updates.lanes import HostSumSettings
@@ -84,7 +84,7 @@ class RunFile(Settings):
         "up, and [objective] stands for one. Those that say nothing of labels, as fedprox, are\n"
         "added to cross-entropy where there is no other.",
     )
-    training: dict[str, Any] = Field(
+    training: Annotated[dict[str, Any], ReadLater(LocalTraining)] = Field(
         default_factory=dict,
         description="Local training; what is not set here is what the task recommends.",
     )

@@ -6,14 +6,16 @@ recognised by its keys.
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
+
+from potluck.common.settings.near_names import meant
 
 _SHOWN = 3
 _LONGEST_VALUE = 80
@@ -41,6 +43,13 @@ _TELLING: Sequence[tuple[str, Collection[str], Collection[str]]] = (
     (RUN, {"rounds", "count"}, ()),
 )
 """Kinds of file, each by keys that it has and keys that it lacks; the first match counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLater:
+    """Annotates a field of a file with the model as which its table is read later."""
+
+    model: type[BaseModel]
 
 
 def kind_of(keys: Iterable[str]) -> str | None:
@@ -99,10 +108,32 @@ def _unknown(
     shown = ", ".join(f"'{_cut(key)}'" for key in keys[:_SHOWN])
     more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
     known = _known_keys(model, table)
-    close = difflib.get_close_matches(keys[0].rpartition(".")[2], known, n=1)
-    meant = f" (did you mean '{close[0]}'?)" if close and len(keys) == 1 else ""
+    hint = _hint(model, keys[0].rpartition(".")[2], known) if len(keys) == 1 else ""
     listed = f"; known here: {', '.join(known)}" if hints and known else ""
-    return f"unknown key{'s' * (len(keys) > 1)} {shown}{more}{meant}{listed}"
+    return f"unknown key{'s' * (len(keys) > 1)} {shown}{more}{hint}{listed}"
+
+
+def _hint(model: type[BaseModel], key: str, known: Sequence[str]) -> str:
+    """Where the key belongs, or else which was meant; empty where that can't be told."""
+    places = ["at the top of the file"] if key in model.model_fields else []
+    places += [f"below [{table}]" for table in _tables_with(model, key)]
+    if not 1 <= len(places) <= _SHOWN:
+        return meant(key, known)
+    return f" (it belongs {' or '.join(places)})"
+
+
+def _tables_with(model: type[BaseModel], key: str, within: str = "") -> list[str]:
+    """Dotted names of the tables of a file that have this key."""
+    found = []
+    for name, field in model.model_fields.items():
+        later = [each.model for each in field.metadata if isinstance(each, ReadLater)]
+        inner = nested(field) or next(iter(later), None)
+        if inner is None:
+            continue
+        table = within + (field.alias or name)
+        found += [table] if key in inner.model_fields else []
+        found += _tables_with(inner, key, f"{table}.")
+    return found
 
 
 def _explained(model: type[BaseModel], detail: ErrorDetails) -> str:

@@ -8,7 +8,6 @@ annotated takes anything.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import functools
 import inspect
 import json
@@ -24,6 +23,7 @@ from pydantic_core import ErrorDetails
 from typing_extensions import Format, TypedDict, get_annotations
 
 from potluck.common.errors import PluginError
+from potluck.common.settings.near_names import meant
 from potluck.common.settings.parameters import signature_of
 
 _LONGEST_VALUE = 80
@@ -122,9 +122,7 @@ def _problems(
             return [f"its options can't be read: {detail['msg']}"]
         option = str(detail["loc"][0])
         if detail["type"] == "extra_forbidden":
-            close = difflib.get_close_matches(option, known, n=1)
-            meant = f" (did you mean '{close[0]}'?)" if close else ""
-            found.append(f"there is no option '{option}'{meant}; {listed}")
+            found.append(f"there is no option '{option}'{meant(option, known)}; {listed}")
         elif detail["type"] == "missing" and len(detail["loc"]) == 1:
             found.append(f"option '{option}' is missing; {listed}")
         else:

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Final, TypeVar, cast
 
 from potluck.common.errors import ConfigurationError, PluginError
 from potluck.common.settings.extras import MissingLibraryError, missing_library
+from potluck.common.settings.near_names import meant
 from potluck.common.settings.option_checks import checked
 from potluck.common.settings.parameters import signature_of
 
@@ -31,7 +32,7 @@ QUESTIONS = "potluck.questions"
 SINKS = "potluck.sinks"
 COMMANDS = "potluck.commands"
 
-_KINDS: Final = {
+KINDS: Final = {
     SELECTORS: "selector",
     STRATEGIES: "strategy",
     OBJECTIVES: "objective",
@@ -41,6 +42,7 @@ _KINDS: Final = {
     QUESTIONS: "question",
     SINKS: "sink",
 }
+"""One plug-in of each group, in words."""
 
 MODEL_MODULES: Final = (
     "potluck.common.models",
@@ -48,6 +50,9 @@ MODEL_MODULES: Final = (
     "torchvision.models",
 )
 """Modules of models named MODULE:NAME, unless a machine's configuration lists others."""
+
+
+_LIKENESS: Final = 0.75  # names of methods are much alike: fedsgd is not a misspelt feddf
 
 
 class Plugin(ABC):
@@ -79,9 +84,12 @@ def not_installed(group: str, name: str) -> PluginError:
             group=group,
             name=name,
         )
-    choices = ", ".join(installed(group)) or "nothing"
+    choices = installed(group)
     return PluginError(
-        f"{group}: '{name}' is not installed; installed: {choices}", group=group, name=name
+        f"{group}: '{name}' is not installed{meant(name, choices, likeness=_LIKENESS)}; "
+        f"installed: {', '.join(choices) or 'nothing'}",
+        group=group,
+        name=name,
     )
 
 
@@ -144,7 +152,7 @@ def create(kind: type[PluginType], name: str, options: Mapping[str, object]) -> 
         cls = found if issubclass(found, kind) else _with_defaults(found, kind)
     except TypeError as error:
         raise PluginError(
-            f"{_KINDS[kind.group]} {name}: {error}; derive it from {kind.__name__}", name=name
+            f"{KINDS[kind.group]} {name}: {error}; derive it from {kind.__name__}", name=name
         ) from error
     return cast(PluginType, _made(kind.group, name, cls, options))
 
@@ -162,7 +170,7 @@ def _with_defaults(cls: Any, kind: type[Plugin]) -> type[Any]:
 
 
 def _made(group: str, name: str, cls: type[Any], options: Mapping[str, object]) -> Any:
-    of = f"{_KINDS[group]} {name}"
+    of = f"{KINDS[group]} {name}"
     arguments = checked(cls, options, of=of)
     try:
         return cls(**arguments)

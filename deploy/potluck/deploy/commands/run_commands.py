@@ -373,7 +373,12 @@ async def _run_file(
     client: OperatorClient, file: Path | None, again: str | None
 ) -> tuple[str, str]:
     """The text to start a run from, and what errors call it."""
-    if (file is None) == (again is None):
+    if file is not None and again is not None:
+        raise ConfigurationError(
+            f"both the run file {file} and --again {again} are given; give one of them, and change "
+            "values with -o"
+        )
+    if file is None and again is None:
         raise ConfigurationError(
             "name a run file, or an earlier run with --again; `potluck config > run.toml` makes "
             "a file"

@@ -38,9 +38,17 @@ class OperatorClient:
     """A connection to one coordinator. Every method raises PotluckError, UnreachableError when
     the coordinator can't be reached or has gone away."""
 
-    def __init__(self, connection: grpc.aio.Channel, address: str, tls: TlsFiles) -> None:
+    def __init__(
+        self,
+        connection: grpc.aio.Channel,
+        address: str,
+        tls: TlsFiles,
+        *,
+        server_name: str | None = None,
+    ) -> None:
         self._address = address
         self._tls = tls
+        self._server_name = server_name
         self._stub: OperatorServiceAsyncStub = OperatorServiceStub(connection)
 
     @property
@@ -231,7 +239,9 @@ class OperatorClient:
             raise self._translate(error) from None
 
     def _translate(self, error: grpc.aio.AioRpcError) -> PotluckError:
-        translated = connection_error(error, self._address, self._tls)
+        translated = connection_error(
+            error, self._address, self._tls, server_name=self._server_name
+        )
         if not isinstance(translated, UnreachableError):
             return translated
         detail = " ".join((error.details() or "no details").split())
@@ -263,4 +273,6 @@ async def connect(config: OperatorConfig) -> AsyncIterator[OperatorClient]:
     async with channel(
         config.coordinator, config.tls, server_name=config.server_name
     ) as connection:
-        yield OperatorClient(connection, config.coordinator, config.tls)
+        yield OperatorClient(
+            connection, config.coordinator, config.tls, server_name=config.server_name
+        )

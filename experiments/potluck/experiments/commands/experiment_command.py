@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -119,7 +120,7 @@ def with_address(arguments: list[str]) -> list[str]:
     What follows it is one if it has a colon, or is "auto"; a file may follow as well.
     """
     found: list[str] = []
-    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    for argument, following in itertools.pairwise([*arguments, ""]):
         found.append(argument)
         if argument == "--ray" and ":" not in following and following != _THIS_CLUSTER:
             found.append(_THIS_CLUSTER)

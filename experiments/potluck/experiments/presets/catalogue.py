@@ -9,6 +9,7 @@ import tomlkit
 from tomlkit.items import AoT
 
 from potluck.common.errors import ConfigurationError
+from potluck.common.settings.near_names import meant
 from potluck.experiments.presets.compared import COMPARED
 from potluck.experiments.presets.papers import (
     DC,
@@ -48,7 +49,9 @@ def preset_named(name: str) -> Preset:
     preset = _PRESETS.get(name)
     if preset is None:
         raise ConfigurationError(
-            f"there is no preset '{name}'; there are: {', '.join(preset_names())}", name=name
+            f"there is no preset '{name}'{meant(name, preset_names())}; "
+            f"there are: {', '.join(preset_names())}",
+            name=name,
         )
     return preset
 

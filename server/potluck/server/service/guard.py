@@ -305,12 +305,13 @@ def _rebuild(handler: Any, behaviour: Callable[..., Any]) -> grpc.RpcMethodHandl
 def _check_role(identity: Identity, roles: frozenset[Role] | None) -> str:
     """The peer's name, once it is sure that it may call. Raises IdentityError."""
     if roles is not None and identity.role not in roles:
-        needed = " or ".join(sorted(roles))
+        article = {Role.OPERATOR: "an"}
+        needed = " or ".join(f"{article.get(role, 'a')} {role}" for role in sorted(roles))
         raise IdentityError(
-            f"this service is for a {needed}; the certificate presented is that of the "
+            f"this service is for {needed}; the certificate presented is that of the "
             f"{identity.role} '{identity.name}'",
             role=identity.role,
-            needed=needed,
+            needed=" or ".join(sorted(roles)),
         )
     return f"{identity.role} {identity.name}"
 

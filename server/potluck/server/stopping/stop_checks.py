@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 
 from potluck.common.errors import ConfigurationError
@@ -14,6 +13,7 @@ from potluck.common.learning.measures import (
     shown_measures,
 )
 from potluck.common.run_file.runfile import RunFile
+from potluck.common.settings.near_names import meant
 from potluck.common.task import Task
 from potluck.common.trainer import Measure, Trainer
 from potluck.server.stopping.stop_rule import StopRule
@@ -36,11 +36,10 @@ def stop_rule(
     key = "retention.keep_best" if stop is None else "stop.measure"
     known = _known(run_file, task, trainer)
     if name not in known:
-        close = difflib.get_close_matches(name, known, n=1)
-        meant = f" (did you mean '{close[0]}'?)" if close else ""
         raise ConfigurationError(
-            f"{source}: '{key}' is '{name[:80]}', which this run does not measure{meant}; it "
-            f"measures: {', '.join(known)}{_how_to_measure(name, run_file)}",
+            f"{source}: '{key}' is '{name[:80]}', which this run does not measure"
+            f"{meant(name, known)}; it measures: {', '.join(known)}"
+            f"{_how_to_measure(name, run_file)}",
             measure=name[:80],
         )
     if not run_file.evaluation.every and not name.startswith(TRAINING):

@@ -114,7 +114,7 @@ def test_any_callable_of_an_allowed_module_makes_a_model(own_module: tuple[str, 
         (
             "lenet7",
             {},
-            "potluck.models: 'lenet7' is not installed; installed: concatenation, ensemble, lenet5",
+            r"potluck.models: 'lenet7' is not installed \(did you mean 'lenet5'\?\); installed: co",
         ),
     ],
 )

@@ -22,6 +22,11 @@ def install(folder: Path) -> None:
     (information / "entry_points.txt").write_text("[potluck.tasks]\nlate = late_tasks:Late\n")
 
 
+def test_a_misspelt_name_is_guessed() -> None:
+    with pytest.raises(PluginError, match=r"'digit' is not installed \(did you mean 'digits'"):
+        plugins.find(plugins.TASKS, "digit")
+
+
 def test_one_installed_after_the_start_asks_for_a_new_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

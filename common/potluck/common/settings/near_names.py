@@ -1,0 +1,15 @@
+"""Guesses at the name that was meant by one that there is not."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def meant(name: str, choices: Iterable[str], *, likeness: float = 0.6) -> str:
+    """The text " (did you mean '…'?)" with the closest choice; empty where none is close.
+
+    likeness: least of what is close, from 0 to 1 for the same, as difflib counts it.
+    """
+    close = difflib.get_close_matches(name, list(choices), n=1, cutoff=likeness)
+    return f" (did you mean '{close[0]}'?)" if close else ""
