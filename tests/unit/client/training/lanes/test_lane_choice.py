@@ -13,6 +13,7 @@ from torch import nn
 from potluck.client.training.lanes.lane_choice import (
     LaneChoice,
     LaneChoices,
+    fastest,
     measured,
     subject_of,
 )
@@ -98,6 +99,18 @@ def test_both_ways_are_measured() -> None:
     assert min(found.alone_seconds, found.together_seconds) > 0
     wider = nn.Sequential(nn.Linear(4, 9), nn.ReLU(), nn.Linear(9, 3))
     assert subject_of(wider, sample, RULES, device) != subject
+
+
+def test_a_machine_that_is_busy_for_a_moment_does_not_decide() -> None:
+    """After three measurements of each the slower way has the lowest."""
+    fast, slow = iter([4.0, 9.0, 2.1, *[1.0] * 9]), iter([8.0, 2.0, 2.2, *[2.0] * 9])
+    assert fastest(lambda: next(fast), lambda: next(slow)) == (1.0, 2.0)
+    assert len(list(fast)) == len(list(slow)) == 3, "nine of each are enough, however near"
+
+
+def test_where_it_is_clear_few_measurements_are_enough() -> None:
+    fast, slow = iter([1.0, 1.1, 1.2, 0.1]), iter([2.0, 1.9, 2.2])
+    assert fastest(lambda: next(fast), lambda: next(slow)) == (1.0, 1.9)
 
 
 @pytest.mark.parametrize("batched", [1, 0, "sometimes"])
