@@ -8,6 +8,7 @@ anybody sees it, so that stores, logs and reports hold nothing else.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from google.protobuf.message import Message
@@ -45,9 +46,8 @@ def make_plain(message: Message) -> None:
         elif field.type != field.TYPE_STRING or field.name.endswith(_DOCUMENTS):
             continue
         elif field.is_repeated:
-            for index, text in enumerate(value):
-                if not _is_plain(text):
-                    value[index] = plain(text)
+            if not _are_plain(value):
+                value[:] = list(map(plain, value))
         elif not _is_plain(value):
             setattr(message, field.name, plain(value))
 
@@ -64,6 +64,11 @@ _DOCUMENTS = ("_json", "run_file")
 
 def _is_plain(text: str, most: int = MOST_CHARACTERS) -> bool:
     return len(text) <= most and text.isprintable()
+
+
+def _are_plain(texts: Sequence[str]) -> bool:
+    """The same of many, looked at as one: an instruction names all clients of a group."""
+    return "".join(texts).isprintable() and max(map(len, texts)) <= MOST_CHARACTERS
 
 
 def _escaped(character: str) -> str:

@@ -229,7 +229,9 @@ def check_companions(instruction: rpc.Instruction) -> None:
         and len(set(companions)) == len(companions)
         and instruction.id in companions
         and instruction.id.endswith(client)
-        and all(each.startswith(attempt) for each in companions)
+        # The first and the last of them in order: what lies between begins in the same way.
+        and min(companions).startswith(attempt)
+        and max(companions).startswith(attempt)
     )
     if not sound:
         raise ProtocolError(

@@ -268,7 +268,10 @@ class Run:
 
     def companions_of(self, client: str) -> list[str]:
         """Ids of the trainings of a client and its companions; none where it is alone."""
-        return [self.instruction_id(each) for each in self.attempt.companions.get(client, ())]
+        key = self.key  # once: a cohort asks for as many ids as the square of its clients
+        return [
+            train_instruction_id(*key, each) for each in self.attempt.companions.get(client, ())
+        ]
 
     def is_present(self, client: str) -> bool:
         """Return whether a client attends, or may still come back in time."""
