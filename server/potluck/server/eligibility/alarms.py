@@ -1,8 +1,9 @@
-"""Alarms about clients that are picked too often, or claim more samples than they count with."""
+"""Alarms about clients that are picked too often, claim more samples than they count with, or
+count as one site because nobody said where they are."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -13,6 +14,9 @@ from potluck.server.rounds.roster import RunRoster
 from potluck.server.rounds.troubles import listed
 
 _SHOWN = 3
+
+TagLimit = tuple[str, Sequence[str], int]
+"""A tag, its value for each row of the roster (empty: not given), and the most with the same."""
 
 
 class SelectionAlarms:
@@ -26,6 +30,7 @@ class SelectionAlarms:
         self._warn = warn
         self._lopsided: set[int] = set()
         self._boasters: set[str] = set()
+        self._untagged: set[str] = set()
         self.largest_weight: float | None = None
         """The largest share of a client in the samples of the newest round, as they count."""
 
@@ -43,6 +48,21 @@ class SelectionAlarms:
                 f"{picks.mean():.1f}; a flattering profile does that: see `potluck profiles`, "
                 "consider selector_limits.maximum_share or `potluck clients quarantine`"
             )
+
+    def look_at_tags(self, limits: Sequence[TagLimit], chosen: int, count: int) -> None:
+        """Look for tags that hosts do not give, where they made a cohort smaller than asked for.
+
+        limits: of the run's at_most_per. chosen, count: clients of the cohort, and asked for.
+        """
+        for tag, values, most in limits:
+            untagged = sum(not value for value in values)
+            if chosen < count and untagged > most and tag not in self._untagged:
+                self._untagged.add(tag)
+                self._warn(
+                    f"the cohort has {chosen} of {count} clients: the hosts of {untagged} clients "
+                    f"do not give the tag '{tag}', and selector_limits.at_most_per takes {most} of "
+                    "these together; set it in the [tags] of hosts, or correct its name"
+                )
 
     def look_at_samples(self, disclosed: Mapping[str, int]) -> None:
         """Look for clients beyond the run's limits. disclosed: by the newest round's clients."""

@@ -56,14 +56,17 @@ async def choose(
     stored: Sequence[Exchange] = await run.services.in_store(lambda store: store.answers(key))
     steps, answers = _Steps(key=key, stored=stored), list[Answers]()
     limits = [
-        ([run.services.attendance.tags_of(client).get(tag, "") for client in run.roster], most)
+        (tag, [run.services.attendance.tags_of(client).get(tag, "") for client in run.roster], most)
         for tag, most in run.plan.run_file.selector_limits.at_most_per.items()
     ]
     while True:
         selection, given = await _choose_once(run, context, steps)
         answers = given or answers
-        fewer = narrowed(selection.rows, context.available, limits)
+        fewer = narrowed(
+            selection.rows, context.available, [(values, most) for _, values, most in limits]
+        )
         if fewer is None:
+            run.alarms.look_at_tags(limits, len(selection.rows), context.count)
             return selection, answers
         context = replace(context, available=fewer)
         steps.again += 1
