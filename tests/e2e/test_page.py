@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, nullcontext
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, contextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from playwright.async_api import Browser, Page, expect
 from support.browser import CHROMIUM, opened_tab, running_browser
+from support.federation import until
 from support.operator_service import (
     RUN_ID,
     Event,
@@ -43,6 +44,11 @@ pytestmark = [
 TRAINING = MemberState.MEMBER_STATE_TRAINING
 LOST = MemberState.MEMBER_STATE_LOST
 RUN_PATH = f"/runs/{RUN_ID}"
+SEEN = """(seen) => {
+  Object.defineProperty(document, "hidden", { value: !seen, configurable: true });
+  document.dispatchEvent(new Event("visibilitychange"));
+}"""
+"""As a browser does where another tab comes to the front, or this one does again."""
 
 
 def under_way() -> Event:
@@ -466,6 +472,32 @@ async def test_a_fault_and_too_many_windows_are_said_and_pass_by_themselves(
             await expect(banner).to_contain_text("until other windows of it are closed")
         await expect(page.get_by_role("link", name="tea")).to_be_visible()
         await expect(banner).to_have_count(0)
+
+
+async def test_a_page_that_is_not_to_be_seen_listens_to_nothing(
+    browser: Browser, server: OpenPage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted, streams = page_connections.OpenStreams.counted, list[str]()
+
+    @contextmanager
+    def noted(self: page_connections.OpenStreams, of: str) -> Iterator[bool]:
+        with counted(self, of) as has_room:
+            streams.append(of)
+            try:
+                yield has_room
+            finally:
+                streams.remove(of)
+
+    monkeypatch.setattr(page_connections.OpenStreams, "counted", noted)
+    async with opened_tab(browser, server.address) as tab:
+        for path in ("/", RUN_PATH):
+            await tab.go(path)
+            await until(lambda: len(streams) == 1)
+            await tab.page.evaluate(SEEN, False)
+            await until(lambda: not streams)
+            await tab.page.evaluate(SEEN, True)
+            await until(lambda: len(streams) == 1)
+        await expect(tab.page.get_by_role("region", name="Round 3")).to_be_visible()
 
 
 async def test_a_thousand_clients_in_the_dark_on_a_phone(
