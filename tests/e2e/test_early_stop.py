@@ -96,11 +96,10 @@ async def test_killed_around_a_commit_it_comes_to_the_same_end(
 async def test_killed_amid_training_it_comes_to_the_same_end(
     federation: Federation, undisturbed: End
 ) -> None:
-    middle = len(undisturbed.models) // 2
-    run_id = await federation.start_run()
-    await federation.until_committed(run_id, middle)
+    run_id = await federation.before_round_two()
     trainings = [f"train-client-{number}" for number in range(4)]
     federation.points.hold(*trainings)
+    federation.points.release("select")
     await until(lambda: any(federation.points.reached(each) for each in trainings))
     await federation.kill_coordinator()
     federation.points.release()
