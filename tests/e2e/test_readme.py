@@ -61,7 +61,7 @@ async def in_terminals(folder: Path, *commands: str) -> AsyncIterator[None]:
     finally:
         for terminal in terminals:
             os.killpg(terminal.pid, signal.SIGTERM)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             await asyncio.gather(*(terminal.wait() for terminal in terminals))
 
 

@@ -158,7 +158,7 @@ class Prometheus:
         url = f"http://{self.address}/api/v1/{what}?{urlencode(parameters)}"
 
         def get() -> Any:
-            with urlopen(url, timeout=20) as answer:
+            with urlopen(url, timeout=60) as answer:
                 return json.load(answer)["data"]
 
         return await asyncio.to_thread(get)

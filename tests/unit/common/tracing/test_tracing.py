@@ -78,4 +78,4 @@ def test_a_span_is_known_by_its_text() -> None:
         assert read(text) is None
     begun = time.monotonic()
     tracer.close()  # nobody takes the span
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 20

@@ -12,7 +12,7 @@ from potluck.server.service.refusal_log import RefusalLog
 
 
 async def told(lines: list[Any], count: int) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while len(lines) < count:  # noqa: ASYNC110  # a timer of the loop writes them
             await asyncio.sleep(0)
 

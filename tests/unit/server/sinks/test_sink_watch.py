@@ -22,7 +22,7 @@ async def first_reason(state_directory: Path) -> str:
     sink = SinkProcess(job, Instruments(MeasuredParty.COORDINATOR))
     with capture_logs() as logs:
         running = asyncio.create_task(sink.run())
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not logs and not running.done():  # noqa: ASYNC110  # of another process
                 await asyncio.sleep(0.01)
         running.cancel()
