@@ -80,6 +80,15 @@ def processor_seconds(processes: Iterable[int]) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
+def busy_seconds() -> float:
+    """Processor time that all processes of the machine have taken since it was started, and what a
+    hypervisor kept from it."""
+    user, nice, system, _idle, _waiting, *others = map(
+        int, Path("/proc/stat").read_text().split(maxsplit=9)[1:9]
+    )
+    return (user + nice + system + sum(others)) / os.sysconf("SC_CLK_TCK")
+
+
 @contextlib.asynccontextmanager
 async def programs_in(folder: Path) -> AsyncIterator[Programs]:
     """Processes that are gone at the end of the block."""

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from peers_environments import environment
-from peers_processes import Programs, processor_seconds, programs_in, until
+from peers_processes import Programs, busy_seconds, processor_seconds, programs_in, until
 from peers_work import Notes
 from rich.console import Console
 from rich.table import Table
@@ -53,34 +53,43 @@ LOOK_SECONDS = 0.25
 @dataclass(frozen=True, kw_only=True)
 class Turn:
     """What a system took for the rounds of one turn but the first. processor: of all its
-    processes, for each round. training: the way clients were trained, and the reason; of Potluck
-    alone."""
+    processes, for each round. elsewhere: processors that were busy with anything else meanwhile,
+    at the mean. training: the way clients were trained, and the reason; of Potluck alone."""
 
     seconds: Sequence[float]
     processor: float
+    elsewhere: float
     training: Mapping[str, str]
 
 
 @dataclass
 class Processor:
-    """Processor time of a system's processes over time."""
+    """Processor time of a system's processes, and of the whole machine, over time."""
 
     programs: Programs
     samples: list[tuple[float, float]] = field(default_factory=list)
+    machine: list[tuple[float, float]] = field(default_factory=list)
 
     async def sample(self) -> None:
         """Until cancelled."""
         while True:
             now = asyncio.get_running_loop().time()
             self.samples.append((now, processor_seconds(self.programs.pids())))
+            self.machine.append((now, busy_seconds()))
             await asyncio.sleep(LOOK_SECONDS)
 
-    def at(self, moment: float) -> float:
-        """At some time, between two samples in proportion."""
-        for (before, less), (after, more) in itertools.pairwise(self.samples):
-            if before <= moment <= after:
-                return less + (more - less) * (moment - before) / (after - before)
-        return self.samples[-1][1]
+    def spent(self, begin: float, end: float) -> tuple[float, float]:
+        """Seconds of the system's processes between two times, and of all processes."""
+        ours = at(self.samples, end) - at(self.samples, begin)
+        return ours, at(self.machine, end) - at(self.machine, begin)
+
+
+def at(samples: Sequence[tuple[float, float]], moment: float) -> float:
+    """What was sampled at some time, between two samples in proportion."""
+    for (before, less), (after, more) in itertools.pairwise(samples):
+        if before <= moment <= after:
+            return less + (more - less) * (moment - before) / (after - before)
+    return samples[-1][1]
 
 
 async def commands(
@@ -142,10 +151,11 @@ async def take_turn(system: str, case: str, options: argparse.Namespace, folder:
         finally:
             sampling.cancel()
     commits = notes.commits()
-    spent = processor.at(commits[-1]) - processor.at(commits[0])
+    spent, everything = processor.spent(commits[0], commits[-1])
     return Turn(
         seconds=[after - before for before, after in itertools.pairwise(commits)],
         processor=spent / (len(commits) - 1),
+        elsewhere=max(0.0, everything - spent) / (commits[-1] - commits[0]),
         training={
             name: str(note[name])
             for note in notes.read("trained")[:1]
@@ -200,17 +210,20 @@ def figures(case: str, turns: Mapping[tuple[str, str], Sequence[Turn]]) -> dict[
     samples = CASES[case].samples_per_round
     speeds: dict[str, float] = {}
     processor: dict[str, float] = {}
+    elsewhere: dict[str, float] = {}
     for system in SYSTEMS:
         found = turns.get((case, system), [])
         if found:
             seconds = statistics.median(each for turn in found for each in turn.seconds)
             speeds[system] = samples / seconds
             processor[system] = statistics.median(turn.processor for turn in found)
+            elsewhere[system] = max(turn.elsewhere for turn in found)
     others = [speed for system, speed in speeds.items() if system not in ("potluck", "flower")]
     ours = speeds.get("potluck")
     return {
         **speeds,
         "processor_seconds_per_round": processor,
+        "processors_busy_elsewhere": elsewhere,
         "training": [turn.training for turn in turns.get((case, "potluck"), [])],
         "samples_per_round": samples,
         "ratio_to_best": ours / max(others) if ours and others else None,
@@ -221,14 +234,22 @@ def figures(case: str, turns: Mapping[tuple[str, str], Sequence[Turn]]) -> dict[
 def show(result: Mapping[str, Any]) -> None:
     """Print a table: a row for each case and system."""
     table = Table(title=f"{result['rounds']} rounds in each of {result['turns']} turns")
-    for column in ("case", "system", "samples/s", "processor s / round", "potluck / this"):
+    for column in (
+        "case",
+        "system",
+        "samples/s",
+        "processor s / round",
+        "potluck / this",
+        "busy elsewhere",
+    ):
         table.add_column(column, justify="left" if column in ("case", "system") else "right")
     for case, found in result["cases"].items():
         for system in SYSTEMS:
             if system in found:
                 spent = found["processor_seconds_per_round"][system]
                 ratio = f"{found['potluck'] / found[system]:.2f}" if "potluck" in found else ""
-                table.add_row(case, system, f"{found[system]:,.0f}", f"{spent:.2f}", ratio)
+                speed, others = f"{found[system]:,.0f}", found["processors_busy_elsewhere"][system]
+                table.add_row(case, system, speed, f"{spent:.2f}", ratio, f"{others:.2f}")
     Console().print(table)
 
 
