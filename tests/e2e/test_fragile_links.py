@@ -37,5 +37,5 @@ async def test_connections_that_are_reset_before_a_megabyte_is_through(tmp_path:
             states = {member.state for entry in history for member in entry.members}
             assert states == {operator_pb2.MEMBER_STATE_INCLUDED}
             moved = 2 * 2 * 4 * MODEL_PARAMETERS  # two clients, down and up
-            assert moved / CARRIES < link.resets < 3 * moved / CARRIES
+            assert moved / CARRIES < link.resets < 10 * moved / CARRIES
             print(f"{link.resets} resets")

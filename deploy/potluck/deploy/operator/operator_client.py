@@ -25,7 +25,10 @@ if TYPE_CHECKING:  # exists for type checkers only
 PAGE_SIZE = 1000
 """Runs or clients asked for in one call."""
 CALL_SECONDS = 30.0
-"""Deadline of a call with one answer; starting a run builds its model first."""
+"""Deadline of a call with one answer."""
+
+START_SECONDS = 120.0
+"""Deadline of starting a run: its task is imported, with large libraries, and its model built."""
 
 STALL_SECONDS = 60.0
 """A download that brings nothing for so long is broken."""
@@ -59,7 +62,8 @@ class OperatorClient:
     async def start_run(self, run_file: str) -> str:
         """Start a run from the text of a run file. Returns its id."""
         request = operator_pb2.StartRunRequest(run_file=run_file)
-        return (await self._call(self._stub.StartRun(request, timeout=CALL_SECONDS))).run_id
+        call = self._stub.StartRun(request, timeout=START_SECONDS)
+        return (await self._call(call, START_SECONDS)).run_id
 
     async def list_runs(self, *, most: int = 0) -> list[operator_pb2.RunStatus]:
         """All runs, newest first; the newest `most` of them where it is not 0."""
@@ -232,13 +236,15 @@ class OperatorClient:
         finally:
             call.cancel()
 
-    async def _call(self, call: Awaitable[Answer]) -> Answer:
+    async def _call(self, call: Awaitable[Answer], seconds: float = CALL_SECONDS) -> Answer:
         try:
             return _plain(await call)
         except grpc.aio.AioRpcError as error:
-            raise self._translate(error) from None
+            raise self._translate(error, seconds) from None
 
-    def _translate(self, error: grpc.aio.AioRpcError) -> PotluckError:
+    def _translate(
+        self, error: grpc.aio.AioRpcError, seconds: float = CALL_SECONDS
+    ) -> PotluckError:
         translated = connection_error(
             error, self._address, self._tls, server_name=self._server_name
         )
@@ -253,7 +259,7 @@ class OperatorClient:
             return UnreachableError(text, address=self._address)
         if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
             text = (
-                f"the coordinator at {self._address} did not answer within {CALL_SECONDS:.0f} s; "
+                f"the coordinator at {self._address} did not answer within {seconds:.0f} s; "
                 "see its log"
             )
             return UnreachableError(text, address=self._address)
