@@ -34,7 +34,7 @@ def refusal_of(error: grpc.aio.AioRpcError) -> Refusal:
     return error.code(), found.reason if known and found.reason != "UNREACHABLE" else ""
 
 
-_UNTOLD: Refusal = (grpc.StatusCode.INTERNAL, "")
+UNTOLD: Refusal = (grpc.StatusCode.INTERNAL, "")
 """Where the coordinator refuses before all is written, grpc may tell that instead."""
 
 
@@ -71,7 +71,7 @@ class RawHost:
     async def talk(self, *messages: rpc.AttendRequest) -> Refusal:
         """Say this on a control stream; how it is refused."""
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while (refusal := await self._talk(*messages)) == _UNTOLD:
+            while (refusal := await self._talk(*messages)) == UNTOLD:
                 pass
             return refusal
 
@@ -116,7 +116,7 @@ class RawHost:
         """Send these; the answer, or how they are refused."""
         sent = list(messages)
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while (answer := await self._submit(sent)) == _UNTOLD:
+            while (answer := await self._submit(sent)) == UNTOLD:
                 pass
             return answer
 
