@@ -24,7 +24,7 @@ from potluck.common.task import Examples
 
 _STAGED_BYTES = 4 << 20
 """The inputs of as many steps are laid out at once: memory that is at hand, and near a cache. As
-32 MB they came from fresh pages, which took a tenth of LeNet-5's training."""
+32 MB they came from fresh pages, which took a fourteenth of LeNet-5's training."""
 _STAGED_BYTES_ON_GPU = 32 << 20
 """There each piece is a handful of launches, and what is large is copied fastest."""
 _REPORTS = 50
