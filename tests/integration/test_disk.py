@@ -79,8 +79,9 @@ def last_line(federation: Federation) -> str:
 
 def filled(federation: Federation, *, leave_bytes: int) -> Path:
     """A file that fills the disk, on which nothing waits to be written over."""
-    for spare in federation.state.glob("spool/*/spare/*"):
-        spare.unlink()
+    for spares in ("spool/*/spare/*", "models.spare/*"):
+        for spare in federation.state.glob(spares):
+            spare.unlink()
     return mounts.fill(federation.state, leave_bytes=leave_bytes)
 
 
