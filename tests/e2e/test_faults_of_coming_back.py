@@ -61,14 +61,9 @@ async def as_undisturbed(federation: Federation, run_id: str, undisturbed: str) 
 
 async def in_round_two(federation: Federation, *assignments: str) -> str:
     """A run in whose second round client-0 is at work, and the others are done."""
-    federation.points.hold("select")
-    run_id = await federation.start_run(*assignments)
-    await until(lambda: federation.points.reached("select"))
-    federation.points.hold("weigh")
-    federation.points.release("select")
-    await until(lambda: federation.points.reached("weigh"))
+    run_id = await federation.before_round_two(*assignments)
     federation.points.hold("train-client-0")
-    federation.points.release("weigh")
+    federation.points.release("select")
     await until(lambda: federation.points.reached("train-client-0"))
     await until(lambda: len(list(federation.state.glob("spool/*/2.*/*.safetensors"))) == 3)
     return run_id

@@ -112,11 +112,15 @@ class Prometheus:
         [sample] = await self.query(expression)
         return float(sample["value"][1])
 
-    async def alerts(self) -> set[str]:
-        """The names of the alerts that fire."""
-        data = await self._get("alerts")
+    async def alerts(self, *, instance: str = "") -> set[str]:
+        """The names of the alerts that fire, for one instance if it is given."""
+        labels = [
+            alert["labels"]
+            for alert in (await self._get("alerts"))["alerts"]
+            if alert["state"] == "firing"
+        ]
         return {
-            alert["labels"]["alertname"] for alert in data["alerts"] if alert["state"] == "firing"
+            each["alertname"] for each in labels if not instance or each.get("instance") == instance
         }
 
     async def broken_rules(self) -> list[str]:
@@ -137,16 +141,16 @@ class Prometheus:
             while not await self._try(expression):  # noqa: ASYNC110  # it gives no signal
                 await asyncio.sleep(_LOOK_SECONDS)
 
-    async def until_firing(self, *names: str) -> None:
-        """Wait until all of these alerts fire."""
+    async def until_firing(self, *names: str, instance: str = "") -> None:
+        """Wait until all of these alerts fire, for one instance if it is given."""
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while not set(names) <= await self.alerts():  # noqa: ASYNC110  Prometheus has no signal for it
+            while not set(names) <= await self.alerts(instance=instance):  # noqa: ASYNC110  # no signal
                 await asyncio.sleep(_LOOK_SECONDS)
 
-    async def until_resolved(self, *names: str) -> None:
-        """Wait until none of these alerts fires."""
+    async def until_resolved(self, *names: str, instance: str = "") -> None:
+        """Wait until none of these alerts fires, for one instance if it is given."""
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while set(names) & await self.alerts():  # noqa: ASYNC110  Prometheus has no signal for it
+            while set(names) & await self.alerts(instance=instance):  # noqa: ASYNC110  # no signal
                 await asyncio.sleep(_LOOK_SECONDS)
 
     async def _try(self, expression: str) -> list[dict[str, Any]]:
