@@ -199,11 +199,14 @@ class ClientConfig(Settings):
         """From a flag or the environment they come as one text with commas."""
         return tuple(value.split(",")) if isinstance(value, str) else value
 
-    @field_validator("workers")
+    @field_validator("workers", mode="before")
     @classmethod
-    def _some_workers(cls, workers: int | str) -> int | str:
-        if isinstance(workers, int) and not 1 <= workers <= MOST_WORKERS:
-            raise ValueError(f"must be auto, or a number from 1 to {MOST_WORKERS}")
+    def _some_workers(cls, workers: object) -> object:
+        """From a flag or the environment a number comes as text."""
+        text = str(workers)
+        number = int(text) if re.fullmatch(r"[0-9]{1,3}", text) else 0
+        if text != "auto" and not 1 <= number <= MOST_WORKERS:
+            raise ValueError(f"must be auto, or a whole number from 1 to {MOST_WORKERS}")
         return workers
 
     @field_validator("device")

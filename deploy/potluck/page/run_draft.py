@@ -180,7 +180,7 @@ def _problems(values: dict[str, Any]) -> Iterator[tuple[str, str]]:
     try:
         RunFile.model_validate(values)
     except ValidationError as error:
-        found = problems_by_key(RunFile, error)
+        found = problems_by_key(RunFile, error, values)
         other = explain(RunFile, error, values, kind=RUN)
         if other.startswith("this looks like"):
             yield "", other
@@ -191,7 +191,7 @@ def _problems(values: dict[str, Any]) -> Iterator[tuple[str, str]]:
         try:
             LocalTraining.model_validate(known)
         except ValidationError as error:
-            for key, said in problems_by_key(LocalTraining, error):
+            for key, said in problems_by_key(LocalTraining, error, known):
                 yield f"training.{key}" if key else "training", said
 
 

@@ -16,11 +16,13 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from potluck.common.settings.near_names import meant
+from potluck.common.settings.wanted import any_of, wanted
 
 _SHOWN = 3
 _LONGEST_VALUE = 80
 _LONGEST_MESSAGE = 300
 _NO_TABLE = {"model_type", "dict_type", "model_attributes_type"}
+_OF_KEYS = {"missing", "extra_forbidden"}
 
 RUN = "a run file"
 COORDINATOR = "the configuration of a coordinator"
@@ -65,7 +67,7 @@ def explain(
     model: type[BaseModel], error: ValidationError, values: Mapping[str, Any], *, kind: str
 ) -> str:
     """The line for `error` in `values`, read as `model`. kind: of file; empty for no file."""
-    details = error.errors(include_url=False)
+    details = _in_file(error, values)
     looks_like = kind_of(values)
     problems = _problems(model, details, hints=looks_like in (None, kind))
     left = len(problems) - _SHOWN
@@ -76,18 +78,60 @@ def explain(
     return text
 
 
-def problems_by_key(model: type[BaseModel], error: ValidationError) -> list[tuple[str, str]]:
-    """Each problem of `error` as the dotted key that it is about, and a sentence; without the key
-    where it is about the file as a whole."""
+def problems_by_key(
+    model: type[BaseModel], error: ValidationError, values: Mapping[str, Any]
+) -> list[tuple[str, str]]:
+    """Each problem of `error` in `values` as the dotted key that it is about, and a sentence;
+    without the key where it is about the file as a whole."""
     found = []
-    for detail in error.errors(include_url=False):
+    for same in _by_place(_in_file(error, values)):
+        detail = same[0]
         if detail["type"] == "extra_forbidden":
             text = _unknown(model, detail["loc"][:-1], [_dotted(detail["loc"])], hints=True)
         else:
-            text = _explained(model, detail)
+            text = _explained(model, same)
         key = ".".join(str(part) for part in detail["loc"] if not isinstance(part, int))
         found.append((key, text))
     return list(dict.fromkeys(found))
+
+
+def _in_file(error: ValidationError, values: Mapping[str, Any]) -> list[ErrorDetails]:
+    """The details of an error, each with its place in the file."""
+    return [
+        {**detail, "loc": _place(detail["loc"], values, of_keys=detail["type"] in _OF_KEYS)}
+        for detail in error.errors(include_url=False)
+    ]
+
+
+def _place(
+    location: tuple[int | str, ...], values: object, *, of_keys: bool
+) -> tuple[int | str, ...]:
+    """A location as the file has it: without the names of types by which pydantic tells apart what
+    a value may be, and without what is split or listed only when it is read.
+
+    of_keys: whether its last part is a key, there or missing."""
+    found: list[int | str] = []
+    for position, part in enumerate(location):
+        if isinstance(values, Mapping):
+            there, inner = part in values, values.get(part)
+        elif isinstance(values, (list, tuple)):
+            there = isinstance(part, int) and part < len(values)
+            inner = values[part] if isinstance(part, int) and there else None
+        else:
+            there, inner = False, None
+        if there:
+            values = inner
+        if there or (of_keys and position == len(location) - 1):
+            found.append(part)
+    return tuple(found)
+
+
+def _by_place(details: Sequence[ErrorDetails]) -> list[list[ErrorDetails]]:
+    """Details, those together that say what else the value at one place might be."""
+    found: dict[object, list[ErrorDetails]] = {}
+    for detail in details:
+        found.setdefault((detail["loc"], detail["type"] in _OF_KEYS), []).append(detail)
+    return list(found.values())
 
 
 def _problems(model: type[BaseModel], details: Sequence[ErrorDetails], *, hints: bool) -> list[str]:
@@ -97,7 +141,9 @@ def _problems(model: type[BaseModel], details: Sequence[ErrorDetails], *, hints:
         if detail["type"] == "extra_forbidden":
             unknown.setdefault(detail["loc"][:-1], []).append(_dotted(detail["loc"]))
     found = [_unknown(model, table, keys, hints=hints) for table, keys in unknown.items()] + [
-        _explained(model, each) for each in details if each["type"] != "extra_forbidden"
+        _explained(model, same)
+        for same in _by_place(details)
+        if same[0]["type"] != "extra_forbidden"
     ]
     return list(dict.fromkeys(found))
 
@@ -136,15 +182,20 @@ def _tables_with(model: type[BaseModel], key: str, within: str = "") -> list[str
     return found
 
 
-def _explained(model: type[BaseModel], detail: ErrorDetails) -> str:
+def _explained(model: type[BaseModel], same: Sequence[ErrorDetails]) -> str:
+    """The sentence for what is wrong at one place; several details where a value may be of several
+    kinds, and is of none."""
+    detail = same[0]
     where = _cut(_dotted(detail["loc"])) or "the file"
     if detail["type"] == "missing":
         return f"'{where}' is missing"
-    shown = repr(detail["input"])
-    value = "" if len(shown) > _LONGEST_VALUE else f" (got {shown})"
-    if detail["type"] in _NO_TABLE:
+    shown, given = repr(detail["input"]), detail["input"]
+    value = f" (got {_cut(shown)})"
+    if isinstance(given, Mapping) and len(shown) > _LONGEST_VALUE:
+        value = ""  # of a large table its beginning says nothing
+    if len(same) == 1 and detail["type"] in _NO_TABLE:
         return f"'{where}' is a table{value}; {_as_table(model, detail, where)}"
-    message = detail["msg"].removeprefix("Value error, ")
+    message = any_of(map(wanted, same))
     if len(message) > _LONGEST_MESSAGE:
         message = message[:_LONGEST_MESSAGE] + "…"
     return f"'{where}': {message}{value}"

@@ -15,7 +15,7 @@ import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass
-from typing import Any, Final, NotRequired, get_type_hints
+from typing import Any, NotRequired, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
@@ -25,18 +25,9 @@ from typing_extensions import Format, TypedDict, get_annotations
 from potluck.common.errors import PluginError
 from potluck.common.settings.near_names import meant
 from potluck.common.settings.parameters import signature_of
+from potluck.common.settings.wanted import wanted
 
 _LONGEST_VALUE = 80
-_WANTED: Final = {
-    "bool_type": "it must be true or false",
-    "dict_type": "it must be a table",
-    "float_type": "it must be a number",
-    "int_type": "it must be a whole number",
-    "list_type": "it must be a list",
-    "string_type": "it must be a text",
-    "tuple_type": "it must be a list",
-}
-"""By the type of an error; of others their message says it."""
 
 
 def checked(make: Callable[..., Any], options: Mapping[str, object], *, of: str) -> dict[str, Any]:
@@ -115,7 +106,7 @@ def _problems(
     """One sentence for each wrong option; of a union's members each says what it wants."""
     known = list(signature_of(make).parameters)
     listed = f"its options: {', '.join(known) or 'none'}"
-    wanted: dict[str, list[str]] = {}
+    reasons: dict[str, list[str]] = {}
     found: list[str] = []
     for detail in details:
         if not detail["loc"]:  # nested too deep, or no text of Unicode
@@ -126,10 +117,11 @@ def _problems(
         elif detail["type"] == "missing" and len(detail["loc"]) == 1:
             found.append(f"option '{option}' is missing; {listed}")
         else:
-            said = detail["msg"].removeprefix("Value error, ")
-            said = _WANTED.get(detail["type"]) or said.replace("Input should be", "it must be", 1)
-            wanted.setdefault(option, []).append(said)
-    for option, said_of_it in wanted.items():
+            said = wanted(detail)
+            reasons.setdefault(option, []).append(
+                f"it {said}" if said.startswith("must ") else said
+            )
+    for option, said_of_it in reasons.items():
         shown = repr(options[option])
         value = shown if len(shown) <= _LONGEST_VALUE else shown[:_LONGEST_VALUE] + "…"
         must = ", or ".join(dict.fromkeys(said_of_it)).replace(", or it must be", " or")

@@ -20,6 +20,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_confi
 from typing_extensions import TypedDict
 
 from potluck.common.errors import ConfigurationError
+from potluck.common.settings.wanted import wanted
 from potluck.server.selection import Population
 
 Floats = NDArray[np.float64]
@@ -118,9 +119,10 @@ def _columns(
 
 
 def _first_fault(error: ValidationError) -> str:
-    fault = error.errors(include_url=False, include_context=False)[0]
+    fault = error.errors(include_url=False)[0]
     place = ".".join(str(part) for part in fault["loc"])
-    reason = fault["msg"][:1].lower() + fault["msg"][1:]
+    reason = wanted(fault)
+    reason = reason[:1].lower() + reason[1:]
     given = fault["input"]
     shown = (
         f", not {given!r}" if isinstance(given, int | float | str) and len(str(given)) < 40 else ""

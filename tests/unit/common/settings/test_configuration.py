@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import re
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,11 @@ from support.pki import make_federation
 from support.programs import run_program
 from support.repository import ROOT
 
+from potluck.client.config import ClientConfig
 from potluck.client.config import example_config as host_example
 from potluck.common.errors import ConfigurationError
-from potluck.common.run_file.runfile import example_run_file, parse_run_file
+from potluck.common.run_file.runfile import RunFile, example_run_file, parse_run_file
+from potluck.common.settings.configuration import Settings, parse
 from potluck.common.settings.configuration_errors import (
     COORDINATOR,
     EXPERIMENT,
@@ -22,9 +25,10 @@ from potluck.common.settings.configuration_errors import (
     RUN,
 )
 from potluck.common.settings.local_training import LocalTraining
-from potluck.deploy.machines.inventory import example_inventory
-from potluck.deploy.operator.operator_config import example_operator_config
+from potluck.deploy.machines.inventory import Inventory, example_inventory
+from potluck.deploy.operator.operator_config import OperatorConfig, example_operator_config
 from potluck.experiments.grid.definition import ExperimentFile
+from potluck.server.config import CoordinatorConfig
 from potluck.server.config import example_config as coordinator_example
 from potluck.server.rounds.plan import draw_up
 
@@ -111,6 +115,56 @@ def test_a_key_in_the_wrong_table_is_told_the_right_one(line: str, where: str) -
 def test_a_value_in_place_of_a_table_is_told_how_to_write_it(text: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         parse_run_file(text, source="run.toml")
+
+
+MODELS: dict[str, type[Settings]] = {
+    RUN: RunFile,
+    COORDINATOR: CoordinatorConfig,
+    HOST: ClientConfig,
+    OPERATOR: OperatorConfig,
+    EXPERIMENT: ExperimentFile,
+    INVENTORY: Inventory,
+}
+
+
+def said_of(kind: str, key: str, value: object) -> str:
+    """What is said of a file of this kind with another value of a key; empty for nothing."""
+    try:
+        parse(MODELS[kind], FILES[kind], source="my.toml", overrides={key: value})
+    except ConfigurationError as error:
+        return error.message
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "value", "message"),
+    [
+        (HOST, "workers", "many", "must be auto, or a whole number from 1 to 256 (got 'many')"),
+        (HOST, "workers", 257, "must be auto, or a whole number from 1 to 256 (got 257)"),
+        (HOST, "clients", 3, "must be a list (got 3)"),
+        (EXPERIMENT, "axes", {"x": 3}, "must be a list or a table (got 3)"),
+        (RUN, "rounds", "many", "must be a whole number (got 'many')"),
+        (RUN, "rounds", 2.5, "must be a whole number (got 2.5)"),
+        (RUN, "rounds", float("nan"), "must be a finite number (got nan)"),
+        (RUN, "name", 3, "must be a text (got 3)"),
+        (RUN, "objective", [], "must have 1 entry at least (got [])"),
+        (RUN, "name", "x" * 500, f"must have 80 characters at most (got '{'x' * 79}…)"),
+        (RUN, "stop", {"measure": "", "patience": 1}, "must not be empty (got '')"),
+    ],
+)
+def test_a_value_of_a_wrong_type_is_told_what_it_must_be(
+    kind: str, key: str, value: object, message: str
+) -> None:
+    said = said_of(kind, key, value)
+    assert re.search(rf"[:;] '{key}(\.\w+)?': {re.escape(message)}$", said), said
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("value", ["many", 3.5, {"a": 1}, [1], -1, float("nan"), ""])
+def test_no_message_names_types_of_the_code(kind: str, value: object) -> None:
+    for key in MODELS[kind].model_fields:
+        said = said_of(kind, key, value).partition("; known here")[0]
+        assert re.search(r"Input|<class|should|literal\[|\b(dict|tuple|int)\b", said) is None, said
 
 
 def test_an_assignment_to_a_table_is_told_how_to_write_it(tmp_path: Path) -> None:

@@ -172,7 +172,7 @@ def test_passes_of_each_client_do_not_go_with_counted_steps() -> None:
             '[model]\nname = "lenet7"\n',
             r"'lenet7' is not installed \(did you mean 'lenet5'\?\); installed: conc",
         ),
-        ("[training]\nmomentum = 1.0\n", "'momentum': Input should be less than 1"),
+        ("[training]\nmomentum = 1.0\n", "'momentum': must be less than 1"),
     ],
 )
 def test_what_does_not_go_is_refused_before_the_run(text: str, message: str) -> None:

@@ -326,11 +326,11 @@ def test_settings_travel_as_json() -> None:
             {"learningrate": 0.1},
             r"'learningrate' \(did you mean 'learning_rate'\?\); known here: batch_size, batched",
         ),
-        ({"learning_rate": 0}, "'learning_rate': Input should be greater than 0"),
-        ({"learning_rate": math.inf}, "'learning_rate': Input should be a finite number"),
-        ({"momentum": 1.0}, "'momentum': Input should be less than 1"),
-        ({"optimizer": "magic"}, "'optimizer': Input should be 'sgd', 'adam' or 'adamw'"),
-        ({"epochs": 0}, "'epochs': Input should be greater than or equal to 1"),
+        ({"learning_rate": 0}, "'learning_rate': must be greater than 0"),
+        ({"learning_rate": math.inf}, "'learning_rate': must be a finite number"),
+        ({"momentum": 1.0}, "'momentum': must be less than 1"),
+        ({"optimizer": "magic"}, "'optimizer': must be 'sgd', 'adam' or 'adamw'"),
+        ({"epochs": 0}, "'epochs': must be greater than or equal to 1"),
     ],
 )
 def test_wrong_settings_are_refused(values: dict[str, object], message: str) -> None:
