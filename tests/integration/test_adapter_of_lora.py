@@ -11,6 +11,8 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from potluck.common.adapters.lora import keep_rank, with_lora
+from potluck.common.errors import ConfigurationError
+from potluck.common.learning.task_loading import model_maker
 from potluck.common.settings.model_table import ModelTable
 from potluck.common.tensors.model_parts import divided
 from potluck.server.strategies.lora_stacking import LoraStacking, adapters
@@ -81,3 +83,37 @@ def test_a_model_of_transformers_finds_its_base_in_the_folder_it_saves(tmp_path:
         assert torch.allclose(made(tokens).logits, pretrained(tokens).logits, atol=1e-6)
     LoraStacking().check_model(parts.layout)
     assert len(adapters(list(parts.layout.by_name))) == 7
+
+
+PERCEPTRON = {"name": "perceptron", "inputs": 6, "hidden": [5], "classes": 2, "dropout": 0.0}
+
+
+def test_every_linear_layer_of_a_named_model_is_adapted() -> None:
+    model = model_maker("low-rank", {"of": PERCEPTRON, "rank": RANK, "scaling": 2.0})()
+    table = ModelTable(trainable=("*.lora_?.*", "*.base_layer.weight"))
+    parts = divided(model, table, None)
+    LoraStacking(scaling=2.0).check_model(parts.layout)
+    shapes = {each.name: each.shape for each in parts.layout.tensors}
+    found = adapters(list(shapes))
+    assert [shapes[each.weight] for each in found] == [(5, 6), (2, 5)]
+    assert [shapes[each.down] for each in found] == [(RANK, 6), (RANK, 5)]
+    state = model.state_dict()
+    inputs = torch.randn(4, 6, generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        before = model(inputs)
+        for each in found:
+            state[each.up].fill_(0.3)
+            state[each.weight] -= 2.0 * state[each.up] @ state[each.down]
+        assert torch.allclose(model(inputs), before, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("of", "why"),
+    [
+        ({"name": "low-rank", "of": PERCEPTRON}, "must be a table with the name of another model"),
+        ({"name": "nobody"}, "'nobody' is not installed"),
+    ],
+)
+def test_what_has_no_low_rank_form_is_refused(of: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigurationError, match=why):
+        model_maker("low-rank", {"of": of})()

@@ -215,6 +215,11 @@ def test_a_preset_is_a_run_file_that_says_what_is_ours(name: str) -> None:
     assert set(preset.disclosure.get("questions", ())) == plan.selector.asks
 
 
+def test_four_kinds_of_network_learn_from_one_another() -> None:
+    [*kinds] = preset_named("rhfl-logits").run["model"]["of"]
+    assert len({kind["name"] for kind in kinds}) == preset_named("rhfl-logits").run["roster"] == 4
+
+
 def test_side_by_side_as_many_as_processors_and_memory_carry() -> None:
     plenty = 2**40
     assert jobs_for(2, 100, processors=2, memory=plenty) == 2

@@ -1,4 +1,4 @@
-"""The models that a model of several is made of."""
+"""The models that a model of others is made of."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from potluck.common.errors import ConfigurationError
 from potluck.common.settings import plugins
 from potluck.common.settings.option_checks import checked
 
-_OF_SEVERAL: Final = ("concatenation", "ensemble")
+_OF_OTHERS: Final = ("concatenation", "ensemble", "low-rank")
 
 
 def member_maker(of: Mapping[str, Any], *, whole: str) -> Callable[[], nn.Module]:
     """Makes models as a table like [model] says. whole: the model that these are to be part of.
 
-    Raises ConfigurationError where the table names none, or one of several models; PluginError
-    where it is not installed.
+    Raises ConfigurationError where the table names none, or one that is made of others itself;
+    PluginError where it is not installed.
     """
     options = {key: value for key, value in of.items() if key != "name"}
     name = of.get("name")
-    if not isinstance(name, str) or name in _OF_SEVERAL:
+    if not isinstance(name, str) or name in _OF_OTHERS:
         raise ConfigurationError(
             f"model {whole}: option 'of' is {dict(of)}; it must be a table with the name of "
             'another model: of = {name = "lenet5"}'

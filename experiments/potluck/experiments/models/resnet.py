@@ -13,6 +13,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 
+def resnet10_gn(classes: int = 1000, groups: int = 32, small_images: bool = False) -> ResNet:
+    """A block in each stage: 5,418,792 parameters with 1,000 classes."""
+    return ResNet(_Basic, (1, 1, 1, 1), classes, groups=groups, small_images=small_images)
+
+
+def resnet12_gn(classes: int = 1000, groups: int = 32, small_images: bool = False) -> ResNet:
+    """One block more, in the first stage: 5,492,776 parameters with 1,000 classes."""
+    return ResNet(_Basic, (2, 1, 1, 1), classes, groups=groups, small_images=small_images)
+
+
 def resnet18_gn(classes: int = 1000, groups: int = 32, small_images: bool = False) -> ResNet:
     """Eighteen layers: 11,689,512 parameters with 1,000 classes."""
     return ResNet(_Basic, (2, 2, 2, 2), classes, groups=groups, small_images=small_images)

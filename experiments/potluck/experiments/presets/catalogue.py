@@ -18,6 +18,7 @@ from potluck.experiments.presets.papers import (
     FEDDIVERSE,
     FEDENTOPT,
     FLASH,
+    LORA_STACKING,
     RHFL_LOGITS,
 )
 from potluck.experiments.presets.preset import Preset
@@ -32,6 +33,7 @@ _PRESETS = {
         FEDDIVERSE,
         FEDENTOPT,
         FLASH,
+        LORA_STACKING,
         RHFL_LOGITS,
         *SELECTORS,
         *COMPARED,

@@ -19,6 +19,8 @@ PUBLISHED = {
     "perceptron": (4_352, (54,), 2),
     "mnist-cnn": (1_663_370, (1, 28, 28), 10),
     "lenet5": (62_006, (3, 32, 32), 10),
+    "resnet10-gn": (5_418_792, (3, 64, 64), 1000),
+    "resnet12-gn": (5_492_776, (3, 64, 64), 1000),
     "resnet18-gn": (11_689_512, (3, 64, 64), 1000),
     "resnet50-gn": (25_557_032, (3, 64, 64), 1000),
     "mobilenetv2-gn": (3_504_872, (3, 64, 64), 1000),
@@ -26,8 +28,15 @@ PUBLISHED = {
 
 
 def test_all_models_are_counted() -> None:
-    others = {"concatenation", "ensemble"}  # of other models: each has a test of its own
+    others = {"concatenation", "ensemble", "low-rank"}  # made of others; tested elsewhere
     assert set(installed(MODELS)) == set(PUBLISHED) | others
+
+
+def test_the_shorter_ones_lack_whole_blocks() -> None:
+    """A block of two 3 × 3 convolutions that keeps its w channels has 18w² + 4w parameters."""
+    blocks = {width: 18 * width**2 + 4 * width for width in (64, 128, 256, 512)}
+    assert PUBLISHED["resnet10-gn"][0] == PUBLISHED["resnet18-gn"][0] - sum(blocks.values())
+    assert PUBLISHED["resnet12-gn"][0] == PUBLISHED["resnet10-gn"][0] + blocks[64]
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -1,0 +1,32 @@
+"""A model with low-rank adapters, by `peft`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import PositiveFloat, PositiveInt
+from torch import nn
+
+from potluck.common.adapters.lora import with_lora
+from potluck.common.errors import ConfigurationError
+from potluck.common.models.members import member_maker
+
+
+def low_rank(
+    *, of: Mapping[str, Any], rank: PositiveInt = 16, scaling: PositiveFloat = 2.0
+) -> nn.Module:
+    """Another model, each of its `nn.Linear` with an adapter; all else of it stays as it is.
+
+    of: a table as [model] is, with the name of an installed model and its options. rank: of the
+    adapters. scaling: s of W + s·B·A, lora_alpha / rank. Needs potluck[lora].
+    """
+    model = member_maker(of, whole="low-rank")()
+    targets = [name for name, each in model.named_modules() if isinstance(each, nn.Linear)]
+    if not targets:
+        raise ConfigurationError(
+            f"model low-rank: a {type(model).__name__} has no nn.Linear to adapt; name a model "
+            "that has"
+        )
+    adapted: nn.Module = with_lora(model, rank=rank, targets=targets, scaling=scaling)
+    return adapted
