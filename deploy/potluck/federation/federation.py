@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import tempfile
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
@@ -23,6 +22,7 @@ from potluck.common.settings.plugins import (
     installed,
 )
 from potluck.common.task import Task
+from potluck.deploy.local.before_start import check_data, check_device, check_device_names
 from potluck.deploy.local.demo import follow_processes
 from potluck.deploy.operator.operator_client import OperatorClient, connect
 from potluck.deploy.operator.operator_config import OperatorFlags, load_operator_config
@@ -64,8 +64,6 @@ Table: TypeAlias = Mapping[str, object]
 _Following: TypeAlias = Callable[[str, RunFollower], Coroutine[Any, Any, RunView]]
 """Follows the run of an id."""
 
-_DEVICES = r"auto|cpu|cuda:[0-9]{1,3}(,cuda:[0-9]{1,3})*"
-"""As in a host's configuration."""
 _CLIENTS = 10
 """Clients of a local federation where neither it nor the task says how many."""
 
@@ -363,6 +361,7 @@ class Federation:
         clients = self._local_clients(values)
         usual = min(RunFile.model_fields["count"].default, clients)
         text, run = checked_text({"roster": clients, "count": usual, **values})
+        check_device(self._parties.device)
         self._check_plugins(run)  # before processes are started that would say the same
         started = self._parties.party(clients, text, installed(QUESTIONS))
         party = self._call(started)
@@ -385,6 +384,8 @@ class Federation:
         _, run = checked_text(values)
         options = dict(run.task.options)
         made = self._session.make(Task, run.task.name, options)
+        remedy = "name the folder that has it: Federation.local(data=...)"
+        check_data(made, run.task.name, self._data, remedy=remedy)
         if self._clients is not None:
             if made.clients and "clients" not in options and made.clients != self._clients:
                 values["task"] = {**values["task"], "clients": self._clients}
@@ -434,10 +435,7 @@ def _check_local(
     for name, value in (("hosts", hosts), ("clients", 1 if clients is None else clients)):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ConfigurationError(f"{name} is {value!r}; it must be a whole number from 1")
-    if not isinstance(device, str) or re.fullmatch(_DEVICES, device) is None:
-        raise ConfigurationError(
-            f"device is {device!r}; it must be 'cpu', 'auto', 'cuda:0' or 'cuda:0,cuda:1'"
-        )
+    check_device_names(device)
     if data is not None and not data.is_dir():
         raise ConfigurationError(f"data is {str(data)!r}, which is no folder", path=data)
     if folder is not None and Path(folder).exists() and not Path(folder).is_dir():

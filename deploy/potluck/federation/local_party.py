@@ -64,6 +64,11 @@ class LocalParties:
         return self._parties[-1] if self._parties else None
 
     @property
+    def device(self) -> str:
+        """What its hosts train on."""
+        return self._options.device
+
+    @property
     def parties(self) -> tuple[Party, ...]:
         """All of them, in the order they were started."""
         return tuple(self._parties)

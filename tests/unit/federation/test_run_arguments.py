@@ -96,3 +96,21 @@ def test_what_no_run_file_may_say_is_refused_in_one_line() -> None:
         run_table("no-such-file.toml", {})
     with pytest.raises(ConfigurationError, match="not TOML"):
         run_table("a =\nb", {})
+
+
+@pytest.mark.parametrize(
+    ("options", "task", "why"),
+    [
+        ({"device": "cuda:99"}, "digits", r"cuda:99 is not there; this machine has cpu.*; name"),
+        ({}, "mnist", r"task mnist reads mnist\.npz .* `potluck data prepare mnist --from FOLDER`"),
+    ],
+)
+def test_what_is_not_on_this_machine_is_refused_before_processes_are_started(
+    tmp_path: Path, options: Any, task: str, why: str
+) -> None:
+    with (
+        Federation.local(folder=tmp_path / "new", **options) as federation,
+        pytest.raises(ConfigurationError, match=why),
+    ):
+        federation.run(task)
+    assert not (tmp_path / "new").exists()

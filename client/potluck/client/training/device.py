@@ -225,7 +225,8 @@ def resolve_device(device: str) -> str:
     if int(device.removeprefix("cuda:")) >= count:
         choices = ", ".join(["cpu", *(f"cuda:{index}" for index in range(count))])
         raise ConfigurationError(
-            f"device {device} is not there; this machine has {choices}", device=device
+            f"device {device} is not there; this machine has {choices}; name one of these",
+            device=device,
         )
     return device
 

@@ -15,11 +15,11 @@ from potluck.common.process.capacity import available_memory, available_processo
 from potluck.common.settings.extras import missing_library
 from potluck.common.trainer import SHARE
 from potluck.deploy.commands.run_commands import Assignments
+from potluck.deploy.local.before_start import check_demo
 from potluck.deploy.local.demo import run_demo
 from potluck.deploy.local.demo_files import (
     DemoFiles,
     DemoOptions,
-    check_demo,
     choices_of_user,
     hold,
     new_folder,

@@ -167,12 +167,6 @@ def _split(options: DemoOptions) -> dict[str, int]:
     return {"clients": options.clients} if options.task in _SPLITTABLE else {}
 
 
-def check_demo(options: DemoOptions) -> None:
-    """Raise ConfigurationError for options of which no demo can be made."""
-    demo_run_file(options)
-    client_ranges(options.clients, options.hosts)
-
-
 def new_folder(parent: Path, now: datetime) -> Path:
     """Make a folder named by the time, a new one even within the same second.
 

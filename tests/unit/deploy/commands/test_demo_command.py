@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from typer.testing import CliRunner
 
 from potluck.client.training.processes.worker_count import BYTES_PER_WORKER
+from potluck.common.errors import ConfigurationError
+from potluck.deploy.cli import app
 from potluck.deploy.commands import demo_command
 from potluck.deploy.commands.demo_command import workers_of_host
 
@@ -32,3 +37,23 @@ def test_hosts_share_what_the_machine_has(
     monkeypatch.setattr(demo_command, "available_processors", lambda: processors)
     monkeypatch.setattr(demo_command, "available_memory", lambda: memory * BYTES_PER_WORKER)
     assert workers_of_host(device, clients, hosts) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--device", "cuda:99"], r"device cuda:99 is not there; this machine has cpu.*; name"),
+        (["--device", "gpu"], "device is 'gpu'; it must be 'cpu', 'auto', 'cuda:0'"),
+        (["--task", "mnist"], r"task mnist reads mnist\.npz from a data directory, and none is"),
+        (["--task", "mnist", "--data", "."], r"task mnist needs .*mnist\.npz: No such file"),
+        (["--data", "nowhere"], "nowhere is no folder; name one that is there with --data"),
+    ],
+)
+def test_what_is_not_on_this_machine_is_refused_before_a_file_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], why: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigurationError, match=why) as caught:
+        CliRunner().invoke(app, ["demo", *arguments], catch_exceptions=False)
+    assert "\n" not in caught.value.message
+    assert list(tmp_path.iterdir()) == []

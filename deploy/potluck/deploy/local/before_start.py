@@ -1,0 +1,68 @@
+"""What a run on this machine would fail by once its processes are there, found out before."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from pathlib import Path
+from typing import Final
+
+from potluck.common.errors import ConfigurationError
+from potluck.common.run_file.runfile import parse_run_file
+from potluck.common.settings.plugins import create
+from potluck.common.task import Task
+from potluck.deploy.local.demo_files import DemoOptions, client_ranges, demo_run_file
+
+_DEVICES: Final = r"auto|cpu|cuda:[0-9]{1,3}(,cuda:[0-9]{1,3})*"
+"""As in a host's configuration."""
+_BUNDLED: Final = {"digits", "colored-digits"}
+"""Tasks whose data come along; to make another imports torch, which takes seconds."""
+
+
+def check_demo(options: DemoOptions) -> None:
+    """Raise ConfigurationError or PluginError for options of which no demo can be made."""
+    text = demo_run_file(options)
+    client_ranges(options.clients, options.hosts)
+    check_device(options.device)
+    if options.data is not None and not options.data.is_dir():
+        raise ConfigurationError(
+            f"{options.data} is no folder; name one that is there with --data", path=options.data
+        )
+    task = parse_run_file(text, source="the demo's run file").task
+    if task.name not in _BUNDLED:
+        made = create(Task, task.name, task.options)
+        check_data(made, task.name, options.data, remedy="name the folder that has it with --data")
+
+
+def check_device_names(device: object) -> None:
+    """Raise ConfigurationError unless it names devices, be they there or not."""
+    if not isinstance(device, str) or re.fullmatch(_DEVICES, device) is None:
+        raise ConfigurationError(
+            f"device is {device!r}; it must be 'cpu', 'auto', 'cuda:0' or 'cuda:0,cuda:1'"
+        )
+
+
+def check_device(device: str) -> None:
+    """Raise ConfigurationError where hosts on this machine could not train on it."""
+    check_device_names(device)
+    if not device.startswith("cuda"):
+        return
+    from potluck.client.training.device import resolve_device  # imports torch, which takes seconds
+
+    for name in device.split(","):
+        resolve_device(name)
+
+
+def check_data(task: Task, name: str, data: Path | None, *, remedy: str) -> None:
+    """Raise ConfigurationError where files that the task called `name` reads are not there.
+
+    data: the folder to find them in; None where none is given. remedy: how to give another.
+    """
+    files = task.data_files() or ()
+    missing = [each for each in files if data is None or not (data / each).exists()]
+    if not missing:
+        return
+    with contextlib.suppress(OSError, TypeError, ValueError):  # where it does not look for them
+        task.evaluation_data(data)  # mostly says how to make them, too
+    where = "no folder with data is given" if data is None else f"{data} does not have it"
+    raise ConfigurationError(f"task {name} reads {', '.join(missing)}, and {where}; {remedy}")
