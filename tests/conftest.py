@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import cache
 
 import hypothesis
@@ -12,6 +13,21 @@ import potluck.common.errors  # noqa: F401  # before grpc, which reads its setti
 # Milliseconds say how busy the machine is; `timeout` in pyproject.toml ends what hangs.
 hypothesis.settings.register_profile("potluck", deadline=None)
 hypothesis.settings.load_profile("potluck")
+
+# What a terminal, a continuous-integration service or a person has set for other programs would
+# change how wide and how coloured ours write, and where they look for settings.
+_NOT_FOR_TESTS = (
+    *("COLUMNS", "LINES", "TERMINAL_WIDTH", "TTY_COMPATIBLE", "TTY_INTERACTIVE"),
+    *("FORCE_COLOR", "NO_COLOR", "PY_COLORS", "GITHUB_ACTIONS"),
+    *("XDG_CONFIG_HOME", "XDG_CACHE_HOME"),
+)
+for _name in _NOT_FOR_TESTS:
+    os.environ.pop(_name, None)
+
+# Prometheus, object stores and more are asked on this machine, which a proxy is not for.
+_HERE = ("localhost", "127.0.0.1", "::1")
+for _name in ("no_proxy", "NO_PROXY"):
+    os.environ[_name] = ",".join(filter(None, [os.environ.get(_name), *_HERE]))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

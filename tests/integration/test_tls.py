@@ -177,6 +177,42 @@ async def test_parties_of_a_federation_connect_and_are_known(federation: TestFed
                 assert answer == files.load().identity.uri().encode() + b"|hello"
 
 
+@pytest.fixture
+async def proxy(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[bytes]]:
+    """An HTTP proxy for everything, which refuses all; what it was asked for."""
+    asked = []
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readline())
+        writer.write(b"HTTP/1.1 403 Forbidden\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+        address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        for name in ("http_proxy", "https_proxy"):
+            monkeypatch.setenv(name, address)
+        for name in ("no_proxy", "no_grpc_proxy", "grpc_proxy"):
+            monkeypatch.delenv(name, raising=False)
+        yield asked
+
+
+async def test_parties_on_one_machine_need_no_proxy(
+    federation: TestFederation, proxy: list[bytes]
+) -> None:
+    async with listening(server_credentials(federation.coordinator)) as port:
+        for address in (f"127.0.0.1:{port}", f"localhost:{port}", f"LOCALHOST:{port}"):
+            await call(address, federation.operator)
+    assert proxy == []
+
+
+async def test_a_proxy_is_asked_for_other_machines(
+    federation: TestFederation, proxy: list[bytes]
+) -> None:
+    with pytest.raises(UnreachableError):
+        await call("coordinator.invalid:7443", federation.operator)
+    assert set(proxy) == {b"CONNECT coordinator.invalid:7443 HTTP/1.1\r\n"}
+
+
 async def test_messages_up_to_the_ceiling_pass_both_ways(federation: TestFederation) -> None:
     async with listening(server_credentials(federation.coordinator)) as port:
         address, files = f"localhost:{port}", federation.operator

@@ -32,6 +32,7 @@ from potluck.common.net.identity import (
     parse_certificates,
 )
 from potluck.common.net.protocol import MAXIMUM_MESSAGE_BYTES
+from potluck.common.net.proxies import direct_at_home
 
 Options = tuple[tuple[str, int | str], ...]
 
@@ -177,7 +178,7 @@ def channel(address: str, files: TlsFiles, *, server_name: str | None = None) ->
             f"address {address[:120]!r} is not HOST:PORT; write it like coordinator:7443",
             address=address[:120],
         )
-    options = CHANNEL_OPTIONS
+    options = (*CHANNEL_OPTIONS, *direct_at_home(address))
     if server_name is not None:
         options = (*options, ("grpc.ssl_target_name_override", server_name))
     return grpc.aio.secure_channel(address, channel_credentials(files), options=options)

@@ -9,7 +9,8 @@ import secrets
 import threading
 import time
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final, cast
+from urllib.parse import urlsplit
 
 from grpc import ssl_channel_credentials
 from opentelemetry.exporter.otlp.proto.grpc import exporter as otlp
@@ -31,6 +32,7 @@ from opentelemetry.trace import (
 
 from potluck.common.errors import ConfigurationError
 from potluck.common.net.protocol import SOFTWARE_VERSION
+from potluck.common.net.proxies import direct_at_home
 from potluck.common.tracing.tracing_settings import TracingSettings
 
 _SECONDS: Final = 2.0
@@ -159,4 +161,5 @@ def _exporter(settings: TracingSettings) -> OTLPSpanExporter:
         insecure=not secure,
         credentials=ssl_channel_credentials(authority) if secure else None,
         timeout=_SECONDS,
+        channel_options=cast(Any, direct_at_home(urlsplit(settings.endpoint).netloc)),  # its hint
     )
