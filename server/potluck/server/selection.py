@@ -176,7 +176,8 @@ class Selection:
     """The cohort in the order chosen, and for each of its clients why it was chosen.
 
     quotas: cohort × classes, float64: how many samples of a class a client may train on at most,
-    infinite where it may use all. None: no client is limited.
+    infinite where it may use all; only where the selector says that it `limits` them. None: no
+    client is limited.
     weights: float64 > 0, what each client's update counts with in place of its samples; only where
     the selector says that it `weighs`. None: each counts with its samples.
     epochs: int64 ≥ 1, how many passes over its samples each client makes; only where the selector
@@ -345,6 +346,9 @@ class Selector(Plugin):
     coordinator."""
     weighs: bool = False
     """Whether it says what updates count with, in `Selection.weights`."""
+    limits: bool = False
+    """Whether it says how many samples of each class a client trains on at most, in
+    `Selection.quotas`. Not in masked rounds."""
     paces: bool = False
     """Whether it says how many passes each client makes, in `Selection.epochs`. Not in masked
     rounds, nor where the run counts steps."""

@@ -54,6 +54,7 @@ class Asking:
 
     needs: frozenset[Signal] = frozenset()
     asks = frozenset({"watched-loss"})
+    limits = True
 
     def __init__(
         self, *, kind: str = "watched-loss", fault: str = "", quota: float = np.inf

@@ -80,8 +80,14 @@ def _check_selector(name: str, selector: Selector) -> None:
         why = "has means of some updates measured"
     elif selector.weighs:
         why = "says what each update counts with"
-    elif selector.paces or selector.drops:
-        what = "how many passes each client makes" if selector.paces else "what each leaves out"
+    elif selector.limits or selector.paces or selector.drops:
+        what = (
+            "how many samples each client trains on"
+            if selector.limits
+            else "how many passes each client makes"
+            if selector.paces
+            else "what each leaves out"
+        )
         why = f"says {what}, where all clients of a masked round train alike"
     if why:
         raise ConfigurationError(

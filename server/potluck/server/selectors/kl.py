@@ -31,6 +31,9 @@ class KullbackLeibler(Selector):
 
     needs = frozenset({Signal.LABEL_COUNTS})
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "limits", self.truncate)  # it is frozen
+
     def select(self, state: State, context: SelectionContext) -> Selection:
         """The clients Alg. 2 accepts, then uniform ones up to `count`."""
         cohort = Cohort(context, context.generator("kl"))

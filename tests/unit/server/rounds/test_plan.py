@@ -122,6 +122,10 @@ def test_work_for_each_client_is_checked_and_has_to_be_declared() -> None:
         check_declared(PyramidFL(drop=True), sound, "mine")
     with pytest.raises(RunError, match="does not say that it `drops` some; set that"):
         check_declared(PyramidFL(prolong=True), sound, "mine")
+    limited = dataclasses.replace(plain, quotas=np.full((2, 3), np.inf))
+    check_declared(KullbackLeibler(truncate=True), limited, "mine")
+    with pytest.raises(RunError, match="does not say that it `limits` them; set that attribute"):
+        check_declared(KullbackLeibler(), limited, "mine")
 
 
 def test_clients_have_a_model_of_their_own_or_tensors() -> None:

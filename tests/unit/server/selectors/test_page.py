@@ -14,12 +14,18 @@ from potluck.common.settings.plugins import SELECTORS, find
 from potluck.deploy.operator.offline_selection import select_offline
 from potluck.deploy.operator.profile_file import read_profile_file
 from potluck.server.rounds.plan import draw_up
+from potluck.server.selection import Signal
 from potluck.server.selectors.fedentopt import FedEntOpt
 
 PAGE = (ROOT / "docs" / "selectors.md").read_text(encoding="utf-8")
 FIRST, COSTS = PAGE.split("## What they need, tell and cost")
 ROWS = re.findall(r"^\| `([a-z-]+)` \|.*\| (.*)\|$", FIRST, re.MULTILINE)
-MASKS = re.findall(r"^\| (`.*?) \|.*\| (yes|no)\b.*\|$", COSTS, re.MULTILINE)
+ALL = {
+    cells[0].strip("`"): cells[1:]
+    for line in re.findall(r"^\| (`.*) \|$", COSTS, re.MULTILINE)
+    if len(cells := line.split(" | ")) == 6
+}
+"""What each needs, tells and costs, whether it goes with masked updates, its paper."""
 RUN = 'secure_aggregation = true\n[task]\nname = "colored-digits"\nclients = 20\n'
 
 
@@ -51,9 +57,38 @@ def masked(name: str) -> bool:
 
 
 def test_the_second_table_has_all_selectors_and_says_which_go_with_masked_updates() -> None:
-    written = {name: said for names, said in MASKS for name in re.findall("`(.+?)`", names)}
-    assert set(written) == {name for name, _ in ROWS}
-    assert {name for name, said in written.items() if said == "yes"} == set(filter(masked, written))
+    assert sorted(ALL) == sorted(name for name, _ in ROWS)
+    assert all(all(cells) for cells in ALL.values())
+    told = {name for name, cells in ALL.items() if cells[3].startswith("yes")}
+    assert told == set(filter(masked, ALL))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_second_table_says_what_each_needs(name: str) -> None:
+    """What stands after a semicolon is needed with an option."""
+    said = ALL[name][0].partition(";")[0]
+    selector = find(SELECTORS, name)()
+    profiles = {
+        "label counts": Signal.LABEL_COUNTS,
+        "triplets": Signal.TRIPLET,
+        "interaction matrices": Signal.INTERACTION_MATRIX,
+    }
+    assert {signal for words, signal in profiles.items() if words in said} == selector.needs
+    assert set(re.findall("`(.+?)`", said)) == selector.asks
+    assert ("report" in said) == bool(selector.reports)
+    assert (said == "updates" or said.startswith("moves of")) == bool(selector.learns)
+    assert ("evaluation data" in said) == selector.measures
+
+
+@pytest.mark.parametrize(
+    ("name", "option"), [("kl", "truncate = true"), ("feel", "unbiased = true")]
+)
+def test_options_that_do_not_go_with_masked_updates_are_refused_before_the_run(
+    name: str, option: str
+) -> None:
+    assert option.partition(" ")[0] in ALL[name][3]
+    with pytest.raises(ConfigurationError, match=f"selector {name} and secure aggregation don't"):
+        draw_up(f'{RUN}[selector]\nname = "{name}"\n{option}\n', source="run file")
 
 
 def test_the_example_is_a_profile_file_and_gives_the_line_shown(tmp_path: Path) -> None:
