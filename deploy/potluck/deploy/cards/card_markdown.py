@@ -29,25 +29,26 @@ def markdown(card: CardFacts) -> str:
 
 
 def _model(card: CardFacts) -> list[str]:
-    which = f"round {card.round}" if card.round else "before round 1"
-    best = f"the run's best by {card.best_of}" if card.best_of else "as asked for by its round"
+    which = f"after round {card.round}" if card.round else "before round 1"
+    best = f", the run's best by {card.best_of}" if card.best_of else ""
     rows = [
-        ("model", f"{which} of run `{card.run}`, {best}"),
+        ("model", f"{which} of run `{card.run}`{best}"),
         ("BLAKE3 digest", f"`{card.blake3}`"),
-        ("run", f"{card.state}; {len(card.rounds)} of {card.planned_rounds} rounds in this model"),
-        ("started", card.created_at),
+        ("rounds in this model", f"{len(card.rounds)} of the {card.planned_rounds} planned"),
+        ("run started", card.created_at),
+        ("run now", card.state),
         ("seed", str(card.seed)),
-        ("model before round 1", f"`{card.initial_model_blake3}`"),
+        ("digest of the initial model", f"`{card.initial_model_blake3}`"),
     ]
     if card.kept_by_clients:
         kept = ", ".join(f"`{pattern}`" for pattern in card.kept_by_clients)
-        rows.append(("not in the file", f"what clients keep: {kept}"))
-    return [f"# {_text(card.name)}", "", *_table(("", ""), rows)]
+        rows.append(("not in the file", f"tensors that each client keeps: {kept}"))
+    return [f"# Model of run {_text(card.name)}", "", *_table(("", ""), rows)]
 
 
 def _measures(card: CardFacts) -> list[str]:
     if not card.measures:
-        return ["## Measures", "", "This round's model was not measured."]
+        return ["## Measures", "", "This model was not measured."]
     rows = [
         (name, readable_measure(value, card.units.get(name, "")))
         for name, value in card.measures.items()
@@ -57,7 +58,7 @@ def _measures(card: CardFacts) -> list[str]:
 
 def _made(card: CardFacts) -> list[str]:
     rows = [(name, f"`{json.dumps(value, default=str)}`") for name, value in card.tables.items()]
-    return ["## What it is made with", "", *_table(("part", "as the run file names it"), rows)]
+    return ["## How it was made", "", *_table(("part", "settings"), rows)]
 
 
 _PUBLIC = (
@@ -73,7 +74,7 @@ def _clients(card: CardFacts) -> list[str]:
             each.client,
             ", ".join(each.hosts),
             f"{each.included} of {each.selected}",
-            f"{each.first_round} to {each.last_round}",
+            _span(each.first_round, each.last_round),
             "–" if each.samples is None else str(each.samples),
             _numbers(each.data_epochs),
             f"{each.epsilon:g}",
@@ -81,12 +82,22 @@ def _clients(card: CardFacts) -> list[str]:
         for each in clients[:_SHOWN_CLIENTS]
     ]
     hosts = len({host for each in clients for host in each.hosts})
-    heads = ("client", "hosts", "included of selected", "rounds", "samples", "data epochs", "ε")
+    heads = (
+        "client",
+        "hosts",
+        "updates used",
+        "first to last round",
+        "samples",
+        "data epochs",
+        "ε spent",
+    )
     return [
         "## Whose data",
         "",
         f"{readable_count(len(clients), 'client')} on {readable_count(hosts, 'host')} took part.",
-        "Samples and data epochs are what their hosts say.",
+        "Updates used: in how many of the rounds that chose a client its update is in the model.",
+        "Rounds: the first and the last of these. Samples and data epochs (how often data were",
+        "replaced) are the host's word alone.",
         *(_PUBLIC if card.coordinator_trains else ()),
         "",
         *_table(heads, rows),
@@ -106,14 +117,14 @@ def _rounds(card: CardFacts) -> list[str]:
         )
         for each in shown
     ]
-    lines = ["## Rounds", "", *_table(("round", "model", "included", *names), rows)]
+    lines = ["## Rounds", "", *_table(("round", "digest", "updates of", *names), rows)]
     earlier = len(card.rounds) - len(shown)
     return [*lines, "", f"{earlier} earlier rounds are in the JSON form."] if earlier else lines
 
 
 def _privacy(card: CardFacts) -> list[str]:
     privacy, spent = card.privacy, card.privacy.largest_epsilon
-    sent = "masked, so that only sums were seen" if privacy.masked_updates else "seen one by one"
+    seen = "only sums of clients' updates" if privacy.masked_updates else "each client's update"
     own = [
         (
             str(each["client"]),
@@ -126,19 +137,18 @@ def _privacy(card: CardFacts) -> list[str]:
     lines = [
         "## Privacy spent",
         "",
-        f"Updates were {sent}.",
-        f"The most that a client has spent on noisy disclosures is ε = {spent:g},",
-        "until this card was written; each counts once, however many runs use it.",
+        f"The coordinator saw {seen}.",
+        _spent(spent),
     ]
     if own:
-        lines += ["", *_table(("client", "disclosed itself", "data epoch", "ε"), own)]
+        lines += ["", *_table(("client", "what it disclosed", "data epoch", "ε"), own)]
         lines += _more(len(privacy.profiles), _SHOWN_DISCLOSURES)
     if privacy.sums:
         released = sum(bool(each["released"]) for each in privacy.sums)
         lines += [
             "",
-            f"Its clients are in {readable_count(released, 'secure sum')}.",
-            f"These hide single clients from {privacy.sums_hold_against}.",
+            f"Its clients took part in {readable_count(released, 'secure sum')}.",
+            f"What one of them put in is hidden from {privacy.sums_hold_against}.",
         ]
     return lines
 
@@ -149,8 +159,21 @@ def _software(card: CardFacts) -> list[str]:
         (f"hosts: potluck {version}", readable_count(hosts, "host"))
         for version, hosts in card.software.hosts.items()
     ]
-    rows.append(("this card", card.software.card))
+    rows.append(("this card was written by", f"potluck {card.software.card}"))
     return ["## Software", "", *_table(("", ""), rows)]
+
+
+def _spent(epsilon: float) -> str:
+    if not epsilon:
+        return "By the time of this card no client had made a noisy disclosure (ε = 0)."
+    return (
+        f"By the time of this card no client had spent more than ε = {epsilon:g} on noisy "
+        "disclosures; each counts once, however many runs use it."
+    )
+
+
+def _span(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first} to {last}"
 
 
 def _numbers(numbers: Sequence[int]) -> str:

@@ -23,5 +23,11 @@ class ModelCard(CardFacts):
         """The same for people, with long lists summed up."""
         return markdown(self)
 
+    def __str__(self) -> str:
+        return self.markdown()
+
+    def __repr__(self) -> str:
+        return f"<ModelCard: round {self.round} of run {self.run}; print it, or see .values()>"
+
     def _repr_markdown_(self) -> str:
         return self.markdown()

@@ -146,3 +146,18 @@ def test_both_forms_are_written_beside_the_model(tmp_path: Path) -> None:
     shards = tmp_path / "shards"
     shards.mkdir()
     assert {path.parent for path in write_card(found, shards)} == {shards}
+
+
+def test_a_card_reads_well_without_words_of_the_code() -> None:
+    text = str(card())
+    assert f"| model | after round 2 of run `{RUN_ID}` |" in text
+    assert "| rounds in this model | 2 of the 9 planned |" in text
+    assert "| run now | finished: stopped early |" in text
+    assert "| client-2 | host-0 | 0 of 1 | 1 | 20 | 3 | 0.5 |" in text
+    assert "The coordinator saw each client's update." in text
+    assert "no client had spent more than ε = 1.75 on noisy disclosures; each counts once" in text
+    assert "Its clients took part in 1 secure sum.\nWhat one of them put in is hidden from" in text
+    assert "| this card was written by | potluck" in text
+    assert repr(card()).startswith(f"<ModelCard: round 2 of run {RUN_ID}; print it")
+    unspent = make_card(status(RunState.RUN_STATE_FINISHED).status, [], RUN_FILE, []).markdown()
+    assert "no client had made a noisy disclosure (ε = 0)" in unspent
