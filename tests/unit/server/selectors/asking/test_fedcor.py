@@ -36,6 +36,13 @@ def test_the_published_vector() -> None:
     picks, gains = chosen(points, np.full(3, 1 / 3), np.ones(3), 2, GENERATOR(0))
     assert list(picks) == [0, 2]
     assert gains == pytest.approx([0.7778, 0.4185], abs=1e-4)
+    for client, gain in enumerate([0.7778, 0.7667, 0.4627]):  # each where the others count nothing
+        picks, gains = chosen(points, np.full(3, 1 / 3), np.eye(3)[client], 1, GENERATOR(0))
+        assert list(picks) == [client]
+        assert gains == pytest.approx([gain], abs=1e-4)
+    picks, gains = chosen(points, np.full(3, 1 / 3), np.array([1, 1, 0.1]), 2, GENERATOR(0))
+    assert list(picks) == [0, 1]
+    assert gains == pytest.approx([0.7778, 0.2016], abs=1e-4)
 
 
 def plain(sigma: Floats, shares: Floats, discounts: Floats, count: int) -> list[int]:
