@@ -68,18 +68,24 @@ def issued(folder: Path) -> list[Issued]:
     """
     revoked = _revocations(folder).revoked
     found: dict[str, Issued] = {}
+    in_use: set[str] = set()
     beside = [path for path in folder.glob("*.pem") if path.name != REVOKED]
     for path in [*sorted(folder.glob(f"{REGISTER}/*.pem")), *sorted(beside)]:
         summary = inspect(path)
+        if path.parent == folder:
+            in_use.add(summary.serial)
         if summary.identity is not None:
             since = revoked.get(int(summary.serial, 16))
             one = Issued(summary=summary, identity=summary.identity, revoked=since)
             found.setdefault(summary.serial, one)
-    return sorted(found.values(), key=_age)
+    return sorted(found.values(), key=lambda one: (*_age(one), one.summary.serial in in_use))
 
 
 def _age(one: Issued) -> tuple[datetime, int]:
-    """Certificates know whole seconds only; of two in one second the file tells which came last."""
+    """Certificates know whole seconds only; of two in one second the file tells which came last.
+
+    A file's time may be as coarse; then the one beside the register, which is in use, came last.
+    """
     return one.summary.not_before, one.summary.path.stat().st_mtime_ns
 
 

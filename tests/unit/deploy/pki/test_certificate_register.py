@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -288,3 +289,13 @@ def test_the_lists_of_this_release_are_read_by_any_x509_tool(genuine: dict[str, 
     authority = x509.load_pem_x509_certificate(genuine["authority"])
     assert found.issuer == authority.subject
     assert len(list(found)) == 1
+
+
+def test_the_last_of_two_is_known_where_files_have_coarse_times(tmp_path: Path) -> None:
+    pki.create_authority(tmp_path, "demo", now=NOW)
+    for name in [f"operator-{number}" for number in range(8)]:
+        pki.issue(tmp_path, Role.OPERATOR, name, now=NOW)
+        last = pki.issue(tmp_path, Role.OPERATOR, name, now=NOW, force=True)
+        for path in tmp_path.rglob("*.pem"):
+            os.utime(path, (0, 0))
+        assert find(tmp_path, name)[-1].summary.serial == inspect(last.certificate).serial
