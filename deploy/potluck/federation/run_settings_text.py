@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from potluck.common.errors import ConfigurationError
 from potluck.common.run_file.runfile import RunFile, parse_run_file
+from potluck.common.settings.configuration import toml_fault
 
 SOURCE = "the run's arguments"
 """What errors call them."""
@@ -62,4 +63,4 @@ def _read(run_file: str | Path) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigurationError(f"{source} is not TOML: {error}") from None
+        raise ConfigurationError(f"{source} is not TOML: {toml_fault(error)}") from None

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 from potluck.common.errors import ConfigurationError
 from potluck.common.run_file.run_settings import RoundPolicy
 from potluck.common.run_file.runfile import RunFile
+from potluck.common.settings.configuration import toml_fault
 from potluck.common.settings.configuration_errors import RUN, explain, problems_by_key
 from potluck.common.settings.local_training import LocalTraining
 from potluck.common.settings.plugins import OBJECTIVES, SELECTORS, STRATEGIES, TASKS, installed
@@ -171,7 +172,7 @@ def problems_of(text: str) -> list[Problem]:
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        return [_refusal(text, f"not valid TOML: {error}")]
+        return [_refusal(text, f"not valid TOML: {toml_fault(error)}")]
     return [Problem(key=key, line=line_of(text, key), text=said) for key, said in _problems(values)]
 
 

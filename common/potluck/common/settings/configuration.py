@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import functools
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -90,9 +91,21 @@ def parse(
     try:
         values: dict[str, Any] = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigurationError(f"{source}: not valid TOML: {error}", source=source) from None
+        raise ConfigurationError(
+            f"{source}: not valid TOML: {toml_fault(error)}", source=source
+        ) from None
     values |= {key: value for key, value in (overrides or {}).items() if value is not None}
     return validate(model, values, source=source)
+
+
+def toml_fault(error: tomllib.TOMLDecodeError) -> str:
+    """What is wrong with a text that is no TOML, and where; what is there twice in these words."""
+    said = str(error).replace("Cannot overwrite a value", "this is set twice")
+    twice = re.match(r"Cannot declare \((.*?),?\) twice", said)
+    if twice is None:
+        return said
+    table = ".".join(part.strip(" '\"") for part in twice[1].split(","))
+    return f"table [{table}] is there twice{said[twice.end() :]}"
 
 
 def validate(model: type[SettingsType], values: Mapping[str, Any], *, source: str) -> SettingsType:

@@ -102,9 +102,11 @@ def _federation(path: Path | None) -> list[Finding]:
     try:
         config = load_operator_config(OperatorFlags(config=path))
     except PotluckError as error:
+        if path is not None:
+            remedy = "`potluck config operator` prints an example"
+            return [Finding("operator", Verdict.BAD, error.message, remedy)]
         found, _, remedy = error.message.partition("; ")
-        verdict = Verdict.DOUBTFUL if path is None else Verdict.BAD
-        return [Finding("operator", verdict, found, remedy)]
+        return [Finding("operator", Verdict.DOUBTFUL, found, remedy)]
     mine = diagnosis.certificates(config.tls, datetime.now(UTC))
     if mine.verdict is Verdict.BAD:
         return [mine]

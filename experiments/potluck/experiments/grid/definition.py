@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from potluck.common.errors import ConfigurationError
-from potluck.common.settings.configuration import Settings, decode, validate
+from potluck.common.settings.configuration import Settings, decode, toml_fault, validate
 from potluck.common.settings.configuration_errors import EXPERIMENT
 from potluck.experiments.presets import Assumption, Preset, preset_named
 
@@ -189,7 +189,9 @@ def load_experiment(
     except OSError as error:
         raise ConfigurationError(f"can't read {path}: {error.strerror}", path=path) from None
     except tomllib.TOMLDecodeError as error:
-        raise ConfigurationError(f"{path}: not valid TOML: {error}", path=path) from None
+        raise ConfigurationError(
+            f"{path}: not valid TOML: {toml_fault(error)}", path=path
+        ) from None
     shortened = values.pop("quick", None)
     if quick:
         if not isinstance(shortened, dict):

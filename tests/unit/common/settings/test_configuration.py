@@ -167,6 +167,19 @@ def test_no_message_names_types_of_the_code(kind: str, value: object) -> None:
         assert re.search(r"Input|<class|should|literal\[|\b(dict|tuple|int)\b", said) is None, said
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rounds = 1\nrounds = 2\n", r"not valid TOML: this is set twice \(at line 2"),
+        ("[task]\n[task]\n", r"not valid TOML: table \[task\] is there twice \(at line 2"),
+        ("[a.b]\n[a.b]\n", r"not valid TOML: table \[a\.b\] is there twice \(at line 2"),
+    ],
+)
+def test_what_is_there_twice_is_told_in_words(text: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        parse_run_file(text, source="run.toml")
+
+
 def test_an_assignment_to_a_table_is_told_how_to_write_it(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(FILES[RUN])
     ended = _run(tmp_path, "run.toml", "-o", 'task="digits"')

@@ -199,3 +199,13 @@ def test_a_file_that_is_no_configuration_is_named(tmp_path: Path, files: DemoFil
     [finding] = json.loads(result.stdout)[str(broken)]
     assert finding["verdict"] == "bad"
     assert "unknown key 'lsten'" in finding["found"]
+
+
+def test_all_that_is_wrong_with_a_file_is_found_and_none_of_it_the_remedy(tmp_path: Path) -> None:
+    (tmp_path / "empty.toml").touch()
+    ended = CliRunner(env={"COLUMNS": "200"}).invoke(
+        app, ["doctor", "--config", str(tmp_path / "empty.toml")]
+    )
+    found, _, remedy = ended.stdout.partition("→")
+    assert "'coordinator' is missing; 'tls' is missing" in " ".join(found.split())
+    assert remedy.split() == ["`potluck", "config", "operator`", "prints", "an", "example"]
