@@ -134,6 +134,7 @@ def _explain(error: Exception, program: str) -> int:
 def _explain_usage(error: typer.TyperException, program: str) -> int:
     context = getattr(error, "ctx", None)
     message = error.format_message().replace("Value error, ", "")
+    message = message.replace(": Input should be ", ": must be ")
     if context is None:
         _say(program, message)
     elif type(error).__name__ == "NoArgsIsHelpError":

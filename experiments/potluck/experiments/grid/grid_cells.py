@@ -94,7 +94,9 @@ def cells_of(experiment: ExperimentFile, *, hosts: int, source: Path) -> list[Ce
     """
     points = list(experiment.points())
     return [
-        _cell(experiment, labels, table, seed, hosts, f"{source}: {labels}")
+        _cell(
+            experiment, labels, table, seed, hosts, f"{source}: {labels}" if labels else str(source)
+        )
         for seed in experiment.seeds
         for labels, table in points
     ]

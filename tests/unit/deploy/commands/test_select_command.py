@@ -230,6 +230,12 @@ def test_bad_files_are_refused_naming_the_place(
     assert len(err.splitlines()) == 1
 
 
+def test_a_count_that_can_not_be(run: Run, write: Write) -> None:
+    code, _, err = run("--selector", "uniform", "--profiles", write(histograms()), "--count", 0)
+    assert code == 2
+    assert "'--count': must be greater than or equal to 1; see `" in err
+
+
 def test_a_missing_file(run: Run, tmp_path: Path) -> None:
     code, _, err = run("--selector", "uniform", "--profiles", tmp_path / "none", "--count", 1)
     assert code == 1
