@@ -10,10 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from safetensors import safe_open
+from support.federation import set_values
 from support.local_processes import processes_of, until_no_process_of
 from torch import nn
 
+from potluck.common.errors import RunError
+from potluck.deploy.local.demo import run_demo
+from potluck.deploy.local.demo_files import DemoOptions, reserved_port, write_demo_files
 from potluck.federation import load_model
 
 SMALL = ["--clients", "6", "--hosts", "2", "--count", "3"]
@@ -104,11 +109,21 @@ async def test_a_killed_demo_takes_its_processes_along(tmp_path: Path) -> None:
 
 
 async def test_a_host_that_can_not_start_is_told_with_its_log(tmp_path: Path) -> None:
-    process = await start(tmp_path, "--device", "cuda:99")
-    _, err = await asyncio.wait_for(process.communicate(), PATIENCE_SECONDS)
-    last = err.decode().splitlines()[-1]
-    assert process.returncode == 1
-    assert last.startswith("potluck: host-")
-    assert "cuda:99" in last
-    assert str(tmp_path) in last
+    options = DemoOptions(
+        task="digits",
+        selector="uniform",
+        strategy="fedavg",
+        clients=6,
+        hosts=2,
+        count=3,
+        rounds=3,
+        seed=7,
+        device="cpu",
+    )
+    with reserved_port() as port:
+        files = write_demo_files(tmp_path, options, port)
+        set_values(files.hosts[1], {"device": "cuda:99"})
+        with pytest.raises(RunError, match=r"^host-.* ended with exit code .*cuda:99") as told:
+            await asyncio.wait_for(run_demo(files, Console(quiet=True)), PATIENCE_SECONDS)
+    assert f"its log is {tmp_path}" in told.value.message
     assert await processes_of(tmp_path) == []
