@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +40,17 @@ def on(device: str) -> Classification:
     return Classification(LoadedTask("digits", Digits(clients=6), device, None))
 
 
+@cache
+def first_weights() -> Arrays:
+    """What all clients begin with. Made once: other threads draw from the global generator too."""
+    torch.manual_seed(0)
+    return state_arrays(Digits(clients=6).model())
+
+
 def updated(training: Classification, folder: Path, client: str, **settings: Any) -> Arrays:
     """A client's update, as its file has it."""
     folder.mkdir(parents=True)
-    torch.manual_seed(0)
-    write_tensors(folder / "model", state_arrays(Digits(clients=6).model()))
+    write_tensors(folder / "model", first_weights())
     lines = LocalTraining(learning_rate=0.05, batch_size=16, epochs=2, **settings)
     work = rpc.Train(
         seed=1,
@@ -92,6 +98,7 @@ def test_clients_train_side_by_side_as_they_do_one_after_the_other(
     devices: tuple[str, str], tmp_path: Path
 ) -> None:
     clients = ["client-0", "client-1", "client-2", "client-3"]
+    first_weights()  # before there are threads
 
     async def trained(folder: Path, *makes: str) -> list[Arrays]:
         worker = Worker(*(partial(on, make) for make in makes))
