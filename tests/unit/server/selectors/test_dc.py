@@ -48,6 +48,18 @@ def test_the_worked_example_exhaustively() -> None:
     assert selection.reasons[1] == "best of 6 subsets, distance to target 0.0153"
 
 
+def test_the_size_of_the_paper_is_tried_whole() -> None:
+    """M = 100, m = 10, m_DC = 5: C(90, 5) subsets, and the best is no worse than greedy's."""
+    table = np.floor(np.random.default_rng(4).dirichlet([0.2] * 10, 100) * 300)
+    federation = population(100, classes=10, label_counts=table)
+    best = next(rounds(DcExhaustive(added=5), federation, 15, 1))
+    greedy = next(rounds(DcBalanced(added=5), federation, 15, 1))
+    assert best.rows[:10].tolist() == greedy.rows[:10].tolist()
+    assert best.reasons[10].startswith("best of 43949268 subsets")
+    apart = [distance(table[each.rows].sum(axis=0), np.ones(10)) for each in (best, greedy)]
+    assert apart[0] <= apart[1] + 1e-12
+
+
 def test_real_steers_to_the_federation() -> None:
     federation = labelled([[9, 0], [0, 1], [9, 0], [0, 1], [9, 1]])
     selection = starting_with(1, DcReal(added=1), federation, 2)
