@@ -144,13 +144,15 @@ def read_request(path: Path) -> CertificateRequest:
 
 
 def parse_request(pem: bytes) -> CertificateRequest:
-    """A request from its PEM text.
+    """Parse the PEM text of a signing request.
 
-    Raises ValueError for a malformed one, IdentityError for an identity that is not allowed.
+    Raises ValueError if it is malformed or asks for an extension beyond its names, and
+    IdentityError if its identity is not allowed.
     """
     try:
         request = x509.load_pem_x509_csr(pem)
         genuine, key = request.is_signature_valid, request.public_key()
+        _check_extensions(request.extensions)
         names = request.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (
         TypeError,
@@ -170,6 +172,20 @@ def parse_request(pem: bytes) -> CertificateRequest:
     if len(ours) != 1:
         raise IdentityError(f"the request holds {len(ours)} Potluck identities instead of one")
     return CertificateRequest(identity=parse_identity(ours[0]), public_key=key)
+
+
+def _check_extensions(extensions: x509.Extensions) -> None:
+    """Raise ValueError for an extension that no certificate of a member has.
+
+    Signing ignores them all, but the person who signs would not see what was asked for.
+    """
+    for one in extensions:
+        if isinstance(one.value, x509.BasicConstraints) and one.value.ca:
+            raise ValueError("it asks to be a certificate authority (CA:true)")
+        if not isinstance(one.value, x509.SubjectAlternativeName | x509.BasicConstraints):
+            raise ValueError(
+                f"it asks for the extension {one.oid.dotted_string}, which members do not get"
+            )
 
 
 def _is_p256(key: ec.EllipticCurvePublicKey) -> bool:

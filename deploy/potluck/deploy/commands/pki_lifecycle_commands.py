@@ -13,7 +13,7 @@ from rich.text import Text
 
 from potluck.common.errors import ConfigurationError
 from potluck.common.net.identity import Role
-from potluck.common.net.key_files import key_fingerprint, read_request
+from potluck.common.net.key_files import key_fingerprint
 from potluck.deploy.commands.connection import operator_command
 from potluck.deploy.operator.operator_client import OperatorClient
 from potluck.deploy.pki import authority as pki
@@ -144,20 +144,13 @@ def sign(
     potluck pki sign pki lab-a.csr --clients client-0:5
     """
     granted = register.grant(folder, request, role, clients or ())
-    typer.echo(f"{granted.role} {granted.name} of {granted.federation}")
-    typer.echo(f"clients      {', '.join(map(str, granted.claims)) or 'none'}")
-    typer.echo(f"fingerprint  {key_fingerprint(read_request(request).public_key)}")
+    identity = granted.identity
+    typer.echo(f"{identity.role} {identity.name} of {identity.federation}")
+    typer.echo(f"clients      {', '.join(map(str, identity.claims)) or 'none'}")
+    typer.echo(f"fingerprint  {key_fingerprint(granted.public_key)}")
     if not yes:
         typer.confirm("Sign it?", abort=True)
-    path = register.sign(
-        folder,
-        request,
-        role=role,
-        clients=clients or (),
-        hosts=host or (),
-        days=days,
-        force=force,
-    )
+    path = register.sign(folder, granted, hosts=host or (), days=days, force=force)
     typer.echo(f"certificate  {path}")
 
 

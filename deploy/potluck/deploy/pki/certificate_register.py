@@ -42,6 +42,18 @@ SOON = timedelta(days=30)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Grant:
+    """What a signing request gets, read from its file once.
+
+    identity: name, role and clients that the certificate will state. public_key: the key that it
+    certifies.
+    """
+
+    identity: Identity
+    public_key: ec.EllipticCurvePublicKey
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Issued:
     """A certificate of the register."""
 
@@ -136,14 +148,17 @@ def renew(
     return target, old
 
 
-def grant(folder: Path, request: Path, role: Role, clients: Sequence[str] = ()) -> Identity:
-    """The identity granted to a signing request: its name with the given role and clients.
+def grant(
+    folder: Path, request: Path, role: Role = Role.HOST, clients: Sequence[str] = ()
+) -> Grant:
+    """Read a signing request and grant it its name with the given role and clients.
 
-    Without `clients`, those of the party's newest certificate. Raises
-    ConfigurationError or IdentityError for a request that asks for more, for another role or
-    federation, or that is malformed.
+    Without `clients`, the grant has the clients of the party's newest certificate. Raises
+    ConfigurationError or IdentityError if the request asks for more, for another role or
+    federation, or is malformed.
     """
-    asked = read_request(request).identity
+    found = read_request(request)
+    asked = found.identity
     federation = load_authority(folder).federation
     if asked.federation != federation:
         raise ConfigurationError(
@@ -163,7 +178,8 @@ def grant(folder: Path, request: Path, role: Role, clients: Sequence[str] = ()) 
             f"{request} asks to speak for {more[:400]}, and is granted {granted[:400]}; say with "
             "--clients what it is to speak for, all that it asks or more, or have it ask for less"
         )
-    return Identity(federation=federation, role=role, name=asked.name, claims=claims)
+    identity = Identity(federation=federation, role=role, name=asked.name, claims=claims)
+    return Grant(identity=identity, public_key=found.public_key)
 
 
 def _granted_before(folder: Path, asked: Identity) -> tuple[ClientClaim, ...]:
@@ -176,28 +192,25 @@ def _granted_before(folder: Path, asked: Identity) -> tuple[ClientClaim, ...]:
 
 def sign(
     folder: Path,
-    request: Path,
+    granted: Grant,
     *,
-    role: Role = Role.HOST,
-    clients: Sequence[str] = (),
     hosts: Sequence[str] = (),
     days: int = LEAF_DAYS,
     force: bool = False,
     now: datetime | None = None,
 ) -> Path:
-    """Certify the key of a signing request; the file written, NAME.pem beside the authority.
+    """Write the certificate of a grant, NAME.pem beside the authority, and return its path.
 
-    Raises what `grant` raises, and ConfigurationError for a name that has a certificate already
-    where `force` is not set.
+    The request's file is not read again, so a file that is exchanged after `grant` changes
+    nothing. Raises ConfigurationError if NAME.pem exists and `force` is not set.
     """
     authority = load_authority(folder)
-    identity = grant(folder, request, role, clients)
+    identity = granted.identity
     check_request(identity, hosts)
     target = folder / f"{identity.name}.pem"
     if target.exists() and not force:
         raise ConfigurationError(f"{target} exists; add --force to replace it", path=target)
-    key = read_request(request).public_key
-    certificate = certify(authority, identity, key, hosts=hosts, days=days, now=now)
+    certificate = certify(authority, identity, granted.public_key, hosts=hosts, days=days, now=now)
     write_file(target, certificate.public_bytes(Encoding.PEM), PUBLIC_MODE)
     return target
 
