@@ -47,9 +47,11 @@ KINDS: Final = {
 MODEL_MODULES: Final = (
     "potluck.common.models",
     "potluck.experiments.models",
-    "torchvision.models",
 )
-"""Modules of models named MODULE:NAME, unless a machine's configuration lists others."""
+"""Modules of models named MODULE:NAME, unless a machine's configuration lists others.
+
+Potluck's own only: a function of another library may download and unpickle a file.
+"""
 
 
 _LIKENESS: Final = 0.75  # names of methods are much alike: fedsgd is not a misspelt feddf

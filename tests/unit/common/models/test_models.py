@@ -134,6 +134,11 @@ def test_what_makes_no_model_is_refused(
         model_maker(name, options, own_module)()
 
 
+def test_torchvision_is_refused_unless_the_owner_lists_it() -> None:
+    with pytest.raises(PluginError, match="from which this machine takes no models"):
+        model_maker("torchvision.models:resnet18", {"weights": "DEFAULT"})
+
+
 def test_a_model_needs_a_name() -> None:
     with pytest.raises(ConfigurationError, match="a model needs a name"):
         make_task("digits", {}, model={"classes": 3})
