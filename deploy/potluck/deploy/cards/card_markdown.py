@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from potluck.deploy.cards.card_parts import CardFacts
@@ -11,6 +12,15 @@ from potluck.deploy.view.readable import readable_count, readable_measure
 _SHOWN_CLIENTS = 50
 _SHOWN_ROUNDS = 20
 _SHOWN_DISCLOSURES = 20
+
+_MARKS = re.compile(r"[\\`*\[\]|@]|(?<=\bwww)\.|:(?=//)", re.IGNORECASE)
+"""Characters that begin a link, an image, code, emphasis or a cell, also in bare addresses."""
+
+
+class _Markup(str):
+    """Markdown that this module made; every other text in a cell is escaped."""
+
+    __slots__ = ()
 
 
 def markdown(card: CardFacts) -> str:
@@ -32,17 +42,17 @@ def _model(card: CardFacts) -> list[str]:
     which = f"after round {card.round}" if card.round else "before round 1"
     best = f", the run's best by {card.best_of}" if card.best_of else ""
     rows = [
-        ("model", f"{which} of run `{card.run}`{best}"),
-        ("BLAKE3 digest", f"`{card.blake3}`"),
+        ("model", _Markup(f"{which} of run {_code(card.run)}{_text(best)}")),
+        ("BLAKE3 digest", _code(card.blake3)),
         ("rounds in this model", f"{len(card.rounds)} of the {card.planned_rounds} planned"),
         ("run started", card.created_at),
         ("run now", card.state),
         ("seed", str(card.seed)),
-        ("digest of the initial model", f"`{card.initial_model_blake3}`"),
+        ("digest of the initial model", _code(card.initial_model_blake3)),
     ]
     if card.kept_by_clients:
-        kept = ", ".join(f"`{pattern}`" for pattern in card.kept_by_clients)
-        rows.append(("not in the file", f"tensors that each client keeps: {kept}"))
+        kept = ", ".join(map(_code, card.kept_by_clients))
+        rows.append(("not in the file", _Markup(f"tensors that each client keeps: {kept}")))
     return [f"# Model of run {_text(card.name)}", "", *_table(("", ""), rows)]
 
 
@@ -57,7 +67,7 @@ def _measures(card: CardFacts) -> list[str]:
 
 
 def _made(card: CardFacts) -> list[str]:
-    rows = [(name, f"`{json.dumps(value, default=str)}`") for name, value in card.tables.items()]
+    rows = [(name, _code(json.dumps(value, default=str))) for name, value in card.tables.items()]
     return ["## How it was made", "", *_table(("part", "settings"), rows)]
 
 
@@ -111,7 +121,7 @@ def _rounds(card: CardFacts) -> list[str]:
     rows = [
         (
             str(each.round),
-            f"`{each.model_blake3[:12]}…`",
+            _code(f"{each.model_blake3[:12]}…"),
             ", ".join(each.included[:8]) + (" …" if len(each.included) > 8 else ""),
             *(readable_measure(each.measures.get(n), card.units.get(n, "")) for n in names),
         )
@@ -185,10 +195,10 @@ def _more(count: int, shown: int) -> list[str]:
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    yield _line(heads)
+    yield _line([_text(head) for head in heads])
     yield _line(["---"] * len(heads))
     for row in rows:
-        yield _line([_text(cell) for cell in row])
+        yield _line([cell if isinstance(cell, _Markup) else _text(cell) for cell in row])
 
 
 def _line(cells: Sequence[str]) -> str:
@@ -196,9 +206,21 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def _text(text: str) -> str:
-    """Others name runs and clients: nothing of it becomes a cell, a line or a tag of its own."""
+    """Escape a text that others chose, such as the name of a run or client.
+
+    It can't start a line, cell, tag, link, image or code of its own.
+    """
     plain = " ".join(text.split())
-    return plain.replace("|", "\\|").replace("<", "&lt;")
+    return _MARKS.sub(r"\\\g<0>", plain.replace("&", "&amp;").replace("<", "&lt;"))
+
+
+def _code(text: str) -> _Markup:
+    """Quote a text as code in a cell, with more backticks around it than in it."""
+    plain = " ".join(text.split())
+    longest = max(map(len, re.findall("`+", plain)), default=0)
+    space = " " if longest else ""  # Markdown drops one on each side
+    fence = "`" * (longest + 1)
+    return _Markup(f"{fence}{space}{plain}{space}{fence}".replace("|", "\\|"))
 
 
 def _fenced(language: str, text: str) -> list[str]:

@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from markdown_it import MarkdownIt
+from markdown_it.common.utils import escapeHtml
 from support.operator_service import RUN_ID, member, status
 
 from potluck.deploy.cards.card_files import write_card
@@ -16,6 +18,7 @@ from potluck.deploy.cards.model_card import ModelCard
 from potluck.rpc.v1 import operator_pb2
 from potluck.rpc.v1.operator_pb2 import MemberState, RunState
 
+COMMONMARK = MarkdownIt("commonmark").enable("table")
 AT = datetime(2026, 3, 1, 12, tzinfo=UTC)
 RUN_FILE = """
 rounds = 9
@@ -141,8 +144,8 @@ def test_both_forms_are_written_beside_the_model(tmp_path: Path) -> None:
     assert "the run's best by accuracy" in text
     assert "| coordinator: potluck | 0.1.0, then 0.2.0 |" in text
     assert 'name = "digits"' in text
-    # What others have named is no markup: the run file stands in a fence.
-    assert "<b>" not in text.split("## Run file")[0]
+    # What others have named is not markup.
+    assert "<b>" not in COMMONMARK.render(text)
     shards = tmp_path / "shards"
     shards.mkdir()
     assert {path.parent for path in write_card(found, shards)} == {shards}
@@ -161,3 +164,37 @@ def test_a_card_reads_well_without_words_of_the_code() -> None:
     assert repr(card()).startswith(f"<ModelCard: round 2 of run {RUN_ID}; print it")
     unspent = make_card(status(RunState.RUN_STATE_FINISHED).status, [], RUN_FILE, []).markdown()
     assert "no client had made a noisy disclosure (ε = 0)" in unspent
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "[report](https://evil.example)",
+        "![](https://evil.example/pixel.png)",
+        "`` `code` ``",
+        "https://evil.example and www.evil.example or me@evil.example",
+        "<a href='https://evil.example'>x</a> &lt; a | b \\",
+    ],
+)
+def test_name_that_others_chose_is_shown_as_plain_text(name: str) -> None:
+    found = card().model_copy(update={"name": name})
+    html = COMMONMARK.render(found.markdown().split("\n\n")[0])
+    assert html == f"<h1>Model of run {escapeHtml(' '.join(name.split()))}</h1>\n"
+
+
+def test_bare_address_in_a_name_is_not_linked() -> None:
+    # Some readers of Markdown link "https://", "www." and "@" wherever they stand.
+    text = (
+        card().model_copy(update={"name": "https://a.example www.b.example c@d.example"}).markdown()
+    )
+    assert "run https\\://a.example www\\.b.example c\\@d.example\n" in text
+
+
+def test_code_with_backticks_and_bars_stays_one_cell() -> None:
+    tables = {"model": {"name": "a` | [x](https://evil.example) `b"}}
+    text = card().model_copy(update={"tables": tables}).markdown()
+    section = text.split("## How it was made\n\n")[1].split("\n\n")[0]
+    html = COMMONMARK.render(section)
+    assert html.count("<td") == 2
+    assert "<a " not in html
+    assert "a` | [x](https://evil.example) `b" in html
