@@ -92,6 +92,27 @@ class ExpectedUpdates:
             self._awaited.pop(update_id, None)
         self.changed.set()
 
+    def answered(self, update_id: str, host: str) -> None:
+        """A host answered an instruction, so its update is not awaited any more.
+
+        Nothing happens if the instruction went to another host.
+        """
+        expected = self._awaited.get(update_id)
+        if expected is not None and expected.host == host:
+            self.arrived([update_id])
+
+    def received(self, members: Iterable[transfer_pb2.SumMember]) -> None:
+        """A host's sum is here, so its members are not awaited any more.
+
+        A member whose update another client was told to make changes nothing.
+        """
+        self.arrived(
+            each.update_id
+            for each in members
+            if (expected := self._awaited.get(each.update_id)) is not None
+            and expected.client_id == each.client_id
+        )
+
     def left(self, host: str) -> None:
         """A host has gone: nobody is to wait for it."""
         self.arrived([key for key, each in self._awaited.items() if each.host == host])

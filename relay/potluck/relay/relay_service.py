@@ -58,7 +58,7 @@ class RelayService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         first = self._greeting(await anext(aiter(request_iterator), None), identity)
         clients = len(first.hello.client_ids)
         call = self._upstream.attend()
-        sending = asyncio.create_task(self._send(call, first, request_iterator))
+        sending = asyncio.create_task(self._send(call, identity.name, first, request_iterator))
         welcomed = False
         try:
             while (response := await self._upstream.next_word(call)) is not None:
@@ -105,14 +105,18 @@ class RelayService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         return first
 
     async def _send(
-        self, call: Any, first: rpc.AttendRequest, requests: AsyncIterator[rpc.AttendRequest]
+        self,
+        call: Any,
+        host: str,
+        first: rpc.AttendRequest,
+        requests: AsyncIterator[rpc.AttendRequest],
     ) -> None:
         """Hand on what a host says, until it says no more."""
         try:
             await call.write(first)
             async for request in requests:
                 if request.HasField("answer"):
-                    self._updates.expected.arrived([request.answer.instruction_id])
+                    self._updates.expected.answered(request.answer.instruction_id, host)
                 await call.write(request)
             await call.done_writing()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):

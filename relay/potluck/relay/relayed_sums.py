@@ -44,9 +44,12 @@ class _Part:
     delivered: asyncio.Future[None]
 
     @property
-    def update_ids(self) -> set[str]:
-        """The updates in it."""
-        return {each.update_id for each in self.header.members}
+    def updates(self) -> set[tuple[str, str]]:
+        """Ids of the updates in it, each with its client.
+
+        The client is one that the host may speak for; the id is the host's word alone.
+        """
+        return {(each.update_id, each.client_id) for each in self.header.members}
 
     def fail(self, error: Exception) -> None:
         """It is refused, or not waited for any more."""
@@ -96,10 +99,10 @@ class RelayedSums:
         part = _Part(header=header, path=path, vectors=vectors, fresh=fresh, delivered=delivered)
         gathering = self._gathering(header.run_id)
         for other in gathering.parts:
-            if other.update_ids & part.update_ids:  # its host has put others together meanwhile
+            if other.updates & part.updates:  # its host has put others together meanwhile
                 other.fail(RoundClosedError("its host has sent another sum of the same updates"))
         gathering.parts.append(part)
-        self._expected.arrived(ids)
+        self._expected.received(header.members)
         try:
             await delivered
         finally:
