@@ -69,6 +69,9 @@ class PartialFit(Trainer):
     def label_counts(self, data: Samples) -> list[int]:
         return np.bincount(data[1], minlength=len(DIGITS)).tolist()
 
+    def samples(self, data: Samples) -> int:
+        return len(data[1])
+
 
 def classifier_of(model: Model, learning_rate: float = 0.01, seed: int = 0) -> Any:
     """A classifier with the weights of a model; `partial_fit` goes on from there."""

@@ -204,9 +204,20 @@ class Trainer(ABC):
         """
 
     def label_counts(self, data: Any) -> list[int]:
-        """A client's training samples by class, for the capability `label_counts`."""
+        """Count a client's training samples by class, for the capability `label_counts`.
+
+        Each sample counts in one class at most: the noise on these counts hides one sample only if
+        the sample changes one count by one. The host refuses counts whose sum exceeds `samples`.
+        """
         raise NotImplementedError(
             f"{type(self).__name__} declares label_counts; give it a method of that name"
+        )
+
+    def samples(self, data: Any) -> int:
+        """Return the number of a client's training samples, for the capability `label_counts`."""
+        raise NotImplementedError(
+            f"{type(self).__name__} declares label_counts; give it a method samples as well, which "
+            "returns the number of training samples"
         )
 
     def gradient_norm(self, model: Any, data: Any) -> float:

@@ -131,6 +131,10 @@ class CountedDescent(Descent):
         right = sum(x > 0 for x, _ in data)
         return [SAMPLES - right, right]
 
+    def samples(self, data: Any) -> int:
+        """All of them."""
+        return SAMPLES
+
 
 @dataclass(frozen=True, kw_only=True)
 class Line(Task):

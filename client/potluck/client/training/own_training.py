@@ -242,16 +242,29 @@ class OwnTraining(TaskTraining):
         )
 
     def label_counts(self, client_id: ClientId) -> list[int]:
-        """As the trainer counts them."""
+        """Return the trainer's counts of a client's training samples by class.
+
+        Raises TrainerError if their sum exceeds the number of samples: noise is added for a sample
+        that counts once.
+        """
         self._require(Capability.LABEL_COUNTS)
         data = self.loaded.client_data(client_id).train
         with self._blamed(client_id):
             counts = self._trainer.label_counts(data)
+            found = self._trainer.samples(data)
         whose = f"the trainer of task '{self.loaded.name}' counted"
         whole = [_whole(count, whose, least=0) for count in counts]
         if len(whole) != self.loaded.task.classes:
             raise TrainerError(
                 f"{whose} samples of {len(whole)} classes; the task has {self.loaded.task.classes}"
+            )
+        samples = _whole(
+            found, f"the trainer of task '{self.loaded.name}' returned samples =", least=0
+        )
+        if sum(whole) > samples:
+            raise TrainerError(
+                f"{whose} {sum(whole)} labels of {samples} samples; count each sample in one class "
+                "at most, since the noise on label counts hides one label per sample"
             )
         return whole
 

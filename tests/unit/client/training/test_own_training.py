@@ -8,7 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.trainer_plugins.potluck_trainers import SAMPLES, Descent, Line, Stream
+from support.trainer_plugins.potluck_trainers import (
+    SAMPLES,
+    CountedDescent,
+    CountedLine,
+    Descent,
+    Line,
+    Stream,
+)
 
 from potluck.client.training.local_update import train_update
 from potluck.client.training.own_training import OwnTraining
@@ -17,6 +24,7 @@ from potluck.client.training.task_training import LoadedTask, TrainingFiles
 from potluck.common.disclosure import Weighting
 from potluck.common.errors import ProtocolError, RoundClosedError, TrainerError, TrainingError
 from potluck.common.learning.measures import MeasureSums, own_trainer
+from potluck.common.names import ClientId
 from potluck.common.settings.model_table import ModelTable
 from potluck.common.tensors.model_arrays import state_arrays
 from potluck.common.tensors.tensor_files import open_tensors, write_tensors
@@ -65,6 +73,25 @@ def test_the_same_training_gives_the_same_bits_and_its_folder_lasts(tmp_path: Pa
         models.append({n: a.copy() for n, a in state_arrays(found.loaded.model).items()})
     assert models[0] == models[1]
     assert (tmp_path / "own" / "trainings").read_text() == "1\n2\n"
+
+
+class TwiceCounted(CountedDescent):
+    """Counts each point in both classes, as a task with several labels per sample would."""
+
+    def label_counts(self, data: Any) -> list[int]:
+        return [SAMPLES, SAMPLES]
+
+
+def counted(trainer: CountedDescent) -> OwnTraining:
+    return OwnTraining(LoadedTask("line", CountedLine(), "cpu", None, None), trainer)
+
+
+def test_sample_counted_in_two_classes_is_refused() -> None:
+    found = counted(CountedDescent("")).label_counts(ClientId("client-1"))
+    assert sum(found) == SAMPLES
+    twice = f"counted {2 * SAMPLES} labels of {SAMPLES} samples; count each sample in one class"
+    with pytest.raises(TrainerError, match=twice):
+        counted(TwiceCounted("")).label_counts(ClientId("client-1"))
 
 
 FAULTS = {
