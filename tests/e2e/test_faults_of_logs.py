@@ -18,6 +18,8 @@ from potluck.rpc.v1 import operator_pb2
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 ROUNDS = 4
+FIRST_PAGE = 32 + 24 + 100
+"""A place in the page of a log's first frame, behind the headers of both."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -97,6 +99,28 @@ async def test_rounds_that_a_flipped_bit_takes_away_are_said(
     await shared.kill_coordinator()
     await shared.restart_coordinator()
     assert (await shared.status(run_id)).state == operator_pb2.RUN_STATE_FINISHED
+
+
+async def test_a_flipped_bit_undoes_the_last_round_at_most_where_nothing_is_deleted(
+    shared: Federation,
+) -> None:
+    """Its strategy and selector keep no files, and its retention keeps all models."""
+    nothing_deleted = ["selector.name=uniform", "strategy.name=fedavg", "rounds=6", "seed=8"]
+    nothing_deleted.append("retention.keep_last=100")
+    undisturbed = await shared.finished(await shared.start_run(*nothing_deleted))
+    shared.points.clear()
+    run_id = await shared.start_run(*nothing_deleted)
+    await shared.until_committed(run_id, 4)
+    await shared.kill_coordinator()
+    log = write_ahead_log(shared)
+    if log.stat().st_size > FIRST_PAGE:  # else all of it is in the database
+        flip_a_bit(log, FIRST_PAGE)
+    await shared.restart_coordinator()
+    status = await shared.status(run_id)
+    assert status.committed_rounds >= 3
+    if status.state == operator_pb2.RUN_STATE_FAILED:
+        await shared.operator.resume_run(run_id)
+    assert await shared.finished(run_id) == undisturbed
 
 
 async def test_a_run_that_is_gone_altogether_is_said(shared: Federation, undisturbed: str) -> None:

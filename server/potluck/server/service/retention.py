@@ -42,8 +42,10 @@ class Tidying:
         self._done.setdefault(run_id, committed)
 
     async def after_commit(self, run_id: str, retention: Retention, committed: int) -> None:
-        """Delete what a run doesn't need any more, now that this round is committed."""
+        """Empty the database's log, so that damage to it can't undo this committed round; then
+        delete what the run doesn't need any more."""
         async with self._one_at_a_time:
+            await self._in_store(Store.checkpoint)
             done = self._done.get(run_id, 0)
             out = partial(_out_of_retention, run_id=run_id, keep=retention.keep_last)
             references = await self._in_store(partial(out, done=done, committed=committed))
@@ -80,7 +82,7 @@ class Tidying:
         self._files.settle(kept)
         gone = unused - kept
         # A database whose log is damaged falls back to an earlier round: its files must be there.
-        if gone and await self._in_store(lambda store: store.checkpoint()):
+        if gone and await self._in_store(Store.checkpoint):
             await asyncio.to_thread(self._files.delete, gone - self._in_use())
 
 
