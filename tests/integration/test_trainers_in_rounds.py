@@ -20,10 +20,12 @@ from support.sum_federation import PATIENCE_SECONDS, Members, SumFederation, hos
 
 from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
 from potluck.common.errors import ConfigurationError
+from potluck.common.learning.coverage import Coverage
 from potluck.common.learning.measures import TRAINING
 from potluck.common.tensors.tensor_files import write_tensors
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import transfer_pb2
+from potluck.server.hosts.held_out_evaluation import HeldOut, evaluate_on_clients
 from potluck.server.store import RoundRow, RunState
 from potluck.server.store.records import MemberState
 
@@ -37,6 +39,7 @@ OPEN = DisclosurePolicy.model_validate(
     {
         "exact_sums": True,
         "held_out_counts": True,
+        "least_group": 3,
         "signals": ["label_counts"],
         "questions": ["loss"],
         "epsilon_budget": 100,
@@ -205,6 +208,85 @@ async def test_rounds_are_committed_where_the_coordinator_can_not_measure(
     assert again[-1].metrics["near"] > 0
 
 
+# Clients that can not measure --------------------------------------------------------------------
+
+
+def notices(logs: list[Any]) -> list[str]:
+    """The lines about missing evaluations."""
+    warnings = [each["event"] for each in logs if each["log_level"] == "warning"]
+    return [line for line in warnings if "metrics are" in line]
+
+
+async def test_a_metric_without_some_clients_is_partial_and_one_notice_names_them(
+    federation: SumFederation,
+) -> None:
+    task = '{name = "line", unable = 3}'
+    stop = 'stop = {measure = "near", patience = 1}'
+    spread = "evaluation = {spread = true, least_group = 3}"
+    with capture_logs() as logs:
+        row = await federation.finished(run_file(task, stop, spread))
+    assert (row.state, row.reason, row.best) == (RunState.FINISHED, "", None)
+    rounds = await federation.coordinator.store.call(lambda store: store.rounds(row.run_id))
+    partial = Coverage(clients=4, asked=7, samples=160, partial=True)
+    trained = Coverage(clients=7, asked=7, samples=280)
+    for each in rounds:
+        assert each.coverage == {
+            **dict.fromkeys(TRUE, partial),
+            **{f"{TRAINING}{name}": trained for name in ("squared_error",)},
+        }
+        spread_of = each.spreads["near"]
+        assert (spread_of.clients, spread_of.asked, spread_of.samples) == (4, 7, 160)
+        assert spread_of.partial
+    assert notices(logs) == [
+        f"round {number}: the model metrics are over 4 of 7 clients (160 samples): 3 failed with "
+        "TRAINING_FAILED (client-0, client-1, client-2; for example: 'client-0' lacks its "
+        "reference readings); partial: they count neither for the best model nor for [stop]"
+        for number in (1, 2)
+    ]
+
+
+async def test_a_share_that_suffices_makes_a_metric_whole(federation: SumFederation) -> None:
+    task = '{name = "line", unable = 3}'
+    keep = 'retention = {keep_best = "near"}'
+    with capture_logs() as logs:
+        row = await federation.finished(run_file(task, keep, "evaluation = {least_share = 0.5}"))
+    assert row.best is not None
+    assert row.best.round in (1, 2)
+    assert len(notices(logs)) == 2
+    assert not any("partial" in line for line in notices(logs))
+
+
+async def test_where_no_client_measures_there_is_a_notice_and_no_metric(
+    federation: SumFederation,
+) -> None:
+    with capture_logs() as logs:
+        [row] = await committed(
+            federation, run_file('{name = "line", unable = 7}').replace("rounds = 2", "rounds = 1")
+        )
+    assert not [name for name in row.metrics if not name.startswith(TRAINING)]
+    assert row.coverage["near"] == Coverage(clients=0, asked=7, samples=0, partial=True)
+    [line] = notices(logs)
+    assert line.startswith(
+        "round 1: the model metrics are missing: none of 7 clients measured them: 7 failed with "
+        "TRAINING_FAILED (client-0, client-1, client-2, client-3, client-4 and 2 more; "
+    )
+
+
+async def test_evaluations_slower_than_the_deadline_are_in_the_notice(
+    federation: SumFederation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def impatient(*arguments: Any, **settings: Any) -> HeldOut:
+        return await evaluate_on_clients(*arguments, **{**settings, "seconds": 0.5})
+
+    monkeypatch.setattr("potluck.server.runs.commit.evaluate_on_clients", impatient)
+    task = '{name = "line", unable = 7, fault = "evaluation-hangs"}'
+    with capture_logs() as logs:
+        [row] = await committed(federation, run_file(task).replace("rounds = 2", "rounds = 1"))
+    assert row.coverage["near"].partial
+    [line] = notices(logs)
+    assert "none of 7 clients measured them: 7 did not answer within 0.5 s (client-0, " in line
+
+
 # Hosts that lie about measures ------------------------------------------------------------------
 
 
@@ -298,9 +380,12 @@ async def test_measures_that_can_not_be_are_not_believed(
             assert row.metrics.keys() == names
             assert 0 <= row.metrics["near"] <= 1
             events = [each["event"] for each in logs]
-            [line] = [event for event in events if "is not evaluated on" in event]
-            assert LIAR in line, lie
+            [line] = [event for event in events if event.startswith("round 1: the model metrics")]
+            assert (
+                f"are over 6 of 7 clients (240 samples): 1 sent invalid numbers ({LIAR}; " in line
+            )
             assert len(line) < 400
+            assert all(each.partial for n, each in row.coverage.items() if n in TRUE), lie
 
 
 async def test_a_trainer_without_label_counts_is_refused_before_the_run(

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import create_engine, delete, insert
 
+from potluck.common.learning.coverage import Coverage
 from potluck.common.learning.spread import spread
 from potluck.server.store import (
     AttemptKey,
@@ -88,6 +89,7 @@ def commit(key: AttemptKey, included: Sequence[str]) -> RoundCommit:
         strategy_scalars={"name": "fedavg", "limit": float("inf")},
         metrics={"loss": 2.0**-key.round, "accuracy": 0.75, "weighted_f1": 0.5},
         spreads={"loss": spread([0.1, 2.0**-key.round, 7.0], higher_is_better=False)},
+        coverage={"loss": Coverage(clients=2, asked=3, samples=40, partial=True)},
         seconds=2.5,
         bytes_down=key.round * 10**10,
         bytes_up=3,

@@ -22,7 +22,8 @@
     ├── TrainingError             a client could not train
     │   ├── DataError             its samples can't be trained on
     │   └── DeviceMemoryError     its device has too little memory
-    │   └── StateLostError        what it kept for that is gone
+    │   ├── StateLostError        what it kept for that is gone
+    │   └── NothingHeldOutError   it holds no samples to evaluate on
     ├── DisclosureRefusedError    a client's policy forbids what it is asked to disclose
     ├── StorageError              a disk or a database failed
     └── UnreachableError          the other side can't be reached
@@ -243,6 +244,12 @@ class StateLostError(TrainingError):
     """The state that a client kept of an earlier training, and now needs, is gone."""
 
     reason = "CLIENT_STATE_LOST"
+
+
+class NothingHeldOutError(TrainingError):
+    """A client holds no samples to evaluate on."""
+
+    reason = "NOTHING_HELD_OUT"
 
 
 class DeviceMemoryError(TrainingError):

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from potluck.common.errors import TrainingError
 from potluck.common.names import ClientId
 from potluck.common.task import ClientData, Task
 from potluck.common.trainer import (
@@ -54,8 +55,9 @@ class Descent(Trainer):
         {Capability.LOSS, Capability.GRADIENT_NORM, Capability.SKETCH, "utility"}
     )
 
-    def __init__(self, fault: str) -> None:
+    def __init__(self, fault: str, unable: int = 0) -> None:
         self._fault = fault
+        self._unable = unable
 
     def train(
         self, model: Any, data: Any, settings: TrainerSettings, report: TrainingProgress
@@ -106,6 +108,10 @@ class Descent(Trainer):
             self._fail(data.client, model)
         if data.client == "undeclared":
             return {"accuracy": Measured(1.0, 1)}
+        if data.client.startswith("client-") and int(data.client[7:]) < self._unable:
+            if self._fault == "evaluation-hangs":
+                self._fail("hangs", model)
+            raise TrainingError(f"'{data.client}' lacks its reference readings")
         points = np.array(list(data))
         errors = model["slope"][0] * points[:, 0] + model["offset"] - points[:, 1]
         squares = Measured(float((errors**2).sum()), len(points))
@@ -138,11 +144,13 @@ class CountedDescent(Descent):
 
 @dataclass(frozen=True, kw_only=True)
 class Line(Task):
-    """`fault`: of client-1's training, as `Descent` has them, or of its evaluation. coordinator:
-    whether the coordinator has data to measure on, "" for none, and what happens there: "measures",
-    "raises", "hangs" or "undeclared"."""
+    """`fault`: of client-1's training, as `Descent` has them, or of its evaluation. unable: number
+    of clients, from client-0 on, whose evaluation raises TrainingError, or hangs where the fault is
+    "evaluation-hangs". coordinator: whether the coordinator has data to measure on, "" for none,
+    and what happens there: "measures", "raises", "hangs" or "undeclared"."""
 
     fault: str = ""
+    unable: int = 0
     coordinator: str = ""
 
     training: ClassVar = {"learning_rate": 0.05}
@@ -156,7 +164,7 @@ class Line(Task):
 
     def trainer(self) -> Trainer:
         """Stochastic gradient descent."""
-        return Descent(self.fault)
+        return Descent(self.fault, self.unable)
 
     def client_data(self, client: ClientId, data: Path | None) -> ClientData[Stream]:
         """Streams."""

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from potluck.client.base.availability_plan import Forecast, always
 from potluck.client.question import LocalUpdate, Question
 from potluck.common.disclosure import Weighting
-from potluck.common.errors import PotluckError, TrainingError
+from potluck.common.errors import NothingHeldOutError, PotluckError
 from potluck.common.learning.measures import MeasureSums
 from potluck.common.learning.scores import EvaluationCounts
 from potluck.common.learning.task_loading import models_seeded
@@ -347,9 +347,9 @@ class TaskTraining(ABC):
         """A client's training samples by class."""
 
     def held_out(self, client_id: ClientId, data: ClientData[Any]) -> Any:
-        """What a client holds out. Raises TrainingError where it holds out nothing."""
+        """What a client holds out. Raises NothingHeldOutError where it holds out nothing."""
         if data.held_out is None:
-            raise TrainingError(
+            raise NothingHeldOutError(
                 f"client '{client_id}' holds no samples out to evaluate on; choose a task option "
                 "that makes it do so, or set evaluation.every = 0",
                 client=client_id,

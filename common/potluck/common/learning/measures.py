@@ -18,10 +18,12 @@ from potluck.common.errors import ConfigurationError, TrainerError
 from potluck.common.task import Task
 from potluck.common.trainer import SHARE, Capability, Measure, Measured, Measures, Trainer
 
+WORST_GROUP: Final = "worst_group_accuracy"
+"""The measure that only tasks with groups have."""
 CLASSIFICATION: Final[Mapping[str, Measure]] = {
     "loss": Measure(label="loss"),
     "accuracy": Measure(label="accuracy", unit=SHARE, higher_is_better=True, lowest=0, highest=1),
-    "worst_group_accuracy": Measure(
+    WORST_GROUP: Measure(
         label="worst group", unit=SHARE, higher_is_better=True, lowest=0, highest=1
     ),
     "weighted_f1": Measure(
@@ -79,9 +81,14 @@ class MeasureSums:
         return MeasureSums(measures=added)
 
     @property
+    def counted(self) -> dict[str, int]:
+        """Number of samples behind each measure, by name."""
+        return {name: each.count for name, each in self.measures.items()}
+
+    @property
     def samples(self) -> int:
         """What was counted for the measure that counted most."""
-        return max((each.count for each in self.measures.values()), default=0)
+        return max(self.counted.values(), default=0)
 
     def means(self) -> dict[str, float]:
         """The mean of each measure for which anything was counted."""

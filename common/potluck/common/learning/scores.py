@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -121,6 +121,15 @@ class EvaluationCounts:
     def samples(self) -> int:
         """Samples evaluated."""
         return int(self.confusion.sum())
+
+    @property
+    def counted(self) -> dict[str, int]:
+        """Number of samples behind each metric, by name."""
+        of_groups = int(self.group_samples.sum())
+        return {
+            field.name: of_groups if field.name == "worst_group_accuracy" else self.samples
+            for field in fields(Metrics)
+        }
 
     @property
     def correct(self) -> int:

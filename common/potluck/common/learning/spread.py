@@ -26,13 +26,16 @@ class Spread:
 
     clients: how many there are. mean: of their values. quantiles: at `QUANTILES`, linear between
     two clients. worst_tenth: mean over the tenth of the clients, rounded up, for which the measure
-    is worst, and over two at least.
+    is worst, and over two at least. asked, samples, partial: as in `Coverage`.
     """
 
     clients: int
     mean: float
     quantiles: tuple[float, ...]
     worst_tenth: float
+    asked: int = 0
+    samples: int = 0
+    partial: bool = False
 
     @property
     def statistics(self) -> tuple[float, ...]:

@@ -170,6 +170,14 @@ class Evaluation(Settings):
         description="Fewest clients over which a spread is shown; one that demands more refuses.",
     )
 
+    least_share: float = Field(
+        default=1.0,
+        gt=0,
+        le=1,
+        description="Share of the clients asked that must measure a model. A metric over fewer is\n"
+        "marked partial, and counts neither for the best model nor for [stop].",
+    )
+
     fine_tune_epochs: int = Field(
         default=0,
         ge=0,

@@ -21,7 +21,8 @@ class Stopping(Settings):
         default=None,
         ge=1,
         description="The run ends after so many evaluations in a row that bring no improvement;\n"
-        "one in which the measure is missing brings none. Unset: it ends at the target only.",
+        "one without the measure brings none; one in which it is partial does not count.\n"
+        "Unset: it ends at the target only.",
     )
     minimum_delta: float = Field(
         default=0.0,

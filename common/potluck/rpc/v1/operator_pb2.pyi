@@ -663,6 +663,27 @@ class CommittedRound(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class CoverageEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___Coverage: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___Coverage | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     ROUND_FIELD_NUMBER: _builtins.int
     MEMBERS_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
@@ -675,6 +696,7 @@ class CommittedRound(_message.Message):
     LATE_FIELD_NUMBER: _builtins.int
     COMMITTED_AT_FIELD_NUMBER: _builtins.int
     SOFTWARE_FIELD_NUMBER: _builtins.int
+    COVERAGE_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """Its number, from 1."""
     seconds: _builtins.float
@@ -711,6 +733,10 @@ class CommittedRound(_message.Message):
     def software(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Versions of what the coordinator ran, by name: potluck, python, torch, numpy."""
 
+    @_builtins.property
+    def coverage(self) -> _containers.MessageMap[_builtins.str, Global___Coverage]:
+        """Clients and samples behind each metric, by name; also of metrics that no client could measure."""
+
     def __init__(
         self,
         *,
@@ -726,14 +752,49 @@ class CommittedRound(_message.Message):
         late: _abc.Iterable[Global___LateUpdate] | None = ...,
         committed_at: _timestamp_pb2.Timestamp | None = ...,
         software: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        coverage: _abc.Mapping[_builtins.str, Global___Coverage] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["committed_at", b"committed_at", "metrics", b"metrics"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "committed_at", b"committed_at", "late", b"late", "members", b"members", "metrics", b"metrics", "model_blake3", b"model_blake3", "round", b"round", "seconds", b"seconds", "software", b"software", "spreads", b"spreads", "sums", b"sums"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "committed_at", b"committed_at", "coverage", b"coverage", "late", b"late", "members", b"members", "metrics", b"metrics", "model_blake3", b"model_blake3", "round", b"round", "seconds", b"seconds", "software", b"software", "spreads", b"spreads", "sums", b"sums"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CommittedRound: _TypeAlias = CommittedRound  # noqa: Y015
+
+@_typing.final
+class Coverage(_message.Message):
+    """The clients and samples that a metric is over."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENTS_FIELD_NUMBER: _builtins.int
+    ASKED_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
+    PARTIAL_FIELD_NUMBER: _builtins.int
+    clients: _builtins.int
+    """Number of clients that measured it; 0 on the coordinator's own data."""
+    asked: _builtins.int
+    """Number of clients that were asked for it, without those that hold no samples for it."""
+    samples: _builtins.int
+    """Number of samples; 0 if masked updates hide it."""
+    partial: _builtins.bool
+    """Whether fewer clients measured it than evaluation.least_share demands."""
+    def __init__(
+        self,
+        *,
+        clients: _builtins.int = ...,
+        asked: _builtins.int = ...,
+        samples: _builtins.int = ...,
+        partial: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked", b"asked", "clients", b"clients", "partial", b"partial", "samples", b"samples"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Coverage: _TypeAlias = Coverage  # noqa: Y015
 
 @_typing.final
 class LateUpdate(_message.Message):
@@ -775,12 +836,19 @@ class Spread(_message.Message):
     MEAN_FIELD_NUMBER: _builtins.int
     QUANTILES_FIELD_NUMBER: _builtins.int
     WORST_TENTH_FIELD_NUMBER: _builtins.int
+    ASKED_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
+    PARTIAL_FIELD_NUMBER: _builtins.int
     clients: _builtins.int
     """How many there are."""
     mean: _builtins.float
     """Mean of their values."""
     worst_tenth: _builtins.float
     """Mean over the tenth of them for which the measure is worst, and over two at least."""
+    asked: _builtins.int
+    """Number of clients that were asked, number of samples, and whether it is partial, as in Coverage."""
+    samples: _builtins.int
+    partial: _builtins.bool
     @_builtins.property
     def quantiles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """Quantiles at 10, 25, 50, 75 and 90 per cent of the clients."""
@@ -792,10 +860,13 @@ class Spread(_message.Message):
         mean: _builtins.float = ...,
         quantiles: _abc.Iterable[_builtins.float] | None = ...,
         worst_tenth: _builtins.float = ...,
+        asked: _builtins.int = ...,
+        samples: _builtins.int = ...,
+        partial: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clients", b"clients", "mean", b"mean", "quantiles", b"quantiles", "worst_tenth", b"worst_tenth"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked", b"asked", "clients", b"clients", "mean", b"mean", "partial", b"partial", "quantiles", b"quantiles", "samples", b"samples", "worst_tenth", b"worst_tenth"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

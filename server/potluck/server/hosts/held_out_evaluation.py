@@ -4,33 +4,39 @@ the spread over clients is wanted."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import structlog
 
-from potluck.common.errors import ProtocolError, TrainerError
+from potluck.common.errors import NothingHeldOutError, ProtocolError, TrainerError
+from potluck.common.learning.coverage import Coverage, coverages
 from potluck.common.learning.measures import (
     CLASSIFICATION,
+    WORST_GROUP,
     MeasuredModel,
     MeasureSums,
     checked_measures,
 )
 from potluck.common.learning.scores import EvaluationCounts
 from potluck.common.learning.spread import Spread, spreads
-from potluck.common.plain_text import plain
 from potluck.common.updates.update_report import measured
 from potluck.rpc.v1 import coordinator_pb2
 from potluck.server.hosts.attendance import Attendance
 from potluck.server.hosts.gather import gather
 from potluck.server.hosts.instructions import evaluate_instruction, model_reference
+from potluck.server.hosts.missing_evaluations import (
+    MissingEvaluation,
+    failed,
+    malformed,
+    notice,
+    silent,
+)
 from potluck.server.rounds.plan import RunPlan
 from potluck.server.store.model_files import ModelVersion
 from potluck.server.store.records import AttemptKey
 
 log = structlog.get_logger()
-
-_TROUBLE = 400
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +44,13 @@ class HeldOut:
     """What clients measured together. What one of them did is not in it.
 
     metrics: of all their samples together, by name; none if no client holds any out. spreads: by
-    the measure's name; empty where they are not wanted, or too few clients measured.
+    the measure's name; empty where they are not wanted, or too few clients measured. coverage:
+    clients and samples behind each metric, by name; also of metrics that no client could measure.
     """
 
     metrics: Mapping[str, float] = field(default_factory=dict)
     spreads: Mapping[str, Spread] = field(default_factory=dict)
+    coverage: Mapping[str, Coverage] = field(default_factory=dict)
 
 
 async def evaluate_on_clients(
@@ -61,9 +69,9 @@ async def evaluate_on_clients(
     """Counts of the clients, summed in the order given, and how their measures are spread.
 
     Counts add up exactly, so the metrics are those of all held-out samples together. `kept` says
-    which of the states that a client keeps goes with the model; `warn` is for what people should
-    know of a task's own trainer, and of a spread that is not shown. `subject`: what clients make
-    of the model before they measure; the names of measures say so.
+    which of the states that a client keeps goes with the model; `warn` gets one line about the
+    clients that were asked and are missing, and one about a spread that is not shown. `subject`:
+    what clients make of the model before they measure; the names of measures say so.
     """
     reference = model_reference(model)
     instructions = [
@@ -82,30 +90,47 @@ async def evaluate_on_clients(
     ]
     answers = await gather(attendance, instructions, seconds=seconds, present=present)
     found: list[EvaluationCounts | MeasureSums] = []
+    missing: list[MissingEvaluation] = []
     for client in clients:
-        answer = answers.get(client)
-        if answer is None:
-            continue
-        try:
-            if plan.trainer is not None:
-                found += _measures(plan, answer, client)
-            elif answer.HasField("evaluation"):
-                found.append(_counts(plan, answer.evaluation))
-        except (ProtocolError, TrainerError) as error:
-            log.warning("evaluation refused", client=client, why=error.message)
-            if isinstance(error, TrainerError):
-                warn(f"round {key.round} is not evaluated on {client}: {error.message}")
-    found = [each for each in found if each.samples]
+        each = _answered(plan, answers.get(client), client, present=present, seconds=seconds)
+        if isinstance(each, MissingEvaluation):
+            missing.append(each)
+            log.info("evaluation missing", client=client, why=each.why, message=each.message)
+        elif each is not None and each.samples:
+            found.append(each)
+    coverage = coverages(
+        [each.counted for each in found],
+        _names(plan),
+        missing=len(missing),
+        least_share=plan.run_file.evaluation.least_share,
+    )
+    if missing:
+        warn(notice(key.round, subject, missing, coverage))
     total: Any = None
     for each in found:  # all of one kind
         total = each if total is None else total + each
     metrics = {} if total is None else total.means()
+    spreads_of = _spreads(plan, key, found, warn)
     return HeldOut(
         metrics={f"{subject}{name}": value for name, value in metrics.items()},
         spreads={
-            f"{subject}{name}": each for name, each in _spreads(plan, key, found, warn).items()
+            f"{subject}{name}": replace(
+                each,
+                asked=coverage[name].asked,
+                samples=coverage[name].samples,
+                partial=coverage[name].partial,
+            )
+            for name, each in spreads_of.items()
         },
+        coverage={f"{subject}{name}": each for name, each in coverage.items()},
     )
+
+
+def _names(plan: RunPlan) -> Sequence[str]:
+    """Names of the measures that clients are asked for."""
+    if plan.trainer is not None:
+        return list(plan.measures)
+    return [name for name in CLASSIFICATION if plan.task.groups or name != WORST_GROUP]
 
 
 def _spreads(
@@ -129,17 +154,36 @@ def _spreads(
     )
 
 
-def _measures(plan: RunPlan, answer: coordinator_pb2.Answer, client: str) -> Sequence[MeasureSums]:
-    """What a client's trainer measured; nothing where the client measures nothing. Raises
-    TrainerError where it failed, or for what it may not say."""
-    if answer.failure.reason == TrainerError.reason:
-        raise TrainerError(plain(answer.failure.message, _TROUBLE))
-    if not answer.HasField("measures"):
-        return ()
-    found = checked_measures(
-        measured(answer.measures.sums), plan.measures, f"what '{client}' measured"
-    )
-    return (MeasureSums(measures=found),)
+def _answered(
+    plan: RunPlan,
+    answer: coordinator_pb2.Answer | None,
+    client: str,
+    *,
+    present: Callable[[str], bool],
+    seconds: float,
+) -> EvaluationCounts | MeasureSums | MissingEvaluation | None:
+    """What a client measured, or why it is missing; None if it holds no samples out."""
+    if answer is None:
+        return silent(client, present=present(client), seconds=seconds)
+    if answer.HasField("failure"):
+        reason = answer.failure.reason
+        if reason == NothingHeldOutError.reason:
+            return None
+        return failed(client, reason, answer.failure.message)
+    try:
+        if plan.trainer is None and answer.HasField("evaluation"):
+            return _counts(plan, answer.evaluation)
+        if plan.trainer is not None and answer.HasField("measures"):
+            return _measures(plan, answer.measures, client)
+    except (ProtocolError, TrainerError) as error:
+        return malformed(client, error.message)
+    return malformed(client, "its answer is not that of an evaluation")
+
+
+def _measures(plan: RunPlan, measures: coordinator_pb2.MeasuredSums, client: str) -> MeasureSums:
+    """What a client's trainer measured. Raises TrainerError for what it may not say."""
+    found = checked_measures(measured(measures.sums), plan.measures, f"what '{client}' measured")
+    return MeasureSums(measures=found)
 
 
 def _counts(plan: RunPlan, evaluation: coordinator_pb2.EvaluationCounts) -> EvaluationCounts:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from potluck.common.errors import TrainerError
 from potluck.common.interruptible import in_thread
+from potluck.common.learning.coverage import Coverage
 from potluck.common.learning.measures import TRAINING, MeasuredModel, MeasureSums
 from potluck.common.learning.scores import EvaluationCounts
 from potluck.common.learning.spread import Spread
@@ -37,6 +38,8 @@ from potluck.server.runs.late_arrivals import (
 from potluck.server.runs.run import Run
 from potluck.server.runs.training_means import (
     TRAINING_LOSS,
+    loss_coverage,
+    training_coverage,
     training_loss,
     training_means,
     wants_training_loss,
@@ -88,12 +91,16 @@ async def evaluate(run: Run) -> None:
         wanted.insert(0, MeasuredModel.ROUND)
     metrics = {} if counts is None else counts.means()
     spreads: dict[str, Spread] = {}
+    coverage: dict[str, Coverage] = {}
+    if counts is not None:
+        coverage = {name: Coverage(samples=counts.counted[name]) for name in metrics}
     for subject in wanted:
         found = await _on_clients(run, model, subject)
         if on_clients or subject is not MeasuredModel.ROUND:
             metrics |= found.metrics
+            coverage |= found.coverage
         spreads |= found.spreads
-    run.result = replace(run.result, metrics=metrics, spreads=spreads)
+    run.result = replace(run.result, metrics=metrics, spreads=spreads, coverage=coverage)
     run.post(rounds.Evaluated())
 
 
@@ -135,7 +142,9 @@ async def commit(run: Run, action: rounds.Commit, aftermath: Aftermath) -> None:
     selector_state = run.plan.selector.observe(run.states.selector, outcome)
     states = States(selector=selector_state, strategy=result.strategy_state)
     state_blake3 = await in_thread(write_states, run.services.files, states)
-    metrics = {**result.metrics, **_of_trainings(run, included)}
+    trained, of_trainings = _of_trainings(run, included)
+    metrics = {**result.metrics, **trained}
+    coverage = {**result.coverage, **of_trainings}
     round_commit = RoundCommit(
         key=run.key,
         model_blake3=result.model.blake3,
@@ -151,8 +160,9 @@ async def commit(run: Run, action: rounds.Commit, aftermath: Aftermath) -> None:
         included=included,
         set_aside=set_aside,
         late=late,
-        best=_best(run, metrics),
+        best=_best(run, metrics, coverage),
         software=dict(software_versions()),
+        coverage=coverage,
     )
     await aftermath.settled()
     # A round that is stored is announced, also amid a stop.
@@ -180,13 +190,16 @@ async def _store(run: Run, round_commit: RoundCommit, states: States, aftermath:
     )
 
 
-def _best(run: Run, metrics: Metrics) -> BestSoFar | None:
-    """What is known of the measure that the run goes by, with the round that is being committed."""
+def _best(run: Run, metrics: Metrics, coverage: Mapping[str, Coverage]) -> BestSoFar | None:
+    """What is known of the measure that the run goes by, with the round that is being committed.
+
+    A partial measure changes nothing: neither the best model, nor the evaluations without
+    improvement."""
     rule, so_far, number = run.plan.stop_rule, run.row.best, run.machine.round
     if rule is None or number <= rule.opening:
         return None
     measured = rule.measure.startswith(TRAINING) or run.machine.rules.evaluates(number)
-    if not measured:
+    if not measured or coverage.get(rule.measure, Coverage()).partial:
         return so_far
     value = metrics.get(rule.measure)
     if value is None and (so_far is None or not so_far.stalled):
@@ -367,12 +380,23 @@ def _reported(row: UpdateRow | None, name: str) -> float:
     return math.nan if value is None else value
 
 
-def _of_trainings(run: Run, included: Sequence[str]) -> dict[str, float]:
-    """Measures of the trainings of the clients in the model, where they say them."""
+def _of_trainings(
+    run: Run, included: Sequence[str]
+) -> tuple[dict[str, float], dict[str, Coverage]]:
+    """Measures of the trainings of the clients in the model, where they say them, and the clients
+    and samples behind each."""
     reports = [run.intake.updates[client].row for client in included]
-    means = training_means(reports)
+    means, coverage = training_means(reports), training_coverage(reports)
     every = run.plan.run_file.evaluation.every
     if run.plan.trainer is None and wants_training_loss(run.result.metrics, every):
         of_sum = run.result.training_loss
-        means |= training_loss(reports) if of_sum is None else {TRAINING_LOSS: of_sum}
-    return means
+        if of_sum is None:
+            means |= training_loss(reports)
+            coverage |= loss_coverage(reports)
+        else:
+            means[TRAINING_LOSS] = of_sum
+            samples = sum(each.samples for each in reports)
+            coverage[TRAINING_LOSS] = Coverage(
+                clients=len(reports), asked=len(reports), samples=samples
+            )
+    return means, coverage

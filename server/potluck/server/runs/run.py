@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
+from potluck.common.learning.coverage import Coverage
 from potluck.common.learning.spread import Spread
 from potluck.rpc.v1 import operator_pb2
 from potluck.rpc.v1.coordinator_pb2 import KeptState
@@ -116,6 +117,7 @@ class RoundModel:
     judgement: Judgement = field(default_factory=Judgement)
     metrics: Metrics = field(default_factory=dict)
     spreads: Mapping[str, Spread] = field(default_factory=dict)
+    coverage: Mapping[str, Coverage] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)

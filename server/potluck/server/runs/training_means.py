@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
+from potluck.common.learning.coverage import Coverage, coverages
 from potluck.common.learning.measures import TRAINING, MeasureSums, added_up
 from potluck.common.updates.update_report import UpdateReport
 
@@ -21,6 +23,22 @@ def training_means(reports: Sequence[UpdateReport]) -> dict[str, float]:
     """
     total = added_up(MeasureSums(measures=each.measures) for each in reports)
     return {f"{TRAINING}{name}": mean for name, mean in total.means().items()}
+
+
+def training_coverage(reports: Sequence[UpdateReport]) -> dict[str, Coverage]:
+    """Return the clients and samples behind each of `training_means`, of these clients."""
+    return _coverage([MeasureSums(measures=each.measures).counted for each in reports])
+
+
+def loss_coverage(reports: Sequence[UpdateReport]) -> dict[str, Coverage]:
+    """Return the clients and samples behind `training_loss`, of these clients."""
+    return _coverage([{} if r.loss is None else {"loss": r.samples} for r in reports])
+
+
+def _coverage(counted: Sequence[Mapping[str, int]]) -> dict[str, Coverage]:
+    names = dict.fromkeys(name for each in counted for name in each)
+    found = coverages(counted, names)
+    return {f"{TRAINING}{name}": replace(each, asked=len(counted)) for name, each in found.items()}
 
 
 def training_loss(reports: Sequence[UpdateReport]) -> dict[str, float]:

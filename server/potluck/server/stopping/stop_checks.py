@@ -8,6 +8,7 @@ from potluck.common.errors import ConfigurationError
 from potluck.common.learning.measures import (
     CLASSIFICATION,
     TRAINING,
+    WORST_GROUP,
     MeasuredModel,
     of_model,
     shown_measures,
@@ -19,7 +20,6 @@ from potluck.common.trainer import Measure, Trainer
 from potluck.server.stopping.stop_rule import StopRule
 from potluck.server.strategy import Strategy
 
-_GROUPS = "worst_group_accuracy"
 _TRAINING_LOSS = f"{TRAINING}loss"
 
 
@@ -104,7 +104,7 @@ def _known(run_file: RunFile, task: Task, trainer: Trainer | None) -> Mapping[st
         own = {
             name: measure
             for name, measure in CLASSIFICATION.items()
-            if name != _GROUPS or task.groups
+            if name != WORST_GROUP or task.groups
         }
         known = dict(own)
         if run_file.evaluation.every != 1:  # else it is there only where there is no other
@@ -128,6 +128,6 @@ def _how_to_measure(name: str, run_file: RunFile) -> str:
         return '; personal_… needs personal.method = "ditto"'
     if name == _TRAINING_LOSS and run_file.evaluation.every == 1:
         return "; training_loss needs an evaluation.every that is not 1"
-    if name == _GROUPS:
+    if name == WORST_GROUP:
         return "; the task has no groups"
     return ""

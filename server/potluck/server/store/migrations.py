@@ -29,7 +29,8 @@ _PROVENANCE: Migration = (
     "ALTER TABLE members ADD COLUMN data_epoch BIGINT",
     "ALTER TABLE members ADD COLUMN software TEXT",
 )
-MIGRATIONS: Sequence[Migration] = (_BEST_MODELS, _PROVENANCE)
+_COVERAGE: Migration = ("ALTER TABLE rounds ADD COLUMN coverage TEXT",)
+MIGRATIONS: Sequence[Migration] = (_BEST_MODELS, _PROVENANCE, _COVERAGE)
 """Those to versions 2, 3 and so on. Version 1 is the schema of release 0.1.0."""
 
 

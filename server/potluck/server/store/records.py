@@ -12,6 +12,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Final, NamedTuple
 
+from potluck.common.learning.coverage import Coverage
 from potluck.common.learning.spread import Spread
 from potluck.common.run_file.runfile import RunFile
 from potluck.common.trainer import Measure
@@ -291,7 +292,8 @@ class RoundCommit:
 
     set_aside: clients whose update is in and not part of the model, each with the reason. late:
     trainings of this round and others of which something is new, see `LateRow`. best: see `RunRow`.
-    software: versions of what the coordinator runs, by name.
+    software: versions of what the coordinator runs, by name. coverage: clients and samples behind
+    each metric, by name; also of metrics that no client could measure.
     """
 
     key: AttemptKey
@@ -310,13 +312,14 @@ class RoundCommit:
     late: Sequence[LateRow] = ()
     best: BestSoFar | None = None
     software: Mapping[str, str] = field(default_factory=dict)
+    coverage: Mapping[str, Coverage] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoundRow:
     """A committed round. members: the whole cohort in the order chosen. spreads: of measures over
     clients, by name. late: trainings for earlier rounds whose updates joined this one. best: after
-    this round, see `RunRow`. software: as in `RoundCommit`."""
+    this round, see `RunRow`. software, coverage: as in `RoundCommit`."""
 
     key: AttemptKey
     model_blake3: str
@@ -333,6 +336,7 @@ class RoundRow:
     late: Sequence[LateRow] = ()
     best: BestSoFar | None = None
     software: Mapping[str, str] = field(default_factory=dict)
+    coverage: Mapping[str, Coverage] = field(default_factory=dict)
 
     @property
     def included(self) -> Sequence[MemberRow]:

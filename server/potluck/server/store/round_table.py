@@ -58,6 +58,7 @@ _read_round = Reader(
         "spreads": decode_json,
         "committed_at": decode_time,
         "software": lambda value: {} if value is None else decode_json(value),
+        "coverage": lambda value: {} if value is None else decode_json(value),
     },
 )
 _read_best = Reader(BestSoFar, "rounds", ["run_id"])
@@ -178,6 +179,7 @@ def _values(commit: RoundCommit) -> dict[str, Any]:
         "committed_at": encode_time(commit.committed_at),
         **best_values(commit.best),
         "software": encode_json(commit.software),
+        "coverage": encode_json({name: vars(each) for name, each in commit.coverage.items()}),
     }
 
 

@@ -227,8 +227,20 @@ def committed_round_message(row: RoundRow) -> operator_pb2.CommittedRound:
                 mean=each.mean,
                 quantiles=each.quantiles,
                 worst_tenth=each.worst_tenth,
+                asked=each.asked,
+                samples=each.samples,
+                partial=each.partial,
             )
             for name, each in row.spreads.items()
+        },
+        coverage={
+            name: operator_pb2.Coverage(
+                clients=each.clients,
+                asked=each.asked,
+                samples=each.samples,
+                partial=each.partial,
+            )
+            for name, each in row.coverage.items()
         },
         software=row.software,
     )

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from potluck.common.learning.coverage import Coverage
 from potluck.common.trainer import Measured
 from potluck.common.updates.update_report import UpdateReport
 from potluck.server.runs.training_means import (
+    loss_coverage,
+    training_coverage,
     training_loss,
     training_means,
     wants_training_loss,
@@ -30,6 +33,13 @@ def test_a_trainers_own_measures_are_means_over_what_was_counted() -> None:
         report(None, near=Measured(1.0, 4)),
     ]
     assert training_means(reports) == {"training_near": 0.5}
+
+
+def test_measures_of_trainings_say_whose_they_are() -> None:
+    reports = [report(1.0, 30, near=Measured(3.0, 4)), report(None, 5, near=Measured(0.0, 0))]
+    assert training_coverage(reports) == {"training_near": Coverage(clients=1, asked=2, samples=4)}
+    assert loss_coverage(reports) == {"training_loss": Coverage(clients=1, asked=2, samples=30)}
+    assert training_coverage([]) == loss_coverage([]) == {}
 
 
 @pytest.mark.parametrize(

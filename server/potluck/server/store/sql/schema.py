@@ -202,6 +202,7 @@ rounds = Table(
     _double("best_mark", null=True),
     _integer("best_stalled", null=True),
     _text("software", null=True),
+    _text("coverage", null=True),
     ForeignKeyConstraint(_ATTEMPT, [f"attempts.{name}" for name in _ATTEMPT]),
     # Whether a file may be deleted is asked by its digest.
     Index("rounds_by_model", "model_blake3"),
