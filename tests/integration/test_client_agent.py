@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import threading
 from collections.abc import AsyncIterator
@@ -30,6 +31,7 @@ from potluck.common.errors import (
     NotFiniteError,
     ProtocolVersionError,
     RoundClosedError,
+    StorageError,
 )
 from potluck.common.net.tls import channel
 from potluck.common.net.transfer import FileReceiver
@@ -502,13 +504,11 @@ async def test_a_transfer_outlives_the_control_stream(scene: Scene) -> None:
     assert len(scene.fake.headers) == 1
 
 
-async def test_a_transfer_whose_connection_is_closed_begins_again(
-    scene: Scene, tmp_path: Path
-) -> None:
+@contextlib.asynccontextmanager
+async def delivery(scene: Scene, path: Path) -> AsyncIterator[tuple[Link, asyncio.Task[None]]]:
+    """The delivery of a file that the coordinator holds up once it has begun."""
     scene.fake.hold_uploads = asyncio.Event()
     content = b"weights"
-    path = tmp_path / "update"
-    path.write_bytes(content)
     update = KeptUpdate(
         update_id="a",
         client_id="client-0",
@@ -532,12 +532,33 @@ async def test_a_transfer_whose_connection_is_closed_begins_again(
     )
     delivering = asyncio.create_task(deliver(link, update, path, fresh=True))
     await scene.fake.until(lambda: len(scene.fake.headers) == 1)
-    link.renew()
-    await scene.fake.until(lambda: len(scene.fake.headers) == 2)
-    scene.fake.hold_uploads.set()
-    await delivering
+    yield link, delivering
+    delivering.cancel()
     await link.close()
-    assert (await scene.fake.completed("a")).content == content
+
+
+async def test_a_transfer_whose_connection_is_closed_begins_again(
+    scene: Scene, tmp_path: Path
+) -> None:
+    path = tmp_path / "update"
+    path.write_bytes(b"weights")
+    async with delivery(scene, path) as (link, delivering):
+        link.renew()
+        await scene.fake.until(lambda: len(scene.fake.headers) == 2)
+        assert scene.fake.hold_uploads is not None
+        scene.fake.hold_uploads.set()
+        await delivering
+        assert (await scene.fake.completed("a")).content == b"weights"
+
+
+async def test_a_transfer_whose_file_cannot_be_read_fails(scene: Scene, tmp_path: Path) -> None:
+    path = tmp_path / "update"
+    path.write_bytes(b"weights")
+    async with delivery(scene, path) as (link, delivering):
+        path.unlink()
+        link.renew()
+        with pytest.raises(StorageError, match=f"{path}: No such file"):
+            await delivering
 
 
 async def test_an_update_that_somebody_deleted_is_a_failure(scene: Scene, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,14 @@ from support.raw_host import (
     whole,
 )
 
-from potluck.common.errors import NotFoundError, ProtocolVersionError, from_rpc_error
+from potluck.common.errors import (
+    NotFoundError,
+    ProtocolVersionError,
+    StorageError,
+    from_rpc_error,
+)
 from potluck.common.net.protocol import VERSIONS
+from potluck.common.tensors.digest import digest_of
 from potluck.common.tensors.tensor_files import open_tensors, write_tensors
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import coordinator_pb2_grpc, operator_pb2, transfer_pb2
@@ -346,6 +353,31 @@ async def test_messages_that_would_swell(federation: Federation) -> None:
             await host.submit_bytes(bombs(), compression=grpc.Compression.Gzip)
         assert refused.value.code() in (Status.UNIMPLEMENTED, Status.RESOURCE_EXHAUSTED)
         await honest_round(federation)
+
+
+async def drained(call: Any) -> None:
+    """Read a stream to its end."""
+    while await call.read() is not grpc.aio.EOF:
+        pass
+
+
+async def test_a_file_shortened_while_it_is_served_fails_its_call_alone(
+    federation: Federation, hostile: RawHost
+) -> None:
+    content = bytes(64 * MEGABYTE)  # more than waits on a connection
+    path = federation.state / "models" / f"{digest_of(content)}.safetensors"
+    path.write_bytes(content)
+    request = rpc.CoordinatorServiceFetchModelRequest(blake3=path.stem)
+    call: Any = hostile.stub.FetchModel(request)
+    assert (await call.read()).frame.header.size == len(content)
+    os.truncate(path, 1000)
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await drained(call)
+    error = from_rpc_error(refused.value)
+    assert isinstance(error, StorageError)
+    assert "the file ends at byte" in error.message
+    path.unlink()
+    await honest_round(federation)
 
 
 # The control stream ------------------------------------------------------------------------------

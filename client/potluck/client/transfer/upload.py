@@ -65,7 +65,7 @@ async def deliver_file(
     `fresh`: nothing of it has been sent before. Goes on trying until it is cancelled. Raises
     RoundClosedError when the update is not wanted any more, UpdateError, IdentityError,
     ProtocolError or TooLargeError when it is refused for good, DigestMismatchError after three
-    wrong digests, StorageError if the file is gone.
+    wrong digests, StorageError if the file is gone or can't be read.
     """
     _require(path)
     backoff, chunks = link.backoff(), link.chunks[Direction.UP]
@@ -73,6 +73,7 @@ async def deliver_file(
     mismatches = 0
     offset: int | None = 0 if fresh else None
     begun: int | None = None  # where the attempt that broke had begun
+    own: list[StorageError] = []
     while True:
         try:
             async with link.transfers:
@@ -91,11 +92,13 @@ async def deliver_file(
                         if offset > begun:
                             backoff.reset()
                     begun = offset
-                    await link.submit_update(_frames(header, path, offset, link))
+                    await link.submit_update(_frames(header, path, offset, link, own))
                     chunks.passed()
                     return
         except PotluckError as error:
             failure = error
+        if own:
+            raise own[0] from None
         offset = None
         if stored.failed(failure):
             begun, mismatches = None, 0
@@ -124,18 +127,29 @@ def location_of(header: transfer_pb2.UpdateHeader) -> rpc.LocateUploadRequest:
 
 
 async def _frames(
-    header: transfer_pb2.UpdateHeader, path: Path, offset: int, link: Link
+    header: transfer_pb2.UpdateHeader,
+    path: Path,
+    offset: int,
+    link: Link,
+    own: list[StorageError],
 ) -> AsyncIterator[Message | bytes]:
-    """One header, the file from `offset` in chunks, one trailer."""
+    """One header, the file from `offset` in chunks, one trailer.
+
+    own: receives the error of this host's disk; gRPC reports a cancelled call instead.
+    """
     opening = transfer_pb2.UpdateHeader()
     opening.CopyFrom(header)
     opening.offset = offset
     opening.stored = False
     yield _request(transfer_pb2.UpdateFrame(header=opening))
     chunk_bytes = link.chunks[Direction.UP].bytes
-    for message in file_messages(path, offset, chunk_bytes=chunk_bytes):
-        link.metrics.moved(Direction.UP, len(message))
-        yield message
+    try:
+        for message in file_messages(path, offset, chunk_bytes=chunk_bytes):
+            link.metrics.moved(Direction.UP, len(message))
+            yield message
+    except StorageError as error:
+        own.append(error)
+        raise
     trailer = transfer_pb2.FileTrailer(blake3=header.blake3)
     yield _request(transfer_pb2.UpdateFrame(trailer=trailer))
 

@@ -9,7 +9,6 @@ received message on the way in. Everything else goes through protobuf.
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +16,9 @@ from typing import Generic, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from potluck.common.errors import ProtocolError
+from potluck.common.errors import ProtocolError, disk_error
 from potluck.common.net.protocol import CHUNK_BYTES
+from potluck.common.tensors.file_pieces import file_pieces
 
 _FRAME_TAG = 0x0A  # field 1, length-delimited
 _CHUNK_TAG = 0x12  # field 2, length-delimited
@@ -46,14 +46,14 @@ def chunk_of(message: bytes) -> memoryview | None:
 
 
 def file_messages(path: Path, offset: int, *, chunk_bytes: int = CHUNK_BYTES) -> Iterator[bytes]:
-    """A file from `offset` on as encoded chunks; each copied once, from the page cache."""
-    with path.open("rb", buffering=0) as file:
-        if os.fstat(file.fileno()).st_size <= offset:
-            return  # an empty file can't be mapped
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapping:
-            for begin in range(offset, len(mapping), chunk_bytes):
-                with memoryview(mapping)[begin : begin + chunk_bytes] as chunk:
-                    yield encode_chunk(chunk)
+    """Yield a file from `offset` on as encoded chunks. Raises StorageError if it can't be read."""
+    try:
+        with path.open("rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            for chunk in file_pieces(file.fileno(), offset, size, chunk_bytes):
+                yield encode_chunk(chunk)
+    except OSError as error:
+        raise disk_error(error, path) from error
 
 
 class FrameDecoder(Generic[MessageType]):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import mmap
 import os
 import re
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from potluck.common.interruptible import interruption
 from potluck.common.net.protocol import CHUNK_BYTES
 from potluck.common.net.shielded import shielded
 from potluck.common.tensors.digest import hasher
+from potluck.common.tensors.file_pieces import file_pieces
 from potluck.common.tensors.holes import write_at
 
 _BLAKE3 = re.compile(r"[0-9a-f]{64}")
@@ -159,18 +159,11 @@ class FileReceiver:
 
     def _digest(self, see: Callable[[memoryview], None] | None) -> str:
         digest, check = hasher(), interruption()
-        if not self._size:
-            return digest.hexdigest()  # an empty file can't be mapped
-        with (
-            mmap.mmap(self._file.fileno(), self._size, access=mmap.ACCESS_READ) as mapping,
-            memoryview(mapping) as whole,
-        ):
-            for begin in range(0, self._size, CHUNK_BYTES):
-                check()
-                with whole[begin : begin + CHUNK_BYTES] as piece:
-                    digest.update(piece)
-                    if see is not None:
-                        see(piece)
+        for piece in file_pieces(self._file.fileno(), 0, self._size, CHUNK_BYTES):
+            check()
+            digest.update(piece)
+            if see is not None:
+                see(piece)
         return digest.hexdigest()
 
     def close(self) -> None:

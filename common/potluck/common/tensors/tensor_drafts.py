@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from potluck.common.errors import StorageError
 from potluck.common.interruptible import interruption
 from potluck.common.tensors.digest import hasher
+from potluck.common.tensors.file_pieces import file_pieces
 from potluck.common.tensors.holes import reserve, write_at
 from potluck.common.tensors.layout import DTYPES, Layout
 from potluck.common.tensors.tensor_files import FileDigest
@@ -106,14 +107,9 @@ class TensorDraft:
         size = self.layout.file_bytes
         with self._disk(), ThreadPoolExecutor(1, thread_name_prefix="sync") as pool:
             synced = pool.submit(os.fsync, self._file.fileno()) if sync else None
-            with (
-                mmap.mmap(self._file.fileno(), size, access=mmap.ACCESS_READ) as mapping,
-                memoryview(mapping) as whole,
-            ):
-                for begin in range(0, size, _PIECE_BYTES):
-                    check()
-                    with whole[begin : begin + _PIECE_BYTES] as piece:
-                        digest.update(piece)
+            for piece in file_pieces(self._file.fileno(), 0, size, _PIECE_BYTES):
+                check()
+                digest.update(piece)
             if synced is not None:
                 synced.result()
         return FileDigest(blake3=digest.hexdigest(), size=size)

@@ -1,15 +1,20 @@
 """Tensor files: safetensors read by mapping them and written by streaming, without copies.
 
 Reading maps the file: an array is a view of the page cache, and its pages are the kernel's to
-drop. Writing hands each array's own memory to `write`, hashing on the way.
+drop. So an update takes no private memory, and numpy and torch compute on it without a copy. The
+kernel answers a failed read of a mapped page with SIGBUS, which ends the process; `TensorFile`
+therefore reads all pages before it returns an array, and a failing disk is an error. Writing hands
+each array's own memory to `write`, hashing on the way.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import mmap
 import os
+import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -65,6 +70,8 @@ LARGEST_VALUE: Final = 2.0**64
 with it, and sums of smaller ones over any cohort are finite."""
 
 _PIECE_BYTES: Final = 2**20
+_POPULATE_READ: Final = 22
+"""MADV_POPULATE_READ of Linux, which `mmap` has no name for."""
 _BLOCK_ELEMENTS: Final = 2**16
 
 
@@ -115,6 +122,7 @@ class TensorFile:
         self.path = path
         self.layout = layout
         self._mapping = mapping
+        self._readable = False
         data = mapping.size() - layout.data_bytes
         self._arrays: Mapping[str, NDArray[Any]] = MappingProxyType(
             {tensor.name: _view(mapping, tensor, data) for tensor in layout.tensors}
@@ -122,8 +130,33 @@ class TensorFile:
 
     @property
     def arrays(self) -> Mapping[str, NDArray[Any]]:
-        """The tensors by name; bfloat16 appears as its bits in uint16."""
+        """The tensors by name; bfloat16 appears as its bits in uint16.
+
+        Reads the whole file into the page cache first. Raises StorageError if the disk fails.
+        """
+        if not self._readable and self._arrays and sys.platform == "linux":
+            self._read_pages()
+            self._readable = True
         return self._arrays
+
+    def _read_pages(self) -> None:
+        """Read every page, as SIGBUS would end the process if one can't be read later.
+
+        A page can't be read if the disk fails, if the file was shortened, or if the page is a hole
+        in a file on a full tmpfs. Linux before 5.14 and macOS have no such call; there the pages
+        are read as they are needed.
+        """
+        size = len(self._mapping)
+        try:
+            for begin in range(0, size, _PIECE_BYTES):  # the call holds the interpreter's lock
+                self._mapping.madvise(_POPULATE_READ, begin, min(_PIECE_BYTES, size - begin))
+        except OSError as error:
+            if error.errno == errno.EINVAL:
+                return
+            cause = "its disk is full or fails, or the file was shortened"
+            raise StorageError(
+                f"can't read tensor file {self.path}: {cause}", path=self.path
+            ) from error
 
     @property
     def aligned(self) -> bool:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from potluck.common.errors import ProtocolError
-from potluck.common.net.frames import FrameDecoder, chunk_of, encode_chunk, encode_frame, require
+from potluck.common.errors import ProtocolError, StorageError
+from potluck.common.net.frames import (
+    FrameDecoder,
+    chunk_of,
+    encode_chunk,
+    encode_frame,
+    file_messages,
+    require,
+)
 from potluck.rpc.v1 import coordinator_pb2, operator_pb2, transfer_pb2
 
 Down = coordinator_pb2.CoordinatorServiceFetchModelResponse
@@ -61,6 +71,17 @@ def test_a_damaged_chunk_is_never_longer_than_what_came(chunk: bytes, data: st.D
     text[at] ^= data.draw(st.integers(1, 255))
     seen = chunk_of(bytes(text))
     assert seen is None or len(seen) <= len(chunk)
+
+
+def test_a_file_shortened_while_it_is_sent_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 10_000)
+    messages = file_messages(path, 1000, chunk_bytes=4096)
+    assert len(next(messages)) > 4096
+    os.truncate(path, 6000)
+    assert len(next(messages)) < 1000
+    with pytest.raises(StorageError, match=f"{path}: the file ends at byte 6000, before"):
+        next(messages)
 
 
 def test_what_is_required_must_be_there() -> None:

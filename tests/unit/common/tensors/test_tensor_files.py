@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +86,16 @@ def test_reading_maps_the_file_instead_of_copying_it(tmp_path: Path) -> None:
         changed.write(np.float32(5).tobytes())
         changed.flush()
         assert file.arrays["weight"].tolist() == [0, 0, 5]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux reads the pages beforehand")
+def test_a_file_shortened_after_it_was_opened_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    write_tensors(path, {"weight": np.ones(100_000, np.float32)})
+    with open_tensors(path) as file:
+        os.truncate(path, 1000)
+        with pytest.raises(StorageError, match="or the file was shortened"):
+            _ = file.arrays
 
 
 def test_the_library_reads_what_we_write(tmp_path: Path) -> None:
