@@ -79,16 +79,31 @@ async def under_way(folder: Path, options: DemoOptions) -> AsyncIterator[Federat
 async def test_hosts_of_several_clients_exchange_keys_while_one_of_them_trains(
     tmp_path: Path,
 ) -> None:
-    several = replace(options(), clients=12, hosts=6, count=12, rounds=1, task="digits")
+    several = replace(options(), clients=12, hosts=5, count=10, rounds=3, seed=11, task="digits")
     async with under_way(tmp_path, several) as federation:
-        run_id = await federation.start_run("secure_aggregation=true")
+        run_id = await federation.start_run(
+            "secure_aggregation=true", "count=12", "rounds=1", "seed=1"
+        )
         await federation.finished(run_id)
         [only] = await federation.history(run_id)
         assert [member.state for member in only.members] == [INCLUDED] * 12
         found = await federation.operator.audit_disclosures(run_id)
         [summed] = [each for part in found for each in part.sums]
-        # Of six hosts one is assumed to collude, which has two clients.
-        assert (len(summed.hosts), len(set(summed.hosts.values())), summed.quorum) == (12, 6, 8)
+        # Of five hosts one is assumed to collude, which has three clients.
+        assert (len(summed.hosts), len(set(summed.hosts.values())), summed.quorum) == (12, 5, 8)
+        await check_completed_cohort(federation)
+
+
+async def check_completed_cohort(federation: Federation) -> None:
+    """Round 2 of a run that chooses ten clients on four hosts goes on with ten on five."""
+    run_id = await federation.start_run("secure_aggregation=true")
+    await federation.finished(run_id)
+    host_of = {each.client_id: each.host_id for each in await federation.operator.list_clients()}
+    for done in await federation.history(run_id):
+        assert [member.state for member in done.members] == [INCLUDED] * 10
+        assert len({host_of[member.client_id] for member in done.members}) == 5
+        added = [each.client_id for each in done.members if each.reason == "needed for 5 hosts"]
+        assert len(added) == (done.round == 2)
 
 
 @pytest.mark.slow

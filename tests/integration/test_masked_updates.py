@@ -294,6 +294,15 @@ async def test_without_a_root_a_run_is_refused(members: Members, tmp_path: Path)
             await federation.coordinator.start_run(ONE_ROUND)
 
 
+async def test_a_federation_on_too_few_hosts_is_refused(members: Members, tmp_path: Path) -> None:
+    more_hosts = ONE_ROUND.replace(f"= {CLIENTS}", f"= {CLIENTS + 1}")
+    why = f"on {CLIENTS + 1} hosts, and the federation's {CLIENTS} members are on {CLIENTS}; add"
+    async with sum_federation(members, tmp_path) as federation:
+        with pytest.raises(ConfigurationError, match=why):
+            await federation.coordinator.start_run(more_hosts + f"masking.hosts = {CLIENTS + 1}\n")
+        assert await federation.coordinator.store.call(lambda store: store.runs()) == []
+
+
 def has_released_twice(federation: SumFederation, client: str) -> bool:
     return len(federation.ledger(client).of(client).releases) == 2
 

@@ -73,6 +73,11 @@ class MaskingSettings(Settings):
         "round.deadline_seconds.",
     )
 
+    @property
+    def fewest_hosts(self) -> int:
+        """The number of hosts that a round's clients must be on: at least one does not collude."""
+        return max(self.hosts, (self.colluding_hosts or 0) + 1)
+
 
 def metric_names(*, normalized: bool) -> tuple[str, ...]:
     """The numbers in the head besides the weight, in their order."""

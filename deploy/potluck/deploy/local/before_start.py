@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from potluck.common.errors import ConfigurationError
-from potluck.common.run_file.runfile import parse_run_file
+from potluck.common.run_file.runfile import RunFile, parse_run_file
 from potluck.common.settings.plugins import create
 from potluck.common.task import Task
 from potluck.deploy.local.demo_files import DemoOptions, client_ranges, demo_run_file
@@ -28,10 +28,24 @@ def check_demo(options: DemoOptions) -> None:
         raise ConfigurationError(
             f"{options.data} is no folder; name one that is there with --data", path=options.data
         )
-    task = parse_run_file(text, source="the demo's run file").task
+    run_file = parse_run_file(text, source="the demo's run file")
+    _check_hosts(run_file, options.hosts)
+    task = run_file.task
     if task.name not in _BUNDLED:
         made = create(Task, task.name, task.options)
         check_data(made, task.name, options.data, remedy="name the folder that has it with --data")
+
+
+def _check_hosts(run_file: RunFile, hosts: int) -> None:
+    """Raise ConfigurationError if the run's secure sums need more hosts than the demo has."""
+    needed = run_file.masking.fewest_hosts
+    if run_file.secure_aggregation and hosts < needed:
+        raise ConfigurationError(
+            f"secure_aggregation needs clients on {needed} hosts, and the demo has {hosts}; add "
+            f"--hosts {needed}",
+            hosts=hosts,
+            needed=needed,
+        )
 
 
 def check_device_names(device: object) -> None:

@@ -50,6 +50,8 @@ class Eligibility:
     quarantined: frozenset[str] = frozenset()
     refused: dict[str, str] = field(default_factory=dict)
     """Clients that gave no profile, and why."""
+    host_of: Callable[[str], str] = lambda _: ""
+    """The host of a client; empty if it is not known."""
     is_member: Callable[[str], bool] = lambda _: True
     """True for clients whose updates can be summed securely, where the run's are."""
 
@@ -86,7 +88,10 @@ class Eligibility:
         rows = np.sort(self.roster.rows(clients))
         share = self.plan.run_file.selector_limits.maximum_share
         cap = cap_on_picks(share, action.round)
-        return under_cap(rows, self.picks.counts, cap=cap, count=action.count)
+        least = self.plan.rules.hosts
+        hosts = [self.host_of(client) for client in self.roster] if least else ()
+        counts, count = self.picks.counts, action.count
+        return under_cap(rows, counts, cap=cap, count=count, hosts=hosts, least_hosts=least)
 
     async def in_label_sums(self, rows: Rows, present: Callable[[str], bool]) -> Rows:
         """Have the sums of label counts ready. Returns the rows of clients in a summed cell, where

@@ -46,10 +46,19 @@ def cap_on_picks(maximum_share: float, round_number: int) -> int:
     return math.ceil(maximum_share * round_number - 1e-9)
 
 
-def under_cap(available: Rows, picks: Picks, *, cap: int, count: int) -> Rows:
+def under_cap(
+    available: Rows,
+    picks: Picks,
+    *,
+    cap: int,
+    count: int,
+    hosts: Sequence[str] = (),
+    least_hosts: int = 0,
+) -> Rows:
     """The rows of `available` that one more pick leaves within `cap`, sorted (picks: K, by row).
 
-    Where they are fewer than `count`, those picked least make it up, lower rows first.
+    Where they are fewer than `count`, those picked least make it up, lower rows first. Where they
+    are on fewer than `least_hosts` of the `hosts` (K, by row), so do those of other hosts.
     """
     kept = available[picks[available] < cap]
     missing = min(count, len(available)) - len(kept)
@@ -57,4 +66,11 @@ def under_cap(available: Rows, picks: Picks, *, cap: int, count: int) -> Rows:
         others = np.setdiff1d(available, kept)
         least = others[np.argsort(picks[others], kind="stable")][:missing]
         kept = np.concatenate([kept, least])
+    if least_hosts:
+        covered = {hosts[row] for row in kept}
+        others = np.setdiff1d(available, kept)
+        for row in others[np.argsort(picks[others], kind="stable")]:
+            if len(covered) < least_hosts and hosts[row] not in covered:
+                covered.add(hosts[row])
+                kept = np.append(kept, row)
     return np.sort(kept)

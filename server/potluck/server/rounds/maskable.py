@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Final
 
 from potluck.common.disclosure import Weighting
@@ -60,6 +61,16 @@ def masked_policy(run_file: RunFile) -> RoundPolicy:
             "attempts": min(run_file.round.attempts, MOST_ATTEMPTS),
         }
     )
+
+
+def sum_suffices(hosts: Sequence[str], run_file: RunFile) -> bool:
+    """Return whether a cohort can end in a secure sum if none of its clients is lost.
+
+    hosts: one entry per client; empty if unknown.
+    """
+    known, masking = [host for host in hosts if host], run_file.masking
+    quorum = complete_thresholds(known, masking.colluding_hosts).quorum
+    return len(set(known)) >= masking.fewest_hosts and quorum <= min(len(known), run_file.count)
 
 
 def _quorum(run_file: RunFile) -> int:

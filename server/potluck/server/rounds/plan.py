@@ -59,7 +59,7 @@ class RunPlan:
             roster=self.run_file.roster,
             roster_timeout_seconds=self.run_file.roster_timeout_seconds,
             policy=policy,
-            hosts=self.run_file.masking.hosts if self.run_file.secure_aggregation else 0,
+            hosts=self.run_file.masking.fewest_hosts if self.run_file.secure_aggregation else 0,
             evaluate_every=self.run_file.evaluation.every,
             simulated=self.run_file.virtual_clock.enabled,
             simulated_deadline=self.run_file.virtual_clock.deadline_seconds or math.inf,

@@ -23,6 +23,7 @@ from potluck.server.hosts.gather import gather
 from potluck.server.hosts.instructions import model_reference, question_instruction
 from potluck.server.profiles.collect import is_unable
 from potluck.server.rounds.troubles import each_once
+from potluck.server.runs.masked_cohorts import complete, tag_limits
 from potluck.server.runs.run import Run
 from potluck.server.selection import Answers, Ask, AskSum, Selection, SelectionContext, Summed
 from potluck.server.store.records import AttemptKey, Exchange, JsonObject
@@ -48,17 +49,15 @@ async def choose(
     """Let the selector ask and choose; return its choice and the answers of clients.
 
     It chooses again, among fewer, as long as a cohort has more clients with the same tag than the
-    run allows; then the answers are those given last.
+    run allows; then the answers are those given last. A cohort on too few hosts for a masked round
+    is completed.
 
     Raises RunError where it fails or what it says makes no sense; ReplayError where, after a
     restart, it does not ask what is stored.
     """
     stored: Sequence[Exchange] = await run.services.in_store(lambda store: store.answers(key))
     steps, answers = _Steps(key=key, stored=stored), list[Answers]()
-    limits = [
-        (tag, [run.services.attendance.tags_of(client).get(tag, "") for client in run.roster], most)
-        for tag, most in run.plan.run_file.selector_limits.at_most_per.items()
-    ]
+    limits, available = tag_limits(run), context.available
     while True:
         selection, given = await _choose_once(run, context, steps)
         answers = given or answers
@@ -67,7 +66,7 @@ async def choose(
         )
         if fewer is None:
             run.alarms.look_at_tags(limits, len(selection.rows), context.count)
-            return selection, answers
+            return complete(run, selection, replace(context, available=available)), answers
         context = replace(context, available=fewer)
         steps.again += 1
 

@@ -85,6 +85,7 @@ async def resume(
         states=states,
         late=empty_register(plan),
     )
+    run.eligibility.host_of = lambda client: run.machine.gathering.presence.host_of(client)
     if roster:
         await _go_on(run, last)
     return run

@@ -13,6 +13,7 @@ from potluck.server.eligibility.eligibility import ScarceError
 from potluck.server.rounds import events as rounds
 from potluck.server.rounds.troubles import counted
 from potluck.server.runs.interview import ReplayError, choose
+from potluck.server.runs.masked_cohorts import check_hosts
 from potluck.server.runs.run import CohortMember, Run
 from potluck.server.selection import Rows, Selection, SelectionContext
 from potluck.server.store.records import AttemptKey, AttemptRow, MemberWork, Provenance, RunState
@@ -124,6 +125,7 @@ async def _context(run: Run, action: rounds.Select, key: AttemptKey) -> Selectio
     with run.services.observer.asking():
         rows = await run.eligibility.eligible(action, run.is_present)
     rows = await run.eligibility.in_label_sums(rows, run.is_present)
+    check_hosts(run, rows)
     run.begin_attempt()  # once more: what came before it does not count
     if run.stored_attempt != key:
         spent, begun = run.machine.attempts.spent, utc()

@@ -146,12 +146,8 @@ class Coordinator:
     async def start_run(self, text: str) -> RunRow:
         """Check a run file and start the run. Raises ConfigurationError, PluginError, RunError."""
         plan = self._draw_up(text, "run file")
-        if plan.run_file.secure_aggregation and self.trust.root is None:
-            raise ConfigurationError(
-                "secure_aggregation needs a federation root, by which clients know one another; "
-                "set federation_root and members of the coordinator (`potluck pki root` and "
-                "`potluck pki member` make them)"
-            )
+        if plan.run_file.secure_aggregation:
+            self._check_members(plan.rules.hosts)
         await self.runs.check_start(plan)
         run = NewRun.of(secrets.token_hex(4), plan.run_file, text, utc(), plan.measures)
         await self.store.call(lambda store: store.add_run(run))
@@ -159,6 +155,26 @@ class Coordinator:
         log.info("run started", run=row.run_id, name=run.name, task=run.task, rounds=run.rounds)
         self.runs.begin(row, plan)
         return row
+
+    def _check_members(self, least: int) -> None:
+        """Raise ConfigurationError unless the federation has members on `least` hosts."""
+        members = self.trust.members
+        if members is None:
+            raise ConfigurationError(
+                "secure_aggregation needs a federation root, by which clients know one another; "
+                "set federation_root and members of the coordinator (`potluck pki root` and "
+                "`potluck pki member` make them)"
+            )
+        valid = [host for each, host in members.hosts.items() if self.trust.is_member(each)]
+        there = len(set(valid))
+        if there < least:
+            raise ConfigurationError(
+                f"secure_aggregation needs clients on {least} hosts, and the federation's "
+                f"{len(valid)} members are on {there}; add members on other hosts with "
+                "`potluck pki member`, or remove secure_aggregation",
+                hosts=there,
+                needed=least,
+            )
 
     async def stop_run(self, run_id: str) -> RunRow:
         """Stop a run; the last committed model stays. Raises NotFoundError, RunError."""

@@ -46,6 +46,11 @@ def test_hosts_share_what_the_machine_has(
         (["--device", "gpu"], "device is 'gpu'; it must be 'cpu', 'auto', 'cuda:0'"),
         (["--task", "mnist"], r"task mnist reads mnist\.npz from a data directory, and none is"),
         (["--task", "mnist", "--data", "."], r"task mnist needs .*mnist\.npz: No such file"),
+        (["-o", "secure_aggregation=true"], "on 5 hosts, and the demo has 4; add --hosts 5"),
+        (
+            ["--hosts", "2", "-o", "secure_aggregation=true", "-o", "masking.hosts=3"],
+            "on 3 hosts, and the demo has 2; add --hosts 3",
+        ),
         (["--data", "nowhere"], "nowhere is no folder; name one that is there with --data"),
     ],
 )

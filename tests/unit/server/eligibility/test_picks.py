@@ -42,6 +42,23 @@ def test_where_too_few_are_left_those_picked_least_come_in() -> None:
     np.testing.assert_array_equal(kept, [1, 2, 3])
 
 
+def test_where_too_few_hosts_are_left_those_picked_least_on_others_come_in() -> None:
+    def kept(least_hosts: int) -> list[int]:
+        found: list[int] = under_cap(
+            rows(0, 1, 2, 3, 4),
+            rows(0, 0, 5, 3, 4),
+            cap=2,
+            count=2,
+            hosts=["a", "a", "b", "c", "c"],
+            least_hosts=least_hosts,
+        ).tolist()
+        return found
+
+    assert kept(1) == [0, 1]
+    assert kept(2) == [0, 1, 3]
+    assert kept(3) == [0, 1, 2, 3]
+
+
 @given(
     picks=st.lists(st.integers(0, 9), min_size=1, max_size=20),
     cap=st.integers(1, 9),

@@ -30,6 +30,7 @@ from support.populations import (
 from potluck.common.errors import PluginError
 from potluck.common.learning.heterogeneity import triplets
 from potluck.common.settings.plugins import create
+from potluck.server.cohorts.host_cover import on_enough_hosts
 from potluck.server.selection import (
     SKETCH_SIZE,
     Answers,
@@ -227,6 +228,55 @@ def test_cohorts_are_complete_distinct_and_available(
             deadline_seconds=data.draw(st.sampled_from([np.inf, 600.0])),
         )
         state = selector.observe(state, ended)
+        json.dumps(dict(state.scalars), allow_nan=False)
+
+
+@every
+@settings(max_examples=10, deadline=None)
+@given(federation=federations(), count=st.integers(1, 16), data=st.data())
+def test_every_selector_goes_on_with_cohorts_completed_to_enough_hosts(
+    name: str, federation: Population, count: int, data: st.DataObject
+) -> None:
+    selector, clients = selector_called(name), len(federation)
+    state = selector.init(federation)
+    hosts = data.draw(st.lists(st.sampled_from("abcd"), min_size=clients, max_size=clients))
+    for number in range(1, 5):
+        present = data.draw(st.sets(st.integers(0, clients - 1), min_size=1))
+        least = data.draw(st.integers(1, min(count, len({hosts[row] for row in present}))))
+        given_context = context(
+            federation, count, number=number, available=np.array(sorted(present), dtype=np.int64)
+        )
+        selection, answers = played(selector, state, given_context)
+        completed = [
+            on_enough_hosts(
+                selection.rows,
+                given_context.available,
+                hosts=hosts,
+                least=least,
+                count=count,
+                limits=[],
+                draw=given_context.generator("hosts"),
+            )
+            for _ in range(2)
+        ]
+        assert completed[0] is not None
+        assert completed[1] is not None
+        rows = completed[0].tolist()
+        assert completed[1].tolist() == rows
+        assert len(rows) == len(set(rows)) == len(selection.rows)
+        assert set(rows) <= present
+        assert len({hosts[row] for row in rows}) >= least
+        if len({hosts[row] for row in selection.rows}) >= least:
+            assert completed[0] is selection.rows
+        selection = dataclasses.replace(selection, rows=completed[0])
+        found = facts(selection.rows, number)
+        judgement = judged(selector, state, found)
+        utility = np.ones(len(rows))
+        ended = outcome(number, selection, answers, judgement=judgement, utility=utility)
+        # As masked rounds have it: the coordinator learns nothing of a single update.
+        masked = dataclasses.replace(ended, facts=None, judgement=Judgement(), reports={})
+        hidden = selector.learns or selector.reports or selector.measures
+        state = selector.observe(state, ended if hidden else masked)
         json.dumps(dict(state.scalars), allow_nan=False)
 
 

@@ -1,0 +1,79 @@
+"""A cohort completed so that its clients are on enough hosts for a secure sum. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from potluck.server.selection import Rows
+
+TagLimits = Sequence[tuple[Sequence[str], int]]
+"""As in `tag_limits.narrowed`. All clients of a host have the same tags."""
+
+
+def cover(
+    begin: Iterable[int],
+    candidates: Iterable[int],
+    *,
+    hosts: Sequence[str],
+    least: int,
+    limits: TagLimits,
+) -> list[int] | None:
+    """Add candidates on further hosts to `begin` until `least` hosts have one; None if too few fit.
+
+    If one tag at most is limited, any order of the candidates finds a cover if there is one.
+
+    begin: one row per host. hosts: per row of the run's clients; empty if unknown.
+    """
+    taken = list(begin)
+    covered = {hosts[row] for row in taken}
+    for row in candidates:
+        if len(covered) >= least:
+            break
+        if hosts[row] and hosts[row] not in covered and _fits(row, taken, limits):
+            taken.append(row)
+            covered.add(hosts[row])
+    return taken if len(covered) >= least else None
+
+
+def on_enough_hosts(
+    chosen: Rows,
+    available: Rows,
+    *,
+    hosts: Sequence[str],
+    least: int,
+    count: int,
+    limits: TagLimits,
+    draw: np.random.Generator,
+) -> Rows | None:
+    """Return `chosen` if it is on `least` hosts, or else a completed cohort; None if there is none.
+
+    The first chosen of each host stay. Clients of further hosts are drawn and come last. A cohort
+    of `count` clients gives up others for them, last chosen first.
+
+    chosen: in the order chosen, within the limits. count: maximum number of clients, at least
+    `least`.
+    """
+    rows: list[int] = chosen.tolist()
+    first = {hosts[row]: row for row in reversed(rows) if hosts[row]}
+    if len(first) >= least:
+        return chosen
+    drawn = draw.permutation(available).tolist()
+    needed = cover(first.values(), drawn, hosts=hosts, least=least, limits=limits)
+    if needed is None:  # limits on several tags: the first chosen are in the way
+        needed = cover((), available.tolist(), hosts=hosts, least=least, limits=limits)
+    if needed is None:
+        return None
+    cohort = list(needed)
+    for row in rows:
+        if row not in needed and len(cohort) < count and _fits(row, cohort, limits):
+            cohort.append(row)
+    kept = [row for row in rows if row in cohort]
+    return np.array(kept + [row for row in needed if row not in kept], dtype=np.int64)
+
+
+def _fits(row: int, cohort: Sequence[int], limits: TagLimits) -> bool:
+    return all(
+        sum(values[other] == values[row] for other in cohort) < most for values, most in limits
+    )
