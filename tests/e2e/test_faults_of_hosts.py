@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from support.federation import OVER, Federation, crash_federation, until
+from support.federation import OVER, Federation, crash_federation, set_values, until
 
 from potluck.rpc.v1 import operator_pb2
 
@@ -88,6 +88,27 @@ async def killed_when(federation: Federation, run_id: str, under_way: Callable[[
         pass
     await federation.kill_host(2)
     return under_way()
+
+
+async def test_a_training_cancelled_while_it_imports_leaves_a_host_that_trains(
+    federation: Federation,
+) -> None:
+    task, point = "task.name=importing", "import-client-1"
+    undisturbed = await federation.finished(await federation.start_run(task))
+    await federation.kill_host(1)
+    set_values(federation.files.hosts[1], {"patience_seconds": 0.05})
+    await federation.processes.start_host(1)
+    await federation.until_attending()
+    log, waits = federation.files.log("host-1"), "a cancelled task imports a module"
+    federation.points.hold(point)
+    stopped = await federation.start_run(task)
+    await until(lambda: federation.points.reached(point))
+    await federation.operator.stop_run(stopped)
+    await until(lambda: waits in log.read_text())
+    federation.points.release()
+    run_id = await federation.start_run(task)
+    assert await federation.finished(run_id) == undisturbed
+    assert await states(federation, run_id) == [{f"client-{k}": INCLUDED for k in range(3)}] * 2
 
 
 async def test_a_host_that_stays_away_is_lost_and_welcome_later(federation: Federation) -> None:

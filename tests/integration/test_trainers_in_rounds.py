@@ -122,6 +122,25 @@ async def test_masked_rounds_go_on_without_a_trainer_that_fails(
         assert "\n" not in trouble
 
 
+async def test_a_host_whose_trainings_all_fail_in_the_same_way_is_excluded(
+    federation: SumFederation,
+) -> None:
+    text = run_file('{name = "line", fault = "raises"}').replace("rounds = 2", "rounds = 5")
+    with capture_logs() as logs:
+        rounds = await committed(federation, text)
+    troubles = [
+        [member.trouble or "" for member in row.members if member.client_id == FAULTY]
+        for row in rounds
+    ]
+    assert [len(each) for each in troubles] == [1, 1, 1, 0, 0]
+    assert "the last 3 trainings of this host failed in the same way: the tr" in troubles[2][0]
+    assert "(TRAINING_FAILS_REPEATEDLY)" in troubles[2][0]
+    assert all(len(row.included) == CLIENTS - 1 for row in rounds)
+    said = [each for each in logs if each["event"].startswith("all trainings fail in the same")]
+    assert [each["trainings"] for each in said] == [3]
+    assert await committed(federation, run_file(LINE)), "the host trains again"
+
+
 INT8 = 'transport.up = {encoding = "int8", delta = true}'
 
 

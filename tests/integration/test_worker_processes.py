@@ -16,6 +16,7 @@ from support.federation import Federation, crash_federation, set_values, until
 
 from potluck.client.training.processes.worker_count import BYTES_PER_WORKER
 from potluck.common.process.capacity import available_memory, available_processors
+from potluck.rpc.v1 import operator_pb2
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 BATCHED = ("task.layered=true", "training.batched=true")
@@ -72,6 +73,23 @@ async def test_a_worker_that_is_killed_is_replaced(federation: Federation) -> No
         os.kill(worker, signal.SIGKILL)
     await until(lambda: not set(workers(federation)) & {first, second})
     assert await federation.finished(await federation.start_run(*BATCHED)) == undisturbed
+
+
+async def test_workers_killed_again_and_again_in_one_training_change_nothing(
+    federation: Federation,
+) -> None:
+    undisturbed = await federation.finished(await federation.start_run())
+    federation.points.hold("train-client-1")
+    run_id = await federation.start_run()
+    for _ in range(3):
+        await until(lambda: federation.points.reached("train-client-1"))
+        federation.points.hold("train-client-1")  # forgets that it was reached
+        for worker in workers(federation):
+            os.kill(worker, signal.SIGKILL)
+    federation.points.release()
+    assert await federation.finished(run_id) == undisturbed
+    for entry in await federation.history(run_id):
+        assert {member.state for member in entry.members} == {operator_pb2.MEMBER_STATE_INCLUDED}
 
 
 async def test_workers_end_with_their_host(federation: Federation) -> None:

@@ -28,6 +28,7 @@ from potluck.client.handlers.handler_context import HandlerContext
 from potluck.client.handlers.host_sums import HostSums
 from potluck.client.handlers.instruction_log import InstructionLog
 from potluck.client.handlers.measured_workers import MeasuredWorkers
+from potluck.client.handlers.repeated_failures import RepeatedFailures
 from potluck.client.handlers.training_groups import TrainingGroups
 from potluck.client.masking.sum_membership import SumMembership
 from potluck.client.masking.sum_sessions import SumSessions
@@ -153,6 +154,7 @@ class Agent:
             ),
             sums=SumSessions(policy=config.disclosure, membership=self._membership, budget=budget),
             metrics=self._metrics,
+            failures=RepeatedFailures(),
             measured=measured,
             tracer=tracer,
         )

@@ -21,7 +21,8 @@
     ├── RunError                  a run can't start, or can't go on
     ├── TrainingError             a client could not train
     │   ├── DataError             its samples can't be trained on
-    │   └── DeviceMemoryError     its device has too little memory
+    │   ├── DeviceMemoryError     its device has too little memory
+    │   ├── RepeatedFailureError  all trainings of its host fail in the same way
     │   ├── StateLostError        what it kept for that is gone
     │   └── NothingHeldOutError   it holds no samples to evaluate on
     ├── DisclosureRefusedError    a client's policy forbids what it is asked to disclose
@@ -256,6 +257,13 @@ class DeviceMemoryError(TrainingError):
     """A client's device has too little memory for what it was asked to compute."""
 
     reason = "DEVICE_MEMORY_EXHAUSTED"
+
+
+class RepeatedFailureError(TrainingError):
+    """The newest trainings of a host have all failed in the same way."""
+
+    reason = "TRAINING_FAILS_REPEATEDLY"
+    permanent = True
 
 
 class DisclosureRefusedError(PotluckError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import sys
 import threading
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -35,13 +36,27 @@ async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
         _unwanted.reset(token)
 
 
-def interrupt(thread: int) -> None:
+def interrupt(thread: int) -> bool:
     """Have InterruptedWorkError raised in a thread, by its identity, when it next runs Python code.
 
-    It may be anywhere then: only for threads whose work and state nobody uses any more.
+    It may be anywhere then: only for threads whose work and state nobody uses any more. Returns
+    False, and raises nothing there, while the thread imports a module: a half-imported one would
+    stay in the process, and every later import of it fails.
     """
+    if _imports(thread):
+        return False
     error = ctypes.py_object(InterruptedWorkError)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), error)
+    return True
+
+
+def _imports(thread: int) -> bool:
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def interruption() -> Callable[[], None]:

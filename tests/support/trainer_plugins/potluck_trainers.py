@@ -96,6 +96,8 @@ class Descent(Trainer):
         if fault == "exits":
             model.clear()
             sys.exit(3)
+        if fault == "interrupts":
+            raise KeyboardInterrupt
         while fault == "hangs":
             time.sleep(0.01)
 

@@ -1,7 +1,8 @@
 """The threads that compute, one for each device: one thing at a time, in the order asked.
 
 Nothing can stop a thread from outside. One that goes on with what nobody waits for is left behind,
-and another takes its place, so that a host whose task hangs stays of use.
+and another takes its place, so that a host whose task hangs stays of use. A thread that imports a
+module may finish that first.
 """
 
 from __future__ import annotations
@@ -16,10 +17,14 @@ from typing import Generic, TypeVar
 import structlog
 
 from potluck.common.interruptible import interrupt
+from potluck.common.learning.task_failures import crashed
 
 log = structlog.get_logger()
 
 PATIENCE_SECONDS = 30.0
+IMPORT_SECONDS = 300.0
+"""The time for an import to end; a thread that takes longer is left behind uninterrupted."""
+_LOOK_SECONDS = 0.1
 
 Device = TypeVar("Device")
 Result = TypeVar("Result")
@@ -35,11 +40,23 @@ class _Thread(Generic[Device]):
         self._device: Future[Device] = self._executor.submit(make)
 
     def submit(self, function: Callable[[Device], Result]) -> Future[Result]:
-        return self._executor.submit(lambda: function(self._device.result()))
+        """Call a function with the device. KeyboardInterrupt and SystemExit, which would end the
+        event loop, become a TrainingError: no signal arrives in this thread."""
+
+        def call() -> Result:
+            try:
+                return function(self._device.result())
+            except (KeyboardInterrupt, SystemExit) as error:
+                raise crashed(error) from error
+
+        return self._executor.submit(call)
+
+    def interrupt(self) -> bool:
+        """Have it end when it next runs Python code. Returns False while it imports a module."""
+        return interrupt(self._ident.result())
 
     def successor(self) -> _Thread[Device]:
-        """Another in its place; this one is told to end, and does where it runs Python code."""
-        interrupt(self._ident.result())
+        """Another in its place."""
         self.close()
         return _Thread(self._make)
 
@@ -91,16 +108,30 @@ class Worker(Generic[Device]):
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
-            loop.call_later(self._patience_seconds, self._leave_behind, thread, future)
+            loop.call_later(self._patience_seconds, self._leave_behind, thread, future, None)
             raise
 
     def _free(self, thread: _Thread[Device]) -> None:
         if thread in self._threads:
             self._idle.put_nowait(thread)
 
-    def _leave_behind(self, thread: _Thread[Device], future: Future[Result]) -> None:
+    def _leave_behind(
+        self, thread: _Thread[Device], future: Future[Result], until: float | None
+    ) -> None:
+        """Interrupt a thread and put another in its place.
+
+        until: when an import that goes on must have ended; None at the first look.
+        """
         if future.done() or thread not in self._threads:
             return
+        if not thread.interrupt():
+            loop = asyncio.get_running_loop()
+            if until is None:
+                log.info("a cancelled task imports a module; it is interrupted after that")
+                until = loop.time() + IMPORT_SECONDS
+            if loop.time() < until:
+                loop.call_later(_LOOK_SECONDS, self._leave_behind, thread, future, until)
+                return
         log.warning(
             "left a thread behind: it goes on with what nobody waits for; see why the task hangs",
             seconds=self._patience_seconds,

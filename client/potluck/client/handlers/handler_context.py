@@ -17,6 +17,7 @@ from potluck.client.handlers.active_instruction import ActiveInstruction
 from potluck.client.handlers.host_sums import HostSums
 from potluck.client.handlers.instruction_log import InstructionLog, InstructionStage
 from potluck.client.handlers.measured_workers import MeasuredWorkers
+from potluck.client.handlers.repeated_failures import RepeatedFailures
 from potluck.client.handlers.training_groups import TrainingGroups
 from potluck.client.masking.sum_sessions import SumSessions
 from potluck.client.transfer.download import Downloads
@@ -61,6 +62,7 @@ class HandlerContext:
     outgoing: OutgoingLog
     sums: SumSessions
     metrics: HostMetrics
+    failures: RepeatedFailures
     measured: MeasuredWorkers | None = None
     tracer: Tracer | None = None
 

@@ -29,7 +29,8 @@ from potluck.client.training.plugin_options import json_object
 from potluck.client.transfer.saved_updates import KeptUpdate
 from potluck.client.transfer.upload import deliver
 from potluck.common.disclosure import Weighting
-from potluck.common.errors import ProtocolError, ProtocolVersionError
+from potluck.common.errors import ProtocolError, ProtocolVersionError, TrainingError
+from potluck.common.learning.task_failures import blamed_on_task
 from potluck.common.monitoring.metric_labels import TrainingWay
 from potluck.common.secagg import encode
 from potluck.common.updates.kept_states import CORRECTION, PURPOSES
@@ -183,10 +184,20 @@ async def _train_alone(
     def compute(seat: TrainingSeat) -> Trained:
         cancelled = active.cancelled.is_set
         try:
-            trained = seat.train(instruction, files, progress=active.progress, cancelled=cancelled)
-        except BaseException:
+            with blamed_on_task(instruction.train.task.name, f"client '{instruction.client_id}'"):
+                trained = seat.train(
+                    instruction, files, progress=active.progress, cancelled=cancelled
+                )
+        except BaseException as error:
             context.states.discard(instruction.id)
-            raise
+            repeated = None
+            if isinstance(error, TrainingError):
+                repeated = context.failures.note(error, instruction.client_id)
+            if repeated is None:
+                raise
+            seat.restart()
+            raise repeated from error
+        context.failures.note_success()
         if cancelled():  # no record will name these files
             files.update.unlink(missing_ok=True)
             context.states.discard(instruction.id)

@@ -71,7 +71,12 @@ class TrainingDevice:
             import potluck.client.training.classification  # noqa: F401  better now than later
 
             torch.set_num_threads(threads)
-        self._tasks = LoadedTasks(device, data_directory, model_modules, forecast, choices, sharing)
+        self._terms = (device, data_directory, model_modules, forecast, choices, sharing)
+        self._tasks = LoadedTasks(*self._terms)
+
+    def restart(self) -> None:
+        """Forget all tasks, models and data that are loaded."""
+        self._tasks = LoadedTasks(*self._terms)
 
     def layout(self, plugin: rpc.Plugin) -> Layout:
         """The layout of a task's model. Raises PluginError, or LayoutError."""

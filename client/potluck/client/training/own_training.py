@@ -62,6 +62,8 @@ class OwnTraining(TaskTraining):
     def __init__(self, loaded: LoadedTask, trainer: Trainer) -> None:
         super().__init__(loaded)
         self._trainer = trainer
+        if not isinstance(loaded.model, dict):
+            _take_a_step()
 
     def check(self, work: rpc.Train) -> None:
         """Check that such a training could begin."""
@@ -344,6 +346,19 @@ def _seeded(model: Any, seed: int) -> Iterator[None]:
             yield
     finally:
         random.setstate(state)
+
+
+def _take_a_step() -> None:
+    """Have torch import what its optimisers need: some 800 modules, at the first of them.
+
+    A task is loaded before a round's time runs, and in seconds that a deadline may not leave.
+    """
+    import torch
+
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([parameter], lr=0.0)
+    parameter.sum().backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
 
 
 @contextlib.contextmanager

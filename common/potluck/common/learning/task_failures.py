@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import signal
+import threading
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +31,7 @@ def blamed_on_task(task: str, whose: str) -> Iterator[None]:
         ) from error
 
 
-def crashed(error: Exception) -> TrainingError:
+def crashed(error: BaseException) -> TrainingError:
     """An exception that nobody foresaw, in one line, with the place it came from."""
     frame = traceback.extract_tb(error.__traceback__)[-1:]
     where = f" at {Path(frame[0].filename).name}:{frame[0].lineno}" if frame else ""
@@ -50,7 +52,9 @@ def blamed_on_trainer(task: str, whose: str) -> Iterator[None]:
         yield
     except (PotluckError, OSError):
         raise
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
+        if isinstance(error, KeyboardInterrupt) and _comes_of_a_signal():
+            raise
         frame = traceback.extract_tb(error.__traceback__)[-1]
         text = " ".join(str(error).split())[:300] or "no message"
         kind = type(error).__name__
@@ -59,3 +63,10 @@ def blamed_on_trainer(task: str, whose: str) -> Iterator[None]:
             f"the trainer of task '{task}' failed at {whose}: {kind}: {text} "
             f"({Path(frame.filename).name}:{frame.lineno})"
         ) from error
+
+
+def _comes_of_a_signal() -> bool:
+    """Return whether Ctrl-C raises KeyboardInterrupt here: in no other thread, and in none if
+    another handler takes the signal."""
+    main = threading.current_thread() is threading.main_thread()
+    return main and signal.getsignal(signal.SIGINT) is signal.default_int_handler

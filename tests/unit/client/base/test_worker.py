@@ -4,10 +4,13 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from potluck.client.base.worker import Worker
+from potluck.client.base.worker import Worker, log
+from potluck.common.errors import TrainingError
 
 
 async def test_one_thing_at_a_time_in_the_order_asked() -> None:
@@ -99,4 +102,86 @@ async def test_a_thread_left_behind_ends_where_it_runs_python() -> None:
     await begun.wait()
     spinning.cancel()
     await ended.wait()
+    worker.close()
+
+
+SLOW_MODULE = """
+import time
+import gate
+
+assert not gate.imports, "like a library that registers itself, it can't be imported twice"
+gate.imports.append(1)
+gate.begun()
+while not gate.go_on.is_set():
+    time.sleep(0.001)
+whole = True
+"""
+
+
+async def test_an_import_under_way_ends_before_its_thread_is_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "slow_module.py").write_text(SLOW_MODULE)
+    (tmp_path / "gate.py").write_text("imports = []")
+    monkeypatch.syspath_prepend(tmp_path)
+    gate: Any = __import__("gate")
+    loop, begun, ended = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+    gate.begun, gate.go_on = lambda: loop.call_soon_threadsafe(begun.set), threading.Event()
+    worker = Worker(threading.get_ident, patience_seconds=0.0)
+
+    def whole() -> bool:
+        module: Any = __import__("slow_module")
+        return bool(module.whole)
+
+    def train(_: int) -> None:
+        try:
+            whole()
+            while True:
+                time.sleep(0.001)
+        finally:
+            loop.call_soon_threadsafe(ended.set)
+
+    training = asyncio.create_task(worker.run(train))
+    await begun.wait()
+    waits = asyncio.Event()
+    monkeypatch.setattr(log, "info", lambda _: waits.set())
+    training.cancel()
+    await waits.wait()
+    gate.go_on.set()
+    await ended.wait()
+    assert await worker.run(lambda _: whole())
+    worker.close()
+
+
+async def test_a_thread_whose_import_never_ends_is_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "endless_module.py").write_text(SLOW_MODULE.replace("gate", "endless_gate"))
+    (tmp_path / "endless_gate.py").write_text("imports = []")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("potluck.client.base.worker.IMPORT_SECONDS", 0.0)
+    gate: Any = __import__("endless_gate")
+    loop, begun = asyncio.get_running_loop(), asyncio.Event()
+    gate.begun, gate.go_on = lambda: loop.call_soon_threadsafe(begun.set), threading.Event()
+    worker = Worker(threading.get_ident, patience_seconds=0.0)
+    importing = asyncio.create_task(worker.run(lambda _: __import__("endless_module")))
+    await begun.wait()
+    importing.cancel()
+    assert await worker.run(lambda ident: ident == threading.get_ident())
+    gate.go_on.set()
+    module: Any = __import__("endless_module")  # waits until the other thread has imported it
+    assert module.whole
+    worker.close()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+async def test_what_would_end_the_event_loop_fails_one_call(error: type[BaseException]) -> None:
+    worker = Worker(lambda: 7)
+
+    def fail(_: int) -> None:
+        raise error("stop")
+
+    with pytest.raises(TrainingError, match=rf"{error.__name__} at test_worker\.py:\d+: stop"):
+        await worker.run(fail)
+    assert await worker.run(lambda device: device) == 7
     worker.close()

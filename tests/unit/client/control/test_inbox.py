@@ -16,6 +16,7 @@ from potluck.client.disclosure.releases import Discloser
 from potluck.client.handlers.handler_context import HandlerContext
 from potluck.client.handlers.host_sums import HostSums
 from potluck.client.handlers.instruction_log import InstructionLog
+from potluck.client.handlers.repeated_failures import RepeatedFailures
 from potluck.client.handlers.training_groups import TrainingGroups
 from potluck.client.masking.sum_sessions import SumSessions
 from potluck.client.transfer.download import Downloads
@@ -51,6 +52,7 @@ def test_a_settled_round_keeps_or_drops_what_was_kept_of_the_update_it_names(
         outgoing=create_autospec(OutgoingLog, instance=True),
         sums=create_autospec(SumSessions, instance=True),
         metrics=create_autospec(HostMetrics, instance=True),
+        failures=RepeatedFailures(),
     )
     instructions = Instructions(context, say=lambda message: None)
     instructions.receive(

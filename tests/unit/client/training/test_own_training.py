@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -115,6 +120,25 @@ def test_a_fault_is_one_line_and_the_next_client_trains(fault: str, tmp_path: Pa
     assert "\n" not in caught.value.message
     outcome = found.train(instruction("client-2"), files(tmp_path), TrainingProgress())
     assert outcome.samples == SAMPLES
+
+
+def test_a_keyboard_interrupt_in_a_hosts_thread_is_the_trainers_fault(tmp_path: Path) -> None:
+    found = training("interrupts")
+    whose = r"client 'client-1': KeyboardInterrupt: no message \(potluck_trainers.py:"
+    with ThreadPoolExecutor(1) as thread:
+        trained = thread.submit(found.train, instruction(), files(tmp_path), TrainingProgress())
+        with pytest.raises(TrainerError, match=whose):
+            trained.result()
+
+
+def test_ctrl_c_is_not_the_trainers_fault(
+    tmp_path: Path,
+) -> None:
+    """In the main thread, where Python raises it."""
+    found = training("interrupts")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    with pytest.raises(KeyboardInterrupt):
+        found.train(instruction(), files(tmp_path), TrainingProgress())
 
 
 KEEP = ModelTable(keep=("slope",), keep_seed=3)
@@ -252,3 +276,26 @@ def test_tuning_before_measuring_leaves_nothing_behind(tmp_path: Path) -> None:
     assert isinstance(plain, MeasureSums)
     assert tuned.means()["squared_error"] < plain.means()["squared_error"]
     assert (tmp_path / "own" / "trainings").read_text() == "1\n", "the folder is as it was"
+
+
+def test_a_torch_task_has_what_its_first_step_imports_once_it_is_loaded() -> None:
+    """In a process of its own, which has not imported that yet."""
+    program = """
+import sys
+from torch import nn
+from support.trainer_plugins.potluck_trainers import Descent, Line
+from potluck.client.training.own_training import OwnTraining
+from potluck.client.training.task_training import LoadedTask
+
+class Network(Line):
+    def model(self):
+        return nn.Linear(1, 1)
+
+OwnTraining(LoadedTask("line", Line(), "cpu", None), Descent(""))
+assert "torch._dynamo" not in sys.modules, "named arrays need no torch"
+OwnTraining(LoadedTask("network", Network(), "cpu", None), Descent(""))
+assert "torch._dynamo" in sys.modules
+"""
+    tests = Path(__file__).parents[3]
+    env = {**os.environ, "PYTHONPATH": str(tests)}
+    subprocess.run([sys.executable, "-c", program], env=env, check=True)

@@ -53,8 +53,9 @@ _START: Final = (
 )
 """A new worker looks for modules where its host does: users' own code is found there, and nothing
 in the current folder is taken for a library's."""
-ATTEMPTS: Final = 2
-"""A process that was killed is replaced, and its job done again: the result would be the same."""
+ATTEMPTS: Final = 5
+"""A process that was killed is replaced, and its job done again: the result would be the same. A
+job that ends so many processes in a row fails."""
 _LOOK_SECONDS: Final = 0.1
 """How often the host looks how far a training is, and says that one is not wanted any more."""
 
@@ -268,9 +269,13 @@ class DeviceProcess:
         )
         return found
 
+    def restart(self) -> None:
+        """End the process; the next job begins in a new one."""
+        self._dismiss()
+
     def _do(self, job: WorkerJob, progresses: Sequence[TrainingProgress]) -> Any:
-        """Have a job done; raises what it raises there, and TrainingError where one process after
-        the other ends."""
+        """Have a job done; raises what it raises there, and TrainingError once `ATTEMPTS` processes
+        have ended."""
         code = 0
         for attempt in range(1, ATTEMPTS + 1):
             try:
@@ -280,6 +285,10 @@ class DeviceProcess:
                 if self._processes.closed:
                     raise _stopping() from None
                 log.warning("a worker process has ended", code=code, attempt=attempt)
+                if all(each.is_cancelled() for each in progresses):
+                    raise RoundClosedError(
+                        "the training was cancelled; nobody waits for it"
+                    ) from None
                 continue
             except BaseException:  # this thread was left behind: nobody waits for what is done
                 self._dismiss()
@@ -289,8 +298,8 @@ class DeviceProcess:
             return answer.value
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
         raise TrainingError(
-            f"the process that trained {how}, {ATTEMPTS} times; see that the machine has memory "
-            "for all its `workers`, or lower their number"
+            f"the process that trained {how}, {ATTEMPTS} times in a row; see that the machine has "
+            "memory for all its `workers`, or lower their number"
         )
 
     def _attempt(self, job: WorkerJob, progresses: Sequence[TrainingProgress]) -> Done | Failed:

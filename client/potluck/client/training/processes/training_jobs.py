@@ -180,7 +180,7 @@ def portable(trained: Trained) -> Trained:
     return replace(trained, outcome=replace(outcome, report=reports.__getitem__, sent=None))
 
 
-def portable_error(error: Exception) -> Exception:
+def portable_error(error: BaseException) -> Exception:
     """The same, or a TrainingError in one line in place of one that can't cross."""
     if isinstance(error, (PotluckError, OSError, UnfitForLanesError)):
         try:

@@ -64,3 +64,7 @@ class TrainingSeat(Protocol):
     ) -> EvaluationCounts | MeasureSums:
         """Measure a model on a client's held-out samples."""
         ...
+
+    def restart(self) -> None:
+        """Forget all that is loaded, as a new one would begin: after failures in a row."""
+        ...

@@ -112,14 +112,14 @@ def serve(connection: Connection, board: int, life: int) -> None:
         from potluck.client.training.processes.training_jobs import portable_error
 
         shared, device = ProgressBoard(board), None
-        with contextlib.suppress(Exception):  # then each job says why
+        with contextlib.suppress(Exception, SystemExit, KeyboardInterrupt):  # each job says why
             device = terms.make()
         while True:
             job: WorkerJob = connection.recv()
             try:
                 device = device or terms.make()
                 answer: Done | Failed = Done(job.carry_out(device, shared))
-            except Exception as error:
+            except (Exception, SystemExit, KeyboardInterrupt) as error:  # no signal raises here
                 answer = Failed(portable_error(error))
             _send(connection, answer)
 

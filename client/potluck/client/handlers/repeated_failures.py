@@ -1,0 +1,57 @@
+"""Trainings of this host that fail one after the other in the same way.
+
+Such a host is excluded from the run, so that its clients are not selected until all have failed.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from typing import Final
+
+import structlog
+
+from potluck.common.errors import RepeatedFailureError, StateLostError, TrainingError
+
+log = structlog.get_logger()
+
+LIMIT: Final = 3
+"""Failures in a row, of which each has the same cause, before a host is excluded."""
+
+
+class RepeatedFailures:
+    """Counts failures until a training succeeds. May be used in any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._cause, self._count = "", 0
+
+    def note_success(self) -> None:
+        """A training has succeeded: begin to count again."""
+        with self._lock:
+            self._cause, self._count = "", 0
+
+    def note(self, error: TrainingError, client: str) -> RepeatedFailureError | None:
+        """Count a failure. Returns the error to raise in its place from the third failure on that
+        has the same cause; else None.
+
+        Texts that differ in the client and in numbers only have the same cause.
+        """
+        if error.permanent or isinstance(error, StateLostError):
+            return None  # such a client is excluded at once, or gets what it lacks
+        text = error.message.replace(f"'{client}'", "its client")
+        cause = re.sub(r"\d+", "#", f"{error.reason} {text}")
+        with self._lock:
+            self._count = self._count + 1 if cause == self._cause else 1
+            self._cause, count = cause, self._count
+        if count < LIMIT:
+            return None
+        log.error(
+            "all trainings fail in the same way; the worker is restarted",
+            trainings=count,
+            message=error.message,
+        )
+        return RepeatedFailureError(
+            f"the last {count} trainings of this host failed in the same way: {error.message}; "
+            "correct that, and restart the host"
+        )
