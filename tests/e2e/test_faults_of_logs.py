@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from support.federation import Federation, crash_federation
+from support.federation import Federation, crash_federation, until
 
+from potluck.common.errors import NotFoundError
 from potluck.rpc.v1 import operator_pb2
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -134,7 +135,54 @@ async def test_a_run_that_is_gone_altogether_is_said(shared: Federation, undistu
     runs = await shared.operator.list_runs()
     assert run_id not in {status.run_id for status in runs}
     assert f"run {run_id}, " in shared.files.log("coordinator").read_text()
+    [reason] = await shared.operator.lost_runs()
+    assert f"run {run_id}, " in reason
+    assert "stop the coordinator and put them back with `potluck-server rebuild`" in reason
+    with pytest.raises(NotFoundError) as refused:
+        await shared.operator.resume_run(run_id[:6])
+    assert refused.value.message == reason
     assert await shared.finished(await shared.start_run()) == undisturbed
+    code, output = await shared.server_command("rebuild")
+    assert code == 1
+    assert "in use by another coordinator" in output
+    await shared.kill_coordinator()
+    code, output = await shared.server_command("rebuild")
+    assert (code, f"run {run_id} is rebuilt up to round " in output) == (0, True)
+    await shared.restart_coordinator()
+    assert await shared.operator.lost_runs() == []
+    status = await shared.status(run_id)
+    assert status.state == operator_pb2.RUN_STATE_STOPPED
+    assert status.committed_rounds >= 1
+    await shared.operator.resume_run(run_id)
+    assert await shared.finished(run_id) == undisturbed
+
+
+async def test_a_database_that_is_garbage_is_rebuilt_round_by_round(
+    shared: Federation, undisturbed: str
+) -> None:
+    over = await shared.start_run()
+    assert await shared.finished(over) == undisturbed
+    run_id = await shared.before_round_two()
+    record = shared.state / "records" / run_id / "1"
+    await until(record.is_file)
+    before = [await shared.history(each) for each in (over, run_id)]
+    await shared.kill_coordinator()
+    database = shared.state / "potluck.sqlite3"
+    database.write_bytes(b"garbage" * 1000)
+    shared.points.release()
+    code, output = await shared.server_command()
+    assert code == 1
+    assert "or run `potluck-server rebuild`" in output
+    code, output = await shared.server_command("rebuild")
+    assert code == 0, output
+    assert "potluck.sqlite3.damaged-1 now, and a new one is made" in output
+    assert f"run {run_id} is rebuilt up to round 1" in output
+    await shared.restart_coordinator()
+    assert [await shared.history(each) for each in (over, run_id)] == before
+    assert (await shared.status(over)).state == operator_pb2.RUN_STATE_FINISHED
+    await shared.operator.resume_run(run_id)
+    assert await shared.finished(run_id) == undisturbed
+    assert (await shared.history(run_id))[:1] == before[1]
 
 
 async def test_an_older_backup_of_the_database_alone_is_said(

@@ -183,6 +183,20 @@ class Federation:
         """SIGKILL."""
         await kill(self.coordinator)
 
+    async def server_command(self, *arguments: str) -> tuple[int, str]:
+        """Run a command of `potluck-server` with the coordinator's configuration; what it exits
+        with, and all that it prints."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-m", "potluck.server", *arguments, "--config", str(self.files.coordinator)),
+            cwd=self.files.folder,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        output, _ = await process.communicate()
+        assert process.returncode is not None
+        return process.returncode, output.decode()
+
     async def kill_host(self, number: int) -> None:
         """SIGKILL."""
         await kill(self.processes.hosts[number])

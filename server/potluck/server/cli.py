@@ -24,6 +24,10 @@ log = structlog.get_logger()
 
 ENVIRONMENT_PREFIX = "POTLUCK_SERVER"
 
+ConfigFile = Annotated[
+    Path, typer.Option("--config", help="The coordinator's configuration file (TOML).")
+]
+
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode="markdown")
 
 
@@ -67,9 +71,8 @@ def serve(
         raise typer.BadParameter(
             "--config is missing; `potluck-server config` prints an example of the file"
         )
-    overrides = {"listen": listen, "metrics_address": metrics_address, "log_format": log_format}
-    settings = load(
-        CoordinatorConfig, config, environment_prefix=ENVIRONMENT_PREFIX, overrides=overrides
+    settings = _settings(
+        config, listen=listen, metrics_address=metrics_address, log_format=log_format
     )
     configure_logging(settings.log_format, LogLevel(settings.log_level))
     keep_freed_memory()
@@ -84,6 +87,31 @@ def serve(
 def print_config() -> None:
     """Print an annotated example of the configuration file."""
     typer.echo(example_config(), nl=False)
+
+
+@app.command("rebuild")
+def rebuild_database(config: ConfigFile) -> None:
+    """Rebuild rounds that the database has lost.
+
+    Takes them from the records in the state directory, as far as models are on disk. The
+    coordinator must be stopped.
+
+    ```console
+    potluck-server rebuild --config coordinator.toml
+    ```
+    """
+    from potluck.server.service.rebuild import rebuild  # imports torch, which takes seconds
+
+    lines = list(rebuild(_settings(config)))
+    for line in lines or ["nothing is missing"]:
+        typer.echo(line)
+
+
+def _settings(config: Path, **overrides: Any) -> CoordinatorConfig:
+    """The configuration in a file. Raises ConfigurationError."""
+    return load(
+        CoordinatorConfig, config, environment_prefix=ENVIRONMENT_PREFIX, overrides=overrides
+    )
 
 
 async def run(settings: CoordinatorConfig, ending: Ending, ready_file: Path | None = None) -> None:

@@ -16,7 +16,7 @@ def commits(store: Store, path: Path) -> Commits:
     async def in_store(call: Callable[[Store], Any]) -> Any:
         return call(store)
 
-    return Commits(path / "journal", in_store)
+    return Commits(path, in_store)
 
 
 async def one_more(store: Store, noting: Commits, run_id: str, number: int) -> None:

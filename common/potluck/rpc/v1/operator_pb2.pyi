@@ -1178,21 +1178,27 @@ class ListRunsResponse(_message.Message):
 
     RUNS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
     """Where the next page begins; empty where there is none."""
     @_builtins.property
     def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunStatus]:
         """Newest first."""
 
+    @_builtins.property
+    def lost(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """On the first page, a sentence for each run that the database has lost, with the remedy."""
+
     def __init__(
         self,
         *,
         runs: _abc.Iterable[Global___RunStatus] | None = ...,
         next_page_token: _builtins.str = ...,
+        lost: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "runs", b"runs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lost", b"lost", "next_page_token", b"next_page_token", "runs", b"runs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -173,15 +173,19 @@ async def runs(
         print_line(to_line({"run_file": text}) if as_json else text.rstrip("\n"))
         return
     found = await client.list_runs() if run_id is None else [await client.find_run(run_id)]
+    lost = await client.lost_runs() if run_id is None else []
     if as_json:
-        print_line(to_line({"runs": [status_values(status) for status in found]}))
+        values: dict[str, object] = {"runs": [status_values(status) for status in found]}
+        print_line(to_line(values | ({"lost": lost} if lost else {})))
     elif run_id is not None:
         table_console().print(run_table(found[0], datetime.now(UTC)))
     elif found:
         console = table_console()
         console.print(runs_table(found, datetime.now(UTC), width=console.width))
-    else:
+    elif not lost:
         print_line("no runs yet; start one with `potluck run FILE`")
+    for reason in () if as_json else lost:
+        print_line(reason)
 
 
 async def stop(client: OperatorClient, run_id: RunId, as_json: AsJson = False) -> None:

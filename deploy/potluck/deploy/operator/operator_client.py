@@ -78,6 +78,12 @@ class OperatorClient:
             if not token or len(runs) >= most > 0:
                 return runs
 
+    async def lost_runs(self) -> list[str]:
+        """A sentence for each run that the database has lost, with the remedy."""
+        request = operator_pb2.ListRunsRequest(page_size=1)
+        answer = await self._call(self._stub.ListRuns(request, timeout=CALL_SECONDS))
+        return list(answer.lost)
+
     async def newest_run(self) -> operator_pb2.RunStatus | None:
         """The run that was started last; None where there is none."""
         # Two at least: a run that pre-trains for another is not shown.

@@ -1,40 +1,63 @@
-"""Commits beside the journal: notes each one, and knows at a start which the database lost."""
+"""Commits beside the database: notes each one, and knows at a start which the database lost.
+
+The journal says which rounds were committed; the records have their rows, from which
+`potluck-server rebuild` makes what a database has lost.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import structlog
 
 from potluck.common.errors import StorageError
-from potluck.server.store import RoundRow, RunRow
+from potluck.server.store import RoundRow, RunRow, Store
 from potluck.server.store.journal import Journal, LostRounds, Noted, losses
+from potluck.server.store.round_copies import Tables
+from potluck.server.store.round_records import RoundRecords
 from potluck.server.store.store_thread import InStore
 
 log = structlog.get_logger()
+
+JOURNAL = "journal"
+"""Name of the journal in a state directory."""
+
+RECORDS = "records"
+"""Name of the folder of rounds' records in a state directory."""
 
 
 class Commits:
     """Lives on the event loop."""
 
-    def __init__(self, journal: Path, in_store: InStore) -> None:
-        self._journal = Journal(journal)
+    def __init__(self, state_directory: Path, in_store: InStore) -> None:
+        self._journal = Journal(state_directory / JOURNAL)
+        self._records = RoundRecords(state_directory / RECORDS)
+        self._rosters: dict[str, int] = {}  # by run, how much of its roster the records have
         self._in_store = in_store
         self._one_at_a_time = asyncio.Lock()
-        self.spared: set[str] = set()
-        """Files of rounds that the database lost: a backup may name them."""
+        self._lost_files: dict[str, set[str]] = {}
+
+    @property
+    def spared(self) -> set[str]:
+        """Files of rounds that the database lost: a backup or a record may name them."""
+        return set[str]().union(*self._lost_files.values())
 
     async def compare(self) -> Mapping[str, LostRounds]:
         """By run what the database has lost since. Raises StorageError."""
         noted = await asyncio.to_thread(self._journal.read)
         committed: dict[str, int] = await self._in_store(lambda store: store.last_rounds())
         last = {each.run_id: each for each in noted}
-        found = losses(noted, committed)
+        found = {
+            run_id: replace(loss, recorded=self._has_more(loss))
+            for run_id, loss in losses(noted, committed).items()
+        }
         for each in noted:
             if each.run_id in found and each.round > committed.get(each.run_id, -1):
-                self.spared |= each.files
+                self._lost_files.setdefault(each.run_id, set()).update(each.files)
         behind = [
             Noted(run_id=run_id, round=number)
             for run_id, number in committed.items()
@@ -47,7 +70,7 @@ class Commits:
         return found
 
     async def note(self, row: RoundRow) -> None:
-        """A round was committed. A journal that can't be written holds up no run."""
+        """Note a committed round. A disk that can't be written holds up no run."""
         noted = Noted(
             run_id=row.key.run_id,
             round=row.key.round,
@@ -55,12 +78,18 @@ class Commits:
             state_blake3=row.state_blake3 or "",
         )
         try:
+            await self._record(row)
+        except StorageError as error:
+            log.warning("a round was not recorded", reason=error.message)
+        try:
             await self._add(noted)
         except StorageError as error:
             log.warning("a commit was not noted in the journal", reason=error.message)
 
     async def accept(self, row: RunRow) -> None:
         """A run goes on from where the database is, whatever was committed. Raises StorageError."""
+        self._lost_files.pop(row.run_id, None)
+        await asyncio.to_thread(self._records.drop_after, row.run_id, row.committed_rounds)
         await self._add(Noted(run_id=row.run_id, round=row.committed_rounds))
 
     async def forget(self, *run_ids: str) -> None:
@@ -70,6 +99,29 @@ class Commits:
     def close(self) -> None:
         """Nothing is noted any more."""
         self._journal.close()
+
+    def _has_more(self, loss: LostRounds) -> bool:
+        rounds = self._records.rounds(loss.run_id)
+        return bool(rounds) and rounds[-1] > (loss.committed or 0)
+
+    async def _record(self, row: RoundRow) -> None:
+        """Record the rows of a round, and of those before it that have no record."""
+        run_id, number = row.key.run_id, row.key.round
+        begin = number
+        while begin > 1 and not self._records.has(run_id, begin - 1):
+            begin -= 1
+        for each in range(begin, number + 1):
+            copy = partial(
+                Store.copy_round,
+                run_id=run_id,
+                number=each,
+                roster_from=self._rosters.get(run_id, 0),
+            )
+            tables: Tables = await self._in_store(copy)
+            await asyncio.to_thread(self._records.write, run_id, each, tables)
+            rows = tables["roster"]
+            if rows:
+                self._rosters[run_id] = rows[-1]["row"] + 1
 
     async def _add(self, *noted: Noted) -> None:
         async with self._one_at_a_time:

@@ -58,10 +58,18 @@ class Archive:
         self._files = files
         self._attendance = attendance
         self._trust = trust
+        self.lost: dict[str, str] = {}
+        """Runs that the database has lost altogether, each with an explanation."""
 
     async def run(self, run_id: str) -> RunRow:
         """A run by id, a beginning of it, or its name; see `Store.run`. Raises NotFoundError."""
-        row: RunRow = await self._in_store(lambda store: store.run(run_id))
+        try:
+            row: RunRow = await self._in_store(lambda store: store.run(run_id))
+        except NotFoundError:
+            for lost, reason in self.lost.items():
+                if run_id and lost.startswith(run_id):
+                    raise NotFoundError(reason, run=lost) from None
+            raise
         return row
 
     async def runs(self, *, before: int | None = None, limit: int | None = None) -> list[RunRow]:

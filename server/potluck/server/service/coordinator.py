@@ -8,7 +8,6 @@ import secrets
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
@@ -18,7 +17,6 @@ from potluck.common.monitoring.instruments import Instruments
 from potluck.common.names import is_name
 from potluck.common.net.membership import Members
 from potluck.common.net.membership_in_force import MembershipInForce
-from potluck.common.process.folder_lock import FolderLock
 from potluck.common.tracing.opening import open_tracer
 from potluck.server.clock import now, utc
 from potluck.server.config import CoordinatorConfig
@@ -32,6 +30,7 @@ from potluck.server.rounds.pretraining import is_pretraining
 from potluck.server.service.archive import Archive
 from potluck.server.service.coordinator_metrics import CoordinatorMetrics
 from potluck.server.service.runs_under_way import RunsUnderWay
+from potluck.server.service.state_folders import locked_state, models_folder
 from potluck.server.service.transfers import Transfers
 from potluck.server.sinks.sink_job import sink_jobs
 from potluck.server.sinks.sink_watch import Sinks
@@ -60,7 +59,7 @@ class Coordinator:
         self.hosts = HostRegistry(
             self.attendance, instruments, store.call, heartbeat_seconds=config.heartbeat_seconds
         )
-        self.files = ModelFiles(_folder(config.state_directory / "models"))
+        self.files = ModelFiles(models_folder(config))
         self.stored = self._make_stored(instruments)
         self.transfers = Transfers(config.concurrent_transfers)
         self.trust = load_trust(config)
@@ -92,7 +91,7 @@ class Coordinator:
         cls, config: CoordinatorConfig, instruments: Instruments
     ) -> AsyncIterator[Coordinator]:
         """A coordinator with its store open and its unfinished runs resumed."""
-        with _locked(_folder(config.state_directory)):
+        with locked_state(config):
             async with StoreThread.opened(config.database_url()) as store:
                 coordinator = cls(config, store, instruments)
                 background = [asyncio.create_task(coordinator.attendance.watch_deadlines())]
@@ -262,6 +261,8 @@ class Coordinator:
             log.error("committed rounds were lost", run=loss.run_id, reason=reason)
             if loss.committed is not None:
                 await self._set_state(loss.run_id, RunState.FAILED, reason)
+            else:
+                self.archive.lost[loss.run_id] = reason
         for row in await self.store.call(lambda store: store.unfinished_runs()):
             if is_pretraining(row.run_id):
                 continue  # the run it is for will go on with it
@@ -286,24 +287,3 @@ class Coordinator:
                 continue
             if last is not None:
                 announce_closed(self.attendance, last)
-
-
-def _locked(path: Path) -> FolderLock:
-    """The store has a lock of its own, but need not lie in the state directory."""
-    return FolderLock(
-        path,
-        holder="coordinator",
-        remedy="stop that one, or give each its own state_directory and database",
-    )
-
-
-def _folder(path: Path) -> Path:
-    try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageError(
-            f"can't use {path} as a state directory: {error.strerror}; choose another "
-            "`state_directory`, or change its permissions",
-            path=path,
-        ) from error
-    return path

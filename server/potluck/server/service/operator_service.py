@@ -93,7 +93,8 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
         rows = await self._archive.runs(before=before, limit=size)
         shown = [self._status(row) for row in rows if not is_pretraining(row.run_id)]
         more = str(rows[-1].number) if size is not None and len(rows) == size else ""
-        return operator_pb2.ListRunsResponse(runs=shown, next_page_token=more)
+        lost = [] if before is not None else self._archive.lost.values()
+        return operator_pb2.ListRunsResponse(runs=shown, next_page_token=more, lost=lost)
 
     async def ListClients(
         self, request: operator_pb2.ListClientsRequest, context: Context

@@ -30,7 +30,7 @@ from potluck.server.rounds.events import StopRequested
 from potluck.server.rounds.plan import RunPlan, draw_up
 from potluck.server.rounds.pretraining import is_pretraining, pretraining_id, pretraining_run
 from potluck.server.runs.driver import RunDriver
-from potluck.server.runs.recorded_commits import Commits
+from potluck.server.runs.recorded_commits import RECORDS, Commits
 from potluck.server.runs.services import RunServices
 from potluck.server.runs.update_inbox import UpdateInbox
 from potluck.server.service.archive import bias_records
@@ -77,7 +77,7 @@ class RunsUnderWay:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._stopping: set[str] = set()
         self._tidying = Tidying(files, in_store, self._files_in_use)
-        self.commits = Commits(config.state_directory / "journal", in_store)
+        self.commits = Commits(config.state_directory, in_store)
         self.sums = SecureSums(attendance, in_store, trust)
         self.sums.observe = metrics.secure_phase
         self.broken: asyncio.Future[PotluckError] = asyncio.get_running_loop().create_future()
@@ -148,7 +148,7 @@ class RunsUnderWay:
         await self.commits.forget(*run_ids)
         files: set[str] = await self._in_store(lambda store: store.delete_runs(run_ids))
         for each in run_ids:
-            for folder in ("spool", "bias-updates"):
+            for folder in ("spool", "bias-updates", RECORDS):
                 path = self._config.state_directory / folder / each
                 await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
         await self._tidying.look_at(files)
@@ -261,12 +261,13 @@ class RunsUnderWay:
         for driver in list(self._drivers.values()):
             await driver.inbox()
         try:
-            await self._tidying.look_at(found - self.commits.spared)
+            await self._tidying.look_at(found)
         except (PotluckError, OSError) as error:
             log.warning("model files of earlier rounds were not tidied up", reason=str(error))
 
     def _files_in_use(self) -> set[str]:
-        return set[str]().union(*(driver.files_in_use() for driver in self._drivers.values()))
+        in_use = (driver.files_in_use() for driver in self._drivers.values())
+        return self.commits.spared.union(*in_use)
 
 
 def _spans(tracer: Tracer, row: RunRow, plan: RunPlan) -> RunSpans:

@@ -20,6 +20,9 @@ from potluck.common.process.disk import sync_data
 _NOTHING = "-"
 _SPARE_LINES = 1000
 
+REBUILD = "put them back with `potluck-server rebuild`"
+"""The remedy for lost rounds that are recorded."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Noted:
@@ -112,27 +115,30 @@ class LostRounds:
     """Rounds of a run that were committed and are not in the database.
 
     committed: the last one that is; None where the run itself is not. lost: the last one that was.
+    recorded: whether some of them have records, from which they can be rebuilt.
     """
 
     run_id: str
     committed: int | None
     lost: int
+    recorded: bool = False
 
     def explain(self, database: str) -> str:
         """One line for people."""
+        rebuild = f"stop the coordinator and {REBUILD}, or " if self.recorded else ""
         if self.committed is None:
             return (
                 f"run {self.run_id}, {self.lost} rounds of which were committed, is not in "
-                f"{database}: an older backup was restored, or the file was damaged; restore a "
-                "backup that has the run"
+                f"{database}: an older backup was restored, or the file was damaged; {rebuild}"
+                "restore a backup that has the run"
             )
         rounds = f"round {self.lost} was"
         if self.lost > self.committed + 1:
             rounds = f"rounds {self.committed + 1} to {self.lost} were"
         return (
             f"{rounds} committed but {database} ends with round {self.committed}: an older backup "
-            "was restored, or the file was damaged; restore a backup that has more, or go on after "
-            f"round {self.committed} with `potluck resume {self.run_id}`"
+            f"was restored, or the file was damaged; {rebuild}restore a backup that has more, or "
+            f"go on after round {self.committed} with `potluck resume {self.run_id}`"
         )
 
 

@@ -12,6 +12,7 @@ from potluck.server.store.file_references import References
 from potluck.server.store.late_table import LateTrainings
 from potluck.server.store.migrations import MIGRATIONS, Migration, migrate
 from potluck.server.store.profile_table import Profiles
+from potluck.server.store.round_copies import RoundCopies
 from potluck.server.store.round_table import Rounds
 from potluck.server.store.run_deletion import Deletions
 from potluck.server.store.run_table import Runs
@@ -21,7 +22,18 @@ from potluck.server.store.sum_table import Sums
 T = TypeVar("T")
 
 
-class Store(Runs, Deletions, Attempts, Rounds, LateTrainings, References, Clients, Profiles, Sums):
+class Store(
+    Runs,
+    Deletions,
+    Attempts,
+    Rounds,
+    RoundCopies,
+    LateTrainings,
+    References,
+    Clients,
+    Profiles,
+    Sums,
+):
     """Runs, attempts, rounds, clients, profiles and secure sums in one database.
 
     When a method returns, what it recorded is on disk; when it raises, nothing has changed.
@@ -71,6 +83,10 @@ class Store(Runs, Deletions, Attempts, Rounds, LateTrainings, References, Client
         sure now, because another program reads the database. Raises StorageError.
         """
         return self._database.checkpoint()
+
+    def check(self) -> None:
+        """Read all of the database. Raises DamagedDatabaseError where it is damaged."""
+        self._database.check()
 
     @property
     def name(self) -> str:

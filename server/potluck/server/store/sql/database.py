@@ -18,6 +18,8 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 from potluck.common.errors import ConfigurationError, StorageError
 from potluck.server.store.sql.column_types import CorruptRowError
 from potluck.server.store.sql.failures import (
+    AFTER_DAMAGE,
+    DamagedDatabaseError,
     DatabaseAwayError,
     UnreadableRowError,
     storage_error,
@@ -138,6 +140,19 @@ class Database:
             raise storage_error(error, self.name) from error
         return not busy
 
+    def check(self, *, quickly: bool = False) -> None:
+        """Read all of SQLite's file, quickly without its indexes. Raises DamagedDatabaseError."""
+        if self._engine.dialect.name != "sqlite":
+            return  # PostgreSQL looks after its files
+        pragma = "PRAGMA quick_check(1)" if quickly else "PRAGMA integrity_check(1)"
+        with self.transaction() as connection:
+            damage = connection.exec_driver_sql(pragma).scalar_one()
+        if damage != "ok":
+            detail = " ".join(str(damage).split())
+            raise DamagedDatabaseError(
+                f"{self.name}: the file is damaged ({detail}); {AFTER_DAMAGE}", database=self.name
+            )
+
     def give_up(self) -> None:
         """Wait no more for a database that is away. May be called by any thread."""
         self._given_up.set()
@@ -255,14 +270,7 @@ def _open_sqlite(url: URL) -> Database:
 
     database = Database(engine, name, lock)
     try:
-        with database.transaction() as connection:
-            damage = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar_one()
-            if damage != "ok":
-                detail = " ".join(str(damage).split())
-                raise StorageError(
-                    f"{name}: the file is damaged ({detail}); restore it from a backup",
-                    database=name,
-                )
+        database.check(quickly=True)
     except BaseException:
         database.close()
         raise

@@ -6,12 +6,15 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from potluck.common.errors import StorageError
 
+AFTER_DAMAGE = "restore it from a backup, or run `potluck-server rebuild`"
+"""The remedy for a database file of SQLite that is damaged as a whole."""
+
 # The beginning of SQLite's error name or of PostgreSQL's SQLSTATE → cause, remedy.
 _MEANINGS = {
     "SQLITE_FULL": ("the disk is full", "free some space"),
     "SQLITE_READONLY": ("the file is read-only", "make it and its directory writable"),
-    "SQLITE_CORRUPT": ("the file is damaged", "restore it from a backup"),
-    "SQLITE_NOTADB": ("the file is damaged or no database", "restore it from a backup"),
+    "SQLITE_CORRUPT": ("the file is damaged", AFTER_DAMAGE),
+    "SQLITE_NOTADB": ("the file is damaged or no database", AFTER_DAMAGE),
     "SQLITE_BUSY": ("another program is writing to it", "stop that program"),
     "SQLITE_LOCKED": ("another program is writing to it", "stop that program"),
     "SQLITE_IOERR": ("the disk failed", "check the disk"),
@@ -38,6 +41,7 @@ _MEANINGS = {
 # What waiting mends: the server restarts, is out of connections, or has not noticed yet that the
 # session it holds the lock for is over.
 _AWAY = ("57P", "08", "53300", "55P03")
+_DAMAGED = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "XX")
 # psycopg knows no code of a server that refuses to connect, only what it says.
 _REFUSALS = ("does not exist", "authentication failed", "pg_hba.conf", "permission denied")
 _UNREACHABLE = ("the connection failed", "check the URL and that the server is up")
@@ -46,6 +50,10 @@ _UNKNOWN = ("the database refused", "see the cause")
 
 class DatabaseAwayError(StorageError):
     """The database can't be reached now, and nothing has changed in it; waiting may help."""
+
+
+class DamagedDatabaseError(StorageError):
+    """The database as a whole is damaged: none of it can be relied on."""
 
 
 class UnreadableRowError(StorageError):
@@ -67,7 +75,11 @@ def storage_error(error: Exception, database: str) -> StorageError:
     else:
         cause, remedy = _UNKNOWN
     detail = " ".join(str(origin).split())
-    kind = DatabaseAwayError if _is_away(code, cause, detail) else StorageError
+    kind = StorageError
+    if _is_away(code, cause, detail):
+        kind = DatabaseAwayError
+    elif str(code).startswith(_DAMAGED):
+        kind = DamagedDatabaseError
     return kind(f"{database}: {cause} ({detail}); {remedy}", database=database)
 
 

@@ -1,0 +1,40 @@
+"""The coordinator's state directory, which one process at a time may change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from potluck.common.errors import StorageError
+from potluck.common.process.folder_lock import FolderLock
+from potluck.server.config import CoordinatorConfig
+
+
+def locked_state(config: CoordinatorConfig) -> FolderLock:
+    """Make the state directory if it is missing, and keep coordinators out.
+
+    Raises ConfigurationError while one uses it, StorageError where the disk refuses.
+    """
+    # The store has a lock of its own, but need not lie in the state directory.
+    return FolderLock(
+        made_folder(config.state_directory),
+        holder="coordinator",
+        remedy="stop that one, or give each its own state_directory and database",
+    )
+
+
+def models_folder(config: CoordinatorConfig) -> Path:
+    """The folder of the model files, made if it is missing. Raises StorageError."""
+    return made_folder(config.state_directory / "models")
+
+
+def made_folder(path: Path) -> Path:
+    """A folder of the state, made if it is missing. Raises StorageError."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(
+            f"can't use {path} as a state directory: {error.strerror}; choose another "
+            "`state_directory`, or change its permissions",
+            path=path,
+        ) from error
+    return path
