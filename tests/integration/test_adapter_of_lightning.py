@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -111,3 +112,21 @@ def test_a_loader_without_batches_is_named() -> None:
     loader = DataLoader(samples(3), batch_size=4, drop_last=True)
     with pytest.raises(TrainingError, match="took no batch"):
         trained(LightningTrainer(MEASURES), new_model(), loader, settings_of())
+
+
+def test_a_module_of_another_lightning_is_said_with_what_to_change() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import pytorch_lightning
+
+    class Other(pytorch_lightning.LightningModule):  # type: ignore[misc]  # likewise
+        pass
+
+    trainer, loader = LightningTrainer(MEASURES), DataLoader(samples(), batch_size=4)
+    remedy = "model Other is a module of pytorch_lightning, .* write `import lightning` in place"
+    with pytest.raises(TrainingError, match=remedy):
+        trained(trainer, Other(), loader, settings_of())
+    with pytest.raises(TrainingError, match=remedy):
+        measured_by(trainer, Other(), loader)
+    with pytest.raises(TrainingError, match="model Linear is not a LightningModule; derive it"):
+        measured_by(trainer, nn.Linear(3, 1), loader)

@@ -92,6 +92,8 @@ class Task(Plugin):
     """Number of groups for worst-group accuracy; 0 where there are none."""
     clients: int = 0
     """For how many clients there are data: a larger roster is refused. 0 where any number has."""
+    needs_data: ClassVar[bool] = False
+    """True if clients have no data without a data directory."""
     training: ClassVar[Recommended] = {}
     """Settings of local training, as in the run file's `[training]`."""
     triplet: ClassVar[Recommended] = {}

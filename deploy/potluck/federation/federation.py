@@ -384,7 +384,7 @@ class Federation:
         _, run = checked_text(values)
         options = dict(run.task.options)
         made = self._session.make(Task, run.task.name, options)
-        remedy = "name the folder that has it: Federation.local(data=...)"
+        remedy = "name the folder that has them: Federation.local(data=...)"
         check_data(made, run.task.name, self._data, remedy=remedy)
         if self._clients is not None:
             if made.clients and "clients" not in options and made.clients != self._clients:

@@ -5,12 +5,16 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from potluck.common.adapters.loops import LoopTrainer
+from potluck.common.adapters.script import script_task
 from potluck.common.errors import ConfigurationError, PluginError
 from potluck.common.run_file.run_settings import RoundPolicy
 from potluck.common.run_file.runfile import RunFile
 from potluck.common.settings.local_training import LocalTraining
+from potluck.common.trainer import Measure
 from potluck.federation import Federation
 from potluck.federation.run_settings_text import checked_text, run_table
 
@@ -98,15 +102,27 @@ def test_what_no_run_file_may_say_is_refused_in_one_line() -> None:
         run_table("a =\nb", {})
 
 
+SCRIPT = script_task(
+    model=lambda: {"weights": np.zeros(1, np.float32)},
+    data=lambda client, folder: (folder / client, None),
+    trainer=LoopTrainer(lambda *_: None, lambda *_: 0.0, {"loss": Measure(label="loss")}),
+)
+
+
 @pytest.mark.parametrize(
     ("options", "task", "why"),
     [
         ({"device": "cuda:99"}, "digits", r"cuda:99 is not there; this machine has cpu.*; name"),
+        (
+            {},
+            SCRIPT,
+            r"no folder with data is given; name the folder .* Federation.local\(data=\.\.\.",
+        ),
         ({}, "mnist", r"task mnist reads mnist\.npz .* `potluck data prepare mnist --from FOLDER`"),
     ],
 )
 def test_what_is_not_on_this_machine_is_refused_before_processes_are_started(
-    tmp_path: Path, options: Any, task: str, why: str
+    tmp_path: Path, options: Any, task: Any, why: str
 ) -> None:
     with (
         Federation.local(folder=tmp_path / "new", **options) as federation,

@@ -35,22 +35,39 @@ class AdaptedTrainer(Trainer):
     def __init__(self, measures: Mapping[str, Measure]) -> None:
         self.measures = measures  # type: ignore[misc]  # other trainers' classes declare theirs
 
-    def over_samples(self, found: Mapping[str, Measured | float], samples: int) -> Measures:
-        """Measures, of which bare numbers are means over so many samples.
+    def over_samples(
+        self, found: Mapping[str, Measured | float], samples: int, *, by: str
+    ) -> Measures:
+        """Measures, of which bare numbers are means over so many samples. by: the function that
+        returned them, for messages.
 
-        Raises TrainingError for a bare number where the number of samples is not known: 0.
+        Raises TrainingError for anything but numbers, and for a bare number where the number of
+        samples is not known: 0.
         """
         summed = {}
         for name, value in found.items():
-            if not isinstance(value, Measured):
-                if samples < 1:
-                    raise TrainingError(
-                        f"measure '{name}' is {value}, a mean over a number of samples that the "
-                        "loader does not tell; return Measured(sum, count)"
-                    )
-                value = Measured(float(value) * samples, samples)
-            summed[name] = value
+            if isinstance(value, Measured):
+                summed[name] = value
+                continue
+            try:
+                mean = float(value)
+            except (TypeError, ValueError, RuntimeError):  # the last of tensors
+                raise TrainingError(
+                    f"{by} returned a {type(value).__name__} as measure '{name}'; return a number, "
+                    "or Measured(sum, count)"
+                ) from None
+            if samples < 1:
+                raise TrainingError(
+                    f"{by} returned {mean} as measure '{name}', a mean over a number of samples "
+                    "that the loader does not tell; return Measured(sum, count)"
+                )
+            summed[name] = Measured(mean * samples, samples)
         return summed
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """The name of a script's function, for messages."""
+    return str(getattr(function, "__qualname__", None) or type(function).__name__)
 
 
 def called(
@@ -76,7 +93,7 @@ def called(
     ]
     if missing:
         raise TrainingError(
-            f"{getattr(function, '__name__', 'a function')} has a parameter '{missing[0]}', which "
-            f"nobody fills; give it a default, or call it one of: {', '.join(sorted(offered))}"
+            f"`{name_of(function)}` has a parameter '{missing[0]}', which is not one that Potluck "
+            f"fills; give it a default, or call it one of: {', '.join(sorted(offered))}"
         )
     return function(*given, **named)

@@ -55,6 +55,7 @@ class LightningTrainer(AdaptedTrainer):
         self, model: Any, data: Any, settings: TrainerSettings, report: TrainingProgress
     ) -> Contribution:
         """Fit the module to the data."""
+        _check_module(model)
         if self._learning_rate is not None:
             setattr(model, self._learning_rate, settings.learning_rate)
         seed_loader(data, settings.seed)
@@ -83,12 +84,29 @@ class LightningTrainer(AdaptedTrainer):
 
     def evaluate(self, model: Any, data: Any, settings: EvaluationSettings) -> Measures:
         """Validate the module on the data."""
+        _check_module(model)
         seed_loader(data, settings.seed)
         options = {**self._options, "callbacks": _listed(self._options.get("callbacks"))}
         with _quiet_trainer(settings.device, options) as trainer:
             [logged] = trainer.validate(model, dataloaders=data, verbose=False)
         found = {name: float(logged[name]) for name in self.measures if name in logged}
-        return self.over_samples(found, dataset_size(data))
+        return self.over_samples(found, dataset_size(data), by="`validation_step`")
+
+
+def _check_module(model: Any) -> None:
+    """Raise TrainingError for a model that `lightning` does not take."""
+    if isinstance(model, lightning.LightningModule):
+        return
+    name = type(model).__name__
+    if any(each.__module__.startswith("pytorch_lightning") for each in type(model).__mro__):
+        raise TrainingError(
+            f"the model {name} is a module of pytorch_lightning, which lightning does not train; "
+            "write `import lightning` in place of `import pytorch_lightning`, and derive it from "
+            "lightning.LightningModule"
+        )
+    raise TrainingError(
+        f"the model {name} is not a LightningModule; derive it from lightning.LightningModule"
+    )
 
 
 class _WatchedFit(lightning.Callback):

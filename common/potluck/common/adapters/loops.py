@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from potluck.common.adapters.adapted import AdaptedTrainer, called
-from potluck.common.adapters.watched_loaders import WatchedLoader, dataset_size, seed_loader
+from potluck.common.adapters.adapted import AdaptedTrainer, called, name_of
+from potluck.common.adapters.watched_loaders import (
+    WatchedLoader,
+    dataset_size,
+    seed_loader,
+    watched_steps,
+)
 from potluck.common.errors import TrainingError
 from potluck.common.trainer import (
     Contribution,
@@ -49,36 +54,45 @@ class LoopTrainer(AdaptedTrainer):
         """Hand the loader to the function, watched."""
         self._seed(data, settings.seed)
         loader = WatchedLoader(data, settings.training, report)
-        found = called(self._train, model, loader, settings=settings)
+        with watched_steps(loader.step):
+            found = called(self._train, model, loader, settings=settings)
+        whose = f"client '{settings.client}': `{name_of(self._train)}`"
         if not loader.batches:
             raise TrainingError(
-                f"client '{settings.client}': the training took no batch of its loader; see that "
-                "it has samples, and that drop_last does not drop them"
+                f"{whose} took no batch of its loader, and no step of an optimizer; see that the "
+                "loader has samples, and that drop_last does not drop them"
+            )
+        if not loader.samples:
+            raise TrainingError(
+                f"{whose} took its batches from a loader that it made itself, of a dataset without "
+                "a length; give the dataset a method __len__, or take the batches of the loader "
+                "that it gets"
             )
         return Contribution(
             samples=loader.samples,
             steps=loader.batches,
-            measures=self._named(found, loader.samples),
+            measures=self._named(found, loader.samples, self._train),
         )
 
     def evaluate(self, model: Any, data: Any, settings: EvaluationSettings) -> Measures:
         """Call the function."""
         self._seed(data, settings.seed)
         found = called(self._evaluate, model, data, settings=settings)
-        return self._named(found, dataset_size(data))
+        return self._named(found, dataset_size(data), self._evaluate)
 
     def _seed(self, loader: Any, seed: int) -> None:
         """Seed what the loader draws from generators of its own."""
         seed_loader(loader, seed)
 
-    def _named(self, found: Found, samples: int) -> Measures:
+    def _named(self, found: Found, samples: int, function: Callable[..., Found]) -> Measures:
         if found is None:
             return {}
-        if not isinstance(found, Mapping):
-            if len(self.measures) != 1:
-                raise TrainingError(
-                    f"a number alone is no measure where {len(self.measures)} are declared; return "
-                    f"them by name: {', '.join(self.measures)}"
-                )
-            found = dict.fromkeys(self.measures, found)
-        return self.over_samples(found, samples)
+        by = f"`{name_of(function)}`"
+        if isinstance(found, Mapping):
+            return self.over_samples(found, samples, by=by)
+        several = isinstance(found, tuple | list)
+        if several or len(self.measures) != 1:
+            what = f"a {type(found).__name__} of {len(found)}" if several else "a number alone"
+            names = ", ".join(f'"{name}": …' for name in self.measures)
+            raise TrainingError(f"{by} returned {what}; return its measures by name: {{{names}}}")
+        return self.over_samples(dict.fromkeys(self.measures, found), samples, by=by)

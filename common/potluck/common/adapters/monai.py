@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from potluck.common.adapters.adapted import AdaptedTrainer, called
+from potluck.common.adapters.adapted import AdaptedTrainer, called, name_of
 from potluck.common.adapters.loops import LoopTrainer
 from potluck.common.adapters.watched_loaders import dataset_size, seed_loader
 from potluck.common.errors import TrainingError
@@ -111,7 +111,7 @@ class MonaiEngineTrainer(AdaptedTrainer):
         for name, value in evaluator.state.metrics.items():
             if name in self.measures:
                 found[name] = _over_images(details[name]) if name in details else float(value)
-        return self.over_samples(found, dataset_size(data))
+        return self.over_samples(found, dataset_size(data), by=f"`{name_of(self._evaluator)}`")
 
 
 class _WatchedEngine:

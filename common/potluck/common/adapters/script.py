@@ -37,6 +37,7 @@ def script_task(
     recommended, load, load_evaluation = training or {}, data, evaluation_data
 
     class ScriptTask(Task):
+        needs_data = True
         training = recommended
 
         def model(self) -> Any:

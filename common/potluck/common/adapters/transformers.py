@@ -79,7 +79,7 @@ class TransformersTrainer(AdaptedTrainer):
             found = trainer.evaluate(data)
         named = {name.removeprefix("eval_"): value for name, value in found.items()}
         means = {name: float(named[name]) for name in self.measures if name in named}
-        return self.over_samples(means, len(data))
+        return self.over_samples(means, len(data), by="`evaluate`")
 
     @contextlib.contextmanager
     def _trainer(

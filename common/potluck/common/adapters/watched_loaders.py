@@ -5,7 +5,10 @@ Nothing here needs torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from potluck.common.settings.local_training import LocalTraining
@@ -13,7 +16,11 @@ from potluck.common.trainer import TrainingProgress
 
 
 class WatchedLoader:
-    """A loader that reports at each batch. Has the attributes of the loader that it is made of."""
+    """A loader that reports at each batch. Has the attributes of the loader that it is made of.
+
+    Some libraries make a loader of their own of these attributes, as Opacus does. Then the steps
+    of the optimizer count, each as a batch.
+    """
 
     def __init__(
         self, loader: Iterable[Any], training: LocalTraining, report: TrainingProgress
@@ -21,15 +28,14 @@ class WatchedLoader:
         """training: says how long the training is planned to be, for the progress."""
         self._loader, self._report = loader, report
         self._steps, self._epochs = training.steps, training.epochs
-        self._passes = self._samples = 0
-        self.batches = 0
-        """That were handed out so far."""
+        self._passes = self._samples = self._rebuilt_steps = 0
+        self._batches = 0
 
     def __iter__(self) -> Iterator[Any]:
         """One pass. Raises RoundClosedError where nobody waits for the training any more."""
         for batch in self._loader:
             self._report(self._share())
-            self.batches += 1
+            self._batches += 1
             if self._passes == 0:
                 self._samples += samples_of(batch)
             yield batch
@@ -43,6 +49,17 @@ class WatchedLoader:
             raise AttributeError(name)
         return getattr(self._loader, name)
 
+    def step(self) -> None:
+        """Note that an optimizer begins a step; see `watched_steps`. Raises RoundClosedError."""
+        if not self._batches:
+            self._report(self._share())
+            self._rebuilt_steps += 1
+
+    @property
+    def batches(self) -> int:
+        """The number of batches so far."""
+        return self._batches or self._rebuilt_steps
+
     @property
     def samples(self) -> int:
         """The number of samples: what its dataset says, or those of the first pass."""
@@ -55,6 +72,26 @@ class WatchedLoader:
         except TypeError:
             done = self._passes / self._epochs
         return min(done, 1.0)
+
+
+@contextlib.contextmanager
+def watched_steps(step: Callable[[], None]) -> Iterator[None]:
+    """Call `step` before each step of a torch optimizer in this thread, while the block runs."""
+    optimizers: Any = sys.modules.get("torch.optim.optimizer")
+    if optimizers is None:
+        yield
+        return
+    thread = threading.get_ident()
+
+    def before(*_: Any) -> None:
+        if threading.get_ident() == thread:
+            step()
+
+    hook = optimizers.register_optimizer_step_pre_hook(before)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def dataset_size(loader: Any) -> int:

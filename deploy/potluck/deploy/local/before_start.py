@@ -68,10 +68,14 @@ def check_device(device: str) -> None:
 
 
 def check_data(task: Task, name: str, data: Path | None, *, remedy: str) -> None:
-    """Raise ConfigurationError where files that the task called `name` reads are not there.
+    """Raise ConfigurationError if files that the task called `name` reads are not there.
 
     data: the folder to find them in; None where none is given. remedy: how to give another.
     """
+    if data is None and task.needs_data:
+        raise ConfigurationError(
+            f"task {name} reads files of its clients, and no folder with data is given; {remedy}"
+        )
     files = task.data_files() or ()
     missing = [each for each in files if data is None or not (data / each).exists()]
     if not missing:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,8 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from potluck.common.adapters.loops import LoopTrainer
-from potluck.common.errors import TrainingError
-from potluck.common.trainer import Measure, Measured, TrainerSettings
+from potluck.common.errors import RoundClosedError, TrainingError
+from potluck.common.trainer import Measure, Measured, TrainerSettings, TrainingProgress
 
 MEASURES = {"error": Measure(label="squared error", lowest=0)}
 
@@ -105,14 +107,78 @@ def test_the_watched_loader_has_what_the_loader_has() -> None:
     assert seen == [5, 4, loader.dataset]
 
 
-def test_what_can_not_be_a_measure_or_a_training_is_said() -> None:
-    two = {**MEASURES, "loss": Measure(label="loss")}
+TWO = {**MEASURES, "loss": Measure(label="loss")}
+
+
+@pytest.mark.parametrize(
+    ("returned", "measures", "line"),
+    [
+        (0.5, TWO, 'returned a number alone; return its measures by name: {"error": …, "loss": …}'),
+        ((0.5, 1), TWO, "returned a tuple of 2; return its measures by name: "),
+        ([0.5], MEASURES, 'returned a list of 1; return its measures by name: {"error": …}'),
+        ({"error": (3.0, 4)}, MEASURES, "returned a tuple as measure 'error'; return a number, or"),
+        (torch.zeros(2), MEASURES, "returned a Tensor as measure 'error'; return a number, or"),
+    ],
+)
+def test_what_can_not_be_a_measure_is_said_with_its_function(
+    returned: Any, measures: dict[str, Measure], line: str
+) -> None:
+    def score(model: nn.Module, loader: Any) -> Any:
+        return returned
+
+    name = "test_what_can_not_be_a_measure_is_said_with_its_function.<locals>.score"
+    with pytest.raises(TrainingError, match=re.escape(f"`{name}` {line}")):
+        measured_by(
+            LoopTrainer(fit, score, measures), new_model(), DataLoader(samples(), batch_size=4)
+        )
+
+
+def test_a_training_without_batches_is_said_with_its_function() -> None:
+    def idle(model: nn.Module, loader: Any) -> None: ...
+
     loader = DataLoader(samples(), batch_size=4)
-    with pytest.raises(TrainingError, match="return them by name: error, loss"):
-        measured_by(LoopTrainer(fit, error_of, two), new_model(), loader)
-    idle = LoopTrainer(lambda model, loader, settings: None, error_of, MEASURES)
-    with pytest.raises(TrainingError, match="took no batch"):
-        trained(idle, new_model(), loader, settings_of())
+    with pytest.raises(TrainingError, match=r"idle` took no batch of its loader, and no step of"):
+        trained(LoopTrainer(idle, error_of, MEASURES), new_model(), loader, settings_of())
+
+
+def fit_rebuilt(model: nn.Module, loader: Any, settings: TrainerSettings) -> None:
+    """As Opacus does, which samples by itself."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=settings.learning_rate)
+    for _ in range(settings.training.epochs):
+        for _batch in DataLoader(loader.dataset, batch_size=2):
+            optimizer.step()
+
+
+def test_steps_on_a_loader_that_the_function_rebuilt_are_counted_reported_and_cancelled() -> None:
+    trainer = LoopTrainer(fit_rebuilt, error_of, MEASURES)
+    loader, shares = DataLoader(samples(), batch_size=4), list[float]()
+    contribution, _ = trained(
+        trainer, new_model(), loader, settings_of(epochs=3), TrainingProgress(shares.append)
+    )
+    assert (contribution.samples, contribution.steps) == (20, 30)
+    assert len(shares) == 30
+    assert shares == sorted(shares)
+    assert (shares[0], shares[-1]) == (0, 1)
+    unwanted = TrainingProgress(lambda _: None, cancelled=lambda: True)
+    with pytest.raises(RoundClosedError):
+        trained(trainer, new_model(), loader, settings_of(), unwanted)
+
+
+def test_steps_in_another_thread_do_not_count() -> None:
+    loader = DataLoader(samples(), batch_size=4)
+
+    def idle(model: nn.Module, watched: Any, settings: TrainerSettings) -> None:
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(fit, model, loader, settings).result()
+
+    with pytest.raises(TrainingError, match="took no batch of its loader"):
+        trained(LoopTrainer(idle, error_of, MEASURES), new_model(), loader, settings_of())
+
+
+def test_a_rebuilt_loader_of_a_stream_is_refused() -> None:
+    trainer = LoopTrainer(fit_rebuilt, error_of, MEASURES)
+    with pytest.raises(TrainingError, match="fit_rebuilt` took its batches from a loader that it"):
+        trained(trainer, new_model(), DataLoader(Stream(), batch_size=4), settings_of())
 
 
 def test_further_parameters_are_filled_by_their_names() -> None:
@@ -136,5 +202,7 @@ def test_further_parameters_are_filled_by_their_names() -> None:
 
     def unknown(model: nn.Module, loader: Any, epoch: int) -> None: ...
 
-    with pytest.raises(TrainingError, match=r"'epoch', which nobody fills; .* epochs, "):
+    with pytest.raises(
+        TrainingError, match=r"'epoch', which is not one that Potluck fills; .* epochs, "
+    ):
         trained(LoopTrainer(unknown, evaluate, MEASURES), new_model(), loader, settings_of())
