@@ -119,7 +119,7 @@ def test_a_module_of_another_lightning_is_said_with_what_to_change() -> None:
         warnings.simplefilter("ignore")
         import pytorch_lightning
 
-    class Other(pytorch_lightning.LightningModule):  # type: ignore[misc]  # likewise
+    class Other(pytorch_lightning.LightningModule):
         pass
 
     trainer, loader = LightningTrainer(MEASURES), DataLoader(samples(), batch_size=4)

@@ -84,7 +84,7 @@ class LoopTrainer(AdaptedTrainer):
         """Seed what the loader draws from generators of its own."""
         seed_loader(loader, seed)
 
-    def _named(self, found: Found, samples: int, function: Callable[..., Found]) -> Measures:
+    def _named(self, found: Any, samples: int, function: Callable[..., Found]) -> Measures:
         if found is None:
             return {}
         by = f"`{name_of(function)}`"
