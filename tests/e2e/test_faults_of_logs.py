@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from support.federation import Federation, crash_federation, until
+from support.stored import locked
 
-from potluck.common.errors import NotFoundError
+from potluck.common.errors import NotFoundError, UnreachableError
 from potluck.rpc.v1 import operator_pb2
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -155,6 +156,27 @@ async def test_a_run_that_is_gone_altogether_is_said(shared: Federation, undistu
     assert status.committed_rounds >= 1
     await shared.operator.resume_run(run_id)
     assert await shared.finished(run_id) == undisturbed
+
+
+async def test_a_run_waits_for_a_database_that_another_program_locks(
+    shared: Federation, undisturbed: str
+) -> None:
+    process = shared.coordinator.group
+    shared.points.clear()
+    shared.points.hold("weigh")
+    run_id = await shared.start_run()
+    await until(lambda: shared.points.reached("weigh"))
+    log = shared.files.log("coordinator")
+    with locked(shared.state / "potluck.sqlite3"):
+        shared.points.release()
+        await until(lambda: "waiting for the database" in log.read_text())
+        for ask in (shared.operator.list_runs, shared.operator.list_clients):
+            with pytest.raises(UnreachableError) as refused:
+                await ask()
+            assert "potluck.sqlite3: another program has locked it" in refused.value.message
+    assert await shared.finished(run_id) == undisturbed
+    assert "the database is back" in log.read_text()
+    assert shared.coordinator.group == process
 
 
 async def test_a_database_that_is_garbage_is_rebuilt_round_by_round(

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 from sqlalchemy import create_engine, delete, insert
 
@@ -60,6 +64,28 @@ _STORED_UPDATE = {
     "steps": UPDATE.steps,
     "seconds": UPDATE.seconds,
 }
+
+
+_LOCK = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None, timeout=60)
+connection.execute("BEGIN EXCLUSIVE")
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """A database of SQLite that another process has locked."""
+    command = [sys.executable, "-c", _LOCK, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"locked\n"
+        try:
+            yield
+        finally:
+            process.kill()
 
 
 def see_client(store: Store, client_id: str = "a", host_id: str = "h") -> None:

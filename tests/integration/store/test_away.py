@@ -1,10 +1,13 @@
-"""A PostgreSQL that goes away and comes back while a coordinator uses it."""
+"""A database that goes away and comes back while a coordinator uses it: a PostgreSQL that restarts,
+a file of SQLite that another program locks."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -14,22 +17,26 @@ from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from sqlalchemy.engine import Engine
 from support.postgresql import MISSING, PostgreSQL, programs, running_postgresql
 from support.stored import (
+    AT,
     COHORT,
     RUN,
     UPDATE,
     begun_run,
     commit,
     committed,
+    locked,
     see_client,
     selected,
 )
 
-from potluck.common.errors import StorageError
-from potluck.server.store import AttemptKey, MemberState, Store
+from potluck.common.errors import StorageError, UnreachableError
+from potluck.server.store import AttemptKey, MemberState, RunState, Store
 from potluck.server.store.sql.database import pause_seconds
 from potluck.server.store.sql.failures import DatabaseAwayError
+from potluck.server.store.store_thread import StoreThread
 
 FIRST = AttemptKey(RUN.run_id, 1, 1)
+STOPPED = (RUN.run_id, RunState.STOPPED, "", AT)
 PATIENCE_SECONDS = 60.0
 
 
@@ -92,6 +99,52 @@ def test_a_store_that_is_closed_waits_no_longer(server: PostgreSQL, ready: Store
         with pytest.raises(DatabaseAwayError, match="check the URL and that the server is up"):
             waiting.result(PATIENCE_SECONDS)
     server.start()
+
+
+def test_a_call_waits_for_a_file_that_another_program_locks(tmp_path: Path) -> None:
+    told: list[str] = []
+    away = threading.Event()
+
+    def tell(why: str) -> None:
+        told.append(why)
+        away.set()
+
+    with Store.open(f"sqlite:///{tmp_path / 'potluck.db'}") as store, ThreadPoolExecutor(1) as pool:
+        begun_run(store)
+        selected(store, FIRST)
+        for client_id in ("a", "c"):
+            store.set_member(FIRST, client_id, MemberState.RECEIVED, update=UPDATE)
+        store.watch(tell)
+        with locked(tmp_path / "potluck.db"):
+            waiting = pool.submit(store.patiently, commit_first)
+            assert away.wait(PATIENCE_SECONDS)
+            assert not waiting.done()
+        waiting.result(PATIENCE_SECONDS)
+        assert [row.key for row in store.rounds(RUN.run_id)] == [FIRST]
+    assert len(told) == 2
+    assert "potluck.db: another program has locked it" in told[0]
+    assert not told[1]
+
+
+async def test_a_question_is_refused_while_the_file_is_locked_and_a_call_waits(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "potluck.db"
+    async with StoreThread.opened(f"sqlite:///{path}") as store:
+        told: asyncio.Queue[str] = asyncio.Queue()
+        store.watch(told.put_nowait)
+        await store.call(begun_run)
+        with locked(path):
+            call = asyncio.create_task(store.call(lambda each: each.set_run_state(*STOPPED)))
+            for _ in range(2):  # the first comes before it is known, the second after
+                with pytest.raises(UnreachableError, match="another program has locked it"):
+                    await store.ask(Store.runs)
+            assert await told.get()
+            assert not call.done()
+        await call
+        assert await told.get() == ""
+        [row] = await store.ask(Store.runs)
+        assert row.state is RunState.STOPPED
 
 
 def cut_at_commit(monkeypatch: pytest.MonkeyPatch, *, committed: bool) -> list[int]:

@@ -65,7 +65,7 @@ class Coordinator:
         self.trust = load_trust(config)
         if self.trust.membership is not None:
             self._spread(self.trust.membership)
-        self.archive = Archive(config, store.call, self.files, self.attendance, self.trust)
+        self.archive = Archive(config, store.ask, self.files, self.attendance, self.trust)
         self.tracer = open_tracer(config.tracing, "potluck-coordinator", config.listen)
         self.runs = RunsUnderWay(
             config,
@@ -150,7 +150,7 @@ class Coordinator:
         await self.runs.check_start(plan)
         run = NewRun.of(secrets.token_hex(4), plan.run_file, text, utc(), plan.measures)
         await self.store.call(lambda store: store.add_run(run))
-        row = await self.archive.run(run.run_id)
+        row = await self._row(run.run_id)
         log.info("run started", run=row.run_id, name=run.name, task=run.task, rounds=run.rounds)
         self.runs.begin(row, plan)
         return row
@@ -179,7 +179,7 @@ class Coordinator:
         """Stop a run; the last committed model stays. Raises NotFoundError, RunError."""
         row = await self.archive.run(run_id)
         await self.runs.stop(row)
-        return await self.archive.run(row.run_id)
+        return await self._row(row.run_id)
 
     async def resume_run(self, run_id: str) -> RunRow:
         """Go on with a stopped or failed run after its last committed round.
@@ -201,7 +201,7 @@ class Coordinator:
             # Somebody has put something right: all get another chance.
             await self.store.call(lambda store: store.let_in(row.run_id))
             await self._set_state(row.run_id, RunState.WAITING, "")
-            row = await self.archive.run(row.run_id)
+            row = await self._row(row.run_id)
             log.info("run resumed", run=row.run_id, committed=row.committed_rounds)
             self.runs.begin(row, plan)
             return row
@@ -220,6 +220,10 @@ class Coordinator:
             await self.runs.delete(row.run_id)
             log.info("run deleted", run=row.run_id, name=row.name, rounds=row.committed_rounds)
             return row
+
+    async def _row(self, run_id: str) -> RunRow:
+        """A run that there is, also where the database has to be waited for."""
+        return await self.store.call(lambda store: store.run(run_id))
 
     def _draw_up(self, text: str, source: str) -> RunPlan:
         return draw_up(text, source=source, model_modules=self.config.model_modules)

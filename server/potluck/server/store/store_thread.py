@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import structlog
 
+from potluck.common.errors import UnreachableError
 from potluck.server.store.store import Store
 
 log = structlog.get_logger()
@@ -26,6 +27,8 @@ class StoreThread:
     def __init__(self, store: Store, thread: ThreadPoolExecutor) -> None:
         self._store = store
         self._thread = thread
+        self._why_away = ""
+        self._gone = asyncio.Event()
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -54,16 +57,44 @@ class StoreThread:
         patiently = partial(self._store.patiently, call)
         return await asyncio.shield(loop.run_in_executor(self._thread, patiently))
 
+    async def ask(self, question: Callable[[Store], T]) -> T:
+        """Call with the store in its thread, for an answer that can be asked for again.
+
+        Raises UnreachableError where the database is away, or goes away before the answer.
+        """
+        loop = asyncio.get_running_loop()
+        answer = loop.run_in_executor(self._thread, partial(self._store.patiently, question))
+        gone = asyncio.create_task(self._gone.wait())
+        try:
+            first: list[asyncio.Future[Any]] = [answer, gone]
+            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+            if answer.done():
+                return answer.result()
+            raise UnreachableError(
+                f"the coordinator waits for its database: {self._why_away}; then ask again"
+            )
+        finally:
+            gone.cancel()
+            answer.cancel()
+
     def watch(self, tell_away: Callable[[str], None]) -> None:
         """Call on the event loop with the reason why the database is away; "" when it is back."""
         loop = asyncio.get_running_loop()
+
+        def note(why: str) -> None:
+            self._why_away = why
+            if why:
+                self._gone.set()
+            else:
+                self._gone.clear()
+            tell_away(why)
 
         def tell(why: str) -> None:
             if why:
                 log.warning("waiting for the database", reason=why)
             else:
                 log.info("the database is back")
-            loop.call_soon_threadsafe(tell_away, why)
+            loop.call_soon_threadsafe(note, why)
 
         self._store.watch(tell)
 

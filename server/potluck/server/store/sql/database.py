@@ -27,7 +27,8 @@ from potluck.server.store.sql.failures import (
 
 T = TypeVar("T")
 
-_BUSY_SECONDS = 10
+# How long SQLite waits for a lock before the file counts as away, which is waited for as well.
+_BUSY_SECONDS = 3
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 5.0
 _TRANSACTION_NUMBER = text("SELECT CAST(pg_current_xact_id_if_assigned() AS text)")

@@ -15,8 +15,8 @@ _MEANINGS = {
     "SQLITE_READONLY": ("the file is read-only", "make it and its directory writable"),
     "SQLITE_CORRUPT": ("the file is damaged", AFTER_DAMAGE),
     "SQLITE_NOTADB": ("the file is damaged or no database", AFTER_DAMAGE),
-    "SQLITE_BUSY": ("another program is writing to it", "stop that program"),
-    "SQLITE_LOCKED": ("another program is writing to it", "stop that program"),
+    "SQLITE_BUSY": ("another program has locked it", "stop that program"),
+    "SQLITE_LOCKED": ("another program has locked it", "stop that program"),
     "SQLITE_IOERR": ("the disk failed", "check the disk"),
     "SQLITE_CANTOPEN": (
         "the file can't be opened",
@@ -39,8 +39,8 @@ _MEANINGS = {
     "23": ("it refused a row that breaks a rule", "please report this as a bug"),
 }
 # What waiting mends: the server restarts, is out of connections, or has not noticed yet that the
-# session it holds the lock for is over.
-_AWAY = ("57P", "08", "53300", "55P03")
+# session it holds the lock for is over; another program has SQLite's file locked.
+_AWAY = ("57P", "08", "53300", "55P03", "SQLITE_BUSY")
 _DAMAGED = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "XX")
 # psycopg knows no code of a server that refuses to connect, only what it says.
 _REFUSALS = ("does not exist", "authentication failed", "pg_hba.conf", "permission denied")
