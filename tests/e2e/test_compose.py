@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -23,6 +24,7 @@ import pytest
 import yaml
 from support.prometheus import Prometheus, check_shown, hurried_config
 
+from potluck.common.net.build_version import RELEASE, software_version
 from potluck.common.net.identity import Role
 from potluck.common.net.tls import TlsFiles, channel
 from potluck.deploy.pki import authority as pki
@@ -183,7 +185,8 @@ def built(*targets: str) -> Iterator[None]:
         # The host's network: an engine's default bridge is not everywhere to be had.
         output(
             "docker", "build", "--network", "host", "--target", target, "-t", name,
-            "-f", "deploy/assets/images/Dockerfile", "--build-arg", "TORCH_INDEX=", ".",
+            "-f", "deploy/assets/images/Dockerfile", "--build-arg", "TORCH_INDEX=",
+            "--build-arg", f"VERSION={software_version()}", ".",
             timeout=1500,
         )  # fmt: skip
     yield
@@ -202,6 +205,32 @@ def images(relay_image: None) -> Iterator[None]:
     require_engine(*BASE_IMAGES)
     with built("coordinator", "client", "operator"):
         yield
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["relay", "coordinator", "client", "operator"])
+def test_an_image_reports_its_version_and_carries_it(images: None, target: str) -> None:
+    name = f"potluck/{target}:{TAG}"
+    told = output("docker", "run", "--rm", "--network", "none", name, "--version").split()
+    assert told[-1] == software_version()
+    [found] = json.loads(output("docker", "image", "inspect", name))
+    label = found["Config"]["Labels"]["org.opencontainers.image.version"]
+    assert label == software_version()
+
+
+@pytest.mark.slow
+def test_images_built_without_a_version_have_a_digest_of_the_sources() -> None:
+    require_engine(BASE_IMAGES[0])
+    name = f"potluck/version:{TAG}"
+    output(
+        "docker", "build", "--network", "host", "--target", "version", "-t", name,
+        "-f", "deploy/assets/images/Dockerfile", ".", timeout=600,
+    )  # fmt: skip
+    try:
+        told = output("docker", "run", "--rm", "--network", "none", name, "cat", "version")
+    finally:
+        succeeds("docker", "image", "rm", "-f", name)
+    assert re.fullmatch(rf"{re.escape(RELEASE)}\.dev0\+s[0-9a-f]{{9}}", told.strip())
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from support.federation import PATIENCE_SECONDS, Federation, crash_federation, set_values, until
 
-from potluck.common.net.protocol import SOFTWARE_VERSION
+from potluck.common.net.build_version import software_version
 from potluck.deploy.local.demo_files import program
 from potluck.deploy.local.processes import TetheredProcess, stop_all
 
@@ -54,7 +54,7 @@ async def second_process(federation: Federation) -> AsyncIterator[tuple[Tethered
 
 async def last_seen(federation: Federation) -> datetime:
     clients = await federation.operator.list_clients()
-    assert {each.software_version for each in clients if each.attending} <= {SOFTWARE_VERSION}
+    assert {each.software_version for each in clients if each.attending} <= {software_version()}
     return min(client.last_seen.ToDatetime(UTC) for client in clients)
 
 

@@ -48,12 +48,12 @@ from potluck.common.errors import (
 )
 from potluck.common.learning.step_by_step import LEAKS
 from potluck.common.names import ClientId
+from potluck.common.net.build_version import software_version
 from potluck.common.net.identity import Role
 from potluck.common.net.membership_in_force import MembershipInForce
 from potluck.common.net.protocol import (
     MAXIMUM_MESSAGE_BYTES,
     PROTOCOL_VERSION,
-    SOFTWARE_VERSION,
     VERSIONS,
 )
 from potluck.common.net.tls import channel
@@ -283,7 +283,7 @@ class Agent:
     def _make_hello(self) -> rpc.Hello:
         hello = rpc.Hello(
             protocol_version=PROTOCOL_VERSION,
-            software_version=SOFTWARE_VERSION,
+            software_version=software_version(),
             client_ids=self._clients,
             device=self._described_devices(),
             tasks=plugins.installed(plugins.TASKS),

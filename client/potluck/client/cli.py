@@ -13,7 +13,7 @@ import typer
 from potluck.client.config import ClientConfig, example_config, load_config
 from potluck.common.errors import ConfigurationError
 from potluck.common.monitoring.metrics_server import monitoring
-from potluck.common.net.protocol import SOFTWARE_VERSION
+from potluck.common.net.build_version import software_version
 from potluck.common.plain_text import plain
 from potluck.common.process.command_line import run_command_line, version_option
 from potluck.common.process.ending import Ending
@@ -198,7 +198,7 @@ def _serve(config: ClientConfig) -> int:
     keep_freed_memory()
     log.info(
         "starting",
-        version=SOFTWARE_VERSION,
+        version=software_version(),
         coordinator=config.coordinator,
         clients=",".join(config.clients),
         state=str(config.state_directory),

@@ -6,14 +6,14 @@ else is what the `potluck` command does, through the same calls.
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from potluck.common.process.entry import WINDOWS
 
 if sys.platform == "win32":
     raise ImportError(WINDOWS)
 
-from potluck.common.net.protocol import SOFTWARE_VERSION
+from potluck.common.net.build_version import software_version
 from potluck.federation.federation import Federation
 from potluck.federation.rounds import Member, Round, Spread
 from potluck.federation.run import Run
@@ -30,6 +30,15 @@ def load_model(path: str | Path, *, data: str | Path | None = None) -> Any:
     return load(path, data=data)
 
 
-__version__ = SOFTWARE_VERSION
+if TYPE_CHECKING:
+    __version__: str
+else:
+
+    def __getattr__(name: str) -> str:
+        """Look up the version of this build at its first use, since that may ask git."""
+        if name == "__version__":
+            return software_version()
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = ["Federation", "Member", "Round", "Run", "Spread", "__version__", "load_model"]

@@ -10,7 +10,7 @@ import structlog
 import typer
 
 from potluck.common.errors import ConfigurationError
-from potluck.common.net.protocol import SOFTWARE_VERSION
+from potluck.common.net.build_version import software_version
 from potluck.common.plain_text import plain
 from potluck.common.process.command_line import run_command_line, version_option
 from potluck.common.process.ending import Ending
@@ -116,7 +116,7 @@ def _serve(config: RelayConfig) -> int:
     keep_freed_memory()
     log.info(
         "starting",
-        version=SOFTWARE_VERSION,
+        version=software_version(),
         coordinator=config.coordinator,
         state=str(config.state_directory),
     )

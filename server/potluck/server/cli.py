@@ -12,7 +12,7 @@ import structlog
 import typer
 
 from potluck.common.errors import PotluckError
-from potluck.common.net.protocol import SOFTWARE_VERSION
+from potluck.common.net.build_version import software_version
 from potluck.common.process.command_line import FAILED, run_command_line, version_option
 from potluck.common.process.ending import GRACE_SECONDS, Ending
 from potluck.common.process.logs import LogFormat, LogLevel, configure_logging
@@ -76,7 +76,7 @@ def serve(
     )
     configure_logging(settings.log_format, LogLevel(settings.log_level))
     keep_freed_memory()
-    log.info("starting", version=SOFTWARE_VERSION, state=str(settings.state_directory))
+    log.info("starting", version=software_version(), state=str(settings.state_directory))
     log.debug("settings", **settings_for_the_log(settings))
     with Ending() as ending:
         asyncio.run(run(settings, ending, ready_file))

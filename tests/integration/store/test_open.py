@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from support.stored import (
 )
 
 from potluck.common.errors import ConfigurationError, StorageError
+from potluck.common.net.build_version import software_version
 from potluck.server.store import Store
 from potluck.server.store.migrations import MIGRATIONS
 from potluck.server.store.sql.schema import metadata
@@ -164,17 +166,90 @@ def shapes(url: str, tables: MetaData) -> dict[str, dict[str, object]]:
         engine.dispose()
 
 
+PINNED = ["f90b8fa9c019", "18a2c64eec4b", "569958974b6d", "c7b5c53d23c9", "6a3febf577ff"]
 MORE = ["ALTER TABLE runs ADD COLUMN owner TEXT", "CREATE TABLE extra (x BIGINT)"]
 
 
-def test_a_database_of_the_first_version_gets_the_schema_the_queries_are_built_on(
-    url: str, another_url: str
+def stored(url: str, column: str) -> object:
+    """A field of the only row on the database's version."""
+    engine = create_engine(url)
+    try:
+        with engine.begin() as connection:
+            query = f"SELECT {column} FROM potluck_schema_version"  # noqa: S608
+            return connection.execute(text(query)).scalar_one()
+    finally:
+        engine.dispose()
+
+
+def made_as_version(url: str, version: int, *further: str) -> None:
+    """Make a database as the build did whose newest schema had this number."""
+    first = filter(None, (TESTDATA / "schema_1.sql").read_text().split(";\n"))
+    steps = [statement for migration in MIGRATIONS[: version - 1] for statement in migration]
+    number = f"INSERT INTO potluck_schema_version (version) VALUES ({version})"  # noqa: S608
+    run_sql(url, *first, *steps, number, *further)
+
+
+@pytest.mark.parametrize("version", range(1, 2 + len(MIGRATIONS)))
+def test_a_database_of_each_version_gets_the_schema_the_queries_are_built_on(
+    url: str, another_url: str, version: int
 ) -> None:
-    first = (TESTDATA / "schema_1.sql").read_text().split(";\n")
-    run_sql(url, *filter(None, first), "INSERT INTO potluck_schema_version VALUES (1)")
+    made_as_version(url, version)
     Store.open(url).close()
     Store.open(another_url).close()
     assert shapes(url, metadata) == shapes(another_url, metadata)
+
+
+def test_schemas_that_databases_have_are_never_edited() -> None:
+    """A change needs a number of its own, at the end of `MIGRATIONS`; it may be added here."""
+    schemas = [(TESTDATA / "schema_1.sql").read_text(), *map("; ".join, MIGRATIONS)]
+    digests = [hashlib.sha256(schema.encode()).hexdigest()[:12] for schema in schemas]
+    assert digests[: len(PINNED)] == PINNED
+
+
+@pytest.mark.parametrize("version", [1, 1 + len(MIGRATIONS)])
+@pytest.mark.parametrize(
+    ("change", "difference"),
+    [
+        ("ALTER TABLE runs RENAME COLUMN measures TO figures", "runs.measures is missing"),
+        ("DROP TABLE quarantine", "quarantine.client_id is missing"),
+    ],
+)
+def test_a_database_with_the_number_of_a_schema_and_other_columns_is_refused_unchanged(
+    url: str, version: int, change: str, difference: str
+) -> None:
+    made_as_version(url, version, change)
+    assert refused(url).endswith(
+        f": its schema is not version {version} as this build, {software_version()}, knows it "
+        f"({difference}); start the build that made it, one that left no name, or give the "
+        "coordinator another database"
+    )
+    assert stored(url, "version") == version
+
+
+def test_a_column_that_its_number_does_not_have_yet_is_named(url: str) -> None:
+    made_as_version(url, 1, "ALTER TABLE rounds ADD COLUMN best_round BIGINT")
+    assert "(rounds.best_round is there already)" in refused(url)
+
+
+def test_a_column_besides_matters_only_if_it_must_be_given(url: str) -> None:
+    Store.open(url).close()
+    run_sql(url, "ALTER TABLE clients ADD COLUMN note TEXT")
+    Store.open(url).close()
+    run_sql(url, "DROP TABLE quarantine", "CREATE TABLE quarantine (client_id TEXT NOT NULL, "
+            "reason TEXT NOT NULL, at TEXT NOT NULL, operator TEXT NOT NULL)")  # fmt: skip
+    assert "(quarantine.operator is unknown here)" in refused(url)
+
+
+def test_a_newer_database_is_refused_with_the_build_that_opened_it_last(url: str) -> None:
+    Store.open(url).close()
+    run_sql(url, "UPDATE potluck_schema_version SET version = 99, software = '0.2.0.dev7+gabc'")
+    assert "schema version 99, of 0.2.0.dev7+gabc, is newer than" in refused(url)
+
+
+def test_the_build_that_opened_a_database_last_is_in_it(url: str) -> None:
+    made_as_version(url, 1 + len(MIGRATIONS))
+    Store.open(url).close()
+    assert stored(url, "software") == software_version()
 
 
 def test_a_migration_keeps_what_is_there(url: str) -> None:
@@ -186,7 +261,8 @@ def test_a_migration_keeps_what_is_there(url: str) -> None:
             assert store.runs() == before
     newest = 1 + len(MIGRATIONS)
     message = refused(url)
-    assert f"schema version {newest + 1} is newer than this software's {newest};" in message
+    ours = software_version()
+    assert f"schema version {newest + 1}, of {ours}, is newer than the {newest} of this" in message
 
 
 def test_only_the_migrations_that_a_database_lacks_are_made(url: str) -> None:

@@ -14,7 +14,7 @@ import yaml
 from support.repository import ROOT
 
 from potluck.client.config import ClientConfig
-from potluck.common.net.protocol import SOFTWARE_VERSION
+from potluck.common.net.build_version import RELEASE
 from potluck.common.settings.configuration import parse
 from potluck.server.config import CoordinatorConfig
 
@@ -98,7 +98,7 @@ def test_configurations_in_manifests_are_what_the_programs_read() -> None:
 
 def test_manifests_name_this_release() -> None:
     kustomization = yaml.safe_load((BASE / "kustomization.yaml").read_text())
-    assert {image["newTag"] for image in kustomization["images"]} == {SOFTWARE_VERSION}
+    assert {image["newTag"] for image in kustomization["images"]} == {RELEASE}
 
 
 def test_kustomize_puts_them_together() -> None:
@@ -110,7 +110,7 @@ def test_kustomize_puts_them_together() -> None:
     [host] = [each for each in yaml.safe_load_all(made) if each["kind"] == "Deployment"]
     [container] = host["spec"]["template"]["spec"]["containers"]
     assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
-    assert container["image"] == f"potluck/client:{SOFTWARE_VERSION}"
+    assert container["image"] == f"potluck/client:{RELEASE}"
     kubernetes_validate.validate(host, "1.28", strict=True)
 
 

@@ -25,7 +25,7 @@ from potluck.common.monitoring.definitions import (
     metrics_of,
 )
 from potluck.common.monitoring.metric_labels import MeasuredParty
-from potluck.common.net.protocol import SOFTWARE_VERSION
+from potluck.common.net.build_version import software_version
 
 _Family = Counter | Gauge | Histogram
 
@@ -49,7 +49,7 @@ class Instruments:
         # Memory, CPU seconds, open files, start of the process: names as everywhere else.
         ProcessCollector(registry=self._registry)
         self.set(
-            BUILD_INFO, 1, party=party, version=SOFTWARE_VERSION, python=platform.python_version()
+            BUILD_INFO, 1, party=party, version=software_version(), python=platform.python_version()
         )
 
     def count(self, metric: Metric, by: float = 1.0, **labels: str) -> None:

@@ -29,5 +29,3 @@ LEAST_CHUNK_BYTES = 16 << 10
 """On links that break again and again. A chunk that did not arrive whole did not arrive."""
 
 MAXIMUM_MESSAGE_BYTES = 4 << 20
-
-SOFTWARE_VERSION = "0.1.0"

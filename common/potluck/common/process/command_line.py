@@ -23,7 +23,7 @@ from typing import Any, NoReturn, cast
 import typer
 
 from potluck.common.errors import PotluckError
-from potluck.common.net.protocol import SOFTWARE_VERSION
+from potluck.common.net.build_version import software_version
 from potluck.common.plain_text import plain, without_passwords
 from potluck.common.process.entry import INTERRUPTED as INTERRUPTED  # one of the exit codes here
 from potluck.common.settings.extras import missing_library
@@ -48,7 +48,7 @@ def version_option(program: str) -> Any:
 
     def show(wanted: bool) -> None:
         if wanted:
-            typer.echo(f"{program} {SOFTWARE_VERSION}")
+            typer.echo(f"{program} {software_version()}")
             raise typer.Exit
 
     return typer.Option(

@@ -8,7 +8,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from types import MappingProxyType
 
-from potluck.common.net.protocol import SOFTWARE_VERSION
+from potluck.common.net.build_version import software_version
 
 _PACKAGES = ("numpy", "torch")
 """On which the bits of a model depend."""
@@ -17,7 +17,7 @@ _PACKAGES = ("numpy", "torch")
 @cache
 def software_versions() -> Mapping[str, str]:
     """Versions of Potluck, Python, and the packages that compute, as far as they are installed."""
-    found = {"potluck": SOFTWARE_VERSION, "python": platform.python_version()}
+    found = {"potluck": software_version(), "python": platform.python_version()}
     for package in _PACKAGES:
         try:
             found[package] = version(package)

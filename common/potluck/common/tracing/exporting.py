@@ -31,7 +31,7 @@ from opentelemetry.trace import (
 )
 
 from potluck.common.errors import ConfigurationError
-from potluck.common.net.protocol import SOFTWARE_VERSION
+from potluck.common.net.build_version import software_version
 from potluck.common.net.proxies import direct_at_home
 from potluck.common.tracing.tracing_settings import TracingSettings
 
@@ -88,7 +88,7 @@ class Tracer:
         self.share = settings.share
         described = {
             "service.name": service,
-            "service.version": SOFTWARE_VERSION,
+            "service.version": software_version(),
             "service.instance.id": instance,
         }
         self._provider = TracerProvider(
@@ -97,7 +97,7 @@ class Tracer:
             shutdown_on_exit=False,
         )
         self._provider.add_span_processor(BatchSpanProcessor(_exporter(settings)))
-        self._tracer = self._provider.get_tracer("potluck", SOFTWARE_VERSION)
+        self._tracer = self._provider.get_tracer("potluck", software_version())
 
     def begin(
         self,

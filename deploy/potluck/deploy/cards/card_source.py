@@ -10,7 +10,7 @@ from datetime import UTC
 from typing import Any
 
 from potluck.common.errors import NotFoundError, PluginError
-from potluck.common.net.protocol import SOFTWARE_VERSION
+from potluck.common.net.build_version import software_version
 from potluck.common.settings import plugins
 from potluck.deploy.cards.card_parts import CardClient, CardPrivacy, CardRound, CardSoftware
 from potluck.deploy.cards.model_card import ModelCard
@@ -209,5 +209,5 @@ def _software(rounds: Sequence[operator_pb2.CommittedRound]) -> CardSoftware:
     return CardSoftware(
         coordinator={name: list(versions) for name, versions in coordinator.items()},
         hosts=dict(sorted(releases.items())),
-        card=SOFTWARE_VERSION,
+        card=software_version(),
     )

@@ -21,8 +21,9 @@ from packaging.requirements import Requirement
 from potluck.client.config import ClientConfig
 from potluck.common.errors import PotluckError
 from potluck.common.monitoring.metrics_server import parse_address
+from potluck.common.net.build_version import software_version
 from potluck.common.net.identity import parse_certificates
-from potluck.common.net.protocol import SOFTWARE_VERSION, VERSIONS
+from potluck.common.net.protocol import VERSIONS
 from potluck.common.net.revocation import Revocations, read_revocations
 from potluck.common.net.tls import TlsFiles
 from potluck.common.net.version_agreement import differences
@@ -62,7 +63,7 @@ class Finding:
 
 def software() -> list[Finding]:
     """Check this Python and the packages that Potluck needs."""
-    found = f"Potluck {SOFTWARE_VERSION} on Python {platform.python_version()}"
+    found = f"Potluck {software_version()} on Python {platform.python_version()}"
     if sys.version_info < LEAST_PYTHON:
         wanted = ".".join(map(str, LEAST_PYTHON))
         return [Finding("software", Verdict.BAD, found, f"install Python {wanted} or newer")]
@@ -264,8 +265,9 @@ def _versions(described: operator_pb2.DescribeCoordinatorResponse) -> Finding:
         found = f"Potluck {described.software_version} with {parts}; here {here}"
         remedy = "install the same release on coordinator, hosts and here"
         return Finding("its version", Verdict.BAD, found, remedy)
-    if described.software_version != SOFTWARE_VERSION:
-        return Finding("its version", Verdict.DOUBTFUL, found, "install the same release here")
+    if described.software_version != software_version():
+        found = f"{found}; here {software_version()}"
+        return Finding("its version", Verdict.DOUBTFUL, found, "install the same build here")
     return Finding("its version", Verdict.GOOD, found)
 
 

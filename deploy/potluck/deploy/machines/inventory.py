@@ -15,8 +15,8 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from potluck.common.errors import ConfigurationError, PotluckError
+from potluck.common.net.build_version import RELEASE
 from potluck.common.net.identity import expand_clients
-from potluck.common.net.protocol import SOFTWARE_VERSION
 from potluck.common.settings.configuration import Settings, annotated_example, load
 from potluck.common.settings.configuration_errors import INVENTORY
 from potluck.deploy.machines.party_settings import (
@@ -58,16 +58,14 @@ class ImageSettings(Settings):
     """Images and their source."""
 
     coordinator: Image = Field(
-        default=f"potluck/coordinator:{SOFTWARE_VERSION}",
+        default=f"potluck/coordinator:{RELEASE}",
         description="The coordinator's image.",
     )
     client: Image = Field(
-        default=f"potluck/client:{SOFTWARE_VERSION}",
+        default=f"potluck/client:{RELEASE}",
         description="The hosts' image; it needs no server code.",
     )
-    relay: Image = Field(
-        default=f"potluck/relay:{SOFTWARE_VERSION}", description="The relays' image."
-    )
+    relay: Image = Field(default=f"potluck/relay:{RELEASE}", description="The relays' image.")
     source: Literal["registry", "stream"] = Field(
         default="stream",
         description="stream: sent from the engine here, so that machines need no registry.\n"

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from potluck.common.errors import ConfigurationError, ProtocolError, RunError
+from potluck.common.net.build_version import software_version
 from potluck.experiments.cluster.sent_data import DataFile
 from potluck.experiments.grid.grid_cells import Cell
 from potluck.experiments.grid.results import CellResult
@@ -58,10 +59,8 @@ class CellReport(BaseModel):
 def software() -> dict[str, str]:
     """The versions here of what must be the same on all machines."""
     python = ".".join(platform.python_version_tuple()[:2])
-    return {"Python": python} | {
-        name: version(name).partition("+")[0]  # +cpu and +cu130 may work together
-        for name in THE_SAME
-    }
+    found = {name: version(name).partition("+")[0] for name in THE_SAME}  # torch: +cpu, +cu130
+    return {"Python": python} | found | {"potluck": software_version()}
 
 
 def check_software(wanted: Mapping[str, str], found: Mapping[str, str], *, machine: str) -> None:

@@ -138,6 +138,7 @@ def check_machines() -> None:
 def _probe() -> Callable[[tuple[str, ...]], dict[str, str]]:
     def versions(names: tuple[str, ...]) -> dict[str, str]:
         import platform
+        from contextlib import suppress
         from importlib.metadata import PackageNotFoundError, version
 
         found = {"Python": ".".join(platform.python_version_tuple()[:2])}
@@ -146,6 +147,10 @@ def _probe() -> Callable[[tuple[str, ...]], dict[str, str]]:
                 found[name] = version(name).partition("+")[0]
             except PackageNotFoundError:
                 continue
+        with suppress(ImportError):
+            from potluck.common.net.build_version import software_version
+
+            found["potluck"] = software_version()
         return found
 
     return versions

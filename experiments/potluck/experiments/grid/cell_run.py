@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from potluck.common.errors import PotluckError, RunError
-from potluck.common.net.protocol import SOFTWARE_VERSION
+from potluck.common.net.build_version import software_version
 from potluck.deploy.local.demo import follow_processes
 from potluck.deploy.local.demo_files import (
     LOOPBACK,
@@ -158,7 +158,7 @@ def _result(
         hosts=cell.hosts,
         rounds=[_round(each, costs, label_mix, simulated=simulated) for each in rounds],
         model_blake3=rounds[-1].model_blake3 if rounds else "",
-        version=SOFTWARE_VERSION,
+        version=software_version(),
         timings=Timings(rounds=[each.seconds for each in rounds], total=seconds),
         model_bytes=costs.model_bytes,
         strategy_bytes=costs.strategy_bytes,

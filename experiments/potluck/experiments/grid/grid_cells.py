@@ -13,7 +13,7 @@ import tomlkit
 
 from potluck.common.errors import ConfigurationError
 from potluck.common.learning.virtual_clock import VirtualClock
-from potluck.common.net.protocol import SOFTWARE_VERSION
+from potluck.common.net.build_version import RELEASE
 from potluck.common.run_file.runfile import parse_run_file
 from potluck.common.settings import plugins
 from potluck.common.task import Task
@@ -140,7 +140,7 @@ def _cell(
         "clients": clients,
         "hosts": min(hosts, clients),
         "disclosure": disclosure,
-        "software": SOFTWARE_VERSION,
+        "software": RELEASE,
     }
     text = json.dumps(identity, sort_keys=True, separators=(",", ":"))
     return Cell(

@@ -21,7 +21,8 @@ from potluck.common.monitoring.metric_labels import (
     known_reason,
 )
 from potluck.common.monitoring.process_metrics import show_disk
-from potluck.common.net.protocol import PROTOCOL_VERSION, SOFTWARE_VERSION, VERSIONS
+from potluck.common.net.build_version import software_version
+from potluck.common.net.protocol import PROTOCOL_VERSION, VERSIONS
 from potluck.rpc.v1 import operator_pb2
 from potluck.server.clock import now, utc
 from potluck.server.hosts.attendance import Attendance
@@ -81,7 +82,7 @@ class CoordinatorMetrics:
         """The same figures for an operator who asks."""
         usage = shutil.disk_usage(self._state)
         described = operator_pb2.DescribeCoordinatorResponse(
-            software_version=SOFTWARE_VERSION,
+            software_version=software_version(),
             protocol_version=PROTOCOL_VERSION,
             versions=VERSIONS,
             disk_free_bytes=usage.free,

@@ -3,15 +3,20 @@
 A new database gets the tables of `schema.py` as they are. An older one gets the migrations that it
 lacks, all in one transaction. So a change of the schema is made in both places; a test compares
 what comes of them.
+
+A database that has another schema than its version says is refused: one that was made between two
+commits, or changed by hand.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 
-from sqlalchemy import Connection, insert, inspect, select, text, update
+from sqlalchemy import Connection, Inspector, insert, inspect, select, text, update
 
 from potluck.common.errors import StorageError
+from potluck.common.net.build_version import software_version
 from potluck.server.store.sql.schema import metadata, schema_version
 
 Migration = Sequence[str]
@@ -30,8 +35,15 @@ _PROVENANCE: Migration = (
     "ALTER TABLE members ADD COLUMN software TEXT",
 )
 _COVERAGE: Migration = ("ALTER TABLE rounds ADD COLUMN coverage TEXT",)
-MIGRATIONS: Sequence[Migration] = (_BEST_MODELS, _PROVENANCE, _COVERAGE)
-"""Those to versions 2, 3 and so on. Version 1 is the schema of release 0.1.0."""
+_BUILD: Migration = ("ALTER TABLE potluck_schema_version ADD COLUMN software TEXT",)
+MIGRATIONS: Sequence[Migration] = (_BEST_MODELS, _PROVENANCE, _COVERAGE, _BUILD)
+"""Those to versions 2, 3 and so on. Version 1 is that of `tests/testdata/schema_1.sql`."""
+
+_ADDS_COLUMN = re.compile(r"ALTER TABLE (\w+) ADD COLUMN (\w+)")
+_ADDS_TABLE = re.compile(r"CREATE TABLE (\w+)")
+
+Columns = Mapping[tuple[str, str], bool]
+"""Tables and their columns → whether a row may lack it."""
 
 
 def migrate(
@@ -39,13 +51,16 @@ def migrate(
 ) -> int:
     """Bring a database up to date within the caller's transaction; returns its version.
 
-    Raises StorageError where it is newer than the migrations, or belongs to other software.
+    Raises StorageError if it is newer than the migrations, has other columns than its version, or
+    belongs to other software.
     """
     newest = 1 + len(migrations)
-    tables = inspect(connection).get_table_names()
+    inspector = inspect(connection)
+    tables = inspector.get_table_names()
     if not tables:
         metadata.create_all(connection, checkfirst=False)
-        connection.execute(insert(schema_version).values(version=newest))
+        made = insert(schema_version).values(version=newest, software=software_version())
+        connection.execute(made)
         return newest
     if schema_version.name not in tables:
         raise StorageError(
@@ -53,16 +68,76 @@ def migrate(
             f"{min(tables)!r}; give the coordinator a new one",
             database=database,
         )
+    there = _columns(inspector)
     version = connection.execute(select(schema_version.c.version)).scalar_one()
+    build = _last_build(connection, there)
     if version > newest:
         raise StorageError(
-            f"{database}: schema version {version} is newer than this software's {newest}; "
-            "upgrade Potluck, or give the coordinator another database",
+            f"{database}: schema version {version}, of {build}, is newer than the {newest} of this "
+            f"build, {software_version()}; upgrade Potluck, or give the coordinator another "
+            "database",
             database=database,
             version=version,
         )
-    for migration in migrations[version - 1 :]:
+    missing = migrations[version - 1 :]
+    difference = _difference(there, missing)
+    if difference:
+        raise StorageError(
+            f"{database}: its schema is not version {version} as this build, "
+            f"{software_version()}, knows it ({difference}); start the build that made it, "
+            f"{build}, or give the coordinator another database",
+            database=database,
+            version=version,
+        )
+    for migration in missing:
         for statement in migration:
             connection.execute(text(statement))
-    connection.execute(update(schema_version).values(version=newest))
+    opened = update(schema_version).values(version=newest, software=software_version())
+    connection.execute(opened)
     return newest
+
+
+def _columns(inspector: Inspector) -> Columns:
+    found = inspector.get_multi_columns()
+    return {
+        (table, str(column["name"])): bool(column["nullable"]) or column["default"] is not None
+        for (_, table), columns in found.items()
+        for column in columns
+    }
+
+
+def _last_build(connection: Connection, there: Columns) -> str:
+    """The build that opened the database last, in words."""
+    software = None
+    if (schema_version.name, "software") in there:
+        software = connection.execute(select(schema_version.c.software)).scalar_one()
+    return software or "one that left no name"
+
+
+def _difference(there: Columns, migrations: Sequence[Migration]) -> str:
+    """Name a column that a database should have before these migrations, or should not; or "".
+
+    Columns that are there besides and may be empty don't matter.
+    """
+    statements = [statement for migration in migrations for statement in migration]
+    added = {(found[1], found[2]) for found in map(_ADDS_COLUMN.match, statements) if found}
+    made = {found[1] for found in map(_ADDS_TABLE.match, statements) if found}
+    wanted = {
+        (table.name, column.name): bool(column.nullable)
+        for table in metadata.tables.values()
+        for column in table.columns
+    }
+    for (table, column), optional in wanted.items():
+        name = f"{table}.{column}"
+        if table in made or (table, column) in added:
+            if (table, column) in there:
+                return f"{name} is there already"
+        elif (table, column) not in there:
+            return f"{name} is missing"
+        elif optional and not there[table, column]:
+            return f"{name} may not be empty there"
+    tables = {table for table, _ in wanted}
+    for table, column in sorted(there.keys() - wanted.keys()):
+        if table in tables and not there[table, column]:
+            return f"{table}.{column} is unknown here"
+    return ""

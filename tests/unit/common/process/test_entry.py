@@ -11,7 +11,7 @@ import pytest
 from support.programs import MODULES, run_program
 from support.repository import ROOT
 
-from potluck.common.net.protocol import SOFTWARE_VERSION
+from potluck.common.net.build_version import software_version
 
 PROGRAMS = sorted(MODULES)
 
@@ -60,5 +60,5 @@ def test_on_windows_the_python_package_says_so_too() -> None:
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_each_program_tells_its_version(program: str, tmp_path: Path) -> None:
     ended = run_program(program, "--version", folder=tmp_path)
-    told = f"{program} {SOFTWARE_VERSION}\n".encode()
+    told = f"{program} {software_version()}\n".encode()
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, told, b"")

@@ -14,8 +14,9 @@ from support import mounts
 from support.operator_service import status, waits
 from typer.testing import CliRunner
 
+from potluck.common.net.build_version import software_version
 from potluck.common.net.identity import Role
-from potluck.common.net.protocol import PROTOCOL_VERSION, SOFTWARE_VERSION, VERSIONS
+from potluck.common.net.protocol import PROTOCOL_VERSION, VERSIONS
 from potluck.common.net.tls import TlsFiles
 from potluck.common.settings.configuration import load
 from potluck.deploy.cli import app
@@ -34,7 +35,7 @@ def described(
     versions: Mapping[str, int] = VERSIONS, **values: object
 ) -> operator_pb2.DescribeCoordinatorResponse:
     answer = operator_pb2.DescribeCoordinatorResponse(
-        software_version=SOFTWARE_VERSION,
+        software_version=software_version(),
         protocol_version=PROTOCOL_VERSION,
         versions=versions,
         disk_free_bytes=50,
@@ -60,6 +61,19 @@ def verdicts(answer: operator_pb2.DescribeCoordinatorResponse, now: datetime = N
 
 def test_a_federation_that_is_well() -> None:
     assert verdicts(described()) == set()
+
+
+def test_a_coordinator_of_another_build_is_named_with_both_builds() -> None:
+    theirs = "0.1.0.dev7+gabcdef012"
+    [found] = [
+        each
+        for each in diagnosis.federation(described(software_version=theirs), 0.1, NOW)
+        if each.about == "its version"
+    ]
+    assert found.verdict == "doubtful"
+    assert found.found.endswith(f"here {software_version()}")
+    assert theirs in found.found
+    assert found.remedy == "install the same build here"
 
 
 def test_what_may_be_wrong_with_a_coordinator() -> None:

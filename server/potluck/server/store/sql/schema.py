@@ -57,8 +57,10 @@ def _reported() -> list[Column[Any]]:
 
 _ATTEMPT = ["run_id", "round", "attempt"]
 
-schema_version = Table(VERSION_TABLE, metadata, _integer("version", key=True))
-"""One row."""
+schema_version = Table(
+    VERSION_TABLE, metadata, _integer("version", key=True), _text("software", null=True)
+)
+"""One row. software: the build that opened the database last."""
 
 runs = Table(
     "runs",

@@ -1,0 +1,107 @@
+"""The version of this build: the release that it leads to, and the commit that it was made of.
+
+`pyproject.toml` has the version of a wheel computed by this file alone, so it imports nothing but
+the standard library.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+RELEASE = "0.1.0"
+"""The release that this source becomes. The commit tagged `v` and this number is the release."""
+
+VERSION_VARIABLE = "POTLUCK_BUILD_VERSION"
+"""Set while a wheel is built, it is the version: for sources that come without git."""
+
+_ROOT = Path(__file__).resolve().parents[4]
+_SOURCES = ("client", "common", "deploy", "experiments", "relay", "server")
+_DIGITS = 9
+_GIT_SECONDS = 20
+
+
+@cache
+def software_version() -> str:
+    """Version of the build that this process runs. In a checkout, git is asked at the first call.
+
+    An editable install keeps the version that it was installed with, which is wrong after the next
+    commit; hence a checkout is never asked for that.
+    """
+    if (_ROOT / "pyproject.toml").is_file():
+        return source_version(_ROOT)
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("potluck")
+    except PackageNotFoundError:
+        return f"{RELEASE}.dev0+unknown"
+
+
+def wheel_version() -> str:
+    """Version of a wheel that is built now from these sources."""
+    return os.environ.get(VERSION_VARIABLE) or source_version(_ROOT)
+
+
+def source_version(root: Path) -> str:
+    """Version of the sources in a folder, by git, otherwise by a digest of the files.
+
+    Returns RELEASE at its tag, `RELEASE.devN+gHASH` after N commits, with N = 0 in a clone without
+    history, `.dirty` where files differ from the commit, and `RELEASE.dev0+sHASH` without git.
+    """
+    if (root / ".git").exists():
+        try:
+            return _git_version(root)
+        except (OSError, subprocess.SubprocessError):
+            pass  # git is missing, or refuses a folder that belongs to another user
+    return f"{RELEASE}.dev0+s{_digest(root)}"
+
+
+def _git_version(root: Path) -> str:
+    commit = _git(root, "rev-parse", f"--short={_DIGITS}", "HEAD")
+    dirty = bool(_git(root, "status", "--porcelain", "--untracked-files=no"))
+    if not dirty and f"v{RELEASE}" in _git(root, "tag", "--points-at", "HEAD").splitlines():
+        return RELEASE
+    shallow = _git(root, "rev-parse", "--is-shallow-repository") == "true"
+    number = "0" if shallow else _git(root, "rev-list", "--count", "HEAD")
+    return f"{RELEASE}.dev{number}+g{commit}{'.dirty' if dirty else ''}"
+
+
+def _git(root: Path, *arguments: str) -> str:
+    # Set within a hook of git, these would name another repository.
+    environment = {name: value for name, value in os.environ.items() if name[:4] != "GIT_"}
+    done = subprocess.run(
+        ["git", "-C", str(root), *arguments],
+        env=environment | {"GIT_OPTIONAL_LOCKS": "0"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=_GIT_SECONDS,
+    )
+    return done.stdout.strip()
+
+
+def _digest(root: Path) -> str:
+    hasher = hashlib.sha256()
+    for path in sorted(_files(root)):
+        contents = path.read_bytes()
+        hasher.update(f"{path.relative_to(root).as_posix()}\0{len(contents)}\0".encode())
+        hasher.update(contents)
+    return hasher.hexdigest()[:_DIGITS]
+
+
+def _files(root: Path) -> Iterable[Path]:
+    for folder in _SOURCES:
+        for path in (root / folder / "potluck").rglob("*"):
+            if path.is_file() and "__pycache__" not in path.parts:
+                yield path
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"{wheel_version()}\n")
