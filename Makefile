@@ -35,7 +35,7 @@ help:
 	@echo "  make pages       write docs, dashboards and pictures that are made from the code anew"
 	@echo "  make docs        build the documentation as a site in build/site; nothing is fetched"
 	@echo "  make venv        only make $(VENV), with the versions in constraints.txt; on Linux"
-	@echo "                   6 GB, since pip's torch brings CUDA along; without a GPU 2 GB are enough:"
+	@echo "                   pip's torch brings CUDA along, several GB; without a GPU it takes 3.2 GB:"
 	@echo "                   make venv PIP_FLAGS='--extra-index-url https://download.pytorch.org/whl/cpu'"
 	@echo "                   another interpreter (3.11 or newer): make venv PYTHON=/path/to/python3"
 	@echo "  make clean       remove caches and build products; $(VENV) stays (rm -r $(VENV))"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import ssl
 import warnings
@@ -478,3 +479,76 @@ def restrict(context: ssl.SSLContext, least: ssl.TLSVersion, most: ssl.TLSVersio
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # old versions are the point
         context.minimum_version, context.maximum_version = least, most
+
+
+@asynccontextmanager
+async def web_server(pair: TlsFiles, *protocols: str) -> AsyncIterator[int]:
+    """An HTTP/1 server over TLS, as a load balancer is to those that it doesn't know."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pair.certificate, pair.key)
+    if protocols:
+        context.set_alpn_protocols(list(protocols))
+
+    async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            await writer.drain()
+            writer.close()
+            await writer.wait_closed()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+def self_issued(folder: Path) -> TlsFiles:
+    """A certificate as TLS inspection issues it: with the name that was dialled, and no role."""
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Example Web Inspection")])
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .sign(key, SHA256())
+    )
+    files = TlsFiles(
+        certificate=folder / "web.pem", key=folder / "web.key", authority=folder / "web.pem"
+    )
+    files.certificate.write_bytes(certificate.public_bytes(Encoding.PEM))
+    pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    files.key.write_bytes(pem)
+    return files
+
+
+async def test_tls_inspection_is_named_and_not_the_authority_file(
+    federation: TestFederation, tmp_path: Path
+) -> None:
+    async with listening(unchecked_server(self_issued(tmp_path))) as port:
+        with pytest.raises(IdentityError) as caught:
+            await call(f"localhost:{port}", federation.operator)
+    assert caught.value.message == (
+        f"localhost:{port} shows a certificate that 'CN=Example Web Inspection' issued, which is "
+        "not a federation's authority: TLS inspection, or a load balancer that ends TLS, stands in "
+        f"between; exempt localhost:{port} there, or pass TLS through"
+    )
+
+
+@pytest.mark.parametrize("protocols", [(), ("h2",)])
+async def test_a_load_balancer_that_ends_tls_is_named(
+    federation: TestFederation, protocols: tuple[str, ...]
+) -> None:
+    async with web_server(federation.coordinator, *protocols) as port:
+        with pytest.raises(IdentityError, match=r"answers as a web server .*pass TLS through"):
+            await call(f"localhost:{port}", federation.operator)
+
+
+async def test_a_frozen_coordinator_is_not_one_that_refuses(federation: TestFederation) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as never_accepts:
+        address = f"localhost:{never_accepts.getsockname()[1]}"
+        with pytest.raises(UnreachableError, match="accepts connections, but does not answer"):
+            await call(address, federation.operator)

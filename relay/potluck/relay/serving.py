@@ -13,9 +13,9 @@ import grpc.aio
 import structlog
 
 from potluck.client.transfer.model_cache import ModelCache
-from potluck.common.errors import UnreachableError
 from potluck.common.monitoring.metrics_server import monitoring
 from potluck.common.net.identity import Role
+from potluck.common.net.listening import not_listening
 from potluck.common.net.tls import SERVER_OPTIONS
 from potluck.common.process.memory import spare_what_is_loaded
 from potluck.relay.config import RelayConfig
@@ -108,9 +108,5 @@ def _bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredent
     try:
         port = server.add_secure_port(address, credentials)
     except RuntimeError as error:
-        raise UnreachableError(
-            f"can't listen on {address}: the port is in use or the address is not this machine's; "
-            "choose another with `listen` or --listen",
-            address=address,
-        ) from error
+        raise not_listening(address) from error
     return f"{address.rpartition(':')[0]}:{port}"

@@ -115,6 +115,13 @@ def test_kustomize_puts_them_together() -> None:
 
 
 @pytest.mark.parametrize("name", UNITS)
+def test_units_say_how_their_group_may_read_the_key(name: str) -> None:
+    header = (ASSETS / "systemd" / name).read_text().split("[Unit]")[0]
+    assert "install -m 640 -o root -g potluck certificate.pem key.pem authority.pem" in header
+    assert "Group=potluck\n" in (ASSETS / "systemd" / name).read_text()
+
+
+@pytest.mark.parametrize("name", UNITS)
 def test_units_pass_systemds_own_check(tmp_path: Path, name: str) -> None:
     program = shutil.which("systemd-analyze")
     if program is None:

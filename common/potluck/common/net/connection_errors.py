@@ -7,12 +7,17 @@ trying again can help.
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import ssl
 from dataclasses import dataclass
 
 import grpc
+from cryptography import x509
 
 from potluck.common.errors import IdentityError, PotluckError, UnreachableError, from_rpc_error
 from potluck.common.net.tls import TlsFiles
+from potluck.common.plain_text import plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +26,15 @@ class _Cause:
     error: type[IdentityError] | type[UnreachableError]
     message: str
 
+
+_OTHER_AUTHORITY = "CERTIFICATE_VERIFY_FAILED"
+_PROBE_SECONDS = 3.0
+_ISSUER = 200
+_ENDS_TLS = (
+    "TLS inspection, or a load balancer that ends TLS, stands in between; exempt {address} there, "
+    "or pass TLS through"
+)
+_HTTP = "{address} answers as a web server does, not as a Potluck coordinator; check the address: "
 
 # The first whose mark is found counts.
 _CAUSES = (
@@ -47,7 +61,7 @@ _CAUSES = (
         "a name that it holds",
     ),
     _Cause(
-        "CERTIFICATE_VERIFY_FAILED",
+        _OTHER_AUTHORITY,
         IdentityError,
         "{address} shows a certificate of another CA than {authority}; copy authority.pem from "
         "the coordinator's federation",
@@ -61,6 +75,16 @@ _CAUSES = (
         "Connection refused",
         UnreachableError,
         "nothing listens at {address} (connection refused); is the coordinator running?",
+    ),
+    _Cause("missing selected ALPN property", IdentityError, _HTTP + _ENDS_TLS),
+    _Cause("http1.x server", IdentityError, _HTTP + _ENDS_TLS),
+    _Cause("http2 header with status", UnreachableError, _HTTP + _ENDS_TLS),
+    _Cause(
+        # The kernel connects for a process that does not run; nothing answers the handshake.
+        "Endpoint closing",
+        UnreachableError,
+        "{address} accepts connections, but does not answer; the process there hangs or its "
+        "machine is overloaded: see its log, restart it",
     ),
     _Cause(
         # TLS 1.3 tells the dialling side that it is trusted before the other side has checked.
@@ -86,7 +110,10 @@ def connection_error(
         return found
     for cause in _CAUSES:
         if cause.mark in found.message:
-            message = cause.message.format(
+            text = cause.message
+            if cause.mark == _OTHER_AUTHORITY:
+                text = _foreign(address, server_name) or text
+            message = text.format(
                 address=address,
                 host=server_name or address.rpartition(":")[0].strip("[]"),
                 authority=files.authority,
@@ -94,3 +121,34 @@ def connection_error(
             )
             return cause.error(message, address=address)
     return found
+
+
+def _foreign(address: str, server_name: str | None) -> str:
+    """The message for a certificate that is not of any federation; "" if it is, or is not seen."""
+    host, _, port = address.rpartition(":")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # to look, not to trust
+    shown: x509.Certificate | None = None
+    with contextlib.suppress(OSError, ValueError):
+        place = (host.strip("[]"), int(port))
+        with (
+            socket.create_connection(place, timeout=_PROBE_SECONDS) as connection,
+            context.wrap_socket(connection, server_hostname=server_name or place[0]) as wrapped,
+        ):
+            shown = x509.load_der_x509_certificate(wrapped.getpeercert(binary_form=True) or b"")
+    if shown is None or _of_a_federation(shown):
+        return ""
+    issuer = plain(shown.issuer.rfc4514_string(), _ISSUER).translate({123: "(", 125: ")"})
+    return (
+        "{address} shows a certificate that '" + issuer + "' issued, which is not a federation's "
+        "authority: " + _ENDS_TLS
+    )
+
+
+def _of_a_federation(certificate: x509.Certificate) -> bool:
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (x509.ExtensionNotFound, ValueError):
+        return False
+    uris = names.get_values_for_type(x509.UniformResourceIdentifier)
+    return any(uri.startswith("potluck://") for uri in uris)

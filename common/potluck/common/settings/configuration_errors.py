@@ -96,10 +96,20 @@ def problems_by_key(
 
 
 def _in_file(error: ValidationError, values: Mapping[str, Any]) -> list[ErrorDetails]:
-    """The details of an error, each with its place in the file."""
+    """The details of an error, each with its place in the file.
+
+    pydantic counts only good entries, so a list with a bad one may also seem too short.
+    """
+    details = error.errors(include_url=False)
+    places = [detail["loc"] for detail in details]
     return [
         {**detail, "loc": _place(detail["loc"], values, of_keys=detail["type"] in _OF_KEYS)}
-        for detail in error.errors(include_url=False)
+        for detail in details
+        if detail["type"] != "too_short"
+        or not any(
+            len(place) > len(detail["loc"]) and place[: len(detail["loc"])] == detail["loc"]
+            for place in places
+        )
     ]
 
 

@@ -95,7 +95,7 @@ def certificates(tls: TlsFiles, now: datetime) -> Finding:
         return Finding("certificate", Verdict.BAD, found, remedy)
     who = f"{material.identity.role} '{material.identity.name}' of {material.identity.federation}"
     found = f"{who}, until {material.expires:%Y-%m-%d}"
-    if tls.key.stat().st_mode & 0o077:
+    if tls.key.stat().st_mode & 0o027:  # a service's group may read it, see the systemd units
         return Finding(
             "certificate",
             Verdict.DOUBTFUL,
@@ -172,6 +172,9 @@ def port(about: str, host: str, number: int, setting: str) -> Finding:
             return Finding(about, Verdict.GOOD, f"{address} is free")
     except OSError as error:
         found = f"{address} can't be listened on: {error.strerror}"
+        if error.errno == errno.EACCES:
+            remedy = f"run it with CAP_NET_BIND_SERVICE, or choose another `{setting}`"
+            return Finding(about, Verdict.DOUBTFUL, found, remedy)
         remedy = f"if it is not our own process that does, choose another `{setting}`"
         return Finding(about, Verdict.DOUBTFUL, found, remedy)
 

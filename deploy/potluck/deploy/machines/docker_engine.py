@@ -8,6 +8,7 @@ an engine may listen at any socket.
 from __future__ import annotations
 
 import contextlib
+import shlex
 import shutil
 import socket
 import subprocess
@@ -153,7 +154,8 @@ def _await_socket(machine: MachineSettings, process: subprocess.Popen[bytes], pa
         if process.poll() is not None:
             raise UnreachableError(
                 f"can't reach {machine.engine} over ssh: {_says(process)}; try "
-                f"`{' '.join(ssh_command(machine)[-3:])}` by hand, with its key in your agent",
+                f"`{shlex.join(['ssh', *ssh_command(machine)[1:], 'true'])}`, with its key in your "
+                "agent",
                 machine=machine.name,
             )
         if time.monotonic() > deadline:

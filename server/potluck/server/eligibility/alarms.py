@@ -9,9 +9,10 @@ import numpy as np
 
 from potluck.common.run_file.run_settings import SampleLimits
 from potluck.server.cohorts.sample_limits import counted
-from potluck.server.eligibility.lopsidedness import Picks, lopsidedness
+from potluck.server.eligibility.lopsidedness import Expected, Picks, lopsidedness
 from potluck.server.rounds.roster import RunRoster
 from potluck.server.rounds.troubles import listed
+from potluck.server.selection import Rows
 
 _SHOWN = 3
 
@@ -29,24 +30,47 @@ class SelectionAlarms:
         self._limits = limits
         self._warn = warn
         self._lopsided: set[int] = set()
+        self._available: Rows | None = None
+        self._picks: Picks = np.zeros(0, dtype=np.int64)
+        self._expected: Expected = np.zeros(0)
         self._boasters: set[str] = set()
         self._untagged: set[str] = set()
         self.largest_weight: float | None = None
         """The largest share of a client in the samples of the newest round, as they count."""
 
-    def look_at_picks(self, picks: Picks) -> None:
-        """Look for clients picked far above the mean. picks: by row."""
-        found = lopsidedness(picks)
+    def choosing(self, available: Rows) -> None:
+        """Note the clients among which the cohort of the next committed round is chosen."""
+        self._available = available
+
+    def look_at_picks(self, cohort: Sequence[str]) -> None:
+        """Look for clients picked far more often than by chance among those available.
+
+        cohort: of a round committed now. Rounds begun before a restart don't count.
+        """
+        available, self._available = self._available, None
+        if available is None or not len(available):
+            return
+        joined = len(self._roster) - len(self._picks)
+        self._picks = np.append(self._picks, np.zeros(joined, dtype=np.int64))
+        self._expected = np.append(self._expected, np.zeros(joined))
+        self._picks[self._roster.rows(cohort)] += 1
+        self._expected[available] += len(cohort) / len(available)
+        found = lopsidedness(self._picks, expected=self._expected)
         if found is None:
             return
         new = [int(row) for row in found.unlikely if int(row) not in self._lopsided]
         self._lopsided.update(new)
         if new:
-            named = [f"{self._roster.ids[row]} ({int(picks[row])} times)" for row in new]
+            named = [
+                f"{self._roster.ids[row]} ({int(self._picks[row])} times instead of "
+                f"{self._expected[row]:.1f})"
+                for row in new
+            ]
             self._warn(
-                f"selection is lopsided: {listed(named, _SHOWN)} far above the mean of "
-                f"{picks.mean():.1f}; a flattering profile does that: see `potluck profiles`, "
-                "consider selector_limits.maximum_share or `potluck clients quarantine`"
+                f"selection is lopsided: {listed(named, _SHOWN)}, far more often than by chance "
+                "among the clients that were available; a flattering profile does that: see "
+                "`potluck profiles`, consider selector_limits.maximum_share or "
+                "`potluck clients quarantine`"
             )
 
     def look_at_tags(self, limits: Sequence[TagLimit], chosen: int, count: int) -> None:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from potluck.server.selection import Rows
 
 Picks = NDArray[np.int64]
+Expected = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,13 +32,18 @@ class Lopsidedness:
     unlikely: Rows
 
 
-def lopsidedness(picks: Picks, *, chance: float = 1e-3) -> Lopsidedness | None:
+def lopsidedness(
+    picks: Picks, *, expected: Expected | None = None, chance: float = 1e-3
+) -> Lopsidedness | None:
     """Measures picks (K ≥ 1, by row); None before the first pick.
 
-    Under uniform selection a client's picks have a mean m = Σ picks / K and at most Poisson
-    spread, so P(picks ≥ x) ≤ exp(−m) (e·m/x)^x for x > m (Chernoff). A row is unlikely where K
-    times that bound is at most `chance`: with uniform selection, an alarm about any client at all
-    is then raised with probability `chance` at most.
+    expected: picks of each row that uniform selection among the clients that were available would
+    have made on average; without it, the same for all.
+
+    Under uniform selection a client's picks have a mean m and at most Poisson spread, so
+    P(picks ≥ x) ≤ exp(−m) (e·m/x)^x for x > m (Chernoff). A row is unlikely where K times that
+    bound is at most `chance`: with uniform selection, an alarm about any client at all is then
+    raised with probability `chance` at most.
     """
     total = int(picks.sum())
     if total == 0:
@@ -47,8 +53,9 @@ def lopsidedness(picks: Picks, *, chance: float = 1e-3) -> Lopsidedness | None:
     ordered = np.sort(picks)
     ranks = np.arange(1, clients + 1)
     gini = float((2 * ranks - clients - 1) @ ordered) / (clients * total)
-    above = np.maximum(picks, mean)
-    log_bound = above - mean - above * np.log(above / mean)
+    fair = np.full(clients, mean) if expected is None else expected
+    above, fair = np.maximum(picks, fair), np.maximum(fair, np.finfo(np.float64).tiny)
+    log_bound = above - fair - above * np.log(np.maximum(above, fair) / fair)
     busiest = int(picks.argmax())
     return Lopsidedness(
         gini=gini,

@@ -66,6 +66,7 @@ async def choose(
         )
         if fewer is None:
             run.alarms.look_at_tags(limits, len(selection.rows), context.count)
+            run.alarms.choosing(available)
             return complete(run, selection, replace(context, available=available)), answers
         context = replace(context, available=fewer)
         steps.again += 1

@@ -217,8 +217,9 @@ class Run:
         for late in row.late:
             update_id = train_instruction_id(*late.key, late.client_id)
             self.included_updates[late.client_id] = update_id
-        self.eligibility.picks.add([member.client_id for member in row.members])
-        self.alarms.look_at_picks(self.eligibility.picks.counts)
+        cohort = [member.client_id for member in row.members]
+        self.eligibility.picks.add(cohort)
+        self.alarms.look_at_picks(cohort)
 
     def recall(self, participations: Sequence[Participation]) -> None:
         """Take over what all rounds say that were committed before the run is resumed."""
@@ -229,7 +230,6 @@ class Run:
                 key = (self.id, each.included_round, each.included_attempt)
                 self.included_updates[each.client_id] = train_instruction_id(*key, each.client_id)
         self.eligibility.picks.restore({each.client_id: each.picks for each in participations})
-        self.alarms.look_at_picks(self.eligibility.picks.counts)
 
     async def judge_offenders(self) -> None:
         """Answer those who spoiled their updates, now that an attempt to which others' came is

@@ -10,10 +10,11 @@ import grpc
 import grpc.aio
 import structlog
 
-from potluck.common.errors import PotluckError, UnreachableError
+from potluck.common.errors import PotluckError
 from potluck.common.monitoring.instruments import Instruments
 from potluck.common.monitoring.metric_labels import MeasuredParty
 from potluck.common.monitoring.metrics_server import Readiness, monitoring
+from potluck.common.net.listening import not_listening
 from potluck.common.net.tls import SERVER_OPTIONS
 from potluck.common.process.memory import spare_what_is_loaded
 from potluck.rpc.v1 import coordinator_pb2_grpc, operator_pb2_grpc
@@ -96,9 +97,5 @@ def _bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredent
     try:
         port = server.add_secure_port(address, credentials)
     except RuntimeError as error:
-        raise UnreachableError(
-            f"can't listen on {address}: the port is in use or the address is not this machine's; "
-            "choose another with `listen` or --listen",
-            address=address,
-        ) from error
+        raise not_listening(address) from error
     return f"{address.rpartition(':')[0]}:{port}"

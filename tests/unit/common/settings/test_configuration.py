@@ -109,6 +109,10 @@ def test_a_key_in_the_wrong_table_is_told_the_right_one(line: str, where: str) -
             "task = {name = 'x'}\nround = 3",
             r"'round' is a table \(got 3\); write its keys below \[",
         ),
+        (
+            "task = {name = 'x'}\nobjective = ['focal']",
+            r"""^run\.toml: 'objective\.0' is a table \(got 'focal'\); write \S+ = "focal"$""",
+        ),
         ("task = {name = 'x'}\ntraining = 3", r"'training' is a table \(got 3\); write its keys"),
     ],
 )

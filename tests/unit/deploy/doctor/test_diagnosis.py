@@ -127,6 +127,8 @@ def test_certificates_of_a_party(tmp_path: Path) -> None:
     assert expired.verdict is Verdict.BAD
     assert "expired on" in expired.found
     assert "potluck pki" in expired.remedy
+    issued.key.chmod(0o640)  # as the systemd units have it
+    assert verdict().verdict is Verdict.GOOD
     issued.key.chmod(0o644)
     assert verdict().remedy == f"chmod 600 {issued.key}"
     issued.key.unlink()

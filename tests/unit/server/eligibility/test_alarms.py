@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from potluck.common.run_file.run_settings import SampleLimits
 from potluck.server.eligibility.alarms import SelectionAlarms
-from potluck.server.eligibility.picks import PickRecord
 from potluck.server.rounds.roster import RunRoster
 
 
@@ -12,13 +13,40 @@ def test_one_alarm_for_who_is_picked_far_too_often() -> None:
     said = list[str]()
     roster = RunRoster("abcd")
     roster.append(f"client-{n}" for n in range(20))
-    alarms, picks = SelectionAlarms(roster, SampleLimits(), said.append), PickRecord(roster)
+    alarms = SelectionAlarms(roster, SampleLimits(), said.append)
     for _ in range(30):
-        picks.add(["a"])
-        alarms.look_at_picks(picks.counts)
+        alarms.choosing(np.arange(24))
+        alarms.look_at_picks(["a"])
     [alarm] = said
     assert "lopsided: a (" in alarm
     assert "quarantine" in alarm
+
+
+def test_uniform_selection_among_half_of_the_clients_raises_no_alarm() -> None:
+    """The others are on hosts that are gone: those left are picked twice as often as the mean."""
+    said = list[str]()
+    roster = RunRoster(f"client-{n}" for n in range(24))
+    alarms = SelectionAlarms(roster, SampleLimits(), said.append)
+    generator, left = np.random.default_rng(11), np.arange(6)
+    for round_number in range(300):
+        available = np.arange(24) if round_number < 10 else left
+        alarms.choosing(available)
+        cohort = generator.choice(available, 3, replace=False)
+        alarms.look_at_picks([roster.ids[row] for row in cohort])
+    assert not said
+    for _ in range(60):
+        alarms.choosing(left)
+        alarms.look_at_picks(["client-0"])
+    [alarm] = said
+    assert "lopsided: client-0 (" in alarm
+
+
+def test_a_round_begun_before_a_restart_does_not_count() -> None:
+    said = list[str]()
+    alarms = SelectionAlarms(RunRoster("abcd"), SampleLimits(), said.append)
+    for _ in range(100):
+        alarms.look_at_picks(["a"])
+    assert not said
 
 
 def test_a_tag_that_no_host_gives_is_told_once_where_it_makes_cohorts_small() -> None:

@@ -1,0 +1,51 @@
+"""Why a server can't listen on an address: gRPC does not report the cause."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+from potluck.common.errors import UnreachableError
+
+_UNPRIVILEGED = 1024
+
+
+def not_listening(address: str) -> UnreachableError:
+    """Find out why nothing can listen on HOST:PORT; the error that names the cause."""
+    host, _, port = address.rpartition(":")
+    return UnreachableError(f"can't listen on {address}: {_cause(host, port)}", address=address)
+
+
+def _cause(host: str, port: str) -> str:
+    try:
+        for family, kind, protocol, _, where in socket.getaddrinfo(
+            host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(where)
+                probe.listen(1)
+    except OSError as error:
+        return explained(error, int(port))
+    return "the port was in use a moment ago; try again"
+
+
+def explained(error: OSError, port: int) -> str:
+    """Cause and remedy of an error of binding to a port."""
+    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        return (
+            "the address is not this machine's; set `listen` or --listen to one of its own, or to "
+            "0.0.0.0"
+        )
+    if error.errno in (errno.EACCES, errno.EPERM) and port < _UNPRIVILEGED:
+        return (
+            f"this user may not use ports below {_UNPRIVILEGED}; choose another with `listen` or "
+            "--listen, or set AmbientCapabilities=CAP_NET_BIND_SERVICE and the same "
+            "CapabilityBoundingSet= in the systemd unit"
+        )
+    if error.errno == errno.EADDRINUSE:
+        return (
+            "the port is in use; stop the process that listens there, or choose another with "
+            "`listen` or --listen"
+        )
+    return f"{error.strerror or error}; choose another with `listen` or --listen"

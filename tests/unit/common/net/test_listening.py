@@ -1,0 +1,37 @@
+"""Why an address can't be listened on."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+
+import pytest
+
+from potluck.common.net.listening import explained, not_listening
+
+
+def test_a_port_that_another_process_uses_is_said_to_be_in_use() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        assert not_listening(address).message == (
+            f"can't listen on {address}: the port is in use; stop the process that listens there, "
+            "or choose another with `listen` or --listen"
+        )
+
+
+def test_an_address_of_another_machine_is_named() -> None:
+    assert "is not this machine's" in not_listening("192.0.2.1:7443").message
+
+
+def test_a_port_without_the_capability_is_not_said_to_be_in_use() -> None:
+    for number in (errno.EACCES, errno.EPERM):
+        message = explained(OSError(number, os.strerror(number)), 443)
+        assert "may not use ports below 1024" in message
+        assert "CAP_NET_BIND_SERVICE" in message
+        assert "in use" not in message
+
+
+@pytest.mark.parametrize(("number", "port"), [(errno.EACCES, 7443), (errno.ENOBUFS, 443)])
+def test_another_error_is_named_as_the_system_does(number: int, port: int) -> None:
+    assert os.strerror(number) in explained(OSError(number, os.strerror(number)), port)
