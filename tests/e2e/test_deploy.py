@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from support.engines import (
     IMAGES,
     SecondEngine,
     installation_folder,
+    make_broken_image,
     make_images,
     remove_images,
     require_engines,
@@ -33,10 +34,12 @@ from potluck.common.net.identity import Role
 from potluck.common.net.tls import TlsFiles
 from potluck.deploy.commands.deploy_commands import app
 from potluck.deploy.local.demo_files import reserved_port
+from potluck.deploy.machines.deploy_plan import Step
 from potluck.deploy.machines.deployment import Deployment
 from potluck.deploy.machines.docker_engine import connected, open_engine
 from potluck.deploy.machines.inventory import MachineSettings, load_inventory
-from potluck.deploy.machines.side_by_side import Say, failures, side_by_side
+from potluck.deploy.machines.roll_out import roll_out
+from potluck.deploy.machines.side_by_side import Say, failures
 from potluck.deploy.operator.operator_client import connect
 from potluck.deploy.operator.operator_config import OperatorConfig
 from potluck.deploy.pki import authority as pki
@@ -81,10 +84,18 @@ class Lab:
         return f"{done.stderr}{done.exception}" if fails else done.stdout
 
     def change(self, host: int, **values: Any) -> None:
-        """Change the inventory's host on the second machine."""
+        """Change the inventory's host on the second machine; None removes a setting."""
         document = tomlkit.parse(self.file.read_text()).unwrap()
-        document["machines"][1]["hosts"][host].update(values)
+        changed = document["machines"][1]["hosts"][host]
+        changed.update(values)
+        for name in [name for name, value in changed.items() if value is None]:
+            del changed[name]
         self.file.write_text(tomlkit.dumps(document))
+
+    def set(self, **values: Any) -> None:
+        """Change the inventory's settings of the whole federation."""
+        document = tomlkit.parse(self.file.read_text()).unwrap()
+        self.file.write_text(tomlkit.dumps(document | values))
 
     def containers(self) -> dict[str, Any]:
         """Ours on both machines, by name."""
@@ -97,7 +108,7 @@ class Lab:
         return found
 
     def operator(self) -> OperatorConfig:
-        files = pki.issue(self.folder / "pki", Role.OPERATOR, "operator")
+        files = pki.issue(self.folder / "pki", Role.OPERATOR, "operator", force=True)
         tls = TlsFiles(certificate=files.certificate, key=files.key, authority=files.authority)
         return OperatorConfig(coordinator=self.address, tls=tls)
 
@@ -164,8 +175,10 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         }
         (folder / "federation.toml").write_text(tomlkit.dumps(inventory))
         lab = Lab(folder, first, second, address)
-        stack.callback(lambda: clean(first))
-        yield lab
+        try:
+            yield lab
+        finally:
+            clean(first)  # before the folder goes that its containers show
 
 
 def clean(engine: docker.DockerClient) -> None:
@@ -177,18 +190,20 @@ def clean(engine: docker.DockerClient) -> None:
         volume.remove(force=True)
 
 
-def killing(second: SecondEngine, deployment: Deployment) -> Any:
-    """`up`, but the second machine's engine dies when the first container is about to be made."""
+@dataclass(frozen=True, kw_only=True)
+class Killing(Deployment):
+    """A deployment that kills the second machine's engine as its first container is made."""
 
-    def up(machine: MachineSettings, say: Say) -> Any:
+    second: SecondEngine | None = None
+
+    def carry_out(self, step: Step, machine: MachineSettings, say: Say) -> Step:
         def overheard(text: str) -> None:
             if machine.name == "gpu-2" and text.startswith("create"):
-                second.kill()
+                assert self.second is not None
+                self.second.kill()
             say(text)
 
-        return deployment.up(machine, overheard)
-
-    return up
+        return super().carry_out(step, machine, overheard)
 
 
 async def train(lab: Lab) -> list[int]:
@@ -224,9 +239,11 @@ def test_a_federation_on_two_machines_from_nothing_to_nothing(lab: Lab) -> None:
 
     # An engine that dies amid `up` is told, and keeps nobody from working.
     inventory = load_inventory(lab.file)
-    deployment = Deployment.prepared(inventory, inventory.machines, issue=True)
-    results = side_by_side(inventory.machines, killing(lab.second, deployment), Console(quiet=True))
-    failed = failures(results)
+    deployment = Killing.prepared(inventory, inventory.machines, issue=True)
+    assert isinstance(deployment, Killing)
+    deployment = replace(deployment, second=lab.second)
+    done = roll_out(deployment, inventory.machines, Console(quiet=True))
+    failed = failures(done.results)
     assert list(failed) == ["gpu-2"]
     assert isinstance(failed["gpu-2"], PotluckError)
     assert "no Docker engine answers" in failed["gpu-2"].message
@@ -236,9 +253,9 @@ def test_a_federation_on_two_machines_from_nothing_to_nothing(lab: Lab) -> None:
 
     # The next `up` does the rest, and nothing twice.
     lab.second.start()
-    done = lab.potluck("up")
-    assert "gpu-1: nothing to do" in done
-    assert "gpu-2: create potluck-deploy-test-host-2-a" in done
+    said = lab.potluck("up")
+    assert "gpu-1: nothing to do" in said
+    assert "gpu-2: create potluck-deploy-test-host-2-a" in said
     before = lab.containers()
     assert len(before) == 6
     assert lab.potluck("up").splitlines() == ["gpu-1: nothing to do", "gpu-2: nothing to do"]
@@ -254,6 +271,8 @@ def test_a_federation_on_two_machines_from_nothing_to_nothing(lab: Lab) -> None:
 
     check_isolation(before)
     check_changes(lab)
+    check_broken_images(lab)
+    check_broken_settings(lab)
     check_down(lab)
 
 
@@ -291,6 +310,73 @@ def check_changes(lab: Lab) -> None:
     refreshed = "potluck-deploy-test-host-2-a"
     started = [each[refreshed].attrs["State"]["StartedAt"] for each in (before, after)]
     assert started[0] == started[1]
+    assert lab.potluck("up").splitlines() == ["gpu-1: nothing to do", "gpu-2: nothing to do"]
+
+
+def check_broken_images(lab: Lab) -> None:
+    """The roll-out stops at the first host, which gets its container back."""
+    before = lab.containers()
+    lab.change(0, cpus=1.5)  # of the second machine, which the roll-out does not come to
+    image = IMAGES[1]
+    script = "#!/bin/sh\necho 'no such option: --frobnicate'\nexit 3\n"
+    make_broken_image(lab.first, image, script)
+    said = lab.potluck("up", fails=True)
+    assert f"host host-1-a does not connect with image {image}: its program ended with" in said
+    assert "exit code 3; its log ends: no such option: --frobnicate" in said
+    assert "the container before it is back" in said
+    assert "1 of 2 machines failed: gpu-1" in said, said
+    check_same(lab, before)
+
+    make_broken_image(lab.first, image, "")
+    said = lab.potluck("up", fails=True)
+    assert f"host host-1-a can't start with image {image}: " in said
+    assert '"potluck-client": executable file not found' in said
+    check_same(lab, before)
+
+    # One that runs and does not connect.
+    make_broken_image(lab.first, image, "#!/bin/sh\necho 'thinking'\nexec sleep 1000\n")
+    lab.set(connect_seconds=5)
+    said = lab.potluck("up", fails=True)
+    assert "it did not within 5 s; its log ends: thinking; the container before it is back" in said
+    check_same(lab, before)
+
+    lab.set(connect_seconds=180)
+    make_images(lab.first)
+    lab.change(0, cpus=None)
+    assert lab.potluck("up").splitlines() == [
+        "gpu-1: nothing to do",
+        f"gpu-2: put image {image}: another one is there",
+    ]
+    check_same(lab, before)
+
+
+def check_same(lab: Lab, before: dict[str, Any]) -> None:
+    """All containers are those from before, run, and say that they are connected."""
+    found = lab.containers()
+    assert {name: each.id for name, each in found.items()} == {
+        name: each.id for name, each in before.items()
+    }
+    assert {each.status for each in found.values()} == {"running"}
+    asyncio.run(all_attend(lab))
+
+
+async def all_attend(lab: Lab) -> None:
+    async with connect(lab.operator()) as operator, asyncio.timeout(200):
+        while sum(c.attending for c in await operator.list_clients()) < 4:  # noqa: ASYNC110  # no signal
+            await asyncio.sleep(0.1)
+
+
+def check_broken_settings(lab: Lab) -> None:
+    """A configuration that its program refuses is not left in force."""
+    before = lab.containers()
+    settings = {"reconnect_maximum_seconds": 0.5}
+    lab.change(0, settings={**settings, "no_such_setting": True})
+    said = lab.potluck("up", fails=True)
+    assert "host host-2-a does not connect with image" in said
+    assert "no_such_setting" in said
+    assert "its files from before are back" in said
+    check_same(lab, before)
+    lab.change(0, settings=settings)
     assert lab.potluck("up").splitlines() == ["gpu-1: nothing to do", "gpu-2: nothing to do"]
 
 

@@ -261,6 +261,20 @@ def make_images(client: docker.DockerClient) -> None:
         )
 
 
+def make_broken_image(client: docker.DockerClient, name: str, script: str) -> None:
+    """An image in the place of one of those, whose program is this script; it has none without."""
+    program = script.encode()
+    buffer = io.BytesIO(_links("data"))
+    with tarfile.open(fileobj=buffer, mode="a") as archive:
+        entry = tarfile.TarInfo("broken/potluck-client" if script else "broken/nothing")
+        entry.size, entry.mode = len(program), 0o755
+        archive.addfile(entry, io.BytesIO(program))
+    repository, _, tag = name.partition(":")
+    client.api.import_image_from_data(
+        buffer.getvalue(), repository=repository, tag=tag, changes=["ENV PATH=/broken:/usr/bin"]
+    )
+
+
 def remove_images(client: docker.DockerClient) -> None:
     for name in IMAGES:
         with contextlib.suppress(DockerException):

@@ -19,6 +19,7 @@ from potluck.deploy.machines.container_logs import follow_logs
 from potluck.deploy.machines.deploy_plan import Step
 from potluck.deploy.machines.deployment import ContainerStatus, Deployment, take_down
 from potluck.deploy.machines.inventory import FILE_NAME, example_inventory, load_inventory
+from potluck.deploy.machines.roll_out import roll_out
 from potluck.deploy.machines.side_by_side import raise_failures, side_by_side
 from potluck.deploy.terminal import terminal
 
@@ -81,15 +82,19 @@ def plan(machines: Machines = None, file: File = _DEFAULT, as_json: Json = False
 def up(machines: Machines = None, file: File = _DEFAULT) -> None:
     """Bring machines to what the inventory asks for.
 
-    Issues certificates that are missing, puts images there, creates and replaces containers. What
-    is as it should be is left alone.
+    Issues certificates that are missing and puts images there. Then creates and replaces
+    containers, one after another, each once the one before it is connected. If one does not
+    connect, puts back the container that it replaces, and stops. Changes only what differs from the
+    file.
     """
     inventory, output = load_inventory(file), terminal()
     chosen = inventory.machines_named(machines or (), slurm=False)
     deployment = Deployment.prepared(inventory, chosen, issue=True)
-    results = side_by_side(chosen, deployment.up, terminal(stderr=True))
-    _show_steps(results, output)
-    raise_failures(results, terminal(stderr=True))
+    done = roll_out(deployment, chosen, terminal(stderr=True))
+    _show_steps(done.results, output)
+    for machine, step in done.left:
+        output.print(Text(f"{machine}: not done: {step}"), soft_wrap=True)
+    raise_failures(done.results, terminal(stderr=True))
 
 
 @app.command()

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from potluck.common.net.identity import Role
 from potluck.deploy.machines.desired_state import DesiredContainer
 
 
@@ -72,7 +73,7 @@ def plan(
     for one in desired:
         step = _step_for(one, observed, images.get(one.image) or observed.images.get(one.image))
         steps += [] if step is None else [step]
-    names = {one.name for one in desired}
+    names = {name for one in desired for name in (one.name, one.before)}
     steps += [
         Step(kind=StepKind.REMOVE, subject=name, why="the inventory no longer names it")
         for name in sorted(observed.containers)
@@ -81,12 +82,35 @@ def plan(
     return steps
 
 
+_IN_TURN = (Role.COORDINATOR, Role.RELAY, Role.HOST)
+
+
+def roll_out_order(
+    plans: Mapping[str, Sequence[Step]], roles: Mapping[str, Role]
+) -> list[tuple[str, Step]]:
+    """The steps for the containers of all machines, one after another, each with its machine.
+
+    Removals come first, since a host that moves can't be connected twice. Then come the
+    coordinator, relays and hosts: each needs those before it. plans: by machine; roles: by
+    container.
+    """
+
+    def turn(each: tuple[str, Step]) -> int:
+        role = roles.get(each[1].subject)
+        return -1 if role is None or each[1].kind is StepKind.REMOVE else _IN_TURN.index(role)
+
+    steps = [(machine, step) for machine, plan in plans.items() for step in plan]
+    return sorted((each for each in steps if each[1].kind is not StepKind.PUT_IMAGE), key=turn)
+
+
 def _step_for(one: DesiredContainer, observed: Observed, image: str | None) -> Step | None:
     found = observed.containers.get(one.name)
 
     def step(kind: StepKind, why: str) -> Step:
         return Step(kind=kind, subject=one.name, why=why)
 
+    if one.before in observed.containers:
+        return step(StepKind.REPLACE, "an earlier replacement was not finished")
     if found is None:
         return step(StepKind.CREATE, "it is not there")
     if found.digest != one.digest:

@@ -10,8 +10,9 @@ import docker
 from docker.errors import DockerException
 
 from potluck.common.errors import ConfigurationError
+from potluck.common.net.identity import Role
 from potluck.deploy.machines import machine_images
-from potluck.deploy.machines.deploy_plan import Step, plan
+from potluck.deploy.machines.deploy_plan import Step, StepKind, plan
 from potluck.deploy.machines.desired_state import DesiredContainer, PartyFiles, desired_on
 from potluck.deploy.machines.docker_engine import connected, open_engine
 from potluck.deploy.machines.inventory import Inventory, MachineSettings
@@ -84,13 +85,24 @@ class Deployment:
         with self._working(machine, say) as work:
             return self._plan(work)
 
-    def up(self, machine: MachineSettings, say: Say) -> list[Step]:
-        """Bring a machine to its desired state. Returns the steps taken."""
+    def put_images(self, machine: MachineSettings, say: Say) -> list[Step]:
+        """Put the images on a machine that it lacks. Returns all steps that `up` takes there."""
         say("looking")
         with self._working(machine, say) as work:
             steps = self._plan(work)
-            work.carry_out(steps, self.desired(machine))
+            work.put_images(steps)
             return steps
+
+    def carry_out(self, step: Step, machine: MachineSettings, say: Say) -> Step:
+        """Carry out the step of one container. Returns it once the container is connected."""
+        one = None if step.kind is StepKind.REMOVE else self.desired(machine)[step.subject]
+        with self._working(machine, say) as work:
+            work.carry_out(step, one, self.inventory.connect_seconds)
+            return step
+
+    def roles(self, machines: Sequence[MachineSettings]) -> dict[str, Role]:
+        """The role of each container that is to be on these machines."""
+        return {one.name: one.role for m in machines for one in self.desired(m).values()}
 
     def status(self, machine: MachineSettings, say: Say) -> list[ContainerStatus]:
         """The state of each of a machine's containers."""

@@ -17,6 +17,7 @@ import tomlkit
 from docker.types import DeviceRequest, LogConfig, Mount
 
 from potluck.common.net.identity import Role
+from potluck.common.process.logs import LogLevel
 from potluck.deploy.machines.inventory import Inventory, MachineSettings
 from potluck.deploy.machines.party_settings import COORDINATOR, HostSettings, RelaySettings
 
@@ -63,7 +64,8 @@ class PartyFiles:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DesiredContainer:
-    """A container as it is to be. options: for the engine, without its image."""
+    """A container as it is to be. options: for the engine, without its image. quiet: its log level
+    hides the line that tells that it is connected."""
 
     party: str
     name: str
@@ -72,6 +74,7 @@ class DesiredContainer:
     options: dict[str, Any]
     user: str
     files: PartyFiles
+    quiet: bool = False
 
     @property
     def digest(self) -> str:
@@ -92,6 +95,11 @@ class DesiredContainer:
     def file_labels(self) -> dict[str, str]:
         """Labels of the marker volume once the files are written."""
         return {CONFIGURATION_LABEL: self.configuration_digest, TLS_LABEL: self.tls_digest}
+
+    @property
+    def before(self) -> str:
+        """Name of the container that it replaces, kept until this one is connected."""
+        return f"{self.name}-before"
 
     @property
     def marker(self) -> str:
@@ -146,6 +154,7 @@ def _coordinator(
         options=options,
         configuration=_configuration(values | settings.settings, CONFIGURATION),
         files=files,
+        settings=settings.settings,
     )
 
 
@@ -166,6 +175,7 @@ def _relay(
         options=options,
         configuration=_configuration(values | relay.settings, CONFIGURATION),
         files=files,
+        settings=relay.settings,
     )
 
 
@@ -207,6 +217,7 @@ def _host(
             host, inventory, folder=CONFIGURATION, state=STATE_DIRECTORY, data=DATA
         ),
         files=files,
+        settings=host.settings,
     )
 
 
@@ -220,6 +231,7 @@ def _container(
     options: dict[str, Any],
     configuration: str,
     files: PartyFiles,
+    settings: Mapping[str, Any],
 ) -> DesiredContainer:
     options["entrypoint"] = [_PROGRAMS[role], "--config", f"{CONFIGURATION}/potluck.toml"]
     options["command"] = []
@@ -232,6 +244,7 @@ def _container(
         options=options,
         user=machine.user,
         files=PartyFiles(tls=files.tls, others=others),
+        quiet=settings.get("log_level") in (LogLevel.WARNING, LogLevel.ERROR),
     )
 
 

@@ -177,6 +177,12 @@ class Inventory(Settings):
         "signed profiles. The coordinator and all hosts get root.pub and members.json, each host\n"
         "its clients' keys besides; root.key stays here.",
     )
+    connect_seconds: float = Field(
+        default=180,
+        gt=0,
+        description="Seconds within which a container that `up` has started must connect. If it\n"
+        "does not, the container that it replaces is put back. Slow machines need more.",
+    )
     image: ImageSettings = Field(default=ImageSettings(), description="The images.")
     coordinator: CoordinatorSettings | None = Field(
         default=None, description="Leave this table out where the coordinator runs elsewhere."

@@ -40,6 +40,17 @@ def write_files(container: Container, desired: DesiredContainer) -> None:
     _put(container, STATE, _archive([(state, b"")]))
 
 
+def saved_files(container: Container) -> bytes:
+    """Files of a party as they are, as a tar for `restore_files`. Raises DockerException."""
+    chunks, _ = container.get_archive(f"{CONFIGURATION}/.")
+    return b"".join(chunks)
+
+
+def restore_files(container: Container, archive: bytes) -> None:
+    """Write back the files that `saved_files` has read."""
+    _put(container, CONFIGURATION, archive)
+
+
 def _archive(entries: Iterable[tuple[tarfile.TarInfo, bytes]]) -> bytes:
     """A tar of folders and files, in this order."""
     buffer = io.BytesIO()

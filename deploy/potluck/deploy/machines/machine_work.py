@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from docker.models.volumes import Volume
 
 from potluck.common.errors import ConfigurationError, RunError
 from potluck.deploy.machines import machine_images
+from potluck.deploy.machines.container_start import NotConnectedError, await_connected
 from potluck.deploy.machines.deploy_plan import Observed, ObservedContainer, Step, StepKind
 from potluck.deploy.machines.desired_state import (
     CONFIGURATION_LABEL,
@@ -28,7 +29,7 @@ from potluck.deploy.machines.desired_state import (
 )
 from potluck.deploy.machines.docker_engine import containers_of, ssh_command
 from potluck.deploy.machines.inventory import MachineSettings
-from potluck.deploy.machines.machine_files import write_files
+from potluck.deploy.machines.machine_files import restore_files, saved_files, write_files
 from potluck.deploy.machines.side_by_side import Say
 
 _SSH_SECONDS = 30
@@ -72,7 +73,7 @@ class MachineWork:
         """Observe the machine. Raises ConfigurationError where a name that is wanted is taken."""
         ours = {str(container.name): container for container in self.containers()}
         for one in desired:
-            if one.name not in ours and self._exists(one.name):
+            if one.name not in ours and self._find(one.name) is not None:
                 raise ConfigurationError(
                     f"{self.machine.name} has a container {one.name} that this federation did not "
                     "make; remove or rename it"
@@ -89,12 +90,11 @@ class MachineWork:
         }
         return Observed(containers=observed, images=images)
 
-    def _exists(self, name: str) -> bool:
+    def _find(self, name: str) -> Container | None:
         try:
-            self.client.containers.get(name)
+            return self.client.containers.get(name)
         except NotFound:
-            return False
-        return True
+            return None
 
     def _volumes(self) -> list[Volume]:
         found = {"label": f"{FEDERATION_LABEL}={self.federation}"}
@@ -115,56 +115,145 @@ class MachineWork:
 
     # Doing ------------------------------------------------------------------------------------
 
-    def carry_out(self, steps: Sequence[Step], desired: Mapping[str, DesiredContainer]) -> None:
-        """Carry out a plan, step by step. What was done stays done if one fails."""
+    def put_images(self, steps: Sequence[Step]) -> None:
+        """Put the images of a plan there."""
         for step in steps:
-            self.say(str(step))
             if step.kind is StepKind.PUT_IMAGE:
+                self.say(str(step))
                 self._put_image(step.subject)
-            elif step.kind is StepKind.REMOVE:
-                self.remove(step.subject, keep_state=True)
-            else:
-                self._bring(step.kind, desired[step.subject])
 
-    def _bring(self, kind: StepKind, one: DesiredContainer) -> None:
-        if kind is StepKind.REPLACE:
-            self._remove_container(one.name)
-        if kind in (StepKind.CREATE, StepKind.REPLACE):
-            self._create(one)
-            return
-        container = self.client.containers.get(one.name)
-        if kind in (StepKind.RECONFIGURE, StepKind.REFRESH):
-            self._write_files(container, one)
-        if kind is StepKind.RECONFIGURE:
-            container.restart(timeout=STOP_SECONDS)
+    def carry_out(self, step: Step, one: DesiredContainer | None, seconds: float) -> None:
+        """Carry out the step of one container, and wait until that is connected.
+
+        one: the container as it is to be; None for a removal. If it can't start, ends, or isn't
+        connected within `seconds`, what was there before is put back. Raises RunError then.
+        """
+        self.say(str(step))
+        if one is None:
+            self.remove(step.subject, keep_state=True)
+        elif step.kind is StepKind.CREATE:
+            self._create(one, seconds, "nothing runs in its place")
+        elif step.kind is StepKind.REPLACE:
+            self._replace(one, seconds)
         else:
-            container.start()  # does nothing where it runs
+            self._change(step.kind, one, seconds)
 
-    def _create(self, one: DesiredContainer) -> None:
+    def _replace(self, one: DesiredContainer, seconds: float) -> None:
+        old = self._set_aside(one)
+        files, labels = saved_files(old), self._labels(one.marker)
+        try:
+            self._create(one, seconds, "the container before it is back")
+        except BaseException:
+            restore_files(old, files)
+            self._mark(one, labels)
+            old.rename(one.name)
+            with contextlib.suppress(APIError):  # it didn't run before either
+                old.start()
+            raise
+        old.remove(force=True)
+
+    def _set_aside(self, one: DesiredContainer) -> Container:
+        """Stop the container that is to be replaced, and keep it under another name."""
+        old, found = self._find(one.before), self._find(one.name)
+        if old is None:
+            old = self.client.containers.get(one.name) if found is None else found
+            old.stop(timeout=STOP_SECONDS)
+            old.rename(one.before)
+        elif found is not None:  # of a replacement that was not finished
+            found.remove(force=True)
+        return old
+
+    def _change(self, kind: StepKind, one: DesiredContainer, seconds: float) -> None:
+        """Write other files, or start what has stopped."""
+        container = self.client.containers.get(one.name)
+        runs = container.status == "running"
+        if kind is StepKind.START:
+            with self._watched(one, "it is stopped again"):
+                try:
+                    container.start()
+                    await_connected(container, one, seconds)
+                except BaseException:
+                    container.stop(timeout=STOP_SECONDS)
+                    raise
+            return
+        files, labels = saved_files(container), self._labels(one.marker)
+        with self._watched(one, "its files from before are back"):
+            try:
+                self._write_files(container, one)
+                if kind is StepKind.REFRESH and runs:
+                    return  # it reads them by itself
+                container.restart(timeout=STOP_SECONDS)
+                await_connected(container, one, seconds)
+            except BaseException:
+                restore_files(container, files)
+                self._mark(one, labels)
+                container.restart(timeout=STOP_SECONDS)
+                raise
+
+    def _create(self, one: DesiredContainer, seconds: float, otherwise: str) -> None:
+        """Create a container. otherwise: what is there if it does not connect, as a clause."""
         ours = {FEDERATION_LABEL: self.federation, PARTY_LABEL: one.party}
         for volume in one.volumes:
             self._make_volume(volume, ours)
         options = dict(one.options)
         labels = options.pop("labels") | ours | {DIGEST_LABEL: one.digest}
-        container = self.client.containers.create(
-            one.image, name=one.name, labels=labels, **options
-        )
+        with self._watched(one, otherwise):
+            container = self.client.containers.create(
+                one.image, name=one.name, labels=labels, **options
+            )
+            try:
+                self._write_files(container, one)
+                container.start()
+                await_connected(container, one, seconds)
+            except BaseException:
+                container.remove(force=True)  # half a container would look finished
+                raise
+
+    @contextlib.contextmanager
+    def _watched(self, one: DesiredContainer, otherwise: str) -> Iterator[None]:
+        """Raise RunError, with the party and its image, if its container can't start or ends."""
+        subject = one.party if one.party == one.role else f"{one.role} {one.party}"
         try:
-            self._write_files(container, one)
-            container.start()
-        except BaseException:
-            container.remove(force=True)  # half a container would look finished
-            raise
+            yield
+        except APIError as error:
+            why = " ".join(str(error.explanation or error).split())
+            exit_code = None
+            said = f"{subject} can't start with image {one.image}: {why}"
+        except NotConnectedError as error:
+            exit_code = error.exit_code
+            said = f"{subject} does not connect with image {one.image}: {error.why}"
+            said += f"; its log ends: {error.log or '(it is empty)'}"
+        else:
+            return
+        raise RunError(
+            f"{said}; {otherwise}: fix the image or the inventory, then run `potluck deploy up`",
+            machine=self.machine.name,
+            party=one.party,
+            image=one.image,
+            exit_code=exit_code,
+        )
 
     def _write_files(self, container: Container, one: DesiredContainer) -> None:
         self._remove_volume(one.marker)  # until they are whole, none counts as written
         write_files(container, one)
+        self._mark(one, one.file_labels)
+
+    def _mark(self, one: DesiredContainer, labels: Mapping[str, str]) -> None:
+        """Note which files were written. labels: digests of them."""
+        self._remove_volume(one.marker)
         ours = {FEDERATION_LABEL: self.federation, PARTY_LABEL: one.party}
-        self._make_volume(one.marker, ours | one.file_labels)
+        self._make_volume(one.marker, {**labels, **ours})
+
+    def _labels(self, volume: str) -> dict[str, str]:
+        try:
+            return dict(self.client.volumes.get(volume).attrs.get("Labels") or {})
+        except NotFound:
+            return {}
 
     def _make_volume(self, name: str, labels: dict[str, str]) -> None:
-        volume = self.client.volumes.create(name, labels=labels)
-        found = volume.attrs.get("Labels") or {}
+        self.client.volumes.create(name, labels=labels)
+        # Read again: an engine that was restarted answers without the labels of one that was there.
+        found = self._labels(name)
         if found.get(FEDERATION_LABEL) != self.federation:
             raise ConfigurationError(
                 f"{self.machine.name} has a volume {name} that this federation did not make; "

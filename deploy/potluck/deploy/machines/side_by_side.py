@@ -49,7 +49,7 @@ def side_by_side(
         futures = {}
         for machine in machines:
             line = _Line(machine.name, progress, rows[machine.name], console if not live else None)
-            futures[pool.submit(_attempt, work, machine, line.say)] = (machine, line)
+            futures[pool.submit(attempt, work, machine, line.say)] = (machine, line)
         results: dict[str, Result | PotluckError] = {}
         for future in as_completed(futures):
             machine, line = futures[future]
@@ -104,9 +104,10 @@ class _Line:
         self._progress.update(self._row, completed=1)
 
 
-def _attempt(
+def attempt(
     work: Callable[[MachineSettings, Say], Result], machine: MachineSettings, say: Say
 ) -> Result | PotluckError:
+    """Run `work` on a machine. Returns its result, or its error as one with a remedy."""
     try:
         return work(machine, say)
     except PotluckError as error:

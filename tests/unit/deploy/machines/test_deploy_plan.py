@@ -18,7 +18,15 @@ from potluck.common.errors import ConfigurationError, IdentityError, PotluckErro
 from potluck.common.net.identity import Role
 from potluck.common.net.tls import TlsFiles
 from potluck.common.settings.configuration import parse
-from potluck.deploy.machines.deploy_plan import Observed, ObservedContainer, StepKind, plan
+from potluck.deploy.machines.container_start import tells
+from potluck.deploy.machines.deploy_plan import (
+    Observed,
+    ObservedContainer,
+    Step,
+    StepKind,
+    plan,
+    roll_out_order,
+)
 from potluck.deploy.machines.desired_state import (
     CONFIGURATION,
     DesiredContainer,
@@ -165,6 +173,49 @@ def test_a_container_that_is_no_longer_named_is_removed() -> None:
     wanted = desired(inventory())
     [step] = plan(wanted[:1], observed(wanted), {})
     assert (step.kind, step.subject) == (StepKind.REMOVE, "potluck-demo-gpu-1-a")
+
+
+def test_a_replacement_that_was_not_finished_is_done_again() -> None:
+    wanted = desired(inventory())
+    found = dict(observed(wanted).containers)
+    host = wanted[1]
+    found[host.before] = replace(found[host.name], name=host.before, running=False)
+    for containers in (found, {n: each for n, each in found.items() if n != host.name}):
+        [step] = plan(wanted, Observed(containers=containers, images={}), {host.image: "i"})[-1:]
+        assert (step.kind, step.subject) == (StepKind.REPLACE, host.name)
+        assert step.why == "an earlier replacement was not finished"
+
+
+def test_a_roll_out_begins_with_what_others_connect_to() -> None:
+    def step(kind: StepKind, subject: str) -> Step:
+        return Step(kind=kind, subject=subject, why="")
+
+    image = step(StepKind.PUT_IMAGE, "potluck/client:2")
+    host_1, gone = step(StepKind.REPLACE, "host-1"), step(StepKind.REMOVE, "moved")
+    coordinator, host_2 = step(StepKind.REPLACE, "c"), step(StepKind.CREATE, "host-2")
+    relay, moved = step(StepKind.RECONFIGURE, "gate"), step(StepKind.CREATE, "moved")
+    plans = {"one": [image, host_1, gone], "two": [coordinator, relay, host_2, moved]}
+    hosts = dict.fromkeys(("host-1", "host-2", "moved"), Role.HOST)
+    roles = {"c": Role.COORDINATOR, "gate": Role.RELAY, **hosts}
+    assert roll_out_order(plans, roles) == [
+        *(("one", gone), ("two", coordinator), ("two", relay)),
+        *(("one", host_1), ("two", host_2), ("two", moved)),
+    ]
+
+
+def test_a_log_tells_that_its_program_is_connected_in_both_formats() -> None:
+    lines = '{"host": "a", "event": "attending", "level": "info"}\n'
+    assert tells("attending", "no such thing\n" + lines)
+    assert tells("attending", "2026-01-01T00:00:00Z [info     ] attending      host=a\n")
+    assert not tells("attending", '{"event": "not connected", "cause": "none is attending"}\n')
+    assert not tells("attending", "2026-01-01T00:00:00Z [warning  ] not attending\n")
+    assert not tells("attending", "")
+
+
+def test_a_quiet_log_level_hides_that_it_is_connected() -> None:
+    assert [one.quiet for one in desired(with_host(settings={"log_level": "error"}))] == [
+        *(False, True)
+    ]
 
 
 def test_another_image_is_put_there_and_run() -> None:

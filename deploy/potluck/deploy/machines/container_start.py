@@ -1,0 +1,78 @@
+"""Waiting until a container that was started is connected."""
+
+from __future__ import annotations
+
+import re
+import time
+from datetime import datetime
+from typing import Any
+
+from docker.models.containers import Container
+
+from potluck.common.net.identity import Role
+from potluck.deploy.machines.desired_state import DesiredContainer
+
+STEADY_SECONDS = 30.0
+"""A container whose log hides that it is connected must run for so long."""
+
+_WORDS = {Role.COORDINATOR: "listening", Role.RELAY: "connected", Role.HOST: "attending"}
+"""The log line of a program that is connected, or can be connected to."""
+
+_LOOK_SECONDS = 0.2
+_LAST_LINES = 5
+
+
+class NotConnectedError(Exception):
+    """A container has ended, or has not connected in time. why: a clause for people. log: its last
+    lines, in one."""
+
+    def __init__(self, why: str, exit_code: int | None, log: str) -> None:
+        super().__init__(why)
+        self.why, self.exit_code, self.log = why, exit_code, log
+
+
+def await_connected(container: Container, one: DesiredContainer, seconds: float) -> None:
+    """Wait until the program of a started container is connected.
+
+    Its own log tells that, on every network and without a port. Raises NotConnectedError if the
+    program ends, or isn't connected within `seconds`.
+    """
+    deadline = time.monotonic() + seconds
+    started, seen = "", time.monotonic()
+    while True:
+        container.reload()
+        state = container.attrs["State"]
+        if not state.get("Running") or state.get("Restarting"):
+            code = int(state.get("ExitCode", 0))
+            why = f"its program ended with exit code {code}"
+            raise NotConnectedError(why, code, _last_lines(container))
+        if state["StartedAt"] != started:
+            started, seen = state["StartedAt"], time.monotonic()
+        if one.quiet:
+            connected = time.monotonic() - seen >= STEADY_SECONDS
+        else:
+            connected = tells(_WORDS[one.role], _log(container, state))
+        if connected:
+            return
+        if time.monotonic() > deadline:
+            why = f"it did not within {seconds:.0f} s"
+            raise NotConnectedError(why, None, _last_lines(container))
+        time.sleep(_LOOK_SECONDS)
+
+
+def _last_lines(container: Container) -> str:
+    """The last log lines of a container, in one line."""
+    lines = container.logs(tail=_LAST_LINES).decode(errors="replace").splitlines()
+    return " | ".join(line.strip() for line in lines if line.strip())
+
+
+def tells(event: str, log: str) -> bool:
+    """True if a log has a line of this event, in either of its formats."""
+    word = re.escape(event)
+    return re.search(rf'"event": ?"{word}"|\] +{word}(\s|$)', log) is not None
+
+
+def _log(container: Container, state: dict[str, Any]) -> str:
+    """The log since the container's last start."""
+    since = datetime.fromisoformat(state["StartedAt"]).timestamp()
+    return container.logs(since=since).decode(errors="replace")
