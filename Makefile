@@ -124,6 +124,7 @@ pages: $(INSTALLED)
 	$(VENV)/bin/python tools/secagg_picture.py > build/secure-sum.svg && mv build/secure-sum.svg docs/images
 	$(VENV)/bin/python tools/compatibility_table.py docs/strategies.md
 	PYTHONPATH=tools $(VENV)/bin/python -m dashboards deploy/assets/grafana/dashboards
+	$(VENV)/bin/python tools/kubernetes_rules.py > build/rules.yaml && mv build/rules.yaml deploy/assets/kubernetes/base
 	$(VENV)/bin/python tools/notebook_files.py $(NOTEBOOKS)
 
 .PHONY: docs

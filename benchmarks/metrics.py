@@ -135,7 +135,7 @@ def attending(instruments: Instruments, clients: int, state: Path) -> Coordinato
             )
         )
     found = CoordinatorMetrics(instruments, attendance, state)
-    found.watch_certificate(lambda: datetime.now(UTC))
+    found.watch_certificate(lambda: datetime.now(UTC), lambda: datetime.now(UTC))
     spool = state / "spool" / "run" / "1.1"
     spool.mkdir(parents=True)
     for number in range(clients):

@@ -27,9 +27,10 @@ PATIENCE_SECONDS = 120.0
 WINDOW = "20s"
 _LOOK_SECONDS = 0.3
 _HURRY = (
-    (r"\[(5m|10m)\]", f"[{WINDOW}]"),
-    (r"\[1h\]", "[60s]"),
+    (r"\[(5m|10m|15m)\]", f"[{WINDOW}]"),
+    (r"\[(1h|1d)\]", "[60s]"),
     (r"> 900\b", "> 6"),
+    (r"< 600\b", "< 20"),
 )
 
 
@@ -122,6 +123,15 @@ class Prometheus:
         return {
             each["alertname"] for each in labels if not instance or each.get("instance") == instance
         }
+
+    async def summaries(self, name: str) -> list[str]:
+        """The summaries of an alert that fires."""
+        alerts = (await self._get("alerts"))["alerts"]
+        return [
+            alert["annotations"]["summary"]
+            for alert in alerts
+            if alert["labels"]["alertname"] == name and alert["state"] == "firing"
+        ]
 
     async def broken_rules(self) -> list[str]:
         """Rules that could not be evaluated, and why."""

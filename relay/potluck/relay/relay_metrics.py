@@ -57,7 +57,7 @@ class RelayMetrics:
         self.instruments.set(metrics.RELAY_HOSTS, self._hosts)
         self.instruments.set(metrics.RELAY_CLIENTS, self._clients)
 
-    def refused(self, reason: str) -> None:
+    def refused(self, reason: str, _peer: str) -> None:
         """A host's call was refused."""
         self.instruments.count(metrics.RELAY_REFUSALS, reason=known_reason(reason))
 

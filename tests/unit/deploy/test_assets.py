@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 import yaml
 from support.repository import ROOT
 
+from kubernetes_rules import kubernetes_rules
 from potluck.client.config import ClientConfig
 from potluck.common.net.build_version import RELEASE
 from potluck.common.settings.configuration import parse
@@ -20,7 +22,7 @@ from potluck.server.config import CoordinatorConfig
 
 ASSETS = ROOT / "deploy" / "assets"
 BASE = ASSETS / "kubernetes" / "base"
-OWN_KINDS = {"ServiceMonitor", "PodMonitor"}
+OWN_KINDS = {"ServiceMonitor", "PodMonitor", "PrometheusRule"}
 """Of the Prometheus operator, whose schemas no validator of Kubernetes's own kinds has."""
 
 UNITS = ("potluck-server.service", "potluck-client@.service", "potluck-relay.service")
@@ -58,10 +60,26 @@ def check_monitor(each: dict[str, Any]) -> None:
 @pytest.mark.parametrize("each", objects(), ids=identifier)
 @pytest.mark.parametrize("version", ["1.28", kubernetes_validate.latest_version()])
 def test_manifests_fit_kubernetes_schema(each: dict[str, Any], version: str) -> None:
-    if each["kind"] in OWN_KINDS:
+    if each["kind"] == "PrometheusRule":
+        assert (BASE / "rules.yaml").read_text() == kubernetes_rules(), "run: make pages"
+    elif each["kind"] in OWN_KINDS:
         check_monitor(each)
     else:
         kubernetes_validate.validate(each, version, strict=True)
+
+
+def test_monitors_give_targets_the_jobs_that_rules_go_by() -> None:
+    jobs = set()
+    for each in objects():
+        for endpoint in [
+            *each.get("spec", {}).get("endpoints", ()),
+            *each.get("spec", {}).get("podMetricsEndpoints", ()),
+        ]:
+            [job] = [rule for rule in endpoint["relabelings"] if rule["targetLabel"] == "job"]
+            assert set(job) == {"targetLabel", "replacement"}
+            jobs.add(job["replacement"])
+    named = re.findall(r'\bjob="([^"]+)"', kubernetes_rules())
+    assert set(named) - {"potluck-relay"} == jobs  # relays are not run there
 
 
 def test_the_validator_finds_mistakes() -> None:

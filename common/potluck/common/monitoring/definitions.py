@@ -3,7 +3,8 @@
 Names follow Prometheus: the prefix `potluck_`, base units, `_total` behind what only grows. Those
 of hosts begin with `potluck_host_`, those of relays with `potluck_relay_`. What concerns a single
 client belongs in the store and into the operator's command: the number of series depends on neither
-clients nor hosts. No metric holds a weight, a number of samples, a triplet or a key.
+clients nor hosts. Alerts name hosts and callers by metrics with a few series. No metric holds a
+weight, a number of samples, a triplet or a key.
 
 `make pages` writes `docs/metrics.md` from this module.
 """
@@ -14,10 +15,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from potluck.common.monitoring.metric_labels import (
+    AWAY_HOST,
     DIRECTION,
     ENCODING,
     HETEROGENEITIES,
     MEASURE_NAME,
+    PEER,
+    PEER_ROLE,
     REASON,
     RUN,
     SECURE_PHASE,
@@ -123,6 +127,32 @@ DISK_SIZE = _gauge(
     "potluck_disk_size_bytes", "Size of the disk of the state directory.", shared=True
 )
 
+CLOCK = _gauge(
+    "potluck_clock_timestamp_seconds",
+    "The time of this machine's clock, in seconds since 1970.",
+    shared=True,
+)
+
+# Certificates and records ------------------------------------------------------------------------
+
+AUTHORITY_EXPIRY = _gauge(
+    "potluck_authority_expiry_timestamp_seconds",
+    "When the certificate of the TLS authority expires that issued the coordinator's.",
+)
+PEER_EXPIRY = _gauge(
+    "potluck_peer_certificate_expiry_timestamp_seconds",
+    "Of the certificates that callers have shown since the coordinator's start, the end of the one "
+    "that expires first, for each role. A renewed certificate takes the place of the old one.",
+    PEER_ROLE,
+    PEER,
+    condition="once somebody of that role has called",
+)
+MEMBER_EXPIRY = _gauge(
+    "potluck_member_records_expiry_timestamp_seconds",
+    "When the first of the member records in force expires.",
+    condition="where `federation_root` is set",
+)
+
 # Runs --------------------------------------------------------------------------------------------
 
 RUNS_UNDER_WAY = _gauge(
@@ -143,6 +173,19 @@ RUN_INFO = _gauge(
     Label(name="strategy", about="how updates combine"),
 )
 RUN_UNDER_WAY = _gauge("potluck_run_under_way", "Whether a run is waiting or running.", RUN)
+RUN_FAILED = _gauge(
+    "potluck_run_failed_timestamp_seconds",
+    "When the run failed, in seconds since 1970; gone once it is resumed.",
+    RUN,
+    condition="once the run has failed",
+)
+RUN_AWAY_HOST = _gauge(
+    "potluck_run_away_host_info",
+    "Hosts with clients that the run may select and that are not connected; always 1.",
+    RUN,
+    AWAY_HOST,
+    condition="for runs under way, while a host is away",
+)
 RUN_ROUNDS_COMMITTED = _gauge("potluck_run_committed_rounds", "Rounds committed.", RUN)
 RUN_ROUNDS_PLANNED = _gauge("potluck_run_planned_rounds", "Rounds the run is to have.", RUN)
 MODEL_TIMESTAMP = _gauge(
@@ -196,6 +239,13 @@ CLIENT_FAILURES = _counter(
 )
 CALLS_REFUSED = _counter(
     "potluck_calls_refused_total", "Calls to the coordinator that it refused, by reason.", REASON
+)
+REFUSED_PEER = _gauge(
+    "potluck_refused_peer_info",
+    "The newest caller that was refused for a reason; always 1.",
+    REASON,
+    PEER,
+    condition="once a call was refused",
 )
 PROFILES = _counter(
     "potluck_profiles_total",

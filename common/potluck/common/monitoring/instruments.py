@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import product
 
@@ -19,6 +20,7 @@ from prometheus_client.registry import Collector
 
 from potluck.common.monitoring.definitions import (
     BUILD_INFO,
+    CLOCK,
     SECONDS,
     Metric,
     MetricKind,
@@ -94,6 +96,7 @@ class Instruments:
 
     def exposition(self) -> bytes:
         """Everything, in the text format of Prometheus."""
+        self.set(CLOCK, time.time())
         for refresh in self._refreshers:
             refresh()
         return generate_latest(_Shown(self._registry, self._unset))

@@ -1,6 +1,6 @@
 """The labels of metrics, with every value that each may have.
 
-No label has a value that depends on how many clients or hosts there are.
+The number of a label's values does not depend on how many clients or hosts there are.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from potluck.common.tensors.encoding import Encoding
 
 LATEST_RUNS = 8
 """So many runs have series of their own, those begun last."""
+
+MOST_AWAY = 20
+"""Maximum number of hosts that are named for a run."""
 
 OTHER = "OTHER"
 """Stands for every reason that this release does not know: reasons come from others."""
@@ -186,6 +189,9 @@ class Label:
 
 
 RUN = Label(name="run", about=f"the run's id; the {LATEST_RUNS} runs begun last")
+AWAY_HOST = Label(name="host", about=f"its name; the first {MOST_AWAY} of a run in their order")
+PEER_ROLE = Label(name="role", about="host, relay or operator")
+PEER = Label(name="peer", about="the role and name in the caller's certificate")
 DIRECTION = Label(name="direction", values=tuple(Direction))
 MEASURE_NAME = Label(name="measure", about="its name; a trainer declares 16 at most")
 MASKED = "masked"

@@ -133,18 +133,21 @@ class TlsFiles(BaseModel):
             key=key_pem,
             authority=authority_pem,
             expires=certificate.not_valid_after_utc,
+            authority_expires=issuer.not_valid_after_utc,
         )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TlsMaterial:
-    """Checked PEM bytes of one party, and who it is."""
+    """Checked PEM bytes of one party, and who it is. authority_expires: the end of the authority's
+    certificate that issued it."""
 
     identity: Identity
     certificate: bytes = field(repr=False)
     key: bytes = field(repr=False)
     authority: bytes = field(repr=False)
     expires: datetime
+    authority_expires: datetime
 
 
 def channel_credentials(files: TlsFiles) -> grpc.ChannelCredentials:

@@ -76,6 +76,12 @@ class Gathering:
             return away
         return [f"{client} ({self.presence.host_of(client) or 'no host yet'})" for client in away]
 
+    def away_hosts(self) -> list[str]:
+        """Hosts of clients that may be selected and don't attend, sorted; clients without a known
+        host stand for it."""
+        away = [c for c in self.selectable(self.roster) if not self.presence.attends(c)]
+        return sorted({self.presence.host_of(client) or client for client in away})
+
     def present(self, now: float) -> tuple[str, ...]:
         """Clients that may be selected and attend, or may still come back, in roster order."""
         return tuple(

@@ -79,6 +79,10 @@ class RunDriver:
         """The wait of the run; None while a round is under way."""
         return None if self._run is None else self._run.waiting()
 
+    def away_hosts(self) -> list[str]:
+        """Hosts that the run misses; any thread may ask."""
+        return [] if self._run is None else self._run.machine.gathering.away_hosts()
+
     def progress(self) -> operator_pb2.RoundProgress | None:
         """The round under way, for people."""
         return None if self._run is None else self._run.progress()
@@ -177,4 +181,4 @@ class RunDriver:
         self._record.log.info("run ended", state=state.value, reason=action.reason)
         await self._record.set_state(state, action.reason)
         self.feed.publish(operator_pb2.WatchRunResponse(status=self.status()))
-        self._services.observer.ended(action.ending)
+        self._services.observer.ended(action.ending, self.row.changed_at)

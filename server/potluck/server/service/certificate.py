@@ -37,6 +37,11 @@ class ServerCertificate:
         """The end of the certificate that is shown now."""
         return self._material.expires
 
+    @property
+    def authority_expires(self) -> datetime:
+        """The end of the authority's certificate that issued it."""
+        return self._material.authority_expires
+
     def credentials(self) -> grpc.ServerCredentials:
         """Credentials that follow the files. Peers must show a certificate of the authority."""
         return grpc.dynamic_ssl_server_credentials(

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import AsyncIterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -65,6 +65,7 @@ class Coordinator:
         self.trust = load_trust(config)
         if self.trust.membership is not None:
             self._spread(self.trust.membership)
+        self.metrics.watch_members(self._members_expire)
         self.archive = Archive(config, store.ask, self.files, self.attendance, self.trust)
         self.tracer = open_tracer(config.tracing, "potluck-coordinator", config.listen)
         self.runs = RunsUnderWay(
@@ -139,6 +140,12 @@ class Coordinator:
 
         membership.listen(spread)
         self.attendance.spread(membership.epoch, membership.document)
+
+    def _members_expire(self) -> datetime | None:
+        """When the first member record expires; None without any."""
+        members = self.trust.members
+        records = [] if members is None else members.records.values()
+        return min((record.not_after for record in records), default=None)
 
     # Runs -------------------------------------------------------------------------------------
 
@@ -265,6 +272,7 @@ class Coordinator:
             log.error("committed rounds were lost", run=loss.run_id, reason=reason)
             if loss.committed is not None:
                 await self._set_state(loss.run_id, RunState.FAILED, reason)
+                self.metrics.failed_at_start(loss.run_id, utc())
             else:
                 self.archive.lost[loss.run_id] = reason
         for row in await self.store.call(lambda store: store.unfinished_runs()):
@@ -275,6 +283,7 @@ class Coordinator:
             except ConfigurationError as error:
                 log.error("run can't be resumed", run=row.run_id, reason=error.message)
                 await self._set_state(row.run_id, RunState.FAILED, error.message)
+                self.metrics.failed_at_start(row.run_id, utc())
                 continue
             log.info("run resumed", run=row.run_id, committed=row.committed_rounds)
             self.runs.begin(row, plan)

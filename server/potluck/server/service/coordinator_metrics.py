@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from potluck.common.monitoring import definitions as metrics
 from potluck.common.monitoring.instruments import Instruments
 from potluck.common.monitoring.metric_labels import (
     LATEST_RUNS,
+    MOST_AWAY,
     RUN,
     Direction,
     MeasuredParty,
@@ -22,15 +23,20 @@ from potluck.common.monitoring.metric_labels import (
 )
 from potluck.common.monitoring.process_metrics import show_disk
 from potluck.common.net.build_version import software_version
+from potluck.common.net.identity import Credential, Role
 from potluck.common.net.protocol import PROTOCOL_VERSION, VERSIONS
 from potluck.rpc.v1 import operator_pb2
 from potluck.server.clock import now, utc
 from potluck.server.hosts.attendance import Attendance
+from potluck.server.rounds.events import RunEnding
 from potluck.server.rounds.pretraining import is_pretraining
 from potluck.server.watching.run_metrics import RunObserver
 
 _MOST_REMEMBERED = 10_000
-"""Transfers that broke off, remembered so that another attempt is known for one."""
+"""Transfers that broke off, remembered so that another attempt is known for one; and peers."""
+
+_FORGOTTEN = timedelta(days=1)
+"""A peer's certificate that expired before is not shown."""
 
 
 class Transfer:
@@ -53,6 +59,12 @@ class CoordinatorMetrics:
         self._attendance = attendance
         self._state = state
         self._expires: Callable[[], datetime] | None = None
+        self._away: Callable[[], Mapping[str, Sequence[str]]] = dict
+        self._members_expire: Callable[[], datetime | None] = lambda: None
+        self._peers: OrderedDict[tuple[Role, str], datetime] = OrderedDict()
+        self._shown_away: set[tuple[str, str]] = set()
+        self._shown_peers: set[tuple[Role, str]] = set()
+        self._refused_peers: dict[str, str] = {}  # by reason
         self._under_way = 0
         self._runs: dict[str, None] = {}
         self._broken: OrderedDict[tuple[str, str, str], None] = OrderedDict()
@@ -70,13 +82,65 @@ class CoordinatorMetrics:
         instruments.set(metrics.CLIENTS_ATTENDING, len(self._attendance.clients))
         instruments.set(metrics.SPOOL_SIZE, _size(self._state / "spool"))
         show_disk(instruments, self._state)
+        self._show_away()
+        self._show_peers()
+        end = self._members_expire()
+        instruments.set(metrics.MEMBER_EXPIRY, None if end is None else end.timestamp())
 
-    def watch_certificate(self, expires: Callable[[], datetime]) -> None:
-        """Show when the certificate that is shown to others expires."""
+    def watch_certificate(
+        self, expires: Callable[[], datetime], authority_expires: Callable[[], datetime]
+    ) -> None:
+        """Show when the certificate that is shown to others expires, and that of its authority."""
         self._expires = expires
-        self.instruments.refresh_with(
-            lambda: self.instruments.set(metrics.CERTIFICATE_EXPIRY, expires().timestamp())
-        )
+
+        def refresh() -> None:
+            self.instruments.set(metrics.CERTIFICATE_EXPIRY, expires().timestamp())
+            self.instruments.set(metrics.AUTHORITY_EXPIRY, authority_expires().timestamp())
+
+        self.instruments.refresh_with(refresh)
+
+    def watch_members(self, expire: Callable[[], datetime | None]) -> None:
+        """Show when the first member record expires; None without any."""
+        self._members_expire = expire
+
+    def watch_runs(self, away: Callable[[], Mapping[str, Sequence[str]]]) -> None:
+        """Show which hosts are away. away: their names, by run under way; any thread calls it."""
+        self._away = away
+
+    def seen(self, credential: Credential) -> None:
+        """A caller has shown a certificate."""
+        identity = credential.identity
+        self._peers[identity.role, identity.name] = credential.expires
+        self._peers.move_to_end((identity.role, identity.name))
+        if len(self._peers) > _MOST_REMEMBERED:
+            self._peers.popitem(last=False)
+
+    def _show_away(self) -> None:
+        shown = {
+            (run_id, host)
+            for run_id, hosts in self._away().items()
+            for host in hosts[:MOST_AWAY]
+            if run_id in self._runs
+        }
+        for run_id, host in self._shown_away - shown:
+            self.instruments.forget(metrics.RUN_AWAY_HOST, run=run_id, host=host)
+        for run_id, host in shown:
+            self.instruments.set(metrics.RUN_AWAY_HOST, 1, run=run_id, host=host)
+        self._shown_away = shown
+
+    def _show_peers(self) -> None:
+        """Show the certificate of each role that expires first; those long gone count no more."""
+        since = utc() - _FORGOTTEN
+        first: dict[Role, tuple[datetime, str]] = {}
+        for (role, name), expires in list(self._peers.items()):
+            if expires > since:
+                first[role] = min(first.get(role, (expires, name)), (expires, name))
+        shown = {(role, f"{role} {name}"): end for role, (end, name) in first.items()}
+        for role, peer in self._shown_peers - shown.keys():
+            self.instruments.forget(metrics.PEER_EXPIRY, role=role, peer=peer)
+        for (role, peer), end in shown.items():
+            self.instruments.set(metrics.PEER_EXPIRY, end.timestamp(), role=role, peer=peer)
+        self._shown_peers = set(shown)
 
     def description(self) -> operator_pb2.DescribeCoordinatorResponse:
         """The same figures for an operator who asks."""
@@ -108,6 +172,10 @@ class CoordinatorMetrics:
                 self._forget(old)
         return RunObserver(self.instruments, run_id, now, shown=shown)
 
+    def failed_at_start(self, run_id: str, at: datetime) -> None:
+        """A run can't be resumed at the coordinator's start."""
+        self.observer(run_id).ended(RunEnding.FAILED, at)
+
     def under_way(self, runs: Iterable[str]) -> None:
         """These runs are driven now; pre-training is part of the run that it is for."""
         self._under_way = sum(not is_pretraining(run_id) for run_id in runs)
@@ -125,9 +193,16 @@ class CoordinatorMetrics:
         """So many clients are in quarantine."""
         self.instruments.set(metrics.CLIENTS_QUARANTINED, clients)
 
-    def refused(self, reason: str) -> None:
-        """A call was refused."""
-        self.instruments.count(metrics.CALLS_REFUSED, reason=known_reason(reason))
+    def refused(self, reason: str, peer: str) -> None:
+        """A call of a peer was refused."""
+        reason = known_reason(reason)
+        self.instruments.count(metrics.CALLS_REFUSED, reason=reason)
+        before = self._refused_peers.get(reason)
+        if peer != before:
+            if before is not None:
+                self.instruments.forget(metrics.REFUSED_PEER, reason=reason, peer=before)
+            self.instruments.set(metrics.REFUSED_PEER, 1, reason=reason, peer=peer)
+            self._refused_peers[reason] = peer
 
     def secure_phase(self, phase: str, seconds: float, dropped: int) -> None:
         """A phase of secure aggregation is over; so many clients dropped out in it."""

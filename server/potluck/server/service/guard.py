@@ -84,12 +84,12 @@ class Guard(grpc.aio.ServerInterceptor):
         self,
         limits: Limits,
         check_credential: Callable[[Credential], None],
-        observe_refusal: Callable[[str], None],
+        observe_refusal: Callable[[str, str], None],
         roles: Mapping[str, frozenset[Role]] = ROLES,
     ) -> None:
         """`check_credential` raises IdentityError for a certificate that was revoked.
-        `observe_refusal` is called with the reason of every refusal. `roles`: who may call which
-        service."""
+        `observe_refusal` is called with the reason of every refusal and the peer. `roles`: who may
+        call which service."""
         self._limits = limits
         self._admission = Admission(limits)
         self._check_revoked = check_credential
@@ -227,7 +227,7 @@ class Guard(grpc.aio.ServerInterceptor):
         else:
             self._log.failed(peer, method, error)
             error = _unexpected(error)
-        self._observe_refusal(error.reason)
+        self._observe_refusal(error.reason, peer)
         details = to_status(error).SerializeToString()
         await context.abort(error.code, error.message, (("grpc-status-details-bin", details),))
         raise AssertionError("abort always raises")

@@ -80,6 +80,7 @@ class RunsUnderWay:
         self.commits = Commits(config.state_directory, in_store)
         self.sums = SecureSums(attendance, in_store, trust)
         self.sums.observe = metrics.secure_phase
+        metrics.watch_runs(self._away_hosts)
         self.broken: asyncio.Future[PotluckError] = asyncio.get_running_loop().create_future()
         """Done when the coordinator can't go on: the store takes no more."""
         self.changed: Callable[[], None] = lambda: None
@@ -236,6 +237,10 @@ class RunsUnderWay:
         drivers = self._drivers.items()
         rows = [driver.row for run_id, driver in drivers if not is_pretraining(run_id)]
         return sorted(rows, key=lambda row: row.number)
+
+    def _away_hosts(self) -> dict[str, list[str]]:
+        """The hosts that each run misses; any thread calls this."""
+        return {run_id: driver.away_hosts() for run_id, driver in list(self._drivers.items())}
 
     def left_out_of(self, client_id: str) -> dict[str, str]:
         """The runs that a client can't take part in, and why."""

@@ -14,6 +14,7 @@ from potluck.common.errors import PotluckError
 from potluck.common.monitoring.instruments import Instruments
 from potluck.common.monitoring.metric_labels import MeasuredParty
 from potluck.common.monitoring.metrics_server import Readiness, monitoring
+from potluck.common.net.identity import Credential
 from potluck.common.net.listening import not_listening
 from potluck.common.net.tls import SERVER_OPTIONS
 from potluck.common.process.memory import spare_what_is_loaded
@@ -53,12 +54,19 @@ async def serving(
         ) as metrics_address,
         Coordinator.opened(settings, instruments) as coordinator,
     ):
-        coordinator.metrics.watch_certificate(lambda: certificate.expires)
+        coordinator.metrics.watch_certificate(
+            lambda: certificate.expires, lambda: certificate.authority_expires
+        )
         coordinator.store.watch(readiness.interrupt)
         coordinator.runs.broken.add_done_callback(lambda done: broken(done.result()))
         options = (*SERVER_OPTIONS, ("grpc.max_concurrent_streams", settings.calls_per_peer))
         revoking = Revoking(settings.state_directory, settings.tls.authority, settings.revoked)
-        guard = Guard(_limits(settings), revoking.check, coordinator.metrics.refused)
+
+        def check(credential: Credential) -> None:
+            revoking.check(credential)
+            coordinator.metrics.seen(credential)
+
+        guard = Guard(_limits(settings), check, coordinator.metrics.refused)
         revoking.listen(guard.cut_off)
         server = grpc.aio.server(interceptors=[guard], options=options)
         coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 
 from potluck.common.learning.measures import TRAINING
 from potluck.common.learning.spread import Spread
@@ -91,6 +92,7 @@ class RunObserver:
                 strategy=row.strategy,
             )
         self._set(metrics.RUN_UNDER_WAY, 1)
+        self._set(metrics.RUN_FAILED, None)
         self._set(metrics.RUN_ROUNDS_PLANNED, row.rounds)
         self._set(metrics.RUN_ROUNDS_COMMITTED, row.committed_rounds)
         self._set(metrics.MODEL_TIMESTAMP, row.changed_at.timestamp())
@@ -111,13 +113,15 @@ class RunObserver:
             self._set(metrics.COHORT_CLIENTS, len(last.members))
             self._evaluated(last)
 
-    def ended(self, ending: rounds.RunEnding) -> None:
-        """The run is over."""
+    def ended(self, ending: rounds.RunEnding, at: datetime) -> None:
+        """The run is over since then."""
         if self._open:
             self._close(AttemptOutcome.ABANDONED)
         if self._shown:
             self._instruments.count(metrics.RUNS_ENDED, outcome=RunOutcome(ending))
         self._set(metrics.RUN_UNDER_WAY, 0)
+        failed = at.timestamp() if ending is rounds.RunEnding.FAILED else None
+        self._set(metrics.RUN_FAILED, failed)
 
     # Rounds -----------------------------------------------------------------------------------
 
