@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -45,7 +46,7 @@ def write_inventory(federation: Federation, shared: Path) -> Path:
 
 
 def commands(environment: dict[str, str], file: Path) -> Callable[..., str]:
-    def potluck(*arguments: str) -> str:
+    def potluck(*arguments: str, fails: bool = False) -> str:
         done = subprocess.run(
             [program("potluck"), "deploy", "slurm", *arguments, "--file", str(file)],
             env=environment,
@@ -54,10 +55,17 @@ def commands(environment: dict[str, str], file: Path) -> Callable[..., str]:
             check=False,
             timeout=300,
         )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        assert (done.returncode != 0) == fails, done.stdout + done.stderr
+        return done.stderr if fails else done.stdout
 
     return potluck
+
+
+def break_setup(file: Path) -> None:
+    document = tomlkit.parse(file.read_text()).unwrap()
+    for machine in document["machines"]:
+        machine["slurm"]["setup"] = ["echo no such module", "exit 3"]
+    file.write_text(tomlkit.dumps(document))
 
 
 def state_of(job: str, environment: dict[str, str]) -> str:
@@ -90,9 +98,9 @@ async def test_two_jobs_go_through_three_rounds_and_a_requeue(tmp_path: Path) ->
     ) as federation:
         with cluster() as environment:
             potluck = commands(environment, write_inventory(federation, shared))
-            submitted = potluck("up").split()
-            jobs = [submitted[2].rstrip(":"), submitted[6].rstrip(":")]
-            assert all(job.isdigit() for job in jobs), submitted
+            submitted = potluck("up")
+            jobs = re.findall(r"node-[01]: job ([0-9]+): submitted", submitted)
+            assert len(jobs) == 2, submitted
             await federation.until_attending()
             assert potluck("up").count("nothing to do") == 2
             assert potluck("status").count("RUNNING") == 2
@@ -108,6 +116,13 @@ async def test_two_jobs_go_through_three_rounds_and_a_requeue(tmp_path: Path) ->
             log = (shared / "demo" / "node-0" / "log").read_text()
             assert log.count('"attending"') == 2  # it came back
             assert '"signal": "SIGTERM"' in log  # it was not just killed
+
+            # A job that ends stops the roll-out: the machine after it keeps its own.
+            break_setup(federation.files.folder / "federation.toml")
+            said = " ".join(potluck("up", fails=True).split())
+            assert "of node-0 failed: it ended" in said
+            assert "no such module" in said
+            assert state_of(jobs[1], environment) == "RUNNING"
 
             assert potluck("down").count("cancelled") == 2
             await until(lambda: not any(state_of(job, environment) for job in jobs), "cancelled")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
@@ -10,12 +11,14 @@ import pytest
 import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
 from support.federation import until
-from support.sum_federation import Members, SumFederation, sum_federation
+from support.sum_federation import Members, SumFederation, host_of, sum_federation
 
 from potluck.common.monitoring.instruments import Instruments
 from potluck.common.monitoring.metric_labels import MeasuredParty, MemberOutcome
-from potluck.server.store import RunState
-from potluck.server.store.records import MemberState
+from potluck.common.run_file.runfile import parse_run_file
+from potluck.server.clock import utc
+from potluck.server.store import RunState, Store
+from potluck.server.store.records import MemberState, NewRun
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -103,3 +106,35 @@ async def test_pretraining_is_no_run_of_its_own(scene: Scene) -> None:
     assert scene.counted("potluck_runs_ended_total") == {"finished": 1}
     assert scene.counted("potluck_rounds_total") == {"committed": 3}
     assert scene.value("potluck_runs_resumed_total") == 0
+
+
+async def test_a_run_that_can_not_be_resumed_shows_at_once_that_it_failed(
+    members: Members, tmp_path: Path
+) -> None:
+    state = tmp_path / "coordinator"
+    state.mkdir()
+    run_file = parse_run_file(RUN_FILE, source="test")
+    with contextlib.closing(Store.open(f"sqlite:///{state / 'potluck.sqlite3'}")) as store:
+        store.add_run(NewRun.of("aa", run_file, "no run file any more", utc(), {}))
+    instruments = Instruments(MeasuredParty.COORDINATOR)
+    begun = utc().timestamp()
+    async with sum_federation(members, tmp_path, instruments=instruments) as federation:
+        scene = Scene(federation, instruments)
+        assert scene.counted("potluck_runs_ended_total") == {"failed": 1}
+        failed = scene.counted("potluck_run_failed_timestamp_seconds", "run")
+        assert begun <= failed["aa"] <= utc().timestamp()
+        assert scene.value("potluck_member_records_expiry_timestamp_seconds") > begun
+
+
+async def test_a_run_under_way_names_the_hosts_that_it_misses(scene: Scene) -> None:
+    federation = scene.federation
+    row = await federation.coordinator.start_run(RUN_FILE.replace("rounds = 2", "rounds = 1000"))
+    await until(lambda: scene.counted("potluck_run_committed_rounds", "run").get(row.run_id, 0) > 0)
+    missed = partial(scene.counted, "potluck_run_away_host_info", "host")
+    assert missed() == {}
+    client, agent = next(iter(federation.agents.items()))
+    agent.cancel()
+    await until(lambda: missed() == {host_of(client): 1})
+    await federation.coordinator.stop_run(row.run_id)
+    await until(lambda: missed() == {})
+    assert scene.counted("potluck_run_failed_timestamp_seconds", "run") == {}

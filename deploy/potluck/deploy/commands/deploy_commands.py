@@ -37,9 +37,10 @@ potluck deploy plan
 potluck deploy up
 ```
 
-Machines are reached over ssh, as `ssh` itself reaches them, and worked on side by side. Nothing is
-logged in to by hand: images are streamed there, certificates are issued here and copied. `up` only
-changes what differs from the file; run it again after a failure and it does the rest.""",
+Machines are reached over ssh, as `ssh` itself reaches them. Nothing is logged in to by hand: images
+are streamed there side by side, certificates are issued here and copied. `up` only changes what
+differs from the file, one container after another; run it again after a failure and it does the
+rest.""",
 )
 
 File = Annotated[Path, typer.Option("--file", "-f", help="The inventory.")]

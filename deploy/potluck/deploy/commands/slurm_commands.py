@@ -41,15 +41,24 @@ _DEFAULT = Path(FILE_NAME)
 
 @app.command()
 def up(machines: Machines = None, file: File = _DEFAULT) -> None:
-    """Submit a job for each machine entry. One that runs as it is to be is left alone."""
+    """Submit a job for each machine entry that has none, or another than the inventory asks for.
+
+    One after another: each waits until the job before it runs and its hosts are connected, or it
+    waits in the queue. The first job that ends stops the command.
+    """
     inventory = load_inventory(file)
     chosen = inventory.machines_named(machines or (), slurm=True)
     parties = parties_on(chosen, inventory)
     issue_missing(parties, inventory)
     files = {party.name: read_files(party, inventory) for party in parties}
     for machine in chosen:
-        job, done = SlurmMachine(machine, inventory).up(files)
+        entry = SlurmMachine(machine, inventory)
+        since = entry.log_size()
+        job, done = entry.up(files)
         typer.echo(f"{machine.name}: job {job.job_id}: {done}")
+        if done != "nothing to do":
+            how = entry.await_connected(job, inventory.connect_seconds, since=since)
+            typer.echo(f"{machine.name}: job {job.job_id}: {how}")
 
 
 @app.command()

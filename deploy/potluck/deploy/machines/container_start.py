@@ -51,7 +51,7 @@ def await_connected(container: Container, one: DesiredContainer, seconds: float)
         if one.quiet:
             connected = time.monotonic() - seen >= STEADY_SECONDS
         else:
-            connected = tells(_WORDS[one.role], _log(container, state))
+            connected = count_events(_WORDS[one.role], _log(container, state)) > 0
         if connected:
             return
         if time.monotonic() > deadline:
@@ -66,10 +66,10 @@ def _last_lines(container: Container) -> str:
     return " | ".join(line.strip() for line in lines if line.strip())
 
 
-def tells(event: str, log: str) -> bool:
-    """True if a log has a line of this event, in either of its formats."""
+def count_events(event: str, log: str) -> int:
+    """Number of lines of an event in a log, in either of its formats."""
     word = re.escape(event)
-    return re.search(rf'"event": ?"{word}"|\] +{word}(\s|$)', log) is not None
+    return len(re.findall(rf'"event": ?"{word}"|\] +{word}(?=\s|$)', log))
 
 
 def _log(container: Container, state: dict[str, Any]) -> str:

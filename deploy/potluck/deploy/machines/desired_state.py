@@ -244,8 +244,13 @@ def _container(
         options=options,
         user=machine.user,
         files=PartyFiles(tls=files.tls, others=others),
-        quiet=settings.get("log_level") in (LogLevel.WARNING, LogLevel.ERROR),
+        quiet=is_quiet(settings),
     )
+
+
+def is_quiet(settings: Mapping[str, Any]) -> bool:
+    """True if a party's log level hides the line that tells that it is connected."""
+    return settings.get("log_level") in (LogLevel.WARNING, LogLevel.ERROR)
 
 
 def host_configuration(

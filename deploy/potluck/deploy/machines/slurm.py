@@ -6,20 +6,28 @@ import hashlib
 import json
 import os
 import subprocess
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 
 from potluck.common.errors import ConfigurationError, RunError, StorageError
 from potluck.common.net.key_files import KEY_MODE, write_file
-from potluck.deploy.machines.desired_state import PartyFiles, host_configuration
+from potluck.deploy.machines.container_start import count_events
+from potluck.deploy.machines.desired_state import PartyFiles, host_configuration, is_quiet
 from potluck.deploy.machines.inventory import Inventory, MachineSettings, SlurmSettings
 from potluck.deploy.machines.party_settings import HostSettings
 
 JOB = "job.json"
+LOG = "log"
 SCRIPT = "hosts.sbatch"
 _COMMAND_SECONDS = 60
+_LOOK_SECONDS = 1.0
+QUEUE_SECONDS = 15.0
+"""Seconds within which a cluster with room starts a job."""
+
+_LAST_LINES = 5
 _OVER = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "DEADLINE")
 
 Run = Callable[[Sequence[str], Mapping[str, str]], str]
@@ -86,10 +94,11 @@ class SlurmMachine:
         command = self._submission()
         digest = self._digest(command, files)
         before = self.look()
-        if before is not None and before.alive:
+        old = before.job_id if before is not None and before.alive else ""
+        if before is not None and old:
             if before.digest == digest:
                 return before, "nothing to do"
-            self._run(["scancel", before.job_id], {})
+            command.insert(2, f"--dependency=afterany:{old}")
         setup = "\n".join(self._settings.setup)
         with resources.as_file(resources.files("potluck.deploy.machines") / SCRIPT) as script:
             said = self._run(
@@ -100,7 +109,60 @@ class SlurmMachine:
             raise RunError(f"sbatch answered {said[:80]!r} instead of a job's id")
         record = {"job_id": job.job_id, "digest": digest}
         self._put(self.folder / JOB, json.dumps(record).encode())
-        return job, "submitted" if before is None or not before.alive else "submitted anew"
+        if old:  # only now: a submission that is refused leaves the old job as it is
+            self._run(["scancel", old], {})
+        return job, "submitted again" if old else "submitted"
+
+    def log_size(self) -> int:
+        """Bytes of the job's log so far, for `await_connected`."""
+        path = self.folder / LOG
+        return path.stat().st_size if path.exists() else 0
+
+    def await_connected(
+        self, job: Job, seconds: float, *, since: int, queued: float = QUEUE_SECONDS
+    ) -> str:
+        """Wait until the hosts of a job that was submitted are connected. Returns how it is.
+
+        A job that stays in the queue for `queued` seconds is not waited for. since: size of the log
+        before. Raises RunError if the job ends, or its hosts don't connect within `seconds`.
+        """
+        deadline = time.monotonic() + seconds
+        in_queue = time.monotonic()
+        quiet = any(is_quiet(host.settings) for host in self._machine.hosts)
+        while True:
+            state, where = self._state(job.job_id)
+            log = self._log(since)
+            if replace(job, state=state).alive:
+                if state != "PENDING" or "Dependency" in where:
+                    in_queue = time.monotonic()
+                elif time.monotonic() - in_queue >= queued:
+                    return f"waits in the queue {where}"
+                connected = state == "RUNNING" and (
+                    quiet or count_events("attending", log) >= len(self._machine.hosts)
+                )
+                if connected:
+                    return "connected"
+                why = f"its hosts did not connect within {seconds:.0f} s"
+            else:
+                why = f"it ended ({state.lower()})"
+            if not why.startswith("its hosts") or time.monotonic() > deadline:
+                lines = " | ".join(log.splitlines()[-_LAST_LINES:])
+                raise RunError(
+                    f"job {job.job_id} of {self._machine.name} failed: {why}; its log "
+                    f"{self.folder / LOG} ends: {lines or '(it is empty)'}; machines after it are "
+                    "as they were: fix the cause, then run `potluck deploy slurm up`",
+                    machine=self._machine.name,
+                    job=job.job_id,
+                )
+            time.sleep(_LOOK_SECONDS)
+
+    def _log(self, since: int) -> str:
+        try:
+            with (self.folder / LOG).open("rb") as log:
+                log.seek(since)
+                return log.read().decode(errors="replace")
+        except FileNotFoundError:
+            return ""
 
     def look(self) -> Job | None:
         """The job that was submitted, and how it is; None if there is none.
@@ -152,7 +214,7 @@ class SlurmMachine:
     def _submission(self) -> list[str]:
         """The command, up to the script."""
         name = f"potluck-{self._inventory.federation}-{self._machine.name}"
-        fixed = (f"--job-name={name}", f"--output={self.folder / 'log'}", "--export=ALL")
+        fixed = (f"--job-name={name}", f"--output={self.folder / LOG}", "--export=ALL")
         return ["sbatch", "--parsable", *fixed, *self._settings.options]
 
     def _digest(self, command: Sequence[str], files: Mapping[str, PartyFiles]) -> str:

@@ -18,7 +18,7 @@ from potluck.common.errors import ConfigurationError, IdentityError, PotluckErro
 from potluck.common.net.identity import Role
 from potluck.common.net.tls import TlsFiles
 from potluck.common.settings.configuration import parse
-from potluck.deploy.machines.container_start import tells
+from potluck.deploy.machines.container_start import count_events
 from potluck.deploy.machines.deploy_plan import (
     Observed,
     ObservedContainer,
@@ -205,11 +205,13 @@ def test_a_roll_out_begins_with_what_others_connect_to() -> None:
 
 def test_a_log_tells_that_its_program_is_connected_in_both_formats() -> None:
     lines = '{"host": "a", "event": "attending", "level": "info"}\n'
-    assert tells("attending", "no such thing\n" + lines)
-    assert tells("attending", "2026-01-01T00:00:00Z [info     ] attending      host=a\n")
-    assert not tells("attending", '{"event": "not connected", "cause": "none is attending"}\n')
-    assert not tells("attending", "2026-01-01T00:00:00Z [warning  ] not attending\n")
-    assert not tells("attending", "")
+    assert count_events("attending", "no such thing\n" + lines)
+    assert count_events("attending", "2026-01-01T00:00:00Z [info     ] attending      host=a\n")
+    assert not count_events(
+        "attending", '{"event": "not connected", "cause": "none is attending"}\n'
+    )
+    assert not count_events("attending", "2026-01-01T00:00:00Z [warning  ] not attending\n")
+    assert not count_events("attending", "")
 
 
 def test_a_quiet_log_level_hides_that_it_is_connected() -> None:

@@ -97,11 +97,52 @@ def test_a_job_that_should_be_another_is_replaced_and_one_that_ended_submitted(
     cluster = Cluster()
     entry(tmp_path, cluster).up(FILES)
     job, done = entry(tmp_path, cluster, device="cuda:1").up(FILES)
-    assert (job.job_id, done) == ("43", "submitted anew")
-    assert ["scancel", "42"] in cluster.said
+    assert (job.job_id, done) == ("43", "submitted again")
+    submitted, cancelled = cluster.said[-2:]
+    assert "--dependency=afterany:42" in submitted
+    assert cancelled == ["scancel", "42"]
     for state in ("COMPLETED", "CANCELLED by 0", ""):
         cluster.state = state
         assert entry(tmp_path, cluster, device="cuda:1").up(FILES)[1] == "submitted"
+
+
+def test_a_refused_submission_leaves_the_job_before_it(tmp_path: Path) -> None:
+    cluster = Cluster()
+    entry(tmp_path, cluster).up(FILES)
+
+    def refuse(command: Sequence[str], environment: Mapping[str, str]) -> str:
+        if command[0] == "sbatch":
+            raise RunError("sbatch refused: invalid partition")
+        return cluster(command, environment)
+
+    found = inventory(tmp_path, device="cuda:1")
+    with pytest.raises(RunError, match="invalid partition"):
+        SlurmMachine(found.machines[0], found, refuse).up(FILES)
+    assert not [said for said in cluster.said if said[0] == "scancel"]
+    job = entry(tmp_path, cluster).look()
+    assert job is not None
+    assert job.job_id == "42"
+
+
+def test_a_job_is_waited_for_until_its_hosts_are_connected(tmp_path: Path) -> None:
+    cluster = Cluster()
+    machine = entry(tmp_path, cluster)
+    job, _ = machine.up(FILES)
+    log = machine.folder / "log"
+    log.write_text('{"event": "attending"}\n')
+    since = machine.log_size()
+    log.write_text(log.read_text() + "no\n")
+    with pytest.raises(RunError, match=r"hosts did not connect within 0 s; its log .* ends: no;"):
+        machine.await_connected(job, 0, since=since)
+    log.write_text(log.read_text() + '{"event": "attending"}\n')
+    assert machine.await_connected(job, 0, since=since) == "connected"
+    for state in ("FAILED", ""):
+        cluster.state = state
+        with pytest.raises(RunError, match=r"job 42 of cluster failed: it ended"):
+            machine.await_connected(job, 300, since=since)
+    cluster.state = "PENDING"
+    waits = machine.await_connected(job, 300, since=since, queued=0)
+    assert waits == "waits in the queue node-1"
 
 
 def test_down_cancels_by_id_and_takes_the_keys_away(tmp_path: Path) -> None:
