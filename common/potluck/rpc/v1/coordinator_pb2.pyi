@@ -1511,6 +1511,7 @@ class CoordinatorServiceFetchModelRequest(_message.Message):
     CHUNK_BYTES_FIELD_NUMBER: _builtins.int
     FROM_STORE_FIELD_NUMBER: _builtins.int
     DISTRUST_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
     blake3: _builtins.str
     """BLAKE3 digest of the file, 64 lower-case hexadecimal digits."""
     offset: _builtins.int
@@ -1523,6 +1524,10 @@ class CoordinatorServiceFetchModelRequest(_message.Message):
     """Whether the host would rather fetch the file from an object store."""
     distrust: _builtins.bool
     """What the object store had was not the file: it is to be put there anew."""
+    limit: _builtins.int
+    """Maximum number of bytes of the file in this stream. A stream that ends before the file has no
+    trailer. 0: no limit.
+    """
     def __init__(
         self,
         *,
@@ -1531,10 +1536,11 @@ class CoordinatorServiceFetchModelRequest(_message.Message):
         chunk_bytes: _builtins.int = ...,
         from_store: _builtins.bool = ...,
         distrust: _builtins.bool = ...,
+        limit: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blake3", b"blake3", "chunk_bytes", b"chunk_bytes", "distrust", b"distrust", "from_store", b"from_store", "offset", b"offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blake3", b"blake3", "chunk_bytes", b"chunk_bytes", "distrust", b"distrust", "from_store", b"from_store", "limit", b"limit", "offset", b"offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1595,16 +1601,22 @@ class SubmitUpdateResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     DUPLICATE_FIELD_NUMBER: _builtins.int
+    RECEIVED_FIELD_NUMBER: _builtins.int
     duplicate: _builtins.bool
     """Whether it had been there before."""
+    received: _builtins.int
+    """Bytes of the file that have arrived, if the stream ended where its header says and the file goes
+    on; else 0.
+    """
     def __init__(
         self,
         *,
         duplicate: _builtins.bool = ...,
+        received: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["duplicate", b"duplicate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["duplicate", b"duplicate", "received", b"received"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1622,6 +1634,7 @@ class LocateUploadRequest(_message.Message):
     RUN_ID_FIELD_NUMBER: _builtins.int
     HEADER_FIELD_NUMBER: _builtins.int
     SHA256_FIELD_NUMBER: _builtins.int
+    RESUME_FIELD_NUMBER: _builtins.int
     update_id: _builtins.str
     """The update."""
     client_id: _builtins.str
@@ -1632,6 +1645,10 @@ class LocateUploadRequest(_message.Message):
     """The run it is for."""
     sha256: _builtins.str
     """SHA-256 digest of the file, 64 lower-case hexadecimal digits: the store takes no other."""
+    resume: _builtins.bool
+    """Whether the host resumes the upload from the answer. The coordinator first ends older streams that
+    carry the update.
+    """
     @_builtins.property
     def header(self) -> _transfer_pb2.UpdateHeader:
         """The announced update, where the host would rather put it into an object store."""
@@ -1645,10 +1662,11 @@ class LocateUploadRequest(_message.Message):
         run_id: _builtins.str = ...,
         header: _transfer_pb2.UpdateHeader | None = ...,
         sha256: _builtins.str = ...,
+        resume: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blake3", b"blake3", "client_id", b"client_id", "header", b"header", "run_id", b"run_id", "sha256", b"sha256", "update_id", b"update_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blake3", b"blake3", "client_id", b"client_id", "header", b"header", "resume", b"resume", "run_id", b"run_id", "sha256", b"sha256", "update_id", b"update_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1664,12 +1682,15 @@ class LocateUploadResponse(_message.Message):
     COMPLETE_FIELD_NUMBER: _builtins.int
     PLACE_FIELD_NUMBER: _builtins.int
     STORED_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
     offset: _builtins.int
     """Bytes the coordinator holds; a resumed upload begins here."""
     complete: _builtins.bool
     """Whether the update is complete and verified: nothing more to send."""
     stored: _builtins.bool
     """Whether a file of that size lies there already."""
+    sequence: _builtins.int
+    """With `resume`: the sequence number of the stream that resumes here."""
     @_builtins.property
     def place(self) -> _transfer_pb2.StoredFile:
         """Where the host may put the file, to submit then a header that says so; absent where it is to
@@ -1683,10 +1704,11 @@ class LocateUploadResponse(_message.Message):
         complete: _builtins.bool = ...,
         place: _transfer_pb2.StoredFile | None = ...,
         stored: _builtins.bool = ...,
+        sequence: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["place", b"place"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["complete", b"complete", "offset", b"offset", "place", b"place", "stored", b"stored"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["complete", b"complete", "offset", b"offset", "place", b"place", "sequence", b"sequence", "stored", b"stored"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

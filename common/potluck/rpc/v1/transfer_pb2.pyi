@@ -423,6 +423,8 @@ class UpdateHeader(_message.Message):
     RUN_ID_FIELD_NUMBER: _builtins.int
     MEMBERS_FIELD_NUMBER: _builtins.int
     STORED_FIELD_NUMBER: _builtins.int
+    UNTIL_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """Version of the framing; 3."""
     update_id: _builtins.str
@@ -446,6 +448,14 @@ class UpdateHeader(_message.Message):
     stored: _builtins.bool
     """The file was put into the object store: no chunks and no trailer follow. When an upload is
     located, whether it may have been.
+    """
+    until: _builtins.int
+    """Where in the file this stream ends, without a trailer: the rest comes in further streams. 0: at
+    the end of the file.
+    """
+    sequence: _builtins.int
+    """Position in the order of the streams that carry this update. A newer stream ends an older one, and
+    an older one that arrives late is refused. 0 from software that keeps no order.
     """
     @_builtins.property
     def report(self) -> Global___TrainingReport:
@@ -476,10 +486,12 @@ class UpdateHeader(_message.Message):
         run_id: _builtins.str = ...,
         members: _abc.Iterable[Global___SumMember] | None = ...,
         stored: _builtins.bool = ...,
+        until: _builtins.int = ...,
+        sequence: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["masked_input", b"masked_input", "report", b"report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blake3", b"blake3", "client_id", b"client_id", "compressed", b"compressed", "delta", b"delta", "encoding", b"encoding", "masked_input", b"masked_input", "members", b"members", "offset", b"offset", "report", b"report", "run_id", b"run_id", "size", b"size", "stored", b"stored", "update_id", b"update_id", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blake3", b"blake3", "client_id", b"client_id", "compressed", b"compressed", "delta", b"delta", "encoding", b"encoding", "masked_input", b"masked_input", "members", b"members", "offset", b"offset", "report", b"report", "run_id", b"run_id", "sequence", b"sequence", "size", b"size", "stored", b"stored", "until", b"until", "update_id", b"update_id", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
