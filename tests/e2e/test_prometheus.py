@@ -28,6 +28,7 @@ from support.prometheus import (
     shipped_rules,
     why_not,
 )
+from support.raw_host import RawHost, header, training_of
 from support.relays import Relay, relays_of
 from support.s3_server import ENVIRONMENT, S3Server, s3_server
 
@@ -271,6 +272,7 @@ async def test_each_alert_fires_by_its_fault_and_resolves(tmp_path: Path) -> Non
                 *await models_that_get_worse(federation),
                 *await calls_that_are_refused(federation),
                 *await clients_that_fail(federation),
+                *await uploads_that_break(federation),
                 *await a_coordinator_that_goes(federation),
             }
             await check_same_truth(federation)
@@ -383,6 +385,25 @@ async def clients_that_fail(federation: Scene) -> set[str]:
     assert summary == f"Run {run_id} has failed; `potluck runs {run_id}` says why."
     await watcher.until_resolved("PotluckClientsFail", "PotluckRunFailed")
     return {"PotluckClientsFail", "PotluckRunFailed"}
+
+
+async def uploads_that_break(federation: Scene) -> set[str]:
+    watcher, processes = federation.prometheus, federation.processes
+    clients = ("client-2", "client-3")
+    await kill(processes.hosts[1])
+    async with RawHost.of(federation.files.hosts[1]) as host, host.attending(*clients) as stream:
+        run_id = await federation.start_run("selector.name=uniform", "rounds=1")
+        instruction = await training_of(stream, clients[0], run_id)
+        announced = header(instruction.id, clients[0], bytes(1000))
+        for _ in range(8):
+            refusal = await host.submit([announced])
+            assert refusal == (grpc.StatusCode.ABORTED, "TRANSFER_TRUNCATED")
+            await asyncio.sleep(0.5)  # an increase is only seen between two scrapes
+        await watcher.until_firing("PotluckUploadsMakeNoProgress")
+        await federation.operator.stop_run(run_id)
+    await processes.start_host(1)
+    await watcher.until_resolved("PotluckUploadsMakeNoProgress")
+    return {"PotluckUploadsMakeNoProgress"}
 
 
 async def a_coordinator_that_goes(federation: Scene) -> set[str]:

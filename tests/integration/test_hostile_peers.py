@@ -166,7 +166,7 @@ UPLOADS: dict[str, tuple[Upload, Refusal]] = {
     "no digest": (other_header(blake3="../../../etc/passwd"), VIOLATED),
     "2^60 bytes": (other_header(size=1 << 60), TOO_LARGE),
     "too many bytes": (other_header(size=10), TOO_LARGE),
-    "offset in nowhere": (other_header(offset=7), VIOLATED),
+    "offset in nowhere": (other_header(offset=7), TRUNCATED),
     "offset beyond the end": (other_header(offset=1 << 50), VIOLATED),
     "no samples": (
         lambda name, content: [header(name, ME, content, report=None)],
@@ -236,6 +236,54 @@ async def test_uploads_that_break_the_protocol(federation: Federation, hostile: 
         "client-1": INCLUDED,
         ME: INCLUDED,
     }
+
+
+async def test_an_older_upload_that_arrives_late_does_not_touch_a_newer_one(
+    federation: Federation, hostile: RawHost
+) -> None:
+    async with selected(federation, hostile) as (run_id, instruction, _):
+        content, name = await hostile.fetch(instruction.train.model), instruction.id
+        half, more = len(content) // 2, len(content) // 4
+        over = asyncio.Event()
+        question = rpc.LocateUploadRequest(
+            update_id=name, run_id=run_id, client_id=ME, blake3=digest_of(content)
+        )
+
+        async def held() -> int:
+            return int((await hostile.stub.LocateUpload(question)).offset)
+
+        def first(offset: int, **changes: Any) -> bytes:
+            return header(name, ME, content, offset=offset, **changes)
+
+        async def stalling() -> AsyncIterator[bytes]:
+            yield first(0, sequence=1)
+            yield chunk(content[:half])
+            await over.wait()
+
+        older = asyncio.ensure_future(hostile.submit_bytes(stalling()))
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not older.done() and not await held():
+                pass
+            question.resume = True
+            located = await hostile.stub.LocateUpload(question)
+            assert (located.offset, located.sequence) == (half, 2)
+            with pytest.raises(grpc.aio.AioRpcError) as ended:
+                await older
+        over.set()
+        assert refusal_of(ended.value) == TRUNCATED
+        question.resume = False
+        late = [first(0, sequence=1), chunk(content[:more])]
+        assert await hostile.submit(late) == TRUNCATED
+        assert await held() == half
+        piece = [first(half, sequence=2, until=half + more), chunk(content[half : half + more])]
+        answer = await hostile.submit(piece)
+        assert isinstance(answer, rpc.SubmitUpdateResponse)
+        assert answer.received == half + more == await held()
+        rest = [first(half + more, sequence=3), chunk(content[half + more :]), trailer(content)]
+        assert await hostile.submit(rest) == rpc.SubmitUpdateResponse()
+        await federation.finished(run_id)
+    [entry] = await federation.history(run_id)
+    assert {member.state for member in entry.members} == {INCLUDED}
 
 
 def not_finite(content: bytes, folder: Path) -> bytes:

@@ -91,7 +91,7 @@ async def listening(credentials: grpc.ServerCredentials, port: int = 0) -> Async
         await server.stop(None)
 
 
-async def call(address: str, files: TlsFiles, request: bytes = b"", **options: str) -> bytes:
+async def call(address: str, files: TlsFiles, request: bytes = b"", **options: Any) -> bytes:
     async with channel(address, files, **options) as connection:
         return await calling(connection, address, files, request, **options)
 

@@ -265,6 +265,9 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
             if cut is not None and len(upload.content) >= cut:
                 upload.content = upload.content[:cut]
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "cut by the test")
+        if header.until:
+            assert len(upload.content) == header.until
+            return rpc.SubmitUpdateResponse(received=header.until)
         if self.mismatches:
             self.mismatches -= 1
             del self.uploads[header.update_id]

@@ -1,4 +1,4 @@
-"""A link that breaks again and again: a proxy that resets connections after so many bytes."""
+"""Links for tests: one that resets connections, and a thin uplink with large buffers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 _PIECE_BYTES = 1 << 14
+_PACKET_BYTES = 1448
 
 
 @dataclass
@@ -72,3 +73,88 @@ async def fragile_link(onward: int, *, carries: int, port: int = 0) -> AsyncIter
         for task in link._tasks:
             task.cancel()
         await asyncio.sleep(0)
+
+
+@dataclass
+class ThinLink:
+    """A proxy on loopback that takes bytes at once and sends them on at the rate of a thin uplink.
+
+    All connections share the uplink; each has a buffer. What is in a buffer still goes over the
+    uplink when its connection is over. The other way is fast.
+    """
+
+    onward: int
+    bytes_per_second: int
+    buffer_bytes: int
+    port: int = 0
+    sent_up: int = 0
+    connections: int = 0
+    _free: float = 0.0
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        task = asyncio.create_task(self._connected(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        onward_reader, onward_writer = await asyncio.open_connection("127.0.0.1", self.onward)
+        down = asyncio.create_task(_relayed(onward_reader, writer))
+        try:
+            await self._up(reader, onward_writer)
+        finally:
+            down.cancel()
+            await asyncio.gather(down, return_exceptions=True)
+            for each in (writer, onward_writer):
+                _reset(each)
+
+    async def _up(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        waiting: asyncio.Queue[bytes] = asyncio.Queue(max(1, self.buffer_bytes // _PACKET_BYTES))
+
+        async def fill() -> None:
+            with contextlib.suppress(ConnectionError):
+                while data := await reader.read(_PACKET_BYTES):
+                    await waiting.put(data)
+            await waiting.put(b"")
+
+        filling = asyncio.create_task(fill())
+        try:
+            while data := await waiting.get():
+                await self._turn(len(data))
+                self.sent_up += len(data)
+                if not writer.transport.is_closing():
+                    writer.write(data)
+        finally:
+            filling.cancel()
+
+    async def _turn(self, size: int) -> None:
+        """Wait until the uplink has carried so many bytes more."""
+        clock = asyncio.get_running_loop().time
+        self._free = max(self._free, clock()) + size / self.bytes_per_second
+        await asyncio.sleep(self._free - clock())
+
+
+async def _relayed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(ConnectionError):
+        while data := await reader.read(_PIECE_BYTES):
+            writer.write(data)
+            await writer.drain()
+    writer.transport.abort()
+
+
+@contextlib.asynccontextmanager
+async def thin_link(
+    onward: int, *, bytes_per_second: int, buffer_bytes: int
+) -> AsyncIterator[ThinLink]:
+    """A thin uplink before `onward`, in the event loop of the caller."""
+    link = ThinLink(onward, bytes_per_second, buffer_bytes)
+    server = await asyncio.start_server(link.connected, "127.0.0.1", 0)
+    link.port = server.sockets[0].getsockname()[1]
+    try:
+        yield link
+    finally:
+        server.close()
+        for task in list(link._tasks):
+            task.cancel()
+        await asyncio.gather(*link._tasks, return_exceptions=True)

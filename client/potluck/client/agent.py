@@ -56,7 +56,7 @@ from potluck.common.net.protocol import (
     PROTOCOL_VERSION,
     VERSIONS,
 )
-from potluck.common.net.tls import channel
+from potluck.common.net.tls import DATA_OPTIONS, channel
 from potluck.common.settings import plugins
 from potluck.common.tracing.opening import open_tracer
 from potluck.rpc.v1 import coordinator_pb2 as rpc
@@ -109,7 +109,7 @@ class Agent:
         """Attend until cancelled. Raises what connecting again can't help."""
         config = self._config
         link = Link(
-            lambda: channel(config.coordinator, config.tls),
+            lambda: channel(config.coordinator, config.tls, options=DATA_OPTIONS),
             generator=self._generator,
             maximum_seconds=config.reconnect_maximum_seconds,
             concurrent=config.concurrent_transfers,

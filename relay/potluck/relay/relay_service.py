@@ -143,7 +143,9 @@ class RelayService(coordinator_pb2_grpc.CoordinatorServiceServicer):
                 raise UnreachableError(f"the relay can't keep a file: {error.message}") from error
             except (IdentityError, ProtocolError) as error:
                 raise for_hosts(error) from error
-            for message in send_file(path, blake3, request.offset, reply, chunk_bytes=chunk_bytes):
+            for message in send_file(
+                path, blake3, request.offset, reply, chunk_bytes=chunk_bytes, limit=request.limit
+            ):
                 if isinstance(message, bytes):
                     self._metrics.moved_behind(Direction.DOWN, len(message))
                 yield message

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
-from weakref import WeakValueDictionary
 
 import structlog
 
@@ -27,6 +28,7 @@ from potluck.relay.upstream import Upstream, for_hosts
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import transfer_pb2
 from potluck.server.service.guard import check_client
+from potluck.server.service.upload_order import UploadOrder
 
 log = structlog.get_logger()
 
@@ -58,8 +60,7 @@ class RelayedUpdates:
         self._maximum = maximum_bytes
         self._clock = clock
         self._metrics = metrics
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """By update; a lock is kept by those who hold it or wait for it."""
+        self._order = UploadOrder()
         self._deliveries: dict[str, asyncio.Task[None]] = {}
 
     @property
@@ -86,10 +87,21 @@ class RelayedUpdates:
         """Say how much of an update has arrived here, or that the coordinator has it."""
         check_client(request.client_id, identity)
         check_digest(request.blake3)
+        if not request.resume:
+            return await self._locate(request)
+        async with self._order.resumed(request.update_id, request.blake3) as sequence:
+            located = await self._locate(request)
+        located.sequence = sequence
+        return located
+
+    async def _locate(self, request: rpc.LocateUploadRequest) -> rpc.LocateUploadResponse:
         held = self._held.find(request.update_id, request.blake3)
         if held is not None:
             return rpc.LocateUploadResponse(offset=held.header.size)
-        located = await self._upstream.locate(request)
+        question = rpc.LocateUploadRequest()
+        question.CopyFrom(request)
+        question.resume = False  # there is no stream of the relay's own to end
+        located = await self._upstream.locate(question)
         if located.complete:
             return located
         return rpc.LocateUploadResponse(offset=held_bytes(self._held.path(request.update_id)))
@@ -102,7 +114,9 @@ class RelayedUpdates:
         header = update_header(await anext(frames, None))
         for client in (header.client_id, *(each.client_id for each in header.members)):
             check_client(client, identity)
-        async with self._locks.setdefault(header.update_id, asyncio.Lock()):
+        arrived = time.monotonic()
+        async with self._order.turn(header.update_id, header.blake3, header.sequence):
+            waited = time.monotonic() - arrived
             held = self._held.find(header.update_id, header.blake3)
             fresh = held is None and not header.offset
             if held is None:
@@ -113,6 +127,10 @@ class RelayedUpdates:
                     self._give_up(header.update_id)
                 with contextlib.ExitStack() as stack:
                     receiver, blake3 = await self._receive(header, frames, stack)
+                    if blake3 is None:
+                        return rpc.SubmitUpdateResponse(
+                            received=receiver.received, waited_seconds=waited
+                        )
                     # All of it is here: it counts even if its host goes away now.
                     held = await shielded(self._keep(header, receiver, blake3, expires))
             delivery = self._delivery(held, fresh=fresh)
@@ -164,9 +182,22 @@ class RelayedUpdates:
         header: transfer_pb2.UpdateHeader,
         frames: AsyncIterator[Any],
         stack: contextlib.ExitStack,
-    ) -> tuple[FileReceiver, str]:
-        """All bytes of a file, in a receiver that `stack` closes, and the digest in its trailer."""
+    ) -> tuple[FileReceiver, str | None]:
+        """The bytes of a file, in a receiver that `stack` closes, and the digest in its trailer.
+
+        None instead of the digest where the stream ends, as its header says, before the file does.
+        """
         path = self._held.path(header.update_id)
+        async with self._order.receiving(header.update_id, header.blake3):
+            return await self._receive_into(path, header, frames, stack)
+
+    async def _receive_into(
+        self,
+        path: Path,
+        header: transfer_pb2.UpdateHeader,
+        frames: AsyncIterator[Any],
+        stack: contextlib.ExitStack,
+    ) -> tuple[FileReceiver, str | None]:
         try:
             receiver = FileReceiver(
                 path,
@@ -183,6 +214,8 @@ class RelayedUpdates:
                 self._metrics.moved_behind(Direction.UP, len(frame))
         except OSError as error:
             raise storage_error(path, error) from error
+        if header.until and receiver.received == header.until:
+            return receiver, None
         raise TruncatedError(
             f"the upload ended without a trailer after {receiver.received} of {header.size} bytes; "
             "send the rest",

@@ -20,7 +20,7 @@ from potluck.common.errors import (
 )
 from potluck.common.net.connection_errors import connection_error
 from potluck.common.net.identity import Identity, Role
-from potluck.common.net.tls import channel
+from potluck.common.net.tls import DATA_OPTIONS, channel
 from potluck.relay.config import RelayConfig
 from potluck.relay.relay_metrics import RelayMetrics
 from potluck.rpc.v1 import coordinator_pb2 as rpc
@@ -47,7 +47,7 @@ class Upstream:
         self._control = channel(config.coordinator, config.tls)
         self._calls: set[Any] = set()
         self.link = Link(
-            lambda: channel(config.coordinator, config.tls),
+            lambda: channel(config.coordinator, config.tls, options=DATA_OPTIONS),
             generator=generator,
             maximum_seconds=config.reconnect_maximum_seconds,
             concurrent=config.concurrent_transfers,

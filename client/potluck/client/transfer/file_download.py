@@ -118,27 +118,38 @@ class FileDownloads:
         self, blake3: str, size: int | None, path: Path, route: FileRoute
     ) -> transfer_pb2.StoredFile | None:
         """One attempt straight from the coordinator, or where else it says that the file is."""
-        held, chunks = held_bytes(path), self._link.chunks[Direction.DOWN]
         request = rpc.CoordinatorServiceFetchModelRequest(
-            blake3=blake3,
-            offset=held if size is None else min(held, size),
-            chunk_bytes=chunks.bytes,
-            from_store=route.through_store,
-            distrust=route.distrust,
+            blake3=blake3, from_store=route.through_store, distrust=route.distrust
         )
+        while True:
+            held, limit = held_bytes(path), self._link.pieces[Direction.DOWN].bytes
+            request.offset = held if size is None else min(held, size)
+            request.limit = limit
+            request.chunk_bytes = self._link.chunk_bytes(Direction.DOWN, limit)
+            place, whole = await self._piece(request, size, path)
+            if whole or place is not None:
+                return place
+
+    async def _piece(
+        self, request: rpc.CoordinatorServiceFetchModelRequest, size: int | None, path: Path
+    ) -> tuple[transfer_pb2.StoredFile | None, bool]:
+        """One piece of a file, and whether it was the last; or where else the file is."""
+        blake3 = request.blake3
+        chunks, pieces = self._link.chunks[Direction.DOWN], self._link.pieces[Direction.DOWN]
         call = self._link.fetch_model(request)
         receiver: FileReceiver | None = None
-        begun, arrived = 0, False
+        begun, since, arrived = 0, time.monotonic(), False
         try:
             async for response in call:
                 if receiver is None and request.from_store:
                     place = _place(require(response, "a header").frame)
                     if place is not None:
-                        return place
+                        return place, False
                 if receiver is None:
                     frame = require(response, "a header").frame
                     header = _checked_header(frame, blake3, size)
                     receiver, begun = self._receiver(path, header), header.offset
+                    since = time.monotonic()
                 elif isinstance(response, memoryview):
                     receiver.write(response)
                     self._link.metrics.moved(Direction.DOWN, len(response))
@@ -149,7 +160,11 @@ class FileDownloads:
                         raise ProtocolError(f"a {part or 'empty'} frame amid a file")
                     arrived = True
                     await verified(receiver, frame.trailer.blake3)
-                    return None
+                    return None, True
+            if receiver is not None and receiver.received - begun == request.limit:
+                arrived = True
+                pieces.confirmed(request.limit, time.monotonic() - since)
+                return None, False
             raise TruncatedError("the stream ended before its trailer; fetch the rest")
         finally:
             call.cancel()
@@ -158,7 +173,9 @@ class FileDownloads:
                 if arrived:
                     chunks.passed()
                 else:
-                    chunks.broke(gained=receiver.received - begun)
+                    gained = receiver.received - begun
+                    chunks.broke(gained=gained)
+                    pieces.broke(gained, time.monotonic() - since)
 
     def _receiver(self, path: Path, header: transfer_pb2.FileHeader) -> FileReceiver:
         return FileReceiver(

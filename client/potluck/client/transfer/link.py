@@ -15,9 +15,11 @@ from potluck.client.base.backoff import Backoff
 from potluck.client.base.host_metrics import HostMetrics
 from potluck.client.transfer.chunk_size import ChunkSize
 from potluck.client.transfer.object_stores import ObjectStores
+from potluck.client.transfer.piece_size import PieceSize
 from potluck.common.errors import UnreachableError, from_rpc_error
 from potluck.common.monitoring.metric_labels import Direction
 from potluck.common.net.frames import FrameDecoder, encode_frame
+from potluck.common.net.protocol import LEAST_CHUNK_BYTES
 from potluck.rpc.v1 import coordinator_pb2, coordinator_pb2_grpc
 
 _SERVICE = "/potluck.rpc.v1.CoordinatorService"
@@ -84,6 +86,7 @@ class Link:
         self.transfers = asyncio.Semaphore(concurrent)
         """Held while a file is on its way."""
         self.chunks = {direction: ChunkSize() for direction in Direction}
+        self.pieces = {direction: PieceSize() for direction in Direction}
 
     def renew(self) -> None:
         """The coordinator can be reached again: connect at once, and end all pauses.
@@ -107,6 +110,10 @@ class Link:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._renewed.wait()
+
+    def chunk_bytes(self, direction: Direction, piece: int) -> int:
+        """The size of chunks of a piece of so many bytes."""
+        return min(self.chunks[direction].bytes, max(LEAST_CHUNK_BYTES, piece // 4))
 
     def fetch_model(self, request: coordinator_pb2.CoordinatorServiceFetchModelRequest) -> Any:
         """Call FetchModel: chunks come as views of their bytes (see `frames.py`)."""

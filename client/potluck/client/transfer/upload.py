@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import structlog
-from google.protobuf.message import Message
 
+from potluck.client.transfer.direct_upload import DirectUpload
 from potluck.client.transfer.link import Link, calling
 from potluck.client.transfer.saved_updates import KeptUpdate
 from potluck.client.transfer.stored_upload import StoredUpload
@@ -21,9 +21,7 @@ from potluck.common.errors import (
     UnreachableError,
 )
 from potluck.common.monitoring.metric_labels import Direction
-from potluck.common.net.frames import file_messages
 from potluck.common.net.protocol import FRAMING_VERSION
-from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import secure_aggregation_pb2, transfer_pb2
 
 log = structlog.get_logger()
@@ -68,42 +66,30 @@ async def deliver_file(
     wrong digests, StorageError if the file is gone or can't be read.
     """
     _require(path)
-    backoff, chunks = link.backoff(), link.chunks[Direction.UP]
+    backoff = link.backoff()
+    direct = DirectUpload(link, header, path, backoff, fresh=fresh)
     stored = StoredUpload(link, path, fresh=fresh)
     mismatches = 0
-    offset: int | None = 0 if fresh else None
-    begun: int | None = None  # where the attempt that broke had begun
-    own: list[StorageError] = []
     while True:
         try:
             async with link.transfers:
                 with calling():
-                    if stored.through_store:
-                        offset = await stored.attempt(header)
-                        if offset is None:
-                            return
-                    if offset is None:
-                        located = await link.stub.LocateUpload(location_of(header))
-                        if located.complete:
-                            return
-                        offset = min(located.offset, header.size)
-                    if begun is not None:
-                        chunks.broke(gained=offset - begun)
-                        if offset > begun:
-                            backoff.reset()
-                    begun = offset
-                    await link.submit_update(_frames(header, path, offset, link, own))
-                    chunks.passed()
+                    if stored.through_store and await stored.attempt(header) is None:
+                        return
+                    await direct.attempt()
                     return
         except PotluckError as error:
             failure = error
-        if own:
-            raise own[0] from None
-        offset = None
+        if direct.unreadable is not None:
+            raise direct.unreadable from None
+        mismatched = isinstance(failure, DigestMismatchError)
         if stored.failed(failure):
-            begun, mismatches = None, 0
-        elif isinstance(failure, DigestMismatchError):
-            offset, begun, mismatches = 0, None, mismatches + 1
+            direct.failed()
+            direct.forget()
+            mismatches = 0
+        else:
+            direct.failed(again=mismatched)
+            mismatches += mismatched
         if not may_help_to_retry(failure) or mismatches == _ATTEMPTS:
             raise failure
         log.info("upload interrupted", update=header.update_id, error=failure.message)
@@ -114,48 +100,6 @@ async def deliver_file(
 def _require(path: Path) -> None:
     if not path.is_file():
         raise StorageError(f"the update {path} is gone; don't delete files of a running client")
-
-
-def location_of(header: transfer_pb2.UpdateHeader) -> rpc.LocateUploadRequest:
-    """The question how much of the file that a header announces has arrived."""
-    return rpc.LocateUploadRequest(
-        update_id=header.update_id,
-        run_id=header.run_id,
-        client_id=header.client_id,
-        blake3=header.blake3,
-    )
-
-
-async def _frames(
-    header: transfer_pb2.UpdateHeader,
-    path: Path,
-    offset: int,
-    link: Link,
-    own: list[StorageError],
-) -> AsyncIterator[Message | bytes]:
-    """One header, the file from `offset` in chunks, one trailer.
-
-    own: receives the error of this host's disk; gRPC reports a cancelled call instead.
-    """
-    opening = transfer_pb2.UpdateHeader()
-    opening.CopyFrom(header)
-    opening.offset = offset
-    opening.stored = False
-    yield _request(transfer_pb2.UpdateFrame(header=opening))
-    chunk_bytes = link.chunks[Direction.UP].bytes
-    try:
-        for message in file_messages(path, offset, chunk_bytes=chunk_bytes):
-            link.metrics.moved(Direction.UP, len(message))
-            yield message
-    except StorageError as error:
-        own.append(error)
-        raise
-    trailer = transfer_pb2.FileTrailer(blake3=header.blake3)
-    yield _request(transfer_pb2.UpdateFrame(trailer=trailer))
-
-
-def _request(frame: transfer_pb2.UpdateFrame) -> rpc.SubmitUpdateRequest:
-    return rpc.SubmitUpdateRequest(frame=frame)
 
 
 def header_of(update: KeptUpdate, members: Sequence[KeptUpdate] = ()) -> transfer_pb2.UpdateHeader:

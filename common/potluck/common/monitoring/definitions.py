@@ -308,6 +308,11 @@ TRANSFERS_RESUMED = _counter(
 TRANSFERS_RETRIED = _counter(
     "potluck_transfers_retried_total", "Attempts at a file that had broken off before.", DIRECTION
 )
+TRANSFERS_FRUITLESS = _counter(
+    "potluck_transfers_fruitless_total",
+    "Attempts to move a file that broke off before one byte more had moved.",
+    DIRECTION,
+)
 SPOOL_SIZE = _gauge("potluck_spool_size_bytes", "Updates waiting to be reduced.")
 
 # The model ---------------------------------------------------------------------------------------

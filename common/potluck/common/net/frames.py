@@ -45,11 +45,16 @@ def chunk_of(message: bytes) -> memoryview | None:
     return memoryview(message)[begin:]
 
 
-def file_messages(path: Path, offset: int, *, chunk_bytes: int = CHUNK_BYTES) -> Iterator[bytes]:
-    """Yield a file from `offset` on as encoded chunks. Raises StorageError if it can't be read."""
+def file_messages(
+    path: Path, offset: int, *, chunk_bytes: int = CHUNK_BYTES, end: int | None = None
+) -> Iterator[bytes]:
+    """Yield a file from `offset` on as encoded chunks. Raises StorageError if it can't be read.
+
+    end: where in the file to stop, which must not lie beyond its end; None for its end.
+    """
     try:
         with path.open("rb", buffering=0) as file:
-            size = os.fstat(file.fileno()).st_size
+            size = os.fstat(file.fileno()).st_size if end is None else end
             for chunk in file_pieces(file.fileno(), offset, size, chunk_bytes):
                 yield encode_chunk(chunk)
     except OSError as error:

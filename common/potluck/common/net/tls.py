@@ -42,8 +42,8 @@ _BOTH_SIDES: Options = (
     # A peer that went silent (cable, partition, frozen machine) is found within 13 s.
     ("grpc.keepalive_time_ms", 5_000),
     ("grpc.keepalive_timeout_ms", 5_000),
-    # What in fact counts for an unanswered ping in grpcio 1.85, a minute by default. The answer may
-    # queue behind a full window of data: 4 MiB in 8 s, so links from 0.5 MiB/s on stay alive.
+    # What in fact counts for an unanswered ping in grpcio 1.85, a minute by default. The answer
+    # waits behind data on their way: files go in pieces that take 3 s (`piece_size.py`).
     ("grpc.http2.ping_timeout_ms", 8_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
@@ -72,6 +72,12 @@ CHANNEL_OPTIONS: Options = (
     ("grpc.min_reconnect_backoff_ms", 5_000),
     # Models come down one at a time, so a host can afford more in flight.
     ("grpc.http2.lookahead_bytes", 4 << 20),
+)
+
+DATA_OPTIONS: Options = (
+    # On a connection that carries files, the answer to a ping waits behind data. gRPC doesn't take
+    # the data as a sign of life. A dead coordinator is found by the control stream's connection.
+    ("grpc.http2.ping_timeout_ms", 30_000),
 )
 
 _ISSUE_REMEDY = "make one with `potluck pki issue`"
@@ -169,19 +175,21 @@ def channel_credentials(files: TlsFiles) -> grpc.ChannelCredentials:
     )
 
 
-def channel(address: str, files: TlsFiles, *, server_name: str | None = None) -> grpc.aio.Channel:
+def channel(
+    address: str, files: TlsFiles, *, server_name: str | None = None, options: Options = ()
+) -> grpc.aio.Channel:
     """A channel to the coordinator at `address`, HOST:PORT; connects when first used.
 
     The coordinator's certificate must hold HOST, or `server_name` where it is given (a tunnel, a
-    load balancer). Raises ConfigurationError for an address without a port, and what
-    `channel_credentials` raises.
+    load balancer). options: in addition to the usual ones, or instead of them. Raises
+    ConfigurationError for an address without a port, and what `channel_credentials` raises.
     """
     if re.fullmatch(r"(\[[0-9a-fA-F:.%]+\]|[^\s:/\[\]]+):[0-9]{1,5}", address) is None:
         raise ConfigurationError(
             f"address {address[:120]!r} is not HOST:PORT; write it like coordinator:7443",
             address=address[:120],
         )
-    options = (*CHANNEL_OPTIONS, *direct_at_home(address))
+    options = (*CHANNEL_OPTIONS, *direct_at_home(address), *options)
     if server_name is not None:
         options = (*options, ("grpc.ssl_target_name_override", server_name))
     return grpc.aio.secure_channel(address, channel_credentials(files), options=options)

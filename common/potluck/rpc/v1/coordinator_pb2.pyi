@@ -1602,21 +1602,25 @@ class SubmitUpdateResponse(_message.Message):
 
     DUPLICATE_FIELD_NUMBER: _builtins.int
     RECEIVED_FIELD_NUMBER: _builtins.int
+    WAITED_SECONDS_FIELD_NUMBER: _builtins.int
     duplicate: _builtins.bool
     """Whether it had been there before."""
     received: _builtins.int
     """Bytes of the file that have arrived, if the stream ended where its header says and the file goes
     on; else 0.
     """
+    waited_seconds: _builtins.float
+    """Seconds for which the stream waited for its turn at the coordinator."""
     def __init__(
         self,
         *,
         duplicate: _builtins.bool = ...,
         received: _builtins.int = ...,
+        waited_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["duplicate", b"duplicate", "received", b"received"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["duplicate", b"duplicate", "received", b"received", "waited_seconds", b"waited_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -145,7 +145,8 @@ class UpdateInbox:
         """Receiver of the update's file, of at most so many bytes. Raises RoundClosedError."""
         run = self._run
         self._require(members_of(header))
-        run.services.observer.upload_begins()
+        if not header.offset:
+            run.services.observer.upload_begins()
         path = self._file(header.client_id, header.update_id, header.blake3)
         run.spool.clear_others(path)
         return FileReceiver(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import TypeVar
 
 from potluck.common.monitoring import definitions as metrics
 from potluck.common.monitoring.instruments import Instruments
@@ -32,6 +33,9 @@ from potluck.server.rounds.events import RunEnding
 from potluck.server.rounds.pretraining import is_pretraining
 from potluck.server.watching.run_metrics import RunObserver
 
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
+
 _MOST_REMEMBERED = 10_000
 """Transfers that broke off, remembered so that another attempt is known for one; and peers."""
 
@@ -42,13 +46,19 @@ _FORGOTTEN = timedelta(days=1)
 class Transfer:
     """One attempt to move a file."""
 
-    outcome = TransferOutcome.BROKEN
+    outcome: TransferOutcome | None = TransferOutcome.BROKEN
     moved = 0
     """Bytes of it in this attempt."""
+    paused_at = 0
+    """Where in the file its piece ended."""
 
     def complete(self) -> None:
         """All of it is there, or handed over."""
         self.outcome = TransferOutcome.COMPLETED
+
+    def pause(self, at: int) -> None:
+        """A piece of it is there, or handed over; the next one begins there, in another stream."""
+        self.outcome, self.paused_at = None, at
 
 
 class CoordinatorMetrics:
@@ -68,6 +78,8 @@ class CoordinatorMetrics:
         self._under_way = 0
         self._runs: dict[str, None] = {}
         self._broken: OrderedDict[tuple[str, str, str], None] = OrderedDict()
+        self._paused: OrderedDict[tuple[str, str, str], int] = OrderedDict()
+        """Where the last piece of a file ended."""
         self._in_flight = dict.fromkeys(Direction, 0)
         for direction in Direction:
             instruments.set(metrics.TRANSFERS_IN_FLIGHT, 0, direction=direction)
@@ -215,13 +227,13 @@ class CoordinatorMetrics:
     def transfer(
         self, direction: Direction, peer: str, file: str, *, offset: int
     ) -> Iterator[Transfer]:
-        """A file is on its way; broken off unless it is said to be complete."""
+        """A file, or a piece of it, is on its way; broken off unless it is said to be complete."""
         key = (str(direction), peer, file)
         instruments = self.instruments
         if key in self._broken:
             del self._broken[key]
             instruments.count(metrics.TRANSFERS_RETRIED, direction=direction)
-        if offset:
+        if offset and offset != self._paused.pop(key, None):
             instruments.count(metrics.TRANSFERS_RESUMED, direction=direction)
         self._count_in_flight(direction, 1)
         transfer = Transfer()
@@ -229,17 +241,26 @@ class CoordinatorMetrics:
             yield transfer
         finally:
             self._count_in_flight(direction, -1)
-            instruments.count(metrics.TRANSFERS, direction=direction, outcome=transfer.outcome)
+            if transfer.outcome is None:
+                _remember(self._paused, key, transfer.paused_at)
+            else:
+                instruments.count(metrics.TRANSFERS, direction=direction, outcome=transfer.outcome)
             if transfer.outcome is TransferOutcome.BROKEN:
-                self._broken[key] = None
-                if len(self._broken) > _MOST_REMEMBERED:
-                    self._broken.popitem(last=False)
+                _remember(self._broken, key, None)
+                if not transfer.moved:
+                    instruments.count(metrics.TRANSFERS_FRUITLESS, direction=direction)
 
     def _count_in_flight(self, direction: Direction, change: int) -> None:
         self._in_flight[direction] += change
         self.instruments.set(
             metrics.TRANSFERS_IN_FLIGHT, self._in_flight[direction], direction=direction
         )
+
+
+def _remember(known: OrderedDict[_Key, _Value], key: _Key, value: _Value) -> None:
+    known[key] = value
+    if len(known) > _MOST_REMEMBERED:
+        known.popitem(last=False)
 
 
 def _size(folder: str | Path) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from potluck.common.errors import IdentityError, ProtocolError
-from potluck.common.monitoring.metric_labels import Direction
+from potluck.common.monitoring.metric_labels import Direction, TransferOutcome
 from potluck.common.names import is_name
 from potluck.common.net.identity import Identity, Role
 from potluck.common.net.protocol import CHUNK_BYTES, LEAST_CHUNK_BYTES, VERSIONS
@@ -134,9 +134,14 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             return
         counted = coordinator.metrics.transfer(Direction.DOWN, peer, blake3, offset=request.offset)
         with coordinator.files.lent(blake3) as path, counted as transfer:
-            async with coordinator.transfers.turn(transfer):
+            async with coordinator.transfers.turn(transfer, request.limit):
                 messages = send_file(
-                    path, blake3, request.offset, reply, chunk_bytes=_chunk_bytes(request)
+                    path,
+                    blake3,
+                    request.offset,
+                    reply,
+                    chunk_bytes=_chunk_bytes(request),
+                    limit=request.limit,
                 )
                 for message in messages:
                     if isinstance(message, bytes):
@@ -145,6 +150,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
                     elif isinstance(message, reply) and message.frame.HasField("trailer"):
                         transfer.complete()  # a host that has it may end the call at once
                     yield message
+            if transfer.outcome is TransferOutcome.BROKEN:  # all that was asked for is sent
+                transfer.pause(request.offset + request.limit)
 
     async def _elsewhere(
         self, request: coordinator_pb2.CoordinatorServiceFetchModelRequest, peer: str

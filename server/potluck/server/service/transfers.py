@@ -47,16 +47,31 @@ class Transfers:
             yield
 
     @contextlib.asynccontextmanager
-    async def turn(self, transfer: Transfer) -> AsyncIterator[None]:
-        """Wait until it is this one's turn as well; it lasts while bytes move."""
-        async with self._places, self._turns.turn(lambda: transfer.moved):
-            yield
+    async def turn(self, transfer: Transfer, size: int = 0) -> AsyncIterator[None]:
+        """Wait until it is this one's turn as well; it lasts while bytes move.
+
+        size: bytes in this stream, if known. Small ones need a place only.
+        """
+        if 0 < size <= CHUNK_BYTES:
+            async with self._places:
+                yield
+        else:
+            async with self._places, self._turns.turn(lambda: transfer.moved):
+                yield
 
 
 def send_file(
-    path: Path, blake3: str, offset: int, reply: type[Reply], *, chunk_bytes: int = CHUNK_BYTES
+    path: Path,
+    blake3: str,
+    offset: int,
+    reply: type[Reply],
+    *,
+    chunk_bytes: int = CHUNK_BYTES,
+    limit: int = 0,
 ) -> Iterator[Message | bytes]:
     """The messages that carry a model file from an offset; chunks come encoded.
+
+    limit: maximum number of bytes, after which there is no trailer unless the file ends; 0 for all.
 
     Raises ProtocolError for an offset beyond the file's end.
     """
@@ -67,6 +82,9 @@ def send_file(
         version=FRAMING_VERSION, blake3=blake3, size=size, offset=offset
     )
     yield reply(frame=transfer_pb2.ModelFrame(header=header))
-    yield from file_messages(path, offset, chunk_bytes=chunk_bytes)
+    end = min(size, offset + limit) if limit else size
+    yield from file_messages(path, offset, chunk_bytes=chunk_bytes, end=end)
+    if end < size:
+        return
     trailer = transfer_pb2.FileTrailer(blake3=blake3)
     yield reply(frame=transfer_pb2.ModelFrame(trailer=trailer))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakValueDictionary
 
 from potluck.common.errors import ObjectStoreError, ProtocolError, TruncatedError
 from potluck.common.monitoring.metric_labels import Direction
@@ -22,17 +22,25 @@ from potluck.server.runs.update_path import ReceivedUpdate
 from potluck.server.service.coordinator import Coordinator
 from potluck.server.service.coordinator_metrics import Transfer
 from potluck.server.service.guard import check_client
+from potluck.server.service.upload_order import UploadOrder
 from potluck.server.store.model_files import ModelVersion
 
 
 @dataclass(frozen=True)
 class _Upload:
-    """One update on its way. model: what it was trained from."""
+    """One update on its way. model: the one that it was trained from. arrived: when its header
+    came, on the monotonic clock."""
 
     header: transfer_pb2.UpdateHeader
     inbox: UpdateInbox
     model: ModelVersion
     transfer: Transfer
+    arrived: float
+
+    @property
+    def is_piece(self) -> bool:
+        """Whether its stream ends before the file does."""
+        return self.header.until != 0
 
 
 class Uploads:
@@ -40,8 +48,7 @@ class Uploads:
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """By update; a lock is kept by those who hold it or wait for it."""
+        self._order = UploadOrder()
 
     async def locate(
         self, request: coordinator_pb2.LocateUploadRequest, identity: Identity
@@ -53,9 +60,22 @@ class Uploads:
             return coordinator_pb2.LocateUploadResponse(complete=True)
         inbox.require(request.client_id, request.update_id)
         check_digest(request.blake3)
+        if request.resume:
+            return await self._resume(request, inbox)
         held = inbox.held_bytes(request.client_id, request.update_id, request.blake3)
         place, there = await self._place(request, inbox, identity)
         return coordinator_pb2.LocateUploadResponse(offset=held, place=place, stored=there)
+
+    async def _resume(
+        self, request: coordinator_pb2.LocateUploadRequest, inbox: UpdateInbox
+    ) -> coordinator_pb2.LocateUploadResponse:
+        """End older streams of an update, then say how much of it they have left."""
+        client, update_id, blake3 = request.client_id, request.update_id, request.blake3
+        async with self._order.resumed(update_id, blake3) as sequence:
+            if inbox.has(client, update_id, blake3):  # verified meanwhile
+                return coordinator_pb2.LocateUploadResponse(complete=True)
+            held = inbox.held_bytes(client, update_id, blake3)
+            return coordinator_pb2.LocateUploadResponse(offset=held, sequence=sequence)
 
     async def _place(
         self,
@@ -86,6 +106,7 @@ class Uploads:
         """Take one update: its header, its chunks as views of their bytes, its trailer."""
         frames = aiter(frames)
         header = update_header(await anext(frames, None))
+        arrived = time.monotonic()
         client = header.client_id
         for each in members_of(header):
             check_client(each.client_id, identity)
@@ -100,13 +121,15 @@ class Uploads:
         counted = self._coordinator.metrics.transfer(
             Direction.UP, identity.name, header.blake3, offset=header.offset
         )
-        async with self._locks.setdefault(header.update_id, asyncio.Lock()):
+        async with self._order.turn(header.update_id, header.blake3, header.sequence):
             # It may have been verified when it came again.
             if inbox.has(client, header.update_id, header.blake3):
                 return coordinator_pb2.SubmitUpdateResponse(duplicate=True)
             with counted as transfer, contextlib.ExitStack() as stack:
                 model = inbox.model(client, header.update_id)
-                upload = _Upload(header, inbox, model, transfer)
+                upload = _Upload(header, inbox, model, transfer, arrived)
+                if upload.is_piece and not header.stored:
+                    return await self._receive_piece(upload, frames, stack)
                 receive = self._collect if header.stored else self._receive
                 with inbox.spooling(header):
                     receiver, blake3 = await receive(upload, frames, stack)
@@ -118,22 +141,55 @@ class Uploads:
         self, upload: _Upload, frames: AsyncIterator[Any], stack: contextlib.ExitStack
     ) -> tuple[FileReceiver, str]:
         """All bytes of a file, in a receiver that `stack` closes, and the digest in its trailer."""
-        header, inbox = upload.header, upload.inbox
-        async with self._coordinator.transfers.turn(upload.transfer):
-            receiver = inbox.receiver(header, self._coordinator.config.maximum_model_bytes)
+        header = upload.header
+        async with (
+            self._order.receiving(header.update_id, header.blake3),
+            self._coordinator.transfers.turn(upload.transfer),
+        ):
+            receiver = self._receiver(upload)
             stack.enter_context(contextlib.closing(receiver))
             async for frame in frames:
                 if not isinstance(frame, memoryview):
                     return receiver, update_trailer(frame).blake3
-                receiver.write(frame)
-                upload.transfer.moved += len(frame)
-                inbox.count_up(len(frame))
-        raise TruncatedError(
-            f"the upload ended without a trailer after {receiver.received} of {header.size} bytes; "
-            "send the rest",
-            received=receiver.received,
-            size=header.size,
+                self._write(upload, receiver, frame)
+        raise _cut_off(receiver.received, header.size)
+
+    async def _receive_piece(
+        self, upload: _Upload, frames: AsyncIterator[Any], stack: contextlib.ExitStack
+    ) -> coordinator_pb2.SubmitUpdateResponse:
+        """The bytes of a file up to where its header says that this stream ends."""
+        header, transfers = upload.header, self._coordinator.transfers
+        with upload.inbox.spooling(header):
+            async with (
+                self._order.receiving(header.update_id, header.blake3),
+                transfers.turn(upload.transfer, header.until - header.offset),
+            ):
+                waited = time.monotonic() - upload.arrived
+                receiver = self._receiver(upload)
+                stack.enter_context(contextlib.closing(receiver))
+                async for frame in frames:
+                    if not isinstance(frame, memoryview):
+                        raise ProtocolError("an upload that ends before its file has no trailer")
+                    self._write(upload, receiver, frame)
+        if receiver.received != header.until:
+            raise _cut_off(receiver.received, header.size)
+        upload.transfer.pause(receiver.received)
+        return coordinator_pb2.SubmitUpdateResponse(
+            received=receiver.received, waited_seconds=waited
         )
+
+    def _receiver(self, upload: _Upload) -> FileReceiver:
+        """The receiver of a file. Raises TruncatedError if less of it is here."""
+        header, inbox = upload.header, upload.inbox
+        held = inbox.held_bytes(header.client_id, header.update_id, header.blake3)
+        if held < header.offset <= header.size:
+            raise _cut_off(held, header.size)
+        return inbox.receiver(header, self._coordinator.config.maximum_model_bytes)
+
+    def _write(self, upload: _Upload, receiver: FileReceiver, chunk: memoryview) -> None:
+        receiver.write(chunk)
+        upload.transfer.moved += len(chunk)
+        upload.inbox.count_up(len(chunk))
 
     async def _collect(
         self, upload: _Upload, _: AsyncIterator[Any], stack: contextlib.ExitStack
@@ -158,6 +214,14 @@ class Uploads:
             await stored.updates.collect(header, receiver, moved)
             stack.callback(stored.updates.forget, header)
             return receiver, header.blake3
+
+
+def _cut_off(received: int, size: int) -> TruncatedError:
+    return TruncatedError(
+        f"the upload ended without a trailer after {received} of {size} bytes; send the rest",
+        received=received,
+        size=size,
+    )
 
 
 async def _finish(upload: _Upload, receiver: FileReceiver, blake3: str) -> None:

@@ -1,0 +1,145 @@
+"""One file on its way straight to the coordinator: piece by piece, resumed where it broke off."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from google.protobuf.message import Message
+
+from potluck.client.base.backoff import Backoff
+from potluck.client.transfer.link import Link
+from potluck.common.errors import StorageError, TruncatedError
+from potluck.common.monitoring.metric_labels import Direction
+from potluck.common.net.frames import file_messages
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+from potluck.rpc.v1 import transfer_pb2
+
+_LEAST_HEADERS = 4
+"""A piece has at least so many times the bytes of its header."""
+
+
+class DirectUpload:
+    """One file. Lives on the event loop."""
+
+    def __init__(
+        self,
+        link: Link,
+        header: transfer_pb2.UpdateHeader,
+        path: Path,
+        backoff: Backoff,
+        *,
+        fresh: bool,
+    ) -> None:
+        """fresh: nothing of the file has been sent before. backoff: pauses that begin again from
+        the first whenever bytes arrive."""
+        self._link = link
+        self._header = header
+        self._path = path
+        self._backoff = backoff
+        self.unreadable: StorageError | None = None
+        """The error of this host's disk; gRPC reports a cancelled call instead."""
+        self._offset: int | None = 0 if fresh else None
+        self._sequence = 1 if fresh else 0
+        self._piece: tuple[int, float] | None = None
+        """Where and when the piece under way began."""
+        self._broke: tuple[int, float] | None = None
+        """Where the piece that broke began, and how long it took."""
+
+    async def attempt(self) -> None:
+        """Send what is left; returns when the coordinator has all. Raises what it answers."""
+        offset = await self._locate() if self._offset is None else self._offset
+        while offset is not None:
+            offset = await self._send_piece(offset)
+
+    def failed(self, *, again: bool = False) -> None:
+        """An attempt failed. again: the whole file must be sent again."""
+        if again:
+            self._offset, self._piece, self._broke = 0, None, None
+            self._sequence += 1
+            return
+        self._offset = None
+        if self._piece is not None:
+            begun, at = self._piece
+            self._broke = (begun, time.monotonic() - at)
+            self._piece = None
+
+    def forget(self) -> None:
+        """The file went another way meanwhile: the last break says nothing of the next attempt."""
+        self._piece = self._broke = None
+
+    async def _locate(self) -> int | None:
+        """Where to resume; None if the coordinator has the whole file."""
+        request = location_of(self._header)
+        request.resume = True
+        located = await self._link.stub.LocateUpload(request)
+        if located.complete:
+            return None
+        offset, self._sequence = min(located.offset, self._header.size), located.sequence
+        if self._broke is not None:
+            begun, seconds = self._broke
+            self._broke = None
+            self._link.chunks[Direction.UP].broke(gained=offset - begun)
+            self._link.pieces[Direction.UP].broke(max(0, offset - begun), seconds)
+            if offset > begun:
+                self._backoff.reset()
+        return offset
+
+    async def _send_piece(self, offset: int) -> int | None:
+        """Send the next piece; where the one after it begins, or None after the last."""
+        size, pieces = self._header.size, self._link.pieces[Direction.UP]
+        until = offset + max(pieces.bytes, _LEAST_HEADERS * self._header.ByteSize())
+        until = until if until < size else 0
+        begun = time.monotonic()
+        self._piece = (offset, begun)
+        answer: rpc.SubmitUpdateResponse = await self._link.submit_update(
+            self._frames(offset, until)
+        )
+        self._piece = None
+        self._sequence += 1
+        if not until or answer.duplicate:
+            self._link.chunks[Direction.UP].passed()
+            return None
+        if answer.received != until:
+            raise TruncatedError(
+                f"the coordinator has {answer.received} bytes of a file that was sent up to {until}"
+            )
+        seconds = time.monotonic() - begun
+        pieces.confirmed(until - offset, seconds - min(seconds, max(0.0, answer.waited_seconds)))
+        self._backoff.reset()
+        return until
+
+    async def _frames(self, offset: int, until: int) -> AsyncIterator[Message | bytes]:
+        """One header, a piece of the file in chunks; after the last one, one trailer."""
+        opening = transfer_pb2.UpdateHeader()
+        opening.CopyFrom(self._header)
+        opening.offset, opening.until, opening.sequence = offset, until, self._sequence
+        opening.stored = False
+        yield _request(transfer_pb2.UpdateFrame(header=opening))
+        end = until or opening.size
+        chunk_bytes = self._link.chunk_bytes(Direction.UP, end - offset)
+        try:
+            for message in file_messages(self._path, offset, chunk_bytes=chunk_bytes, end=end):
+                self._link.metrics.moved(Direction.UP, len(message))
+                yield message
+        except StorageError as error:
+            self.unreadable = error
+            raise
+        if not until:
+            trailer = transfer_pb2.FileTrailer(blake3=opening.blake3)
+            yield _request(transfer_pb2.UpdateFrame(trailer=trailer))
+
+
+def location_of(header: transfer_pb2.UpdateHeader) -> rpc.LocateUploadRequest:
+    """The question how much of the file that a header announces has arrived."""
+    return rpc.LocateUploadRequest(
+        update_id=header.update_id,
+        run_id=header.run_id,
+        client_id=header.client_id,
+        blake3=header.blake3,
+    )
+
+
+def _request(frame: transfer_pb2.UpdateFrame) -> rpc.SubmitUpdateRequest:
+    return rpc.SubmitUpdateRequest(frame=frame)

@@ -1,0 +1,96 @@
+"""Order of the streams that carry one update: a newer stream ends an older one.
+
+A host that lost its connection sends the rest of its update over another one. What it sent before
+may still be on its way, in the buffers of a proxy. It must not be written over what is newer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from weakref import WeakValueDictionary
+
+from potluck.common.errors import TruncatedError
+
+_MOST_REMEMBERED = 10_000
+"""Files whose newest stream is remembered."""
+
+FIRST = 1
+"""Sequence number of a stream that carries an update for the first time."""
+
+_LARGEST = 1 << 62
+
+_File = tuple[str, str]
+"""Id and BLAKE3 digest of an update."""
+
+
+class UploadOrder:
+    """Admits one stream at a time for each update. Lives on the event loop."""
+
+    def __init__(self) -> None:
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """By update; a lock is kept by those who hold it or wait for it."""
+        self._newest: OrderedDict[_File, int] = OrderedDict()
+        self._receiving: dict[_File, asyncio.Timeout] = {}
+
+    @asynccontextmanager
+    async def turn(self, update_id: str, blake3: str, sequence: int) -> AsyncIterator[None]:
+        """Wait until older streams of an update have ended. sequence: 0 for a stream without order.
+
+        Raises TruncatedError if a newer stream has come.
+        """
+        file, sequence = (update_id, blake3), min(sequence, _LARGEST)
+        if sequence > self._newest.get(file, 0):
+            self._set_newest(file, sequence)
+        async with self._lock(update_id):
+            self._check(file, sequence)
+            yield
+
+    @asynccontextmanager
+    async def resumed(self, update_id: str, blake3: str) -> AsyncIterator[int]:
+        """End older streams of an update; the sequence number of the stream that comes next."""
+        file = (update_id, blake3)
+        sequence = max(self._newest.get(file, 0), FIRST) + 1
+        self._set_newest(file, sequence)
+        async with self._lock(update_id):
+            yield sequence
+
+    @asynccontextmanager
+    async def receiving(self, update_id: str, blake3: str) -> AsyncIterator[None]:
+        """A block, within a turn, that ends with TruncatedError when a newer stream comes."""
+        file = (update_id, blake3)
+        try:
+            async with asyncio.timeout(None) as ending:
+                self._receiving[file] = ending
+                yield
+        except TimeoutError:
+            if not ending.expired():
+                raise
+            raise _overtaken(update_id) from None
+        finally:
+            self._receiving.pop(file, None)
+
+    def _lock(self, update_id: str) -> asyncio.Lock:
+        return self._locks.setdefault(update_id, asyncio.Lock())
+
+    def _set_newest(self, file: _File, sequence: int) -> None:
+        self._newest[file] = sequence
+        self._newest.move_to_end(file)
+        if len(self._newest) > _MOST_REMEMBERED:
+            self._newest.popitem(last=False)
+        ending = self._receiving.get(file)
+        if ending is not None:
+            ending.reschedule(asyncio.get_running_loop().time())
+
+    def _check(self, file: _File, sequence: int) -> None:
+        if 0 < sequence < self._newest.get(file, 0):
+            raise _overtaken(file[0])
+
+
+def _overtaken(update_id: str) -> TruncatedError:
+    return TruncatedError(
+        f"a newer stream carries update '{update_id[:200]}'; this one is not used any more",
+        update=update_id[:200],
+    )

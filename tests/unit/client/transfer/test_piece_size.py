@@ -1,0 +1,57 @@
+"""What a link's rate does to the size of pieces."""
+
+from __future__ import annotations
+
+import pytest
+
+from potluck.client.transfer.piece_size import PieceSize
+from potluck.common.net.protocol import LEAST_CHUNK_BYTES
+
+PING_SECONDS = 8.0
+"""What gRPC waits for the answer to a ping."""
+
+
+def sent_over(bytes_per_second: float, pieces: PieceSize, count: int = 20) -> list[float]:
+    """Send pieces over a link of this rate; how long each takes."""
+    took = []
+    for _ in range(count):
+        took.append(pieces.bytes / bytes_per_second)
+        pieces.confirmed(pieces.bytes, took[-1])
+    return took
+
+
+@pytest.mark.parametrize("rate", [10e3, 15e3, 100e3, 0.5 * 2**20, 10e6])
+def test_pieces_on_a_link_of_any_rate_pass_before_a_ping_is_given_up(rate: float) -> None:
+    took = sent_over(rate, PieceSize())
+    assert max(took) < PING_SECONDS
+    assert took[-1] == pytest.approx(3.0, abs=0.01)
+
+
+def test_a_fast_link_carries_a_file_in_few_pieces() -> None:
+    pieces, sent, count = PieceSize(), 0, 0
+    while sent < 100_000_000:
+        sent += pieces.bytes
+        pieces.confirmed(pieces.bytes, 0.005 + pieces.bytes / 200e6)
+        count += 1
+    assert count <= 7
+
+
+def test_a_small_piece_that_a_buffer_takes_at_once_makes_the_next_one_four_times_as_large() -> None:
+    pieces = PieceSize()
+    before = pieces.bytes
+    pieces.confirmed(before, 0.0)
+    assert pieces.bytes == 4 * before
+
+
+def test_a_link_that_gets_thin_is_found_at_its_first_break() -> None:
+    pieces = PieceSize(100_000_000)
+    pieces.broke(gained=400_000, seconds=30.0)
+    assert pieces.bytes == 40_000
+    pieces.broke(gained=0, seconds=30.0)
+    assert pieces.bytes == LEAST_CHUNK_BYTES
+
+
+def test_a_fast_link_that_breaks_halves_its_pieces() -> None:
+    pieces = PieceSize(8_000_000)
+    pieces.broke(gained=700_000, seconds=0.01)
+    assert pieces.bytes == 4_000_000
