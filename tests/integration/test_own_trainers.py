@@ -47,6 +47,7 @@ async def test_rounds_go_on_without_those_whose_trainer_fails(
         for fault, line in {
             "raises": "failed at client 'client-1': ValueError: the scanner's file is empty",
             "exits": "failed at client 'client-1': SystemExit: 3",
+            "interrupts": "failed at client 'client-1': KeyboardInterrupt: no message",
             "not-a-number": "left NaN, infinity or huge numbers in tensor 'slope'",
             "shapes": "left another model than it was given",
             "undeclared": "has measure 'accuracy', which the task's trainer does not declare",

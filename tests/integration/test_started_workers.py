@@ -10,13 +10,23 @@ from typing import Any
 import pytest
 
 from potluck.client.base.availability_plan import AvailabilityPlan
-from potluck.client.training.processes.device_process import WorkerProcesses
+from potluck.client.training.processes.device_process import DeviceProcess, WorkerProcesses
 from potluck.client.training.processes.training_worker import DeviceTerms, Done, Failed
-from potluck.common.errors import TrainingError
+from potluck.common.errors import PluginError, TrainingError
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+from potluck.rpc.v1 import transfer_pb2
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a pipe tells workers of the end")
 OWN = """
 from potluck.client.training.processes.training_jobs import WorkerJob
+
+class Raise(WorkerJob):
+    def __init__(self, error):
+        self.error = error
+
+    def carry_out(self, seat, board):
+        raise self.error
+
 
 class Give(WorkerJob):
     def __init__(self, number):
@@ -45,23 +55,54 @@ def test_a_worker_finds_its_users_code_and_hands_back_what_it_can(
     monkeypatch.chdir(here)
     monkeypatch.syspath_prepend(str(own))
     own_jobs: Any = __import__("own_jobs")
-    terms = DeviceTerms(
+    connection = processes.take().connection
+    connection.send(terms(tmp_path))
+    answers = []
+    stopped = map(own_jobs.Raise, (KeyboardInterrupt("own"), SystemExit(3)))
+    for job in (own_jobs.Give(7), own_jobs.Give(0), *stopped, own_jobs.Give(8)):
+        connection.send(job)
+        assert connection.poll(60)
+        answers.append(connection.recv())
+    assert (answers[0], answers[-1]) == (Done(7), Done(8))
+    assert isinstance(answers[1], Failed)
+    assert isinstance(answers[1].error, TrainingError)
+    assert "can't hand back what came of its job" in str(answers[1].error)
+    for answer, text in zip(answers[2:4], ("KeyboardInterrupt at", "SystemExit at"), strict=True):
+        assert isinstance(answer.error, TrainingError)
+        assert answer.error.message.startswith(f"{text} own_jobs.py:")
+
+
+def test_a_worker_checks_a_training_and_is_restarted(
+    processes: WorkerProcesses, tmp_path: Path
+) -> None:
+    seat = DeviceProcess(processes, terms(tmp_path))
+    [before] = children()
+    work = rpc.Train(task=rpc.Plugin(name="no-such-task", options_json="{}"))
+    with pytest.raises(PluginError, match="'no-such-task' is not installed"):
+        seat.check(work, b"")
+    assert children() == {before}
+    seat.restart()
+    assert children() == set()
+    work.task.name, work.objective.name = "digits", "cross-entropy"
+    work.training_json = work.objective.options_json = "{}"
+    work.encoding = transfer_pb2.ENCODING_FLOAT32
+    seat.check(work, b"")
+    assert before not in children()
+
+
+def children() -> set[int]:
+    """Process ids of the children of this process."""
+    found = Path("/proc/self/task").glob("*/children")
+    return {int(pid) for each in found for pid in each.read_text().split()}
+
+
+def terms(folder: Path) -> DeviceTerms:
+    return DeviceTerms(
         device="cpu",
         threads=1,
         deterministic=False,
         data_directory=None,
         model_modules=(),
         availability=AvailabilityPlan(),
-        choices=tmp_path,
+        choices=folder,
     )
-    connection = processes.take().connection
-    connection.send(terms)
-    answers = []
-    for number in (7, 0, 8):
-        connection.send(own_jobs.Give(number))
-        assert connection.poll(60)
-        answers.append(connection.recv())
-    assert (answers[0], answers[2]) == (Done(7), Done(8))
-    assert isinstance(answers[1], Failed)
-    assert isinstance(answers[1].error, TrainingError)
-    assert "can't hand back what came of its job" in str(answers[1].error)

@@ -96,8 +96,26 @@ class Worker(Generic[Device]):
         Cancelling takes it from the queue; if it has begun, it goes on, and must notice itself, or
         its thread is left behind.
         """
-        loop = asyncio.get_running_loop()
         thread = await self._idle.get()
+        future = self._begin(thread, function)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            loop = asyncio.get_running_loop()
+            loop.call_later(self._patience_seconds, self._leave_behind, thread, future, None)
+            raise
+
+    def prepare(self, function: Callable[[Device], object]) -> None:
+        """Call `function` with each device that is idle now. Returns at once; results and errors
+        are dropped."""
+        for _ in range(self._idle.qsize()):
+            self._begin(self._idle.get_nowait(), function)
+
+    def _begin(
+        self, thread: _Thread[Device], function: Callable[[Device], Result]
+    ) -> Future[Result]:
+        """Call `function` in a thread that was idle, which is idle again after it."""
+        loop = asyncio.get_running_loop()
 
         def free(_: Future[Result]) -> None:
             with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
@@ -105,11 +123,7 @@ class Worker(Generic[Device]):
 
         future = thread.submit(function)
         future.add_done_callback(free)
-        try:
-            return await asyncio.wrap_future(future)
-        except asyncio.CancelledError:
-            loop.call_later(self._patience_seconds, self._leave_behind, thread, future, None)
-            raise
+        return future
 
     def _free(self, thread: _Thread[Device]) -> None:
         if thread in self._threads:

@@ -21,4 +21,6 @@ async def check(context: HandlerContext, active: ActiveInstruction) -> rpc.Answe
     await context.compute(
         active, work.train.task, lambda device: device.check(work.train, work.layout)
     )
+    if context.trainers is not context.worker:  # each process loads the task before a round begins
+        context.trainers.prepare(lambda seat: seat.check(work.train, work.layout))
     return rpc.Answer(instruction_id=instruction.id, checked=rpc.Checked())

@@ -56,6 +56,19 @@ async def test_what_is_cancelled_in_the_queue_is_never_begun() -> None:
     worker.close()
 
 
+async def test_idle_devices_are_prepared_before_the_next_call() -> None:
+    worker = Worker(list[str], list[str])
+
+    def prepare(bench: list[str]) -> None:
+        bench.append("prepared")
+        raise ValueError("dropped")
+
+    worker.prepare(prepare)
+    found = await asyncio.gather(*(worker.run(lambda bench: list(bench)) for _ in range(2)))
+    assert found == [["prepared"], ["prepared"]]
+    worker.close()
+
+
 async def test_what_making_the_bench_raises_is_told() -> None:
     def fail() -> None:
         raise ImportError("no torch here")

@@ -195,6 +195,12 @@ class DeviceProcess:
         self._processes, self._terms = processes, terms
         self._child: _Child | None = self._begun()
 
+    def check(self, work: rpc.Train, layout: bytes) -> None:
+        """Check that such a training could begin."""
+        from potluck.client.training.processes.training_jobs import CheckOne
+
+        self._do(CheckOne(work=work.SerializeToString(), layout=layout), [TrainingProgress()])
+
     def train(
         self,
         instruction: rpc.Instruction,

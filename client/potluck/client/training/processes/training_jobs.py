@@ -84,6 +84,18 @@ class WorkerJob(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CheckOne(WorkerJob):
+    """To check that a training could begin. work: serialised. layout: of the run's model."""
+
+    work: bytes
+    layout: bytes
+
+    def carry_out(self, seat: TrainingSeat, board: ProgressBoard) -> None:  # noqa: ARG002
+        """Nothing, or what it raises."""
+        seat.check(rpc.Train.FromString(self.work), self.layout)
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainOne(WorkerJob):
     """To train one client. instruction: serialised."""
 

@@ -26,6 +26,10 @@ class TrainingSeat(Protocol):
     """A place where one training at a time goes on. Used by one thread; for what its methods do
     and raise see `TrainingDevice`."""
 
+    def check(self, work: rpc.Train, layout: bytes) -> None:
+        """Check that such a training could begin; loads its task."""
+        ...
+
     def train(
         self,
         instruction: rpc.Instruction,
