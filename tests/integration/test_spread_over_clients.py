@@ -60,12 +60,13 @@ async def events(federation: SumFederation, run_id: str) -> list[operator_pb2.Wa
         return [event async for event in watched]
 
 
-async def last_round(federation: SumFederation, run_file: str) -> operator_pb2.CommittedRound:
+async def last_round(
+    federation: SumFederation, run_file: str
+) -> tuple[str, operator_pb2.CommittedRound]:
     row = await federation.finished(run_file)
     assert row.state is RunState.FINISHED, row.reason
-    return [e.committed for e in await events(federation, row.run_id) if e.HasField("committed")][
-        -1
-    ]
+    seen = await events(federation, row.run_id)
+    return row.run_id, [each.committed for each in seen if each.HasField("committed")][-1]
 
 
 def measured_apart(
@@ -91,7 +92,7 @@ def measured_apart(
 
 @pytest.mark.parametrize("central", [False, True], ids=["clients", "coordinator-and-clients"])
 async def test_every_client_counts_once(federation: SumFederation, central: bool) -> None:
-    committed = await last_round(
+    run_id, committed = await last_round(
         federation, RUN_FILE.format(clients=CLIENTS, group=5, central=str(central).lower())
     )
     apart = measured_apart(federation, committed.model_blake3, central=central)
@@ -104,9 +105,21 @@ async def test_every_client_counts_once(federation: SumFederation, central: bool
     losses = sorted(each["loss"] for each in apart.values())
     assert committed.spreads["loss"].worst_tenth == pytest.approx(np.mean(losses[-2:]))
     assert set(committed.spreads) == {"accuracy", "loss", "weighted_f1"}
+    assert (spread.asked, spread.partial) == (CLIENTS, False)
+    behind = committed.coverage["accuracy"]
+    assert (behind.clients, behind.asked) == ((0, 0) if central else (CLIENTS, CLIENTS))
+    assert behind.samples > 0
+    assert not behind.partial
+    assert (behind.samples == spread.samples) is not central
     shown = round_values(committed)["spreads"]["accuracy"]
     assert shown["quantiles"]["0.5"] == pytest.approx(np.median(accuracies))
     exposition = federation.members.instruments["coordinator"].exposition().decode()
+    labels = f'measure="accuracy",run="{run_id}"'
+    shown = dict(line.rsplit(" ", 1) for line in exposition.splitlines())
+    for state, number in (("asked", behind.asked), ("measured", behind.clients)):
+        assert float(shown[f'potluck_model_measure_clients{{{labels},state="{state}"}}']) == number
+    assert float(shown[f"potluck_model_measure_samples{{{labels}}}"]) == behind.samples
+    assert float(shown[f"potluck_model_measure_partial{{{labels}}}"]) == 0
     for statistic, value in (("p50", np.median(accuracies)), ("worst_tenth", spread.worst_tenth)):
         [line] = [
             line
@@ -121,7 +134,7 @@ async def test_every_client_counts_once(federation: SumFederation, central: bool
 
 async def test_no_single_value_is_kept(federation: SumFederation) -> None:
     """Neither on the coordinator's disk, database included, nor among its metrics."""
-    committed = await last_round(
+    _, committed = await last_round(
         federation, RUN_FILE.format(clients=CLIENTS, group=5, central="false")
     )
     apart = measured_apart(federation, committed.model_blake3, central=False)

@@ -103,6 +103,15 @@ def committed(number: int, accuracy: float, *members: operator_pb2.Member) -> Ev
     )
 
 
+def covering(event: Event, clients: int, asked: int, samples: int, *, partial: bool) -> Event:
+    """A committed round whose metrics are over so many clients and samples."""
+    for name in ("accuracy", "loss", "worst_group_accuracy"):
+        event.committed.coverage[name].CopyFrom(
+            operator_pb2.Coverage(clients=clients, asked=asked, samples=samples, partial=partial)
+        )
+    return event
+
+
 def spread_out(event: Event) -> Event:
     """A committed round with the spread of its accuracy over twelve clients."""
     known = {"clients": 12, "mean": 0.5, "quantiles": [0.2, 0.3, 0.5, 0.7, 0.9], "worst_tenth": 0.1}

@@ -113,6 +113,35 @@ FEDERATION = Dashboard(
                     width=10,
                 ),
                 Panel(
+                    title="Clients behind measures",
+                    queries=[
+                        Query(
+                            f"potluck_model_measure_clients{OF_RUN}",
+                            f"{BY_RUN} {{{{measure}}}} {{{{state}}}}",
+                        )
+                    ],
+                    about="Clients asked for each measure, and those that measured it. They differ "
+                    "where evaluations failed or came late.",
+                    width=10,
+                ),
+                Panel(
+                    title="Samples behind measures",
+                    queries=[
+                        Query(f"potluck_model_measure_samples{OF_RUN}", f"{BY_RUN} {{{{measure}}}}")
+                    ],
+                    about="Samples behind each measure of the newest round that has it.",
+                    width=10,
+                ),
+                Panel(
+                    title="Partial measures",
+                    queries=[
+                        Query(f"sum by (run) (potluck_model_measure_partial{OF_RUN})", BY_RUN)
+                    ],
+                    about="Measures over fewer of the clients asked than evaluation.least_share.",
+                    kind="stat",
+                    width=4,
+                ),
+                Panel(
                     title="Measures over clients",
                     queries=[
                         Query(

@@ -13,6 +13,7 @@ from potluck.common.process.entry import WINDOWS
 if sys.platform == "win32":
     raise ImportError(WINDOWS)
 
+from potluck.common.learning.coverage import Coverage
 from potluck.common.net.build_version import software_version
 from potluck.federation.federation import Federation
 from potluck.federation.rounds import Member, Round, Spread
@@ -41,4 +42,13 @@ else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-__all__ = ["Federation", "Member", "Round", "Run", "Spread", "__version__", "load_model"]
+__all__ = [
+    "Coverage",
+    "Federation",
+    "Member",
+    "Round",
+    "Run",
+    "Spread",
+    "__version__",
+    "load_model",
+]

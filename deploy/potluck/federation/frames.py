@@ -20,7 +20,8 @@ def rounds_frame(rounds: Iterable[Round]) -> pd.DataFrame:
     """One row a round, indexed by its number.
 
     A column for each measure of the model, `NAME_worst_tenth` for each spread over clients; clients
-    `selected` and `included`, `seconds`, `bytes_down`, `bytes_up`, and the `model`'s digest.
+    `selected` and `included`, `seconds`, `bytes_down`, `bytes_up`, and the `model`'s digest. Behind
+    these for each measure `NAME_clients`, `NAME_asked`, `NAME_partial` and `NAME_samples`.
     """
     rows = [
         round_row(
@@ -33,6 +34,10 @@ def rounds_frame(rounds: Iterable[Round]) -> pd.DataFrame:
             bytes_down=each.bytes_down,
             bytes_up=each.bytes_up,
             model=each.model,
+            coverage={
+                **each.coverage,
+                **{f"{name}_worst_tenth": of.coverage for name, of in each.spreads.items()},
+            },
         )
         for each in rounds
     ]

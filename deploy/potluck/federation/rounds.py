@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 
+from potluck.common.learning.coverage import Coverage
 from potluck.common.learning.spread import QUANTILES
-from potluck.deploy.operator.run_view import all_metrics, member_state_name
+from potluck.deploy.operator.run_view import (
+    all_metrics,
+    coverage_of,
+    member_state_name,
+    spread_coverage,
+)
+from potluck.deploy.view.readable import readable_coverage
 from potluck.rpc.v1 import operator_pb2
 
 INCLUDED = "included"
@@ -37,13 +44,14 @@ class Spread:
     """A measure over clients, each of which counts once.
 
     worst_tenth: mean over the tenth for which it is worst. quantiles: by the share of the clients
-    below.
+    below. coverage: the clients and samples that it is over.
     """
 
     clients: int
     mean: float
     worst_tenth: float
     quantiles: Mapping[float, float]
+    coverage: Coverage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +61,8 @@ class Round:
     number: from 1. measures: of the new model, by name; where it was not evaluated, at most of the
     round's trainings, such as `training_loss`. members: the cohort in the order it was chosen.
     seconds: from selection to commit. bytes_down, bytes_up: of models and updates. model: BLAKE3
-    digest of the new model.
+    digest of the new model. coverage: clients and samples behind each measure, by name; also of
+    measures that clients were asked for and that none of them measured.
     """
 
     number: int
@@ -64,6 +73,7 @@ class Round:
     bytes_down: int
     bytes_up: int
     model: str
+    coverage: Mapping[str, Coverage] = field(default_factory=dict)
 
     @property
     def accuracy(self) -> float | None:
@@ -90,9 +100,13 @@ class Round:
         """Ids of the clients whose updates are part of the model."""
         return tuple(member.client for member in self.members if member.state == INCLUDED)
 
+    def _over(self, measure: str) -> str:
+        """The clients and samples behind a measure, in words; empty if they are not known."""
+        return readable_coverage(self.coverage[measure]) if measure in self.coverage else ""
+
     def _repr_html_(self) -> str:
         measured = "".join(
-            f"<tr><td>{escape(name)}</td><td>{value:.4g}</td></tr>"
+            f"<tr><td>{escape(name)}</td><td>{value:.4g}</td><td>{self._over(name)}</td></tr>"
             for name, value in sorted(self.measures.items())
         )
         rows = "".join(
@@ -118,6 +132,7 @@ def round_of(committed: operator_pb2.CommittedRound) -> Round:
         bytes_down=committed.bytes_down,
         bytes_up=committed.bytes_up,
         model=committed.model_blake3,
+        coverage=coverage_of(committed),
     )
 
 
@@ -127,6 +142,7 @@ def _spread(spread: operator_pb2.Spread) -> Spread:
         mean=spread.mean,
         worst_tenth=spread.worst_tenth,
         quantiles=dict(zip(QUANTILES, spread.quantiles, strict=False)),
+        coverage=spread_coverage(spread),
     )
 
 

@@ -13,7 +13,7 @@ from potluck.deploy.operator.run_view import (
     shown_measures,
     waiting_text,
 )
-from potluck.deploy.view.readable import readable_measure
+from potluck.deploy.view.readable import readable_coverage, readable_measure
 from potluck.deploy.view.watch_table import progress_text
 from potluck.federation.rounds import Round
 
@@ -43,12 +43,16 @@ def _table(view: RunView, rounds: Sequence[Round]) -> str:
         if any(name in each.measures for each in rounds)
     }
     head = "".join(f"<th>{escape(measure.label)}</th>" for measure in measures.values())
+    covered = any(each.coverage for each in rounds)
+    head += "<th>over</th>" * covered
     body = ""
     for each in rounds:
         values = [
             readable_measure(each.measures[name], measure.unit) if name in each.measures else ""
             for name, measure in measures.items()
         ]
+        over = [each.coverage[name] for name in measures if name in each.coverage]
+        values += [readable_coverage(over[0]) if over else ""] * covered
         more = " …" if len(each.cohort) > _SHOWN_CLIENTS else ""
         cells = [str(each.number), *values, ", ".join(each.cohort[:_SHOWN_CLIENTS]) + more]
         body += f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"

@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from potluck.deploy.view.run_summary import MeasureSummary
+from potluck.deploy.view.run_summary import CoverageSummary, MeasureSummary
 
 
 class Shape(BaseModel):
@@ -48,6 +48,12 @@ class RoundShown(Shape):
     round: int
     values: dict[str, float | None] = Field(description="Measures of the new model, by name.")
     worst_tenth: dict[str, float] = Field(description="Of clients, by the measure's name.")
+    coverage: dict[str, CoverageSummary] = Field(
+        description="Clients and samples behind measures, by name."
+    )
+    spread_coverage: dict[str, CoverageSummary] = Field(
+        description="Clients and samples behind the worst tenth, by the measure's name."
+    )
     seconds: float
     bytes_down: int
     bytes_up: int

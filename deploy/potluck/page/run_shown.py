@@ -15,13 +15,15 @@ from potluck.deploy.operator.run_view import (
     TROUBLED,
     RunView,
     all_metrics,
+    coverage_of,
     fraction_done,
     member_state_name,
     run_state_name,
     shown_measures,
+    spread_coverage,
     waiting_text,
 )
-from potluck.deploy.view.run_summary import MeasureSummary
+from potluck.deploy.view.run_summary import CoverageSummary, MeasureSummary
 from potluck.deploy.view.watch_table import PHASES
 from potluck.page.page_shapes import (
     CohortShown,
@@ -145,6 +147,11 @@ def shown_round(committed: operator_pb2.CommittedRound, clients: ClientList) -> 
         round=committed.round,
         values=dict(all_metrics(committed.metrics)),
         worst_tenth={name: each.worst_tenth for name, each in committed.spreads.items()},
+        coverage={name: CoverageSummary.of(each) for name, each in coverage_of(committed).items()},
+        spread_coverage={
+            name: CoverageSummary.of(spread_coverage(each))
+            for name, each in committed.spreads.items()
+        },
         seconds=committed.seconds,
         bytes_down=committed.bytes_down,
         bytes_up=committed.bytes_up,

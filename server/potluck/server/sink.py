@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import ClassVar
 
+from potluck.common.learning.coverage import Coverage
 from potluck.common.settings.plugins import SINKS, Plugin
 from potluck.common.tables.round_columns import TableRow, round_row
 
@@ -71,6 +72,7 @@ class TrackedRound:
     bytes_up: int
     model: str
     committed_at: datetime
+    coverage: Mapping[str, Coverage] = field(default_factory=dict)
 
     @property
     def row(self) -> TableRow:
@@ -85,6 +87,7 @@ class TrackedRound:
             bytes_down=self.bytes_down,
             bytes_up=self.bytes_up,
             model=self.model,
+            coverage=self.coverage,
         )
 
     @property

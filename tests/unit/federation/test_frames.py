@@ -2,6 +2,7 @@
 
 import pandas as pd
 
+from potluck.federation import Coverage
 from potluck.federation.frames import (
     attendance_frame,
     clients_frame,
@@ -30,9 +31,16 @@ def two_rounds() -> list[Round]:
         model_blake3="ab",
         spreads={
             "accuracy": rpc.Spread(
-                clients=10, mean=0.5, worst_tenth=0.125, quantiles=[0.1, 0.2, 0.3, 0.4, 0.5]
+                clients=10,
+                asked=12,
+                samples=90,
+                partial=True,
+                mean=0.5,
+                worst_tenth=0.125,
+                quantiles=[0.1, 0.2, 0.3, 0.4, 0.5],
             )
         },
+        coverage={"dice": rpc.Coverage(clients=3, asked=3, samples=40)},
     )
     second = rpc.CommittedRound(round=2, members=[member("client-10", included, 4.0)])
     return [round_of(first), round_of(second)]
@@ -45,6 +53,18 @@ def test_rounds_have_a_row_each() -> None:
     assert measured[0] == [0.5, 0.25, 0.125]
     assert frame[["selected", "included"]].to_numpy().tolist() == [[2, 1], [1, 1]]
     assert bool(pd.isna(frame["accuracy"].loc[2]))
+    behind = [f"dice_{name}" for name in ("clients", "asked", "partial", "samples")]
+    assert frame[behind].to_numpy().tolist()[0] == [3, 3, 0, 40]
+    behind = [f"accuracy_worst_tenth_{name}" for name in ("clients", "asked", "partial", "samples")]
+    assert frame[behind].to_numpy().tolist()[0] == [10, 12, 1, 90]
+
+
+def test_rounds_say_what_their_measures_are_over() -> None:
+    first, second = two_rounds()
+    assert first.coverage == {"dice": Coverage(clients=3, asked=3, samples=40)}
+    assert first.spreads["accuracy"].coverage.partial
+    assert second.coverage == {}
+    assert "<td>0.25</td><td>3 clients, 40 samples</td>" in first._repr_html_()
 
 
 def test_clients_are_counted_in_natural_order() -> None:

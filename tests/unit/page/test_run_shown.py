@@ -6,6 +6,7 @@ import pytest
 from support.operator_service import (
     Event,
     committed,
+    covering,
     member,
     notice,
     progress,
@@ -15,6 +16,7 @@ from support.operator_service import (
 )
 
 from potluck.deploy.operator.run_view import RunView, observe
+from potluck.deploy.view.run_summary import CoverageSummary
 from potluck.page.run_shown import (
     ClientList,
     changed_cohort,
@@ -83,7 +85,7 @@ def test_cohorts_point_into_a_list_of_clients_that_only_grows() -> None:
     view = seen(
         status(committed=2),
         committed(1, 0.5, member(4), member(2, LOST)),
-        spread_out(committed(2, 0.7, member(2), member(9))),
+        covering(spread_out(committed(2, 0.7, member(2), member(9))), 3, 6, 120, partial=True),
     )
     found = shown_run(view, clients, NOW)
     assert found is not None
@@ -92,6 +94,8 @@ def test_cohorts_point_into_a_list_of_clients_that_only_grows() -> None:
     assert (first.cohort, first.left_out) == ([0, 1], [1])
     assert (second.cohort, second.left_out) == ([1, 2], [])
     assert (second.values["accuracy"], second.worst_tenth) == (0.7, {"accuracy": 0.1})
+    assert second.coverage["loss"] == CoverageSummary(clients=3, asked=6, samples=120, partial=True)
+    assert second.spread_coverage["accuracy"].asked == 12
     assert [each.name for each in found.measures] == ["loss", "accuracy", "worst_group_accuracy"]
     assert clients.since(2) == ["client-9"]
 

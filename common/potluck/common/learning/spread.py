@@ -9,6 +9,7 @@ from typing import Final
 
 import numpy as np
 
+from potluck.common.learning.coverage import Coverage
 from potluck.common.trainer import Measure
 
 QUANTILES: Final = (0.1, 0.25, 0.5, 0.75, 0.9)
@@ -36,6 +37,13 @@ class Spread:
     asked: int = 0
     samples: int = 0
     partial: bool = False
+
+    @property
+    def coverage(self) -> Coverage:
+        """The clients and samples that it is over."""
+        return Coverage(
+            clients=self.clients, asked=self.asked, samples=self.samples, partial=self.partial
+        )
 
     @property
     def statistics(self) -> tuple[float, ...]:

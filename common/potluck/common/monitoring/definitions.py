@@ -344,6 +344,29 @@ MEASURE = _gauge(
     MEASURE_NAME,
     condition=_EVALUATED,
 )
+MEASURE_CLIENTS = _gauge(
+    "potluck_model_measure_clients",
+    "Clients that were asked for a measure in the newest round that has it, and clients that "
+    "measured it. 0 on the coordinator's own data.",
+    RUN,
+    MEASURE_NAME,
+    Label(name="state", values=("asked", "measured")),
+    condition=_EVALUATED,
+)
+MEASURE_SAMPLES = _gauge(
+    "potluck_model_measure_samples",
+    "Samples behind a measure of the newest round that has it; 0 where masked updates hide it.",
+    RUN,
+    MEASURE_NAME,
+    condition=_EVALUATED,
+)
+MEASURE_PARTIAL = _gauge(
+    "potluck_model_measure_partial",
+    "1 where fewer of the clients asked than evaluation.least_share measured it, else 0.",
+    RUN,
+    MEASURE_NAME,
+    condition=_EVALUATED,
+)
 _SPREAD = "where evaluation.spread is on and evaluation.least_group clients have measured"
 MEASURE_OVER_CLIENTS = _gauge(
     "potluck_model_measure_over_clients",

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import TypeAlias
+
+from potluck.common.learning.coverage import Coverage
 
 Cell: TypeAlias = float | int | str
 TableRow: TypeAlias = dict[str, Cell]
@@ -25,13 +28,21 @@ def round_row(
     bytes_down: int,
     bytes_up: int,
     model: str,
+    coverage: Mapping[str, Coverage] = MappingProxyType({}),
 ) -> TableRow:
     """The row of a round; measures stand in it by name.
 
     number: from 1. measures: of its model, by name. worst_tenths: of measures over clients, the
     mean of the tenth for which it is worst. selected, included: clients. seconds: from selection to
-    commit. model: its BLAKE3 digest.
+    commit. model: its BLAKE3 digest. coverage: clients and samples behind measures, by column; the
+    clients are left out where the coordinator measured its own data.
     """
+    behind: TableRow = {}
+    for name, each in sorted(coverage.items()):
+        if each.asked:
+            behind |= {f"{name}_clients": each.clients, f"{name}_asked": each.asked}
+            behind[f"{name}_partial"] = int(each.partial)
+        behind[f"{name}_samples"] = each.samples
     return {
         ROUND: number,
         **dict(sorted(measures.items())),
@@ -42,6 +53,7 @@ def round_row(
         "bytes_down": bytes_down,
         "bytes_up": bytes_up,
         "model": model,
+        **behind,
     }
 
 

@@ -6,8 +6,9 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from potluck.deploy.cards.card_parts import CardFacts
-from potluck.deploy.view.readable import readable_count, readable_measure
+from potluck.common.learning.coverage import Coverage
+from potluck.deploy.cards.card_parts import CardCoverage, CardFacts
+from potluck.deploy.view.readable import readable_count, readable_coverage, readable_measure
 
 _SHOWN_CLIENTS = 50
 _SHOWN_ROUNDS = 20
@@ -57,13 +58,22 @@ def _model(card: CardFacts) -> list[str]:
 
 
 def _measures(card: CardFacts) -> list[str]:
-    if not card.measures:
+    missing = [name for name, each in card.coverage.items() if name not in card.measures]
+    if not card.measures and not missing:
         return ["## Measures", "", "This model was not measured."]
     rows = [
-        (name, readable_measure(value, card.units.get(name, "")))
-        for name, value in card.measures.items()
+        (
+            name,
+            readable_measure(card.measures.get(name), card.units.get(name, "")),
+            _over(card.coverage.get(name)),
+        )
+        for name in [*card.measures, *missing]
     ]
-    return ["## Measures", "", *_table(("measure", "value"), rows)]
+    return ["## Measures", "", *_table(("measure", "value", "over"), rows)]
+
+
+def _over(coverage: CardCoverage | None) -> str:
+    return "–" if coverage is None else readable_coverage(Coverage(**coverage.model_dump()))
 
 
 def _made(card: CardFacts) -> list[str]:
@@ -123,7 +133,11 @@ def _rounds(card: CardFacts) -> list[str]:
             str(each.round),
             _code(f"{each.model_blake3[:12]}…"),
             ", ".join(each.included[:8]) + (" …" if len(each.included) > 8 else ""),
-            *(readable_measure(each.measures.get(n), card.units.get(n, "")) for n in names),
+            *(
+                readable_measure(each.measures.get(name), card.units.get(name, ""))
+                + " (partial)" * (name in each.coverage and each.coverage[name].partial)
+                for name in names
+            ),
         )
         for each in shown
     ]

@@ -13,6 +13,15 @@ class CardPart(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="null")
 
 
+class CardCoverage(CardPart):
+    """The clients and samples that a measure is over."""
+
+    clients: int = Field(description="That measured it; 0 on the coordinator's own data.")
+    asked: int = Field(description="That were asked for it and hold samples for it.")
+    samples: int = Field(description="0 where masked updates hide it.")
+    partial: bool = Field(description="Whether fewer measured it than the run demands.")
+
+
 class CardRound(CardPart):
     """A round that the model went through."""
 
@@ -23,6 +32,9 @@ class CardRound(CardPart):
     included: list[str] = Field(description="Those of it whose updates are in the model.")
     late: list[str] = Field(description="Clients whose updates for earlier rounds joined it.")
     measures: dict[str, float]
+    coverage: dict[str, CardCoverage] = Field(
+        default={}, description="Clients and samples behind measures, by name."
+    )
 
 
 class CardClient(CardPart):
@@ -77,6 +89,9 @@ class CardFacts(CardPart):
         description="Task, model, selector, strategy, objective and training of the run file."
     )
     measures: dict[str, float] = Field(description="Of this model, by name.")
+    coverage: dict[str, CardCoverage] = Field(
+        default={}, description="Clients and samples behind these measures, by name."
+    )
     units: dict[str, str] = Field(description="Of these measures, where they have one.")
     initial_model_blake3: str = Field(description="Of the model before round 1.")
     coordinator_trains: bool | None = Field(

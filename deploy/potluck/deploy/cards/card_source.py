@@ -12,12 +12,19 @@ from typing import Any
 from potluck.common.errors import NotFoundError, PluginError
 from potluck.common.net.build_version import software_version
 from potluck.common.settings import plugins
-from potluck.deploy.cards.card_parts import CardClient, CardPrivacy, CardRound, CardSoftware
+from potluck.deploy.cards.card_parts import (
+    CardClient,
+    CardCoverage,
+    CardPrivacy,
+    CardRound,
+    CardSoftware,
+)
 from potluck.deploy.cards.model_card import ModelCard
 from potluck.deploy.operator.operator_client import OperatorClient
 from potluck.deploy.operator.run_view import (
     RunView,
     all_metrics,
+    coverage_of,
     observe,
     run_state_name,
     shown_measures,
@@ -90,6 +97,7 @@ def make_card(
         seed=status.seed,
         tables={name: named[name] for name in _TABLES if name in named},
         measures=dict(sorted(measures.items())),
+        coverage={} if last is None else _coverage(last),
         units={name: units[name] for name in sorted(measures) if name in units},
         initial_model_blake3=status.initial_model_blake3,
         coordinator_trains=_coordinator_trains(named["strategy"]),
@@ -140,7 +148,12 @@ def _round(committed: operator_pb2.CommittedRound) -> CardRound:
         included=[member.client_id for member in committed.members if _included(member)],
         late=[each.client_id for each in committed.late],
         measures=dict(sorted(all_metrics(committed.metrics).items())),
+        coverage=_coverage(committed),
     )
+
+
+def _coverage(committed: operator_pb2.CommittedRound) -> dict[str, CardCoverage]:
+    return {name: CardCoverage(**vars(each)) for name, each in coverage_of(committed).items()}
 
 
 def _included(member: operator_pb2.Member) -> bool:

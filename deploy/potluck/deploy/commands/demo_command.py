@@ -31,6 +31,7 @@ from potluck.deploy.local.interruption import run_interruptibly
 from potluck.deploy.terminal import terminal
 from potluck.deploy.view.readable import (
     readable_bytes,
+    readable_coverage,
     readable_measure,
     readable_seconds,
 )
@@ -187,7 +188,10 @@ def print_summary(console: Console, summary: RunSummary, files: DemoFiles, *, pl
             readable_measure(entry.value(measure.name), measure.unit) for entry in (first, last)
         )
         if last.value(measure.name) is not None:
-            table.add_row(measure.label, f"{before} → {after}")
+            behind, earlier = (each.coverage.get(measure.name) for each in (last, first))
+            over = f", over {readable_coverage(behind.coverage)}" if behind is not None else ""
+            mark = " (partial)" if earlier is not None and earlier.partial else ""
+            table.add_row(measure.label, f"{before}{mark} → {after}{over}")
     moved = f"{readable_bytes(summary.bytes_down)} down, {readable_bytes(summary.bytes_up)} up"
     table.add_row("models moved", moved)
     for name, path in (("model", files.model), ("summary", files.summary), ("plot", plot)):

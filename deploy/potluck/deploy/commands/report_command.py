@@ -16,12 +16,20 @@ from potluck.deploy.commands.connection import operator_command
 from potluck.deploy.commands.run_commands import AsJson, RunId, print_line
 from potluck.deploy.operator.json_view import to_line
 from potluck.deploy.operator.operator_client import OperatorClient
-from potluck.deploy.operator.run_view import RunView, observe, shown_measures
+from potluck.deploy.operator.run_view import (
+    RunView,
+    observe,
+    shown_measures,
+    spread_coverage,
+)
 from potluck.deploy.view.pictures import check_picture
-from potluck.deploy.view.readable import readable_count, readable_measure
+from potluck.deploy.view.readable import readable_count, readable_coverage, readable_measure
 
 if TYPE_CHECKING:
     from potluck.deploy.view.run_report import RunReport
+
+
+_MOST_NAMED = 10
 
 
 async def report(
@@ -70,8 +78,33 @@ async def report(
             print_line(to_line(each))
         return
     print_line(f"{output}: {readable_count(len(values), 'round')}; on average:")
-    for line in [*summary_lines(values), *spread_lines(found, shown_measures(status))]:
+    shown = shown_measures(status)
+    for line in [
+        *summary_lines(values),
+        *coverage_lines(found, shown),
+        *spread_lines(found, shown),
+    ]:
         print_line(line)
+
+
+def coverage_lines(found: RunReport, shown: Mapping[str, Measure]) -> list[str]:
+    """The clients and samples behind the newest metrics, and the rounds with partial ones."""
+    if not found.coverage:
+        return []
+    number, newest = max(found.coverage.items())
+    over: dict[str, list[str]] = {}
+    for name, measure in shown.items():
+        if name in newest:
+            over.setdefault(readable_coverage(newest[name]), []).append(measure.label)
+    lines = [
+        f"  {', '.join(labels)} of round {number}: over {text}" for text, labels in over.items()
+    ]
+    partial = [n for n, each in found.coverage.items() if any(c.partial for c in each.values())]
+    if partial:
+        numbers = ", ".join(map(str, partial[:_MOST_NAMED]))
+        more = f" and {len(partial) - _MOST_NAMED} more" if len(partial) > _MOST_NAMED else ""
+        lines.append(f"  rounds with partial metrics: {numbers}{more}")
+    return lines
 
 
 def spread_lines(found: RunReport, shown: Mapping[str, Measure]) -> list[str]:
@@ -87,8 +120,9 @@ def spread_lines(found: RunReport, shown: Mapping[str, Measure]) -> list[str]:
                 readable_measure(value, measure.unit) for value in spread.quantiles
             )
             worst = readable_measure(spread.worst_tenth, measure.unit)
+            over = readable_coverage(spread_coverage(spread))
             lines.append(
-                f"  {measure.label} of {spread.clients}: median {median}, eight tenths from {low} "
+                f"  {measure.label} of {over}: median {median}, eight tenths from {low} "
                 f"to {high}, mean of the worst tenth {worst}"
             )
     return lines

@@ -11,7 +11,13 @@ from typing import Any
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from potluck.common.learning.spread import QUANTILES
-from potluck.deploy.operator.run_view import member_state_name, metric_values, run_state_name
+from potluck.deploy.operator.run_view import (
+    coverage_of,
+    member_state_name,
+    metric_values,
+    run_state_name,
+    spread_coverage,
+)
 from potluck.rpc.v1 import operator_pb2
 
 
@@ -100,6 +106,7 @@ def round_values(committed: operator_pb2.CommittedRound) -> dict[str, Any]:
         "spreads": {
             name: spread_values(spread) for name, spread in sorted(committed.spreads.items())
         },
+        "coverage": {name: vars(each) for name, each in coverage_of(committed).items()},
         "late": late_values(committed),
         "seconds": committed.seconds,
         "bytes_down": committed.bytes_down,
@@ -119,7 +126,7 @@ def late_values(committed: operator_pb2.CommittedRound) -> list[dict[str, Any]]:
 def spread_values(spread: operator_pb2.Spread) -> dict[str, Any]:
     """A measure over clients; quantiles by the share of the clients below."""
     return {
-        "clients": spread.clients,
+        **vars(spread_coverage(spread)),
         "mean": spread.mean,
         "worst_tenth": spread.worst_tenth,
         "quantiles": {

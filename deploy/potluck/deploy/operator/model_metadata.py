@@ -17,7 +17,7 @@ from pathlib import Path
 
 from potluck.common.errors import LayoutError, StorageError
 from potluck.common.tensors.layout import ALIGNMENT, LENGTH_BYTES
-from potluck.deploy.operator.run_view import all_metrics
+from potluck.deploy.operator.run_view import all_metrics, coverage_of
 from potluck.rpc.v1 import operator_pb2
 
 _TABLES = ("task", "model", "selector", "strategy", "objective", "training")
@@ -38,6 +38,8 @@ def metadata_of(origin: operator_pb2.ModelOrigin, blake3: str) -> dict[str, str]
     if origin.HasField("committed"):
         committed = origin.committed
         metadata["measures"] = json.dumps(dict(sorted(all_metrics(committed.metrics).items())))
+        coverage = {name: vars(each) for name, each in coverage_of(committed).items()}
+        metadata["coverage"] = json.dumps(coverage)
         metadata["software"] = json.dumps(dict(sorted(committed.software.items())))
         metadata["committed_at"] = committed.committed_at.ToDatetime(tzinfo=UTC).isoformat()
     if origin.HasField("best"):

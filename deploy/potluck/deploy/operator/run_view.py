@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
+from potluck.common.learning.coverage import Coverage
 from potluck.common.learning.measures import (
     CLASSIFICATION,
     TRAINING,
@@ -155,6 +156,26 @@ def all_metrics(metrics: operator_pb2.Metrics) -> dict[str, float]:
     """The metrics that are defined, by name."""
     named = [name for name in METRICS if metrics.HasField(name)]  # type: ignore[arg-type]  # literals
     return {**{name: float(getattr(metrics, name)) for name in named}, **metrics.others}
+
+
+def coverage_of(committed: operator_pb2.CommittedRound) -> dict[str, Coverage]:
+    """The clients and samples behind each metric of a round, by name."""
+    return {
+        name: Coverage(
+            clients=each.clients, asked=each.asked, samples=each.samples, partial=each.partial
+        )
+        for name, each in sorted(committed.coverage.items())
+    }
+
+
+def spread_coverage(spread: operator_pb2.Spread) -> Coverage:
+    """The clients and samples behind a measure over clients."""
+    return Coverage(
+        clients=spread.clients,
+        asked=max(spread.asked, spread.clients),
+        samples=spread.samples,
+        partial=spread.partial,
+    )
 
 
 def shown_measures(status: operator_pb2.RunStatus | None) -> dict[str, Measure]:

@@ -6,6 +6,7 @@ import math
 import re
 from datetime import datetime
 
+from potluck.common.learning.coverage import Coverage
 from potluck.common.trainer import SHARE
 
 _BYTE_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
@@ -55,6 +56,19 @@ def readable_measure(value: float | None, unit: str) -> str:
         return readable_share(value)
     number = readable_number(value)
     return f"{number} {unit}" if unit and value is not None else number
+
+
+def readable_coverage(coverage: Coverage) -> str:
+    """The clients and samples of a metric: 7 clients, 280 samples; 4 of 7 clients, partial."""
+    parts = []
+    if coverage.asked:
+        of = f"{coverage.clients} of " if coverage.incomplete else ""
+        parts.append(f"{of}{readable_count(coverage.asked, 'client')}")
+    if coverage.samples:
+        parts.append(readable_count(coverage.samples, "sample"))
+    if coverage.partial:
+        parts.append("partial")
+    return ", ".join(parts)
 
 
 def natural_order(name: str) -> list[tuple[int, str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from itertools import cycle
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from potluck.common.learning.coverage import Coverage
 from potluck.common.learning.measures import MeasuredModel
 from potluck.common.learning.spread import QUANTILES
 from potluck.common.trainer import SHARE
@@ -20,6 +21,7 @@ from potluck.deploy.view.readable import (
     natural_order,
     readable_bytes,
     readable_count,
+    readable_coverage,
     readable_measure,
     readable_seconds,
 )
@@ -116,7 +118,10 @@ def _plot_measures(
         found = [(entry.round, entry.value(measure.name)) for entry in history]
         points = [(number, value) for number, value in found if value is not None]
         last = f" {readable_measure(points[-1][1], measure.unit)}" if points else ""
-        _plot_line(axes, points, colour, f"{measure.label}{last}")
+        partial = _partial(history, measure.name)
+        if points and points[-1][0] in partial:
+            last += f" ({readable_coverage(partial[points[-1][0]])})"
+        _plot_line(axes, points, colour, f"{measure.label}{last}", hollow=partial)
         _plot_spread(axes, measure, colour, history)
     _label_lines(axes)
     first = measures[0]
@@ -156,12 +161,32 @@ def _plot_spread(
     )  # fmt: skip
 
 
-def _plot_line(axes: Axes, points: Sequence[tuple[int, float]], colour: str, label: str) -> None:
+def _partial(history: Sequence[RoundSummary], measure: str) -> dict[int, Coverage]:
+    """The coverage of a measure in rounds where it is partial."""
+    found = {entry.round: entry.coverage.get(measure) for entry in history}
+    return {number: each.coverage for number, each in found.items() if each and each.partial}
+
+
+def _plot_line(
+    axes: Axes,
+    points: Sequence[tuple[int, float]],
+    colour: str,
+    label: str,
+    *,
+    hollow: Container[int],
+) -> None:
+    """Points of partial measures are hollow."""
     if points:
         rounds, values = zip(*points, strict=True)
         axes.plot(
             rounds, values, color=colour, linewidth=1.8, label=label, marker="o", markersize=3
         )
+        partial = [point for point in points if point[0] in hollow]
+        if partial:
+            axes.plot(
+                *zip(*partial, strict=True), color=colour, linestyle="", marker="o", markersize=5,
+                markerfacecolor="white", label="_partial",
+            )  # fmt: skip
 
 
 def _label_lines(axes: Axes) -> None:

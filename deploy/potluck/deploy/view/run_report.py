@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from potluck.common.errors import RunError
+from potluck.common.learning.coverage import Coverage
 from potluck.common.learning.measures import MeasuredModel
 from potluck.common.trainer import Measure
 from potluck.deploy.operator.json_view import spread_values
-from potluck.deploy.operator.run_view import metric_values
+from potluck.deploy.operator.run_view import coverage_of, metric_values
 from potluck.deploy.view.readable import natural_order
 from potluck.deploy.view.selection_plots import HETEROGENEITIES, dominant_heterogeneity
 from potluck.rpc.v1 import operator_pb2
@@ -36,7 +37,7 @@ class RunReport:
     planned: clients that the selector chose; realised: those included; both as rows of the
     population, by round. accuracies: shares in [0, 1], by name and round. measures: of a task with
     its own trainer: what was measured, by name and round. spreads: of measures over clients, by
-    round and name, where a round has them.
+    round and name, where a round has them. coverage: clients and samples behind metrics, likewise.
     """
 
     population: Population
@@ -45,6 +46,7 @@ class RunReport:
     accuracies: Mapping[str, Mapping[int, float]]
     measures: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     spreads: Mapping[int, Mapping[str, operator_pb2.Spread]] = field(default_factory=dict)
+    coverage: Mapping[int, Mapping[str, Coverage]] = field(default_factory=dict)
 
 
 def run_report(
@@ -89,6 +91,7 @@ def run_report(
         accuracies=accuracies,
         measures=measures,
         spreads=spreads,
+        coverage={one.round: found for one in rounds if (found := coverage_of(one))},
     )
 
 
@@ -139,6 +142,7 @@ def report_values(report: RunReport) -> list[dict[str, Any]]:
             for name, cohorts, measured in sides
         }
         | _spreads(report.spreads.get(number, {}))
+        | _coverage(report.coverage.get(number, {}))
         for index, number in enumerate(report.planned)
     ]
 
@@ -147,6 +151,11 @@ def _spreads(spreads: Mapping[str, operator_pb2.Spread]) -> dict[str, Any]:
     """The measures over clients, under one name; nothing where there are none."""
     values = {name: spread_values(spread) for name, spread in sorted(spreads.items())}
     return {"spreads": values} if values else {}
+
+
+def _coverage(coverage: Mapping[str, Coverage]) -> dict[str, Any]:
+    """The clients and samples behind metrics, under one name; nothing where they are not known."""
+    return {"coverage": {n: vars(each) for n, each in coverage.items()}} if coverage else {}
 
 
 def _measured(population: Population, cohorts: Mapping[int, Rows]) -> list[dict[str, Any]]:

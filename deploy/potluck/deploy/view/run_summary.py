@@ -5,9 +5,10 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict, Field
 
 from potluck.common.errors import RunError
+from potluck.common.learning.coverage import Coverage
 from potluck.common.learning.measures import TRAINING, MeasuredModel
 from potluck.deploy.operator.json_view import late_values, spread_values
-from potluck.deploy.operator.run_view import RunView, metric_values, shown_measures
+from potluck.deploy.operator.run_view import RunView, coverage_of, metric_values, shown_measures
 from potluck.rpc.v1.operator_pb2 import CommittedRound
 
 
@@ -22,12 +23,32 @@ class MeasureSummary(BaseModel):
     higher_is_better: bool
 
 
-class SpreadSummary(BaseModel):
-    """A measure over clients, each of which counts once."""
+class CoverageSummary(BaseModel):
+    """The clients and samples that a measure is over."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="null")
 
-    clients: int
+    clients: int = Field(description="Clients that measured it; 0 on the coordinator's own data.")
+    asked: int = Field(default=0, description="Clients asked for it that hold samples for it.")
+    samples: int = Field(default=0, description="Samples; 0 where masked updates hide it.")
+    partial: bool = Field(
+        default=False, description="Whether fewer measured it than the run demands."
+    )
+
+    @classmethod
+    def of(cls, coverage: Coverage) -> CoverageSummary:
+        """Return the summary of a coverage."""
+        return cls(**vars(coverage))
+
+    @property
+    def coverage(self) -> Coverage:
+        """The same as a plain record."""
+        return Coverage(**self.model_dump())
+
+
+class SpreadSummary(CoverageSummary):
+    """A measure over clients, each of which counts once."""
+
     mean: float
     worst_tenth: float = Field(description="Mean of the tenth for which it is worst.")
     quantiles: dict[str, float] = Field(description="By the share of the clients below.")
@@ -56,6 +77,9 @@ class RoundSummary(BaseModel):
     others: dict[str, float] = Field(default={}, description="Other measures, by name.")
     spreads: dict[str, SpreadSummary] = Field(
         default={}, description="Measures over clients, by name, where the run shows these."
+    )
+    coverage: dict[str, CoverageSummary] = Field(
+        default={}, description="Clients and samples behind measures, by name."
     )
     late: list[LateSummary] = Field(
         default=[], description="Updates of earlier rounds that are part of the model."
@@ -92,6 +116,9 @@ class RunSummary(BaseModel):
     seconds: float
     bytes_down: int
     bytes_up: int
+    coverage: dict[str, CoverageSummary] = Field(
+        default={}, description="Clients and samples behind that model's measures, by name."
+    )
     measures: list[MeasureSummary] = Field(
         default=[], description="What the rounds may have, the most important first."
     )
@@ -119,6 +146,7 @@ def summarise(view: RunView, *, clients: int) -> RunSummary:
         accuracy=last.accuracy if last else None,
         worst_group_accuracy=last.worst_group_accuracy if last else None,
         loss=last.loss if last else None,
+        coverage=last.coverage if last else {},
         seconds=sum(entry.seconds for entry in history),
         bytes_down=sum(entry.bytes_down for entry in history),
         bytes_up=sum(entry.bytes_up for entry in history),
@@ -154,6 +182,7 @@ def _round_summary(committed: CommittedRound) -> RoundSummary:
             name: SpreadSummary(**spread_values(spread))
             for name, spread in sorted(committed.spreads.items())
         },
+        coverage={name: CoverageSummary.of(each) for name, each in coverage_of(committed).items()},
         late=[LateSummary(**values) for values in late_values(committed)],
         seconds=committed.seconds,
         bytes_down=committed.bytes_down,

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from itertools import zip_longest
 
+from potluck.common.learning.coverage import Coverage
 from potluck.deploy.operator.run_view import (
     LEFT_OUT,
     RunView,
     all_metrics,
+    coverage_of,
     run_state_name,
     shown_measures,
+    spread_coverage,
     spread_measures,
     waiting_text,
 )
-from potluck.deploy.view.readable import readable_bytes, readable_measure, readable_seconds
+from potluck.deploy.view.readable import (
+    readable_bytes,
+    readable_coverage,
+    readable_measure,
+    readable_seconds,
+)
 from potluck.rpc.v1 import operator_pb2
 from potluck.rpc.v1.operator_pb2 import RunState
 
@@ -44,19 +53,28 @@ def round_line(
     """A committed round of a run, in one line."""
     metrics, rounds = all_metrics(committed.metrics), status.rounds if status else 0
     parts = [f"round {committed.round}/{rounds}", f"cohort {cohort_text(committed)}"]
-    for name, measure in shown_measures(status).items():
-        if name in metrics:
-            parts.append(f"{measure.label} {readable_measure(metrics[name], measure.unit)}")
+    coverage, shown = coverage_of(committed), shown_measures(status)
+    names = [name for name in shown if name in metrics or is_missing(coverage.get(name))]
+    for name, following in zip_longest(names, names[1:]):
+        parts.append(f"{shown[name].label} {readable_measure(metrics.get(name), shown[name].unit)}")
+        here = coverage.get(name)
+        if here is not None and here != coverage.get(following):  # said once for several measures
+            parts.append(f"over {readable_coverage(here)}")
     for name, label in spread_measures(status).items():
         if name in committed.spreads:
-            spread, measure = committed.spreads[name], shown_measures(status)[name]
+            spread, measure = committed.spreads[name], shown[name]
             worst = readable_measure(spread.worst_tenth, measure.unit)
-            parts.append(f"{label} {worst} of {spread.clients} clients")
+            parts.append(f"{label} {worst} of {readable_coverage(spread_coverage(spread))}")
     parts.append(readable_seconds(committed.seconds))
     parts.append(f"down {readable_bytes(committed.bytes_down)}")
     sums = f" in {committed.sums} sums" if committed.sums else ""
     parts.append(f"up {readable_bytes(committed.bytes_up)}{sums}")
     return "  ".join(parts)
+
+
+def is_missing(coverage: Coverage | None) -> bool:
+    """Return whether clients were asked for a metric, and none of them measured it."""
+    return coverage is not None and coverage.asked > 0 and not coverage.clients
 
 
 def cohort_text(committed: operator_pb2.CommittedRound) -> str:

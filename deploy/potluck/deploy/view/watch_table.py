@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from itertools import cycle, islice
 
@@ -12,14 +13,17 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from potluck.common.learning.coverage import Coverage
 from potluck.deploy.operator.run_view import (
     TROUBLED,
     RunView,
     all_metrics,
+    coverage_of,
     fraction_done,
     member_state_name,
     run_state_name,
     shown_measures,
+    spread_coverage,
     spread_measures,
     waiting_text,
 )
@@ -28,7 +32,7 @@ from potluck.deploy.view.readable import (
     readable_measure,
     readable_seconds,
 )
-from potluck.deploy.view.watch_lines import cohort_text
+from potluck.deploy.view.watch_lines import cohort_text, is_missing
 from potluck.rpc.v1 import operator_pb2
 from potluck.rpc.v1.operator_pb2 import RunState
 
@@ -46,6 +50,7 @@ PHASES = {
     "evaluate": "evaluating",
     "commit": "committing",
 }
+PARTIAL = "* partial: over fewer of the clients asked than evaluation.least_share demands"
 _LINES_AROUND_TABLE = 8
 _ALWAYS = 2
 """Measures that have a column where no round was measured."""
@@ -116,10 +121,17 @@ def rounds_table(view: RunView, room: int) -> Table:
     the first two stand for them."""
     shown = view.rounds[-room:]
     metrics = [all_metrics(entry.metrics) for entry in shown]
+    covered = [coverage_of(entry) for entry in shown]
     known = shown_measures(view.status)
     measures = {
-        name: each for name, each in known.items() if any(name in found for found in metrics)
+        name: each
+        for name, each in known.items()
+        if any(name in found for found in metrics)
+        or any(is_missing(found.get(name)) for found in covered)
     } or dict(islice(known.items(), _ALWAYS))
+    behind = [_first_of(measures, found) for found in covered]
+    asked, counted = any(each.asked for each in behind), any(each.samples for each in behind)
+    over = ["clients"] * asked + ["samples"] * counted
     worst = {
         name: label
         for name, label in spread_measures(view.status).items()
@@ -127,36 +139,62 @@ def rounds_table(view: RunView, room: int) -> Table:
     }
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     labels = [measure.label for measure in measures.values()]
-    for name in ("round", "cohort", *labels, *worst.values(), "time", "down", "up"):
+    for name in ("round", "cohort", *labels, *over, *worst.values(), "time", "down", "up"):
         table.add_column(name, justify="right", no_wrap=True)
-    for entry, found in zip(shown, metrics, strict=True):
+    for entry, found, coverage, first in zip(shown, metrics, covered, behind, strict=True):
         dropped = any(member.state in TROUBLED for member in entry.members)
         cells = [
             Text(str(entry.round)),
             Text(cohort_text(entry), style="yellow" if dropped else ""),
             *(
-                Text(readable_measure(found.get(name), measure.unit), style=style)
+                _marked(found.get(name), measure.unit, coverage.get(name), style)
                 for (name, measure), style in zip(measures.items(), cycle(_STYLES), strict=False)
             ),
-            *(Text(_worst_tenth(entry, name, view.status), style="magenta") for name in worst),
+            *([_clients_of(first)] if asked else ()),
+            *([Text(str(first.samples or "–"))] if counted else ()),
+            *(_worst_tenth(entry, name, view.status) for name in worst),
             Text(readable_seconds(entry.seconds)),
             Text(readable_bytes(entry.bytes_down)),
             Text(readable_bytes(entry.bytes_up)),
         ]
         table.add_row(*cells)
     earlier = shown[0].round - 1 if shown else 0
-    if earlier:
-        table.caption = f"{earlier} earlier rounds not shown"
+    captions = [f"{earlier} earlier rounds not shown"] * bool(earlier)
+    if any(each.partial for found in covered for each in found.values()):
+        captions.append(PARTIAL)
+    if captions:
+        table.caption = "; ".join(captions)
         table.caption_justify = "left"
     return table
 
 
+def _first_of(measures: Iterable[str], coverage: Mapping[str, Coverage]) -> Coverage:
+    """The coverage of the first of these measures that has one."""
+    return next((coverage[name] for name in measures if name in coverage), Coverage())
+
+
+def _clients_of(coverage: Coverage) -> Text:
+    """The clients behind a metric, `measured/asked` where some are missing."""
+    if not coverage.asked:
+        return Text("–")
+    of = f"/{coverage.asked}" if coverage.incomplete else ""
+    return Text(f"{coverage.clients}{of}", style="yellow" if coverage.incomplete else "")
+
+
+def _marked(value: float | None, unit: str, coverage: Coverage | None, style: str) -> Text:
+    """A measure, with a star where it is partial."""
+    partial = value is not None and coverage is not None and coverage.partial
+    return Text(readable_measure(value, unit) + "*" * partial, style="yellow" if partial else style)
+
+
 def _worst_tenth(
     entry: operator_pb2.CommittedRound, measure: str, status: operator_pb2.RunStatus | None
-) -> str:
+) -> Text:
     """The mean of a measure over the clients it is worst for; a dash where that is not known."""
-    value = entry.spreads[measure].worst_tenth if measure in entry.spreads else None
-    return readable_measure(value, shown_measures(status)[measure].unit)
+    found = entry.spreads.get(measure)
+    value = None if found is None else found.worst_tenth
+    coverage = None if found is None else spread_coverage(found)
+    return _marked(value, shown_measures(status)[measure].unit, coverage, "magenta")
 
 
 def progress_text(progress: operator_pb2.RoundProgress) -> Text:

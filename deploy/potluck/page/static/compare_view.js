@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { h, put, style } from "./dom.js";
-import { bytes, measure, seconds, share, tick } from "./format.js";
+import { bytes, coverage, measure, point, seconds, share, tick } from "./format.js";
 import { lineChart } from "./line_chart.js";
 import { card, pill, table } from "./parts.js";
 
@@ -19,18 +19,21 @@ export function showCompare(place, { title, query }) {
   function draw({ runs, differences }) {
     for (const [shown] of charts.splice(0)) shown.close();
     const measures = new Map(runs.flatMap((run) => run.measures.filter((each) => run.rounds.some((round) => (round.values[each.name] ?? null) !== null)).map((each) => [each.name, each])));
-    const value = (run, name) => run.rounds.findLast((round) => (round.values[name] ?? null) !== null)?.values[name] ?? null;
+    const measured = (run, name) => run.rounds.findLast((round) => (round.values[name] ?? null) !== null);
+    const value = (run, name) => measured(run, name)?.values[name] ?? null;
+    const over = (run, name) => measured(run, name)?.coverage[name];
     const sum = (run, key) => run.rounds.reduce((total, round) => total + round[key], 0);
     const best = (name) => {
-      const found = runs.map((run) => value(run, name)).filter((each) => each !== null);
+      const found = runs.filter((run) => !over(run, name)?.partial).map((run) => value(run, name)).filter((each) => each !== null);
       return measures.get(name).higher_is_better ? Math.max(...found) : Math.min(...found);
     };
     const figures = [
       { name: "State", of: (run) => pill(run.status.state) },
       { name: "Rounds", of: (run) => `${run.status.committed} of ${run.status.rounds}` },
       ...[...measures.values()].map((each) => ({ name: each.label, of: (run) => {
-        const found = value(run, each.name), words = measure(found, each.unit);
-        return found !== null && found === best(each.name) && runs.length > 1 ? [h("strong", {}, words), h("span", { class: "soft small" }, " best")] : words;
+        const found = value(run, each.name), words = measure(found, each.unit), behind = over(run, each.name);
+        const leads = found !== null && !behind?.partial && found === best(each.name) && runs.length > 1;
+        return [leads ? h("strong", {}, words) : words, h("span", { class: "soft small" }, leads ? " best" : "", behind ? ` over ${coverage(behind)}` : "")];
       } })),
       { name: "Clients picked", of: (run) => new Set(run.rounds.flatMap((round) => round.cohort)).size || "–" },
       { name: "Time", of: (run) => seconds(sum(run, "seconds")) },
@@ -52,7 +55,7 @@ export function showCompare(place, { title, query }) {
   function chart(each, runs) {
     const words = (found) => (each.unit === "share" ? share(found) : measure(found, each.unit));
     const made = lineChart({ title: `${each.label}, ${each.higher_is_better ? "more" : "less"} is better`, format: words, axis: each.unit === "share" ? (found) => `${Math.round(100 * found)} %` : tick, fixed: each.unit === "share" ? [0, 1] : null });
-    charts.push([made, runs.map((run, index) => ({ name: label(run), colour: index, dashed: index, points: run.rounds.map((round) => [round.round, round.values[each.name]]).filter(([, found]) => found !== null && found !== undefined) }))]);
+    charts.push([made, runs.map((run, index) => ({ name: label(run), colour: index, dashed: index, points: run.rounds.map((round) => point(round.round, round.values[each.name], round.coverage[each.name])).filter(([, found]) => found !== null && found !== undefined) }))]);
     return made;
   }
 

@@ -44,6 +44,18 @@ export function count(many, noun) {
   return `${many} ${noun}${many === 1 ? "" : "s"}`;
 }
 
+/** The clients and samples that a measure is over: 7 clients, 280 samples; 4 of 7 clients, partial. */
+export function coverage(found) {
+  if (!found) return "";
+  const clients = found.asked ? `${found.clients < found.asked ? `${found.clients} of ` : ""}${count(found.asked, "client")}` : "";
+  return [clients, found.samples ? count(found.samples, "sample") : "", found.partial ? "partial" : ""].filter(Boolean).join(", ");
+}
+
+/** A point of a curve: the round, its value, and what that is over. */
+export function point(round, value, found) {
+  return [round, value, coverage(found), Boolean(found?.partial)];
+}
+
 export function ago(moment) {
   if (!moment) return "–";
   const passed = (Date.now() - Date.parse(moment)) / 1000;

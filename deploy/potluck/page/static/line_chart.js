@@ -18,7 +18,8 @@ function ticks(low, high, most) {
 
 /** A chart. format(value): as text; fixed: [low, high] of the y axis, else as the values need.
  *
- * `draw(series)` takes {name, points: [[round, value]], colour?, dashed?}; colours and dashes go by place.
+ * `draw(series)` takes {name, points: [[round, value, over?, partial?]], colour?, dashed?}; colours and
+ * dashes go by place. over: the clients and samples behind the value, as text; partial ones are hollow.
  */
 export function lineChart({ title, format, axis = format, fixed = null, height = HEIGHT, zero = true }) {
   let series = [], at = null, width = 0, low = 0, high = 1, first = 1, last = 1;
@@ -27,14 +28,16 @@ export function lineChart({ title, format, axis = format, fixed = null, height =
   const readout = h("output", { class: "readout", "aria-live": "polite" });
   const numbers = behind(`${title}, as a table`, () => {
     const rounds = [...new Set(series.flatMap((each) => each.points.map(([x]) => x)))].sort((one, other) => one - other);
-    const maps = series.map((each) => new Map(each.points));
+    const maps = series.map((each) => new Map(each.points.map((point) => [point[0], point])));
     return table(title, [
       { title: "Round", right: true, cell: (round) => round },
-      ...series.map((each, place) => ({ title: each.name, right: true, cell: (round) => (maps[place].has(round) ? format(maps[place].get(round)) : "–") })),
+      ...series.map((each, place) => ({ title: each.name, right: true, cell: (round) => (maps[place].has(round) ? marked(maps[place].get(round)) : "–") })),
     ], rounds);
   });
   const element = h("figure", { class: "chart" }, h("figcaption", {}, h("h3", {}, title), legend), drawing, readout, numbers.element);
 
+  const marked = ([, value, over, partial]) => `${format(value)}${partial ? ` (${over})` : ""}`;
+  const dot = (place, [round, value, , partial]) => svg("circle", { cx: x(round), cy: y(value), r: 3.5, fill: partial ? style("--card") : colour(place), stroke: colour(place) });
   const x = (round) => LEFT + (last > first ? (round - first) / (last - first) : 0.5) * (width - LEFT - RIGHT);
   const y = (value) => TOP + (1 - (value - low) / (high - low || 1)) * (height - TOP - BOTTOM);
   const colour = (place) => style(`--series-${(series[place].colour ?? place) % 6}`);
@@ -64,7 +67,7 @@ export function lineChart({ title, format, axis = format, fixed = null, height =
     }
     extent();
     const lines = series.map((each, place) => each.points.length === 1
-      ? svg("circle", { cx: x(each.points[0][0]), cy: y(each.points[0][1]), r: 3.5, fill: colour(place) })
+      ? dot(place, each.points[0])
       : svg("path", { stroke: colour(place), "stroke-dasharray": dash(place), d: each.points.map(([round, value], index) => `${index ? "L" : "M"}${x(round).toFixed(1)} ${y(value).toFixed(1)}`).join("") }));
     put(drawing,
       ticks(low, high, 4).map((tick) => [
@@ -73,9 +76,10 @@ export function lineChart({ title, format, axis = format, fixed = null, height =
       roundTicks(first, last, width).map((round) => svg("text", { x: x(round), y: height - 6, "text-anchor": "middle" }, round)),
       at === null ? null : svg("line", { class: "cursor", x1: x(at), x2: x(at), y1: TOP, y2: height - BOTTOM }),
       lines,
+      series.map((each, place) => each.points.filter((point) => point[3]).map((point) => dot(place, point))),
       at === null ? null : series.map((each, place) => {
         const found = each.points.find(([round]) => round === at);
-        return found ? svg("circle", { cx: x(at), cy: y(found[1]), r: 3.5, fill: colour(place) }) : null;
+        return found ? dot(place, found) : null;
       }));
   }
 
@@ -83,8 +87,7 @@ export function lineChart({ title, format, axis = format, fixed = null, height =
 
   function words() {
     const said = series.filter((each) => each.points.length).map((each) => {
-      const [, begin] = each.points[0], [round, end] = each.points.at(-1);
-      return `${each.name} from ${format(begin)} to ${format(end)} in round ${round}`;
+      return `${each.name} from ${marked(each.points[0])} to ${marked(each.points.at(-1))} in round ${each.points.at(-1)[0]}`;
     });
     return said.length ? `${title}: ${said.join("; ")}. Arrow keys read single rounds.` : `${title}: no round yet.`;
   }
@@ -92,7 +95,7 @@ export function lineChart({ title, format, axis = format, fixed = null, height =
   function describe() {
     put(legend, series.map((each, place) => h("li", {},
       svg("svg", { width: 22, height: 8, "aria-hidden": "true" }, svg("line", { x1: 1, x2: 21, y1: 4, y2: 4, stroke: colour(place), "stroke-width": 2.5, "stroke-dasharray": dash(place) })),
-      each.name, " ", each.points.length ? h("b", {}, format(each.points.at(-1)[1])) : null)));
+      each.name, " ", each.points.length ? h("b", {}, marked(each.points.at(-1))) : null)));
     drawing.setAttribute("aria-label", words());
   }
 
@@ -101,7 +104,7 @@ export function lineChart({ title, format, axis = format, fixed = null, height =
     redraw();
     if (round === null) return text(readout, "");
     const found = series.map((each) => [each.name, each.points.find(([number]) => number === round)]).filter(([, point]) => point);
-    return text(readout, `Round ${round}: ${found.map(([name, point]) => `${name} ${format(point[1])}`).join(" · ")}`);
+    return text(readout, `Round ${round}: ${found.map(([name, point]) => `${name} ${format(point[1])}${point[2] ? ` (${point[2]})` : ""}`).join(" · ")}`);
   }
 
   const rounds = () => [...new Set(series.flatMap((each) => each.points.map(([round]) => round)))].sort((one, other) => one - other);

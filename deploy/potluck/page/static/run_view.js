@@ -4,7 +4,7 @@ import { get, post } from "./api.js";
 import { disclosedRefresh } from "./refresh.js";
 import { mixCard, privacyCard } from "./disclosed.js";
 import { h, put, putAnew, say, text } from "./dom.js";
-import { bytes, count, date, measure, seconds, share, tick } from "./format.js";
+import { bytes, count, coverage, date, measure, point, seconds, share, tick } from "./format.js";
 import { lineChart } from "./line_chart.js";
 import { liveRound } from "./live_round.js";
 import { bar, card, confirmed, facts, pill, setBar, table, trouble } from "./parts.js";
@@ -12,6 +12,7 @@ import { pickMap } from "./pick_map.js";
 import { openRound } from "./round_dialog.js";
 
 const NEWEST = 12, MOST_ROUNDS = 2000, RETRY_MILLISECONDS = 3000;
+const UNMEASURED = "No round was evaluated yet: the task has no evaluation data on the coordinator, or [evaluation] sets every to 0 or to many rounds.";
 
 export function showRun(place, { run: wanted, go, title }) {
   title("Run");
@@ -30,7 +31,7 @@ export function showRun(place, { run: wanted, go, title }) {
   const live = liveRound();
   const curves = card("Measures", { id: "measures" });
   const curvesPlace = h("div", { class: "charts" });
-  const unmeasured = h("p", { class: "quiet", hidden: true }, "No round was evaluated yet: the task has no evaluation data on the coordinator, or [evaluation] sets every to 0 or to many rounds.");
+  const unmeasured = h("p", { class: "quiet", hidden: true }, UNMEASURED);
   curves.append(curvesPlace, unmeasured);
   const map = pickMap({ open: (round) => openRound(run.status.run, round) });
   const picks = card("Who was picked", { id: "picks" }, h("p", { class: "quiet" }, "From the first committed round on: which clients were picked when."));
@@ -109,7 +110,9 @@ export function showRun(place, { run: wanted, go, title }) {
     const chosen = new Set(run.rounds.flatMap((round) => round.cohort)).size;
     const latest = run.measures.map((each) => {
       const round = run.rounds.findLast((found) => found.values[each.name] !== undefined && found.values[each.name] !== null);
-      return round ? [each.label, measure(round.values[each.name], each.unit), run.rounds.length > 1 ? `round ${round.round}` : ""] : null;
+      if (!round) return null;
+      const notes = [run.rounds.length > 1 ? `round ${round.round}` : "", coverage(round.coverage[each.name])];
+      return [each.label, measure(round.values[each.name], each.unit), notes.filter(Boolean).join(", over ")];
     }).filter(Boolean).slice(0, 4);
     put(summary, facts([...latest, ["Clients picked", String(chosen), roster.length ? `of ${roster.length}` : ""], ["Time", seconds(sum("seconds"))], ["Moved", bytes(sum("bytes_down") + sum("bytes_up"))]]));
   }
@@ -120,9 +123,9 @@ export function showRun(place, { run: wanted, go, title }) {
       const mine = run.measures.filter((each) => each.unit === unit);
       const better = mine[0].higher_is_better ? "more is better" : "less is better";
       const series = mine.flatMap((each, place) => {
-        const points = (value) => run.rounds.map((round) => [round.round, value(round)]).filter(([, found]) => found !== null && found !== undefined);
-        const lines = [{ name: each.label, points: points((round) => round.values[each.name]), colour: place }];
-        const worst = points((round) => round.worst_tenth[each.name]);
+        const points = (values, over) => run.rounds.map((round) => point(round.round, round[values][each.name], round[over][each.name])).filter(([, found]) => found !== null && found !== undefined);
+        const lines = [{ name: each.label, points: points("values", "coverage"), colour: place }];
+        const worst = points("worst_tenth", "spread_coverage");
         if (worst.length) lines.push({ name: `${each.label}, worst tenth of clients`, points: worst, colour: place, dashed: 1 });
         return lines;
       });
@@ -132,6 +135,8 @@ export function showRun(place, { run: wanted, go, title }) {
         format: (value) => (unit === "share" ? share(value) : measure(value, unit)), axis, fixed: unit === "share" ? [0, 1] : null,
       }).draw(series);
     });
+    const failed = run.rounds.some((round) => Object.values(round.coverage).some((each) => each.asked && !each.clients));
+    text(unmeasured, failed ? "No client could measure a model so far; the notices list the reasons." : UNMEASURED);
     unmeasured.hidden = !run.rounds.length || run.rounds.some((round) => Object.keys(round.values).length);
     curvesPlace.hidden = !unmeasured.hidden;
   }
@@ -155,7 +160,8 @@ export function showRun(place, { run: wanted, go, title }) {
     const columns = [
       { title: "Round", right: true, cell: (round) => round.round },
       { title: "Cohort", right: true, cell: (round) => `${round.left_out.length ? `${round.cohort.length - round.left_out.length} of ` : ""}${round.cohort.length}${round.late ? ` + ${round.late} late` : ""}` },
-      ...shown.map((each) => ({ title: each.label, right: true, cell: (round) => measure(round.values[each.name], each.unit) })),
+      ...shown.map((each) => ({ title: each.label, right: true, cell: (round) => [measure(round.values[each.name], each.unit), round.coverage[each.name]?.partial ? h("small", {}, " partial") : null] })),
+      { title: "Over", kind: "nowrap", cell: (round) => coverage(shown.map((each) => round.coverage[each.name]).find(Boolean) ?? Object.values(round.coverage)[0]) || "–" },
       { title: "Time", right: true, kind: "nowrap", cell: (round) => seconds(round.seconds) },
       { title: "Down", right: true, kind: "nowrap", cell: (round) => bytes(round.bytes_down) },
       { title: "Up", right: true, kind: "nowrap", cell: (round) => bytes(round.bytes_up) },

@@ -105,4 +105,8 @@ def _tracked_round(row: RoundRow) -> TrackedRound:
         bytes_up=row.bytes_up,
         model=row.model_blake3,
         committed_at=row.committed_at,
+        coverage={
+            **row.coverage,
+            **{f"{name}_worst_tenth": each.coverage for name, each in row.spreads.items()},
+        },
     )

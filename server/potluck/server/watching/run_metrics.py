@@ -217,12 +217,20 @@ class RunObserver:
 
     def _evaluated(self, row: RoundRow) -> None:
         found = row.metrics
-        if not all(name.startswith(TRAINING) for name in found):  # else the last figures stand
+        # Without an evaluation the last figures stand.
+        if not all(name.startswith(TRAINING) for name in {*found, *row.coverage}):
             for name, metric in _OF_CLASSIFICATION.items():
                 self._set(metric, found.get(name))
             self._spread(row.spreads)
         for name, value in found.items():
             self._set(metrics.MEASURE, value, measure=name)
+        for name, each in row.coverage.items():
+            if name not in found:  # asked for, and measured by no client
+                self._set(metrics.MEASURE, None, measure=name)
+            for state, clients in (("asked", each.asked), ("measured", each.clients)):
+                self._set(metrics.MEASURE_CLIENTS, clients, measure=name, state=state)
+            self._set(metrics.MEASURE_SAMPLES, each.samples, measure=name)
+            self._set(metrics.MEASURE_PARTIAL, each.partial, measure=name)
 
     def _spread(self, found: Mapping[str, Spread]) -> None:
         """Show how the newest evaluated model's measures are spread over clients."""

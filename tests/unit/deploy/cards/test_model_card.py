@@ -151,6 +151,22 @@ def test_both_forms_are_written_beside_the_model(tmp_path: Path) -> None:
     assert {path.parent for path in write_card(found, shards)} == {shards}
 
 
+def test_a_card_marks_metrics_that_are_partial() -> None:
+    one, two = committed(1), committed(2)
+    two.coverage["accuracy"].CopyFrom(
+        operator_pb2.Coverage(clients=3, asked=6, samples=120, partial=True)
+    )
+    two.coverage["dice"].CopyFrom(operator_pb2.Coverage(asked=6, partial=True))
+    found = make_card(status(RunState.RUN_STATE_FINISHED).status, [one, two], RUN_FILE, [])
+    text = str(found)
+    assert "| accuracy | 20.0 % | 3 of 6 clients, 120 samples, partial |" in text
+    assert "| dice | – | 0 of 6 clients, partial |" in text
+    assert "| tuned\\_loss | 0.5000 | – |" in text or "| tuned_loss | 0.5000 | – |" in text
+    assert "| 20.0 % (partial) |" in text
+    assert found.values()["rounds"][1]["coverage"]["accuracy"]["asked"] == 6
+    assert found.values()["coverage"]["accuracy"]["samples"] == 120
+
+
 def test_a_card_reads_well_without_words_of_the_code() -> None:
     text = str(card())
     assert f"| model | after round 2 of run `{RUN_ID}` |" in text

@@ -14,7 +14,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 from rich.console import Console
-from support.operator_service import committed, member, spread_out, status
+from support.operator_service import committed, covering, member, spread_out, status
 
 from potluck.client.config import load_config
 from potluck.common.errors import ConfigurationError, PluginError, RunError
@@ -31,17 +31,17 @@ from potluck.deploy.local.demo_files import (
 from potluck.deploy.operator.operator_config import OperatorFlags, load_operator_config
 from potluck.deploy.operator.run_view import RunView, observe
 from potluck.deploy.view.run_plot import clients_of, plot_run, run_figure, selection_matrix
-from potluck.deploy.view.run_summary import RunSummary, summarise
+from potluck.deploy.view.run_summary import CoverageSummary, RunSummary, summarise
 from potluck.rpc.v1 import operator_pb2
 from potluck.rpc.v1.operator_pb2 import RunState
 
 SUMMARY_KEYS = (
     "run, task, selector, strategy, rounds, clients, count, accuracy, worst_group_accuracy, loss, "
-    "seconds, bytes_down, bytes_up, measures, history"
+    "seconds, bytes_down, bytes_up, coverage, measures, history"
 )
 ROUND_KEYS = (
-    "round, cohort, accuracy, worst_group_accuracy, loss, others, spreads, late, seconds, "
-    "bytes_down, bytes_up"
+    "round, cohort, accuracy, worst_group_accuracy, loss, others, spreads, coverage, late, "
+    "seconds, bytes_down, bytes_up"
 )
 
 
@@ -61,7 +61,7 @@ def options(**changes: object) -> DemoOptions:
 
 
 def summary_of_two_rounds() -> RunSummary:
-    second = committed(2, 0.75, member(10), member(2))
+    second = covering(committed(2, 0.75, member(10), member(2)), 3, 6, 120, partial=True)
     events = [status(), second, committed(1, 0.5), status(RunState.RUN_STATE_FINISHED)]
     return summarise(reduce(observe, events, RunView()), clients=24)
 
@@ -92,6 +92,20 @@ def test_a_loss_that_is_not_finite_is_null() -> None:
     assert json.loads(summarise(view, clients=3).model_dump_json())["loss"] is None
 
 
+def test_the_summary_says_what_its_metrics_are_over() -> None:
+    summary = summary_of_two_rounds()
+    behind = CoverageSummary(clients=3, asked=6, samples=120, partial=True)
+    assert summary.coverage["accuracy"] == behind
+    assert [each.coverage.get("loss") for each in summary.history] == [None, behind]
+    [last] = [
+        label
+        for axes in run_figure(summary).axes
+        for label in axes.get_legend_handles_labels()[1]
+        if label.startswith("accuracy")
+    ]
+    assert last == "accuracy 75.0 % (3 of 6 clients, 120 samples, partial)"
+
+
 def test_there_is_no_summary_of_nothing() -> None:
     with pytest.raises(RunError, match="nothing has been heard"):
         summarise(RunView(), clients=3)
@@ -112,7 +126,8 @@ def test_the_plot_shows_how_clients_fare(tmp_path: Path) -> None:
     summary = summarise(reduce(observe, seen, RunView()), clients=12)
     assert summary.history[0].spreads["accuracy"].worst_tenth == pytest.approx(0.1)
     plot_run(summary, tmp_path / "spread.png")
-    plot_run(summary_of_two_rounds(), tmp_path / "plain.png")
+    without = [status(), committed(1, 0.5), committed(2, 0.75)]
+    plot_run(summarise(reduce(observe, without, RunView()), clients=12), tmp_path / "plain.png")
     spread, plain = (
         matplotlib.image.imread(tmp_path / name)[..., :3] for name in ("spread.png", "plain.png")
     )
@@ -222,7 +237,7 @@ def test_the_summary_for_people_names_what_was_gained_and_where_it_is(tmp_path: 
     with console.capture() as capture:
         print_summary(console, summary_of_two_rounds(), files, plot=str(files.plot))
     text = capture.get()
-    assert "50.0 % → 75.0 %" in text
+    assert "50.0 % → 75.0 %, over 3 of 6 clients, 120 samples, partial" in text
     assert "25.0 % → 37.5 %" in text
     for path in (files.model, files.summary, files.plot):
         assert str(path) in text

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from matplotlib.image import imread
-from support.operator_service import spread_out
+from support.operator_service import covering, spread_out
 
 from potluck.common.errors import RunError
-from potluck.deploy.commands.report_command import spread_lines, summary_lines
+from potluck.deploy.commands.report_command import coverage_lines, spread_lines, summary_lines
 from potluck.deploy.operator.run_view import shown_measures
 from potluck.deploy.view.run_report import report_values, run_report
 from potluck.deploy.view.selection_plots import plot_selection
@@ -90,6 +90,18 @@ def test_the_picture_shows_what_was_lost(tmp_path: Path, known: bool) -> None:
     assert with_loss.shape != without.shape or not np.array_equal(with_loss, without)
 
 
+def test_the_report_says_what_metrics_are_over() -> None:
+    second = covering(rpc.WatchRunResponse(committed=ROUNDS[1]), 3, 6, 120, partial=True)
+    report = run_report([ROUNDS[0], second.committed], 2, CLIENTS)
+    before, after = report_values(report)
+    assert "coverage" not in before
+    assert after["coverage"]["loss"]["clients"] == 3
+    assert coverage_lines(report, shown_measures(None)) == [
+        "  loss, accuracy, worst group of round 2: over 3 of 6 clients, 120 samples, partial",
+        "  rounds with partial metrics: 2",
+    ]
+
+
 def test_the_report_says_how_clients_fare(tmp_path: Path) -> None:
     second = spread_out(rpc.WatchRunResponse(committed=ROUNDS[1])).committed
     report = run_report([ROUNDS[0], second], 2, CLIENTS)
@@ -100,7 +112,7 @@ def test_the_report_says_how_clients_fare(tmp_path: Path) -> None:
     title, line = spread_lines(report, shown_measures(None))
     assert "round 2" in title
     assert line == (
-        "  accuracy of 12: median 50.0 %, eight tenths from 20.0 % to 90.0 %, "
+        "  accuracy of 12 clients: median 50.0 %, eight tenths from 20.0 % to 90.0 %, "
         "mean of the worst tenth 10.0 %"
     )
     plot_selection(

@@ -14,6 +14,7 @@ from support.operator_service import (
     NOON,
     Event,
     committed,
+    covering,
     member,
     notice,
     progress,
@@ -339,6 +340,54 @@ def test_readable_shares_numbers_and_counts() -> None:
     assert [readable_count(count, "round") for count in (1, 2)] == ["1 round", "2 rounds"]
 
 
+def test_metrics_over_some_of_the_clients_are_marked_as_partial() -> None:
+    whole = covering(committed(1, 0.5), 6, 6, 240, partial=False)
+    partial = covering(committed(2, 0.9), 3, 6, 120, partial=True)
+    view = seen(status(), whole, partial)
+    lines = [squeezed(line) for line in drawn(view).splitlines()]
+    assert any(line.startswith("1 3 0.5000 50.0 % 25.0 % 6 240 ") for line in lines)
+    assert any(line.startswith("2 3 0.1000* 90.0 %* 45.0 %* 3/6 120 ") for line in lines)
+    assert any("* partial: over fewer of the clients asked than" in line for line in lines)
+    one, other = (round_line(each, view.status) for each in view.rounds)
+    assert "accuracy 50.0 %  worst group 25.0 %  over 6 clients, 240 samples  1.5 s" in one
+    assert "worst group 45.0 %  over 3 of 6 clients, 120 samples, partial  1.5 s" in other
+    assert event_values(partial)["coverage"]["accuracy"] == {
+        "clients": 3,
+        "asked": 6,
+        "samples": 120,
+        "partial": True,
+    }
+
+
+def test_a_spread_over_some_of_the_clients_is_marked_as_partial() -> None:
+    event = spread_out(committed(1, 0.5))
+    event.committed.spreads["accuracy"].asked = 15
+    event.committed.spreads["accuracy"].partial = True
+    view = seen(status(), event)
+    assert "10.0 %*" in drawn(view)
+    line = round_line(event.committed, view.status)
+    assert "worst tenth 10.0 % of 12 of 15 clients, partial" in line
+
+
+def test_metrics_that_no_client_measured_are_shown_as_missing() -> None:
+    event = covering(committed(1, 0.5), 0, 6, 0, partial=True)
+    event.committed.ClearField("metrics")
+    view = seen(status(), event)
+    assert "loss –  accuracy –  worst group –  over 0 of 6 clients, partial" in round_line(
+        event.committed, view.status
+    )
+    assert any(squeezed(line).startswith("1 3 – – – 0/6 ") for line in drawn(view).splitlines())
+
+
+def test_metrics_on_the_coordinators_data_say_their_samples() -> None:
+    event = covering(committed(1, 0.5), 0, 0, 360, partial=False)
+    view = seen(status(), event)
+    assert "over 360 samples  1.5 s" in round_line(event.committed, view.status)
+    [head] = [line for line in map(squeezed, drawn(view).splitlines()) if line.startswith("round ")]
+    assert "samples" in head
+    assert "clients" not in head
+
+
 def test_how_clients_fare_is_shown_where_it_is_known() -> None:
     view = seen(status(), committed(1, 0.5), spread_out(committed(2, 0.75)))
     lines = [squeezed(line) for line in drawn(view).splitlines()]
@@ -352,6 +401,9 @@ def test_how_clients_fare_is_shown_where_it_is_known() -> None:
     [_, after] = [event_values(Event(committed=each)) for each in view.rounds]
     assert after["spreads"]["accuracy"] == {
         "clients": 12,
+        "asked": 12,
+        "samples": 0,
+        "partial": False,
         "mean": 0.5,
         "worst_tenth": 0.1,
         "quantiles": {"0.1": 0.2, "0.25": 0.3, "0.5": 0.5, "0.75": 0.7, "0.9": 0.9},

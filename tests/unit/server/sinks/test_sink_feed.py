@@ -240,7 +240,13 @@ def test_a_round_is_as_it_was_committed(url: str, store: Store) -> None:
         "bytes_down": 10**10,
         "bytes_up": 3,
         "model": digest(1),
+        "loss_clients": 2,
+        "loss_asked": 3,
+        "loss_partial": 1,
+        "loss_samples": 40,
+        "loss_worst_tenth_samples": 0,
     }
+    assert found.numbers["loss_partial"] == 1.0
 
 
 def test_the_database_can_only_be_read(url: str, store: Store) -> None:
