@@ -16,6 +16,7 @@ from support.repository import ROOT
 
 from potluck.common.errors import ConfigurationError, StorageError
 from potluck.common.run_file.runfile import parse_run_file
+from potluck.deploy.view.run_summary import CoverageSummary
 from potluck.experiments.grid.definition import ExperimentFile, load_experiment, merged, put
 from potluck.experiments.grid.experiment_progress import Board
 from potluck.experiments.grid.grid_cells import cells_of
@@ -34,7 +35,7 @@ from potluck.experiments.reports.plots import (
     plot_metric,
     raster_figure,
 )
-from potluck.experiments.reports.readings import reached, reading_of
+from potluck.experiments.reports.readings import best_of, reached, reading_of
 from potluck.experiments.reports.tables import markdown, ranked, tidy_rows, write_tables
 from potluck.server.rounds.plan import draw_up
 
@@ -281,6 +282,25 @@ def test_a_cells_number_is_the_mean_of_its_last_evaluations() -> None:
 def test_what_was_never_evaluated_is_a_dash() -> None:
     found = [result("uniform", "0.1", 0, 0.5), result("dc", "0.1", 0, None)]
     assert "nan" not in markdown(summarise(experiment(), found, missing=0))
+
+
+def test_partial_evaluations_are_marked_and_are_neither_best_nor_reach_a_target() -> None:
+    behind = CoverageSummary(clients=3, asked=6, samples=120, partial=True)
+    whole = CoverageSummary(clients=6, asked=6, samples=240, partial=False)
+    found = rounds(0.3, 0.5, 0.9)
+    found[0].coverage["accuracy"] = found[1].coverage["accuracy"] = whole
+    found[2].coverage["accuracy"] = behind
+    assert best_of(found, "accuracy") == (2, 0.5)
+    assert reached(found, "accuracy", 0.6) is None
+    assert reading_of(found, "accuracy", 1) == 0.9
+    cell = result("uniform", "0.1", 0, 0.3).model_copy(update={"rounds": found})
+    text = markdown(summarise(experiment(), [cell, result("dc", "0.1", 0, 0.2)], missing=0))
+    assert "(partial)" in text
+    assert "Accuracy is over 3 to 6 clients and 120 to 240 samples in each evaluation." in text
+    assert "1 of 4 evaluations are **partial**" in text
+    row = tidy_rows([cell])[2]
+    assert (row["accuracy_clients"], row["accuracy_asked"], row["accuracy_samples"]) == (3, 6, 120)
+    assert (row["accuracy_partial"], row["loss_partial"]) == (True, None)
 
 
 def test_the_paired_test_is_students() -> None:

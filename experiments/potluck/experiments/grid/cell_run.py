@@ -23,7 +23,8 @@ from potluck.deploy.local.demo_files import (
 )
 from potluck.deploy.local.local_federation import LocalFederation
 from potluck.deploy.operator.operator_client import OperatorClient
-from potluck.deploy.operator.run_view import RunView, metric_values
+from potluck.deploy.operator.run_view import RunView, coverage_of, metric_values, spread_coverage
+from potluck.deploy.view.run_summary import CoverageSummary
 from potluck.deploy.view.watch import is_finished
 from potluck.deploy.view.watch_lines import status_line
 from potluck.experiments.grid.cell_costs import CellCosts, costs_of
@@ -180,6 +181,9 @@ def _round(
         if member.state == operator_pb2.MEMBER_STATE_INCLUDED
     ]
     spread = committed.spreads.get(_ACCURACY)
+    coverage = {name: each for name, each in coverage_of(committed).items() if name in metrics}
+    if spread is not None:
+        coverage["worst_tenth"] = spread_coverage(spread)
     return RoundResult(
         round=committed.round,
         selected=[member.client_id for member in committed.members],
@@ -190,5 +194,6 @@ def _round(
         downloads=costs.downloads.get(committed.round, 0),
         simulated_seconds=committed.seconds if simulated else None,
         worst_tenth=None if spread is None else spread.worst_tenth,
+        coverage={name: CoverageSummary.of(each) for name, each in coverage.items()},
         **metrics,
     )

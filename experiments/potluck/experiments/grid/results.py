@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from potluck.common.errors import StorageError
 from potluck.common.process.folder_lock import FolderLock
 from potluck.common.run_file.runfile import RunFile
+from potluck.deploy.view.run_summary import CoverageSummary
 from potluck.experiments.grid.grid_cells import Cell
 
 
@@ -22,7 +23,8 @@ class RoundResult(BaseModel):
     downloads: clients that needed the model, to answer a question about it or to train.
     simulated_seconds: how long the round took on a virtual clock, None on a real one. worst_tenth:
     mean accuracy of the worst tenth of the clients, on what each holds out; None where
-    `evaluation.spread` is off.
+    `evaluation.spread` is off. coverage: clients and samples behind metrics and `worst_tenth`, by
+    name; empty in results of earlier versions.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -40,6 +42,11 @@ class RoundResult(BaseModel):
     downloads: int = 0
     simulated_seconds: float | None = None
     worst_tenth: float | None = None
+    coverage: dict[str, CoverageSummary] = {}
+
+    def is_partial(self, metric: str) -> bool:
+        """Return whether a metric is over fewer clients than the run demands."""
+        return metric in self.coverage and self.coverage[metric].partial
 
 
 class Before(BaseModel):

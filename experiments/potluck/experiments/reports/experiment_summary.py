@@ -11,7 +11,7 @@ from scipy import stats
 
 from potluck.experiments.grid.definition import SEED, ExperimentFile, Metric, PublishedFigure
 from potluck.experiments.grid.results import CellResult, RoundResult
-from potluck.experiments.reports.readings import mean, reached, reading_of
+from potluck.experiments.reports.readings import is_partial, mean, reached, reading_of
 
 Labels = Mapping[str, str]
 Point = tuple[tuple[str, str], ...]
@@ -48,7 +48,8 @@ class Arm:
     """A point of the grid: its repetitions and what they come to.
 
     values: the cells' numbers by seed. deviation: of the sample (n − 1), None for one seed.
-    clients: included per round, mean over rounds and seeds. entropy: bits, likewise.
+    clients: included per round, mean over rounds and seeds. entropy: bits, likewise. partial:
+    whether a cell's number is over fewer of the clients asked than its run demands.
     """
 
     labels: Labels
@@ -64,6 +65,7 @@ class Arm:
     same_cohorts: bool
     published: tuple[PublishedFigure, ...]
     cells: tuple[CellResult, ...]
+    partial: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +136,7 @@ def _arm(
         same_cohorts=not compared or math.isclose(sizes[base or point], sizes[point], rel_tol=0.01),
         published=tuple(each for each in reading.published if _stands_for(each, labels)),
         cells=tuple(cells),
+        partial=any(is_partial(cell.rounds, reading.metric, reading.last) for cell in cells),
     )
 
 

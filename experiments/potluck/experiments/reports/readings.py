@@ -21,12 +21,15 @@ WORST_TENTH = "worst_tenth"
 """Named as if it were a metric: the mean accuracy of the worst tenth of the clients."""
 
 
-def evaluations(rounds: Sequence[RoundResult], metric: str) -> list[tuple[int, float]]:
-    """(round, value) where the model was evaluated. metric: or `WORST_TENTH`."""
+def evaluations(
+    rounds: Sequence[RoundResult], metric: str, *, partial: bool = True
+) -> list[tuple[int, float]]:
+    """(round, value) where the model was evaluated. metric: or `WORST_TENTH`. partial: whether
+    evaluations without some of the clients count."""
     return [
         (each.round, float(value))
         for each in rounds
-        if (value := getattr(each, metric)) is not None
+        if (value := getattr(each, metric)) is not None and (partial or not each.is_partial(metric))
     ]
 
 
@@ -35,18 +38,27 @@ def reading_of(rounds: Sequence[RoundResult], metric: str, last: int) -> float:
     return mean([value for _, value in evaluations(rounds, metric)][-last:])
 
 
+def is_partial(rounds: Sequence[RoundResult], metric: str, last: int) -> bool:
+    """Return whether one of the last so many evaluations is partial."""
+    numbers = {number for number, _ in evaluations(rounds, metric)[-last:]}
+    return any(each.is_partial(metric) for each in rounds if each.round in numbers)
+
+
 def best_of(rounds: Sequence[RoundResult], metric: str) -> tuple[int, float] | None:
-    """(round, value) of the best evaluation, the first of equal ones; None without any.
+    """(round, value) of the best evaluation, the first of equal ones; None without any. Partial
+    evaluations don't count.
 
     It is chosen by the test samples, so it is more than a run would give that had to choose.
     """
     sign = -1.0 if metric == "loss" else 1.0
-    return max(evaluations(rounds, metric), key=lambda each: sign * each[1], default=None)
+    whole = evaluations(rounds, metric, partial=False)
+    return max(whole, key=lambda each: sign * each[1], default=None)
 
 
 def reached(rounds: Sequence[RoundResult], metric: Metric, target: float) -> int | None:
-    """The first round whose evaluation reaches a target (for a loss: falls to it)."""
-    for number, value in evaluations(rounds, metric):
+    """The first round whose evaluation reaches a target (for a loss: falls to it). Partial
+    evaluations don't count."""
+    for number, value in evaluations(rounds, metric, partial=False):
         if value <= target if metric == "loss" else value >= target:
             return number
     return None

@@ -12,7 +12,7 @@ from pyarrow import csv, parquet
 
 from potluck.common.errors import StorageError
 from potluck.deploy.view.readable import readable_bytes, readable_count, readable_seconds
-from potluck.experiments.grid.results import CellResult
+from potluck.experiments.grid.results import CellResult, RoundResult
 from potluck.experiments.reports.experiment_summary import Arm, PairedTest, Summary
 from potluck.experiments.reports.origin import origin
 from potluck.experiments.reports.ranks import holm
@@ -41,11 +41,23 @@ def tidy_rows(results: Sequence[CellResult]) -> list[dict[str, Any]]:
             "downloads": each.downloads,
             "simulated_seconds": each.simulated_seconds,
             "worst_tenth": each.worst_tenth,
+            **{
+                f"{metric}_{name}": value
+                for metric in (*_METRICS, "worst_tenth")
+                for name, value in _behind(each, metric).items()
+            },
             "cohort": " ".join(each.included),
         }
         for cell in results
         for each in cell.rounds
     ]
+
+
+def _behind(result: RoundResult, metric: str) -> dict[str, int | bool | None]:
+    """The clients and samples behind a metric, by name; None where they are not known."""
+    if metric not in result.coverage:
+        return dict.fromkeys(("clients", "asked", "samples", "partial"))
+    return result.coverage[metric].model_dump()
 
 
 def timing_rows(results: Sequence[CellResult]) -> list[dict[str, Any]]:
@@ -186,6 +198,7 @@ def notes(summary: Summary) -> Iterator[str]:
                 "≠ marks arms whose cohorts are of another size than the baseline's: what they "
                 "gain may come from more clients a round. Compare them with an arm of that size."
             )
+    yield from _coverage_notes(summary)
     stopped = [cell for arm in summary.arms for cell in arm.cells if cell.stopped_early]
     if stopped:
         rounds = [len(cell.rounds) for cell in stopped]
@@ -200,6 +213,40 @@ def notes(summary: Summary) -> Iterator[str]:
         yield f"Ours, not the paper's: `{each.key}`: {each.reason}."
 
 
+def _coverage_notes(summary: Summary) -> Iterator[str]:
+    """What the metric is over, and the evaluations of it that are partial."""
+    metric = summary.experiment.reading.metric
+    rounds = [each for arm in summary.arms for cell in arm.cells for each in cell.rounds]
+    measured = [each for each in rounds if getattr(each, metric) is not None]
+    behind = [each.coverage[metric] for each in measured if metric in each.coverage]
+    if behind:
+        ranges = [
+            f"{_range([getattr(each, name) for each in behind])} {name}"
+            for name in ("clients", "samples")
+            if any(getattr(each, name) for each in behind)
+        ]
+        yield f"{_TITLES[metric]} is over {' and '.join(ranges)} in each evaluation."
+    partial = sum(each.is_partial(metric) for each in measured)
+    if partial:
+        yield (
+            f"{partial} of {readable_count(len(measured), 'evaluation')} are **partial**: fewer of "
+            "the clients asked than evaluation.least_share measured the model. They are in the "
+            "means, and count neither as best nor as reaching a target."
+        )
+    failed = sum(
+        not each.coverage[metric].clients and each.coverage[metric].asked > 0
+        for each in rounds
+        if metric in each.coverage
+    )
+    if failed:
+        yield f"No client could measure the model in {readable_count(failed, 'evaluation')}."
+
+
+def _range(values: Sequence[int]) -> str:
+    low, high = min(values), max(values)
+    return f"{low}" if low == high else f"{low} to {high}"
+
+
 def timing_line(summary: Summary) -> str:
     """The time that all cells took; for the report, not for the tables, since it varies."""
     total = sum(cell.timings.total for arm in summary.arms for cell in arm.cells)
@@ -209,7 +256,8 @@ def timing_line(summary: Summary) -> str:
 def _value(arm: Arm) -> str:
     if math.isnan(arm.mean):
         return "–"
-    return f"{arm.mean:.4f}" + ("" if arm.deviation is None else f" ± {arm.deviation:.4f}")
+    deviation = "" if arm.deviation is None else f" ± {arm.deviation:.4f}"
+    return f"{arm.mean:.4f}{deviation}{' (partial)' * arm.partial}"
 
 
 def _tested(test: PairedTest | None) -> tuple[str, str]:
