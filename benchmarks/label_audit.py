@@ -30,6 +30,7 @@ from potluck.common.tasks.digits import Digits
 from potluck.server.aggregation.audit.label_audit import (
     BiasUpdates,
     LabelVerdict,
+    LocalSteps,
     audit_labels,
     output_bias,
 )
@@ -77,7 +78,7 @@ class Rate:
     cohort: int
     epsilon: float
     claim: str
-    knows_reach: bool
+    knows_steps: bool
     suspicious: float
 
 
@@ -92,14 +93,21 @@ def played(alpha: float, cohort: int, rounds: int, seed: int) -> tuple[Counts, l
     )
     name = output_bias(initial(task, seed)[1], task.classes)
     settings = training_for(task, {}, source="benchmark")
-    length = settings.learning_rate / (1 - settings.momentum)
     seen: list[BiasUpdates] = []
     for one in fedavg(task, clients=CLIENTS, count=cohort, rounds=rounds, seed=seed):
-        changes, reach = np.full(counts.shape, np.nan), np.zeros(CLIENTS)
+        changes, fewest = np.full(counts.shape, np.nan), np.zeros(counts.shape)
+        spans = np.zeros(CLIENTS)
         for client, result in one.results.items():
             changes[client] = result[name].astype(np.float64) - one.received[name]
-            reach[client] = length * one.steps[client]
-        seen.append(BiasUpdates(changes=changes, reach=reach))
+            steps = LocalSteps(
+                samples=int(counts[client].sum()),
+                steps=one.steps[client],
+                batch_size=settings.batch_size,
+                learning_rate=settings.learning_rate,
+                momentum=settings.momentum,
+            )
+            fewest[client], spans[client] = steps.fewest_samples(changes[client]), steps.span
+        seen.append(BiasUpdates(changes=changes, fewest=fewest, spans=spans))
     return counts, seen
 
 
@@ -118,15 +126,15 @@ def claims(truth: Counts, epsilon: float, seed: int) -> NDArray[np.float64]:
 def suspicious(
     counts: Counts, seen: list[BiasUpdates], claim: str, epsilon: float
 ) -> tuple[float, float]:
-    """The shares of clients called suspicious with the reach known, and from signs alone."""
+    """The shares of clients called suspicious with the steps known, and from signs alone."""
     told = np.stack([CLAIMS[claim](row) for row in counts])
-    signs = [BiasUpdates(changes=updates.changes) for updates in seen]
+    signs = [BiasUpdates(changes=updates.changes, spans=updates.spans) for updates in seen]
     found: dict[bool, list[bool]] = {True: [], False: []}
     for draw in range(1 if math.isinf(epsilon) else DRAWS):
         table = claims(told, epsilon, draw)
-        for knows_reach, updates in ((True, seen), (False, signs)):
+        for knows_steps, updates in ((True, seen), (False, signs)):
             audits = audit_labels(table, updates, noise_rates=np.full(CLIENTS, epsilon))
-            found[knows_reach] += [audit.verdict is LabelVerdict.SUSPICIOUS for audit in audits]
+            found[knows_steps] += [audit.verdict is LabelVerdict.SUSPICIOUS for audit in audits]
     return float(np.mean(found[True])), float(np.mean(found[False]))
 
 
@@ -144,10 +152,10 @@ def measure(seeds: int, rounds: int) -> list[Rate]:
                             cohort=cohort,
                             epsilon=epsilon,
                             claim=claim,
-                            knows_reach=knows_reach,
+                            knows_steps=knows_steps,
                             suspicious=float(found[:, column].mean()),
                         )
-                        for column, knows_reach in enumerate((True, False))
+                        for column, knows_steps in enumerate((True, False))
                     ]
     return rates
 
@@ -156,10 +164,10 @@ def show(rates: list[Rate]) -> None:
     table = Table("alpha", "cohort", "claim", "bound", *(f"ε = {value:g}" for value in EPSILONS))
     rows: dict[tuple[float, int, str, bool], list[str]] = {}
     for rate in rates:
-        key = (rate.alpha, rate.cohort, rate.claim, rate.knows_reach)
+        key = (rate.alpha, rate.cohort, rate.claim, rate.knows_steps)
         rows.setdefault(key, []).append(f"{rate.suspicious:.3f}")
-    for (alpha, cohort, claim, knows_reach), cells in rows.items():
-        bound = "from reach" if knows_reach else "from sign"
+    for (alpha, cohort, claim, knows_steps), cells in rows.items():
+        bound = "from steps" if knows_steps else "from sign"
         table.add_row(f"{alpha}", f"{cohort} of {CLIENTS}", claim, bound, *cells)
     Console().print(table)
 

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
@@ -22,6 +23,7 @@ from potluck.common.tensors.tensor_files import Tensors
 from potluck.server.aggregation.audit.label_audit import (
     BiasUpdates,
     ClientAudit,
+    LocalSteps,
     audit_labels,
     output_bias,
 )
@@ -33,6 +35,8 @@ Changes = Mapping[str, Sequence[float]]
 """By client: classes numbers, its output bias after training − before."""
 
 _CHANGES: TypeAdapter[dict[str, list[float]]] = TypeAdapter(dict[str, list[float]])
+_ROUNDING: Final = 4 * float(np.finfo(np.float32).eps)
+"""Relative changes up to this may be those of the difference from a model and back."""
 
 
 class BiasRecords:
@@ -81,15 +85,49 @@ def why_not_audited(plan: RunPlan) -> str:
         return "updates are masked, so nobody knows how a single one moved the output bias"
     if run_file.host_sums.enabled:
         return "hosts send sums of updates, so nobody knows how one moved the output bias"
-    if run_file.model is not None and run_file.model.keep:
-        return "clients keep tensors of the model, and the output layer may be among them"
+    if run_file.model is not None and run_file.model.divides:
+        key = "keep" if run_file.model.keep else "trainable"
+        return f"`{key}` of [model] divides it, and the output bias may not be in clients' updates"
     if run_file.profiles.disclosure == "cells":
         return "label counts are known by cell only, so no client claims any"
+    return _unplain_training(plan)
+
+
+def _unplain_training(plan: RunPlan) -> str:
+    """Why clients' steps move the output bias in another way than the reasoning takes for granted;
+    empty if they don't."""
+    run_file, training, strategy = plan.run_file, plan.training, plan.strategy
+    if plan.trainer is not None:
+        return f"task '{run_file.task.name}' trains by a loop of its own, which may be any"
+    if strategy.correction is not None:
+        return f"strategy '{run_file.strategy.name}' corrects the steps of clients"
+    if strategy.parts or strategy.one_way:
+        return (
+            f"strategy '{run_file.strategy.name}' has clients train parts of the model, and the "
+            "output bias may not be among them"
+        )
     if plan.selector.drops:
         return "clients leave tensors out of their updates, and the output bias may be among them"
+    if plan.selector.limits:
+        return (
+            f"selector '{run_file.selector.name}' limits the samples of each class that clients "
+            "train on, and they claim what they hold"
+        )
+    if training.optimizer != "sgd":
+        return f"the reasoning holds for training.optimizer = 'sgd', not for '{training.optimizer}'"
+    if training.weight_decay:
+        return (
+            f"training.weight_decay = {training.weight_decay:g} moves the output bias, too; the "
+            "reasoning holds for 0"
+        )
     other = [each.name for each in run_file.objective if each.name != "cross-entropy"]
     if other:
         return f"the reasoning holds for objective 'cross-entropy', not for '{other[0]}'"
+    if run_file.transport.down.encoding is not Encoding.FLOAT32:
+        return (
+            f"models go down as {run_file.transport.down.encoding}, so clients begin from another "
+            "output bias; use transport.down.encoding = 'float32'"
+        )
     if run_file.transport.up.encoding is not Encoding.FLOAT32:
         return (
             f"updates came as {run_file.transport.up.encoding}, whose rounding hides how the bias "
@@ -122,7 +160,9 @@ def bias_changes(
     changes: dict[str, list[float]] = {}
     for client, update in updates.items():
         after = update.read(begin, begin + classes, np.empty(classes, np.float32))
-        changes[client] = (after.astype(np.float64) - before).tolist()
+        change = after.astype(np.float64) - before
+        change[np.abs(change) <= _ROUNDING * np.abs(before)] = 0.0
+        changes[client] = change.tolist()
     return changes
 
 
@@ -136,7 +176,8 @@ def audit_run(
     """An audit of each client of the population, in its order. Blocking.
 
     noise_rates: ε / Δ₁ of the claims, by client; who is missing has made none. How far a bias can
-    move is known only where clients tell their exact number of steps. Raises StorageError.
+    move is known exactly if clients report their exact number of steps, and at least otherwise.
+    Raises StorageError.
     """
     seen = _seen(plan, rounds, records)
     claims = population.label_counts
@@ -159,12 +200,27 @@ def _seen(
 ) -> dict[str, list[BiasUpdates]]:
     training = plan.training
     exact = plan.run_file.weighting is Weighting.EXACT
-    length = training.learning_rate / (1 - training.momentum)
+    fewest_steps = 1 if plan.selector.paces else training.planned_steps(samples=1)
     seen: defaultdict[str, list[BiasUpdates]] = defaultdict(list)
     for one in rounds:
-        steps = {each.client_id: each.update.steps for each in one.included if each.update}
+        updates = {each.client_id: each.update for each in one.included if each.update}
         for client, changes in records.read(one.key.round).items():
-            known = exact and client in steps
-            reach = np.array([length * steps[client]]) if known else None
-            seen[client].append(BiasUpdates(changes=np.array([changes]), reach=reach))
+            update = updates.get(client) if exact else None
+            steps = LocalSteps(
+                samples=1 if update is None else max(1, update.samples),
+                steps=fewest_steps if update is None else max(1, update.steps),
+                batch_size=training.batch_size,
+                learning_rate=training.learning_rate_in(one.key.round),
+                momentum=training.momentum,
+            )
+            row = np.array([changes])
+            known = update is not None and training.smallest_batch_size is None
+            seen[client].append(
+                BiasUpdates(
+                    changes=row,
+                    fewest=steps.fewest_samples(row) if known else None,
+                    # Clipped gradients move a bias by less than that, and by how much is unknown.
+                    spans=np.array([0.0 if training.gradient_clip else steps.span]),
+                )
+            )
     return seen

@@ -3,12 +3,14 @@
 With softmax and cross-entropy, a step changes the output bias of class c by learning rate × (share
 of c in the batch − the model's mean probability of c). So without samples of c it can only fall,
 and a client whose bias of c has risen holds some: how many at least follows from how far it rose
-(`BiasUpdates.reach`). One whose bias of c never rises holds at most few; that is no theorem but
-what honest clients were measured to do (docs/label-audit.md). Claims outside these bounds are held
-against the noise that the client is known to have added.
+(`LocalSteps.fewest_samples`). One whose bias of c never rises holds at most few, if its steps were
+long enough for the model to follow its labels (`LocalSteps.span`). That is what honest clients were
+measured to do (docs/label-audit.md). Claims outside these bounds are held against the noise that
+the client is known to have added.
 
-It needs updates in the clear, so it says nothing under secure aggregation; objectives that balance
-classes, and weight decay on a large bias, break its reasoning. It accuses; it does not prove.
+It needs updates in the clear, so it says nothing under secure aggregation. It holds for steps of
+plain SGD, with or without momentum: `audit_records.why_not_audited` has what breaks its reasoning.
+It accuses; it does not prove.
 """
 
 from __future__ import annotations
@@ -28,27 +30,65 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
+class LocalSteps:
+    """The steps of one client in one round, by SGD with momentum on batches of its samples.
+
+    samples, steps: at least 1. batch_size: of all batches but the last of a pass.
+    """
+
+    samples: int
+    steps: int
+    batch_size: int
+    learning_rate: float
+    momentum: float
+
+    @property
+    def span(self) -> float:
+        """The farthest that the output bias can move: by steps whose gradient is 1."""
+        lost = self.momentum * (1 - self.momentum**self.steps) / (1 - self.momentum)
+        return self.learning_rate / (1 - self.momentum) * (self.steps - lost)
+
+    def fewest_samples(self, changes: Floats) -> Floats:
+        """The fewest samples of each class with which its bias can rise so far; 0 if it fell.
+
+        A sample counts most in the last batch of a pass, which may be a small one.
+        """
+        batches = -(-self.samples // self.batch_size)
+        last = self.samples - (batches - 1) * self.batch_size
+        passes = -(-self.steps // batches)
+        length = self.learning_rate / (1 - self.momentum)
+        # Sum over the batches of a pass, at least, of the share that the class has in each.
+        shares = changes.clip(min=0.0) / (length * passes)
+        beyond = (shares - 1).clip(min=0.0)
+        fewest: Floats = shares.clip(max=1.0) * last + beyond * self.batch_size
+        return fewest
+
+
+@dataclass(frozen=True, kw_only=True)
 class BiasUpdates:
     """One round. changes: K × C, float64, the output bias after local training − before; a row of
-    NaN for a client that took no part. reach: K, float64, learning rate × steps / (1 − momentum),
-    or None where unknown: then a bias that rose tells of at least one sample, not of how many.
+    NaN for a client that took no part. fewest: K × C, float64, samples that each client holds at
+    least for that, or None if unknown: then a bias that rose tells of at least one sample. spans:
+    K, float64, `LocalSteps.span`, or None if they are all long enough.
     """
 
     changes: Floats
-    reach: Floats | None = None
+    fewest: Floats | None = None
+    spans: Floats | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class AuditSettings:
     """significance: how often an honest client may be called suspicious, per audit.
 
-    least_rounds: rounds without a rise before that counts as evidence. unseen_samples and
-    unseen_share: what a client whose bias never rose may hold at most, in samples or as a share of
-    all it claims, whichever is more.
+    least_rounds: rounds without a rise before that counts as evidence. least_span: rounds of
+    shorter spans don't count as such. unseen_samples and unseen_share: what a client whose bias
+    never rose may hold at most, in samples or as a share of all it claims, whichever is more.
     """
 
     significance: float = 0.01
     least_rounds: int = 5
+    least_span: float = 2.5
     unseen_samples: int = 3
     unseen_share: float = 0.05
 
@@ -57,9 +97,11 @@ class AuditSettings:
             raise ConfigurationError(
                 f"the audit's significance is {self.significance}; give a share in (0, 1)"
             )
-        if self.least_rounds < 1 or self.unseen_samples < 0 or not 0 <= self.unseen_share < 1:
+        sound = self.least_rounds >= 1 and self.least_span >= 0 and self.unseen_samples >= 0
+        if not sound or not 0 <= self.unseen_share < 1:
             raise ConfigurationError(
-                "the audit's least_rounds must be ≥ 1, unseen_samples ≥ 0, unseen_share in [0, 1)"
+                "the audit's least_rounds must be ≥ 1, least_span and unseen_samples ≥ 0, "
+                "unseen_share in [0, 1)"
             )
 
 
@@ -127,35 +169,43 @@ def audit_labels(
     chosen = settings or AuditSettings()
     _check(claimed, rounds, noise_rates)
     return [
-        _audit(row, claimed[row], _evidence(row, rounds), float(noise_rates[row]), chosen)
+        _audit(
+            row,
+            claimed[row],
+            _evidence(row, rounds, chosen.least_span),
+            float(noise_rates[row]),
+            chosen,
+        )
         for row in range(len(claimed))
     ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Evidence:
-    """Of one client. rises: C, in how many rounds the bias rose. shares: C, in [0, 1], the least
-    share of its samples that each class must have for that; 0 where the reach is unknown."""
+    """Of one client. rises: C, in how many rounds the bias rose. fewest: C, samples that it holds
+    at least for that. long_rounds: those in which its bias could have moved far enough."""
 
     rounds: int
+    long_rounds: int
     rises: NDArray[np.int64]
-    shares: Floats
+    fewest: Floats
 
 
-def _evidence(row: int, rounds: Sequence[BiasUpdates]) -> _Evidence:
+def _evidence(row: int, rounds: Sequence[BiasUpdates], least_span: float) -> _Evidence:
     classes = rounds[0].changes.shape[1] if rounds else 0
     rises = np.zeros(classes, dtype=np.int64)
-    shares = np.zeros(classes)
-    taken = 0
+    fewest = np.zeros(classes)
+    taken = long_rounds = 0
     for updates in rounds:
         change = updates.changes[row]
         if np.isnan(change).any():
             continue
         taken += 1
+        long_rounds += updates.spans is None or bool(updates.spans[row] >= least_span)
         rises += change > 0
-        if updates.reach is not None and updates.reach[row] > 0:
-            shares = np.maximum(shares, change / updates.reach[row])
-    return _Evidence(rounds=taken, rises=rises, shares=shares.clip(max=1.0))
+        if updates.fewest is not None:
+            fewest = np.maximum(fewest, updates.fewest[row])
+    return _Evidence(rounds=taken, long_rounds=long_rounds, rises=rises, fewest=fewest)
 
 
 def _audit(
@@ -186,10 +236,10 @@ def _tests(
     for label, claim in enumerate(claims.tolist()):
         rises = int(evidence.rises[label])
         if rises:
-            least = max(1, math.floor(samples * float(evidence.shares[label])))
+            least = max(1, math.floor(evidence.fewest[label]))
             contradiction, bound = Contradiction.HIDDEN, least
             probability = noise_at_most(math.floor(claim) - least, rate)
-        elif evidence.rounds >= settings.least_rounds:
+        elif evidence.long_rounds >= settings.least_rounds:
             contradiction, bound = Contradiction.INVENTED, unseen
             probability = noise_at_most(unseen - math.ceil(claim), rate)
         else:
@@ -235,7 +285,8 @@ def _check(claimed: Floats, rounds: Sequence[BiasUpdates], noise_rates: Floats) 
     fitting = noise_rates.shape == claimed.shape[:1]
     for updates in rounds:
         fitting &= updates.changes.shape == claimed.shape
-        fitting &= updates.reach is None or updates.reach.shape == claimed.shape[:1]
+        fitting &= updates.fewest is None or updates.fewest.shape == claimed.shape
+        fitting &= updates.spans is None or updates.spans.shape == claimed.shape[:1]
         shapes["bias updates"] = updates.changes.shape
     if not fitting:
         raise ConfigurationError(

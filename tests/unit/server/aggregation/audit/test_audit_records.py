@@ -35,9 +35,12 @@ from potluck.server.store.records import (
 AT = datetime(2026, 5, 4, 12, tzinfo=UTC)
 
 
-def plan(more: str = "", *, selector: str = "fedentopt") -> RunPlan:
-    text = f"{more}\n[task]\nname = 'colored-digits'\n[selector]\nname = '{selector}'\n"
-    return draw_up(text + "[training]\nlearning_rate = 0.1\nmomentum = 0.0\n", source="test")
+def plan(
+    more: str = "", *, selector: str = "fedentopt", options: str = "", training: str = ""
+) -> RunPlan:
+    text = f"{more}\n[task]\nname = 'colored-digits'\n[selector]\nname = '{selector}'\n{options}\n"
+    text += f"[training]\nlearning_rate = 0.1\nmomentum = 0.0\nbatch_size = 32\n{training}\n"
+    return draw_up(text, source="test")
 
 
 def committed(number: int, clients: list[str]) -> RoundRow:
@@ -102,10 +105,42 @@ def test_who_hides_a_class_is_found_and_who_is_honest_is_not(tmp_path: Path) -> 
     assert (liar.row, liar.verdict) == (1, LabelVerdict.SUSPICIOUS)
     [suspicion] = liar.suspicions
     assert suspicion.contradiction is Contradiction.HIDDEN
-    assert suspicion.bound == 12  # 0.3 of a reach of 0.1 × 10 steps, of 40 samples
+    # Ten steps of 0.1 are five passes over batches of 32 and 8 samples: 0.6 of the 8 at least.
+    assert suspicion.bound == 4
     # The number of steps isn't exact where the number of samples isn't.
     _, liar, _ = audit_run(plan("weighting = 'bucketed'"), claims, {}, rounds, records)
     assert [each.bound for each in liar.suspicions] == [1]
+
+
+@pytest.mark.parametrize(
+    "more", ["training.gradient_clip = 1.0", "training.learning_rate_decay = 0.1"]
+)
+def test_a_class_that_never_rose_is_no_evidence_where_steps_may_be_short(
+    tmp_path: Path, more: str
+) -> None:
+    """Ten steps of 0.3 are long enough. Clipped or decayed they are not."""
+    records = BiasRecords(tmp_path / "r")
+    rounds = [committed(number, ["client-0"]) for number in range(1, 7)]
+    for one in rounds:
+        records.write(one.key.round, {"client-0": [1e-6, -1e-6]})
+
+    def verdict(*tables: str) -> LabelVerdict:
+        drawn_up = draw_up(
+            "\n".join(
+                [
+                    "training.learning_rate = 0.3",
+                    "training.momentum = 0.0",
+                    *tables,
+                    "[task]\nname = 'colored-digits'\n[selector]\nname = 'fedentopt'",
+                ]
+            ),
+            source="test",
+        )
+        [audit] = audit_run(drawn_up, population([20, 20]), {}, rounds, records)
+        return audit.verdict
+
+    assert verdict() is LabelVerdict.SUSPICIOUS
+    assert verdict(more) is LabelVerdict.CONSISTENT
 
 
 def test_noise_excuses(tmp_path: Path) -> None:
@@ -144,6 +179,19 @@ def test_changes_are_those_of_the_last_bias(tmp_path: Path) -> None:
     [
         (plan(selector="uniform"), "nobody was asked"),
         (plan("transport.up.encoding = 'int8'"), "int8"),
+        (plan("transport.down.encoding = 'bfloat16'"), "transport.down.encoding = 'float32'"),
+        (plan("strategy.name = 'scaffold'"), "strategy 'scaffold' corrects the steps of clients"),
+        (plan("strategy.name = 'fedbio'"), "strategy 'fedbio' corrects the steps of clients"),
+        (
+            plan(training="optimizer = 'adam'"),
+            "holds for training.optimizer = 'sgd', not for 'adam'",
+        ),
+        (plan(training="optimizer = 'adamw'"), "not for 'adamw'"),
+        (plan(training="weight_decay = 1e-4"), "training.weight_decay = 0.0001 moves the output"),
+        (plan(selector="kl", options="truncate = true"), "selector 'kl' limits the samples"),
+        (plan("model.trainable = ['2.*']"), "`trainable` of \\[model\\] divides it"),
+        (plan("model.keep = ['2.*']"), "`keep` of \\[model\\] divides it"),
+        (plan("objective = [{name = 'fedprox'}]"), "not for 'fedprox'"),
     ],
 )
 def test_where_there_is_nothing_to_audit_it_says_why(run: RunPlan, why: str) -> None:
