@@ -273,6 +273,7 @@ def test_a_federation_on_two_machines_from_nothing_to_nothing(lab: Lab) -> None:
     check_changes(lab)
     check_broken_images(lab)
     check_broken_settings(lab)
+    check_unfinished_replacement(lab)
     check_down(lab)
 
 
@@ -378,6 +379,23 @@ def check_broken_settings(lab: Lab) -> None:
     check_same(lab, before)
     lab.change(0, settings=settings)
     assert lab.potluck("up").splitlines() == ["gpu-1: nothing to do", "gpu-2: nothing to do"]
+
+
+def check_unfinished_replacement(lab: Lab) -> None:
+    """An `up` that was killed between two containers is gone on with."""
+    names = lab.containers().keys()
+    host = "potluck-deploy-test-host-1-b"
+    old = lab.containers()[host]
+    old.stop(timeout=15)
+    old.rename(f"{host}-before")
+    assert lab.potluck("up").splitlines() == [
+        f"gpu-1: replace {host}: an earlier replacement was not finished",
+        "gpu-2: nothing to do",
+    ]
+    found = lab.containers()
+    assert found.keys() == names
+    assert found[host].id != old.id
+    asyncio.run(all_attend(lab))
 
 
 def check_down(lab: Lab) -> None:

@@ -139,29 +139,29 @@ class MachineWork:
             self._change(step.kind, one, seconds)
 
     def _replace(self, one: DesiredContainer, seconds: float) -> None:
-        old = self._set_aside(one)
+        old = self._find(one.before) or self.client.containers.get(one.name)
         files, labels = saved_files(old), self._labels(one.marker)
         try:
+            self._set_aside(old, one)
             self._create(one, seconds, "the container before it is back")
         except BaseException:
             restore_files(old, files)
             self._mark(one, labels)
-            old.rename(one.name)
+            old.reload()
+            if old.name != one.name:
+                old.rename(one.name)
             with contextlib.suppress(APIError):  # it didn't run before either
                 old.start()
             raise
         old.remove(force=True)
 
-    def _set_aside(self, one: DesiredContainer) -> Container:
+    def _set_aside(self, old: Container, one: DesiredContainer) -> None:
         """Stop the container that is to be replaced, and keep it under another name."""
-        old, found = self._find(one.before), self._find(one.name)
-        if old is None:
-            old = self.client.containers.get(one.name) if found is None else found
+        if old.name == one.name:
             old.stop(timeout=STOP_SECONDS)
             old.rename(one.before)
-        elif found is not None:  # of a replacement that was not finished
-            found.remove(force=True)
-        return old
+        elif (unfinished := self._find(one.name)) is not None:
+            unfinished.remove(force=True)
 
     def _change(self, kind: StepKind, one: DesiredContainer, seconds: float) -> None:
         """Write other files, or start what has stopped."""
