@@ -37,6 +37,7 @@ _SUBNET = "198.18.77.1/24"  # of the range for tests of networks
 _PLACES = tuple(sorted({REPOSITORY, Path(sys.prefix), Path(sys.base_prefix), Path("/usr")}))
 IMAGES = ("potluck-test/coordinator:1", "potluck-test/client:1", "potluck-test/relay:1")
 _STATE = "var/lib/potluck"
+_LABEL = "potluck-test"
 
 
 def why_no_engines() -> str | None:
@@ -257,7 +258,10 @@ def make_images(client: docker.DockerClient) -> None:
             _links(_STATE if "relay" in name else "data"),
             repository=name.partition(":")[0],
             tag=name.partition(":")[2],
-            changes=[f"ENV PATH={Path(sys.prefix) / 'bin'}:/usr/bin", "ENV PYTHONUNBUFFERED=1"],
+            changes=[
+                f"ENV PATH={Path(sys.prefix) / 'bin'}:/usr/bin",
+                *("ENV PYTHONUNBUFFERED=1", f"LABEL {_LABEL}=1"),
+            ],
         )
 
 
@@ -271,7 +275,10 @@ def make_broken_image(client: docker.DockerClient, name: str, script: str) -> No
         archive.addfile(entry, io.BytesIO(program))
     repository, _, tag = name.partition(":")
     client.api.import_image_from_data(
-        buffer.getvalue(), repository=repository, tag=tag, changes=["ENV PATH=/broken:/usr/bin"]
+        buffer.getvalue(),
+        repository=repository,
+        tag=tag,
+        changes=["ENV PATH=/broken:/usr/bin", f"LABEL {_LABEL}=1"],
     )
 
 
@@ -279,6 +286,7 @@ def remove_images(client: docker.DockerClient) -> None:
     for name in IMAGES:
         with contextlib.suppress(DockerException):
             client.images.remove(name, force=True)
+    client.images.prune({"dangling": True, "label": _LABEL})  # those that others replaced
 
 
 def show_as_state(
