@@ -350,6 +350,31 @@ async def test_a_broken_download_goes_on_where_it_stopped(
     assert files_in(tmp_path) == ["model.safetensors"]
 
 
+async def test_a_download_that_breaks_often_but_progresses_arrives(
+    config: OperatorConfig, service: FakeOperatorService, tmp_path: Path
+) -> None:
+    service.model = bytes(range(256)) * 40
+    service.model_breaks = list(range(500, 10_000, 500))  # 19 breaks
+    target = tmp_path / "model.safetensors"
+    async with connect(config) as client:
+        await download_model(client, RUN_ID, target)
+    assert target.read_bytes() == service.model
+    assert service.offsets == [0, *range(500, 10_000, 500)]
+
+
+async def test_a_download_without_progress_gives_up_and_the_same_command_resumes(
+    config: OperatorConfig, service: FakeOperatorService, tmp_path: Path
+) -> None:
+    service.model = bytes(range(256)) * 40
+    service.model_breaks = [3000] * 6  # the first one with progress
+    ended = await potluck(config, tmp_path, "model", RUN_ID, "-o", "m", "--exact")
+    assert ended.code == 1
+    assert f"3000 bytes are in {tmp_path}, and the same command resumes there" in ended.err
+    await potluck(config, tmp_path, "model", RUN_ID, "-o", "m", "--exact")
+    assert (tmp_path / "m").read_bytes() == service.model
+    assert service.offsets == [0, *[3000] * 6]
+
+
 async def test_a_model_file_says_where_it_comes_from(
     config: OperatorConfig, service: FakeOperatorService, tmp_path: Path
 ) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from potluck.common.errors import (
     ConfigurationError,
+    PotluckError,
     ProtocolError,
     TransferError,
     TruncatedError,
@@ -25,6 +26,9 @@ from potluck.deploy.operator.operator_client import OperatorClient
 from potluck.rpc.v1 import operator_pb2, transfer_pb2
 
 ATTEMPTS = 5
+"""Breaks in a row without a byte more, after which a download gives up."""
+
+_FIRST_PAUSE_SECONDS = 0.05
 _LARGEST_FILE = 1 << 62  # the coordinator is ours, and the disk has its own limit
 _DIGEST_DIGITS = 64
 
@@ -60,23 +64,45 @@ async def download_model(
     best: the run's best model instead, of which the origin then tells. describe: whether to write
     where it comes from into the file; see `model_metadata`.
 
-    A broken transfer is taken up again, up to `ATTEMPTS` times; the part stays for the next call.
-    Raises ConfigurationError if `path` can't be written, and what `OperatorClient` raises.
+    A broken transfer is resumed until it breaks `ATTEMPTS` times in a row without progress; the
+    part stays, and the next call resumes from it. Raises ConfigurationError if `path` can't be
+    written, and what `OperatorClient` raises.
     """
     _check_target(path)
     if best and round_number:
         raise ConfigurationError(
             f"round {round_number} and the best round are two models; ask for one of them"
         )
-    for attempt in range(1, ATTEMPTS + 1):
+    fruitless, before = 0, _bytes_here(path)
+    while True:
         try:
             return await _receive(
                 client, run_id, path, round_number, progress, describe=describe, best=best
             )
-        except (TransferError, UnreachableError):
-            if attempt == ATTEMPTS or not _partial_files(path):
+        except (TransferError, UnreachableError) as error:
+            here = _bytes_here(path)
+            fruitless = 0 if here > before else fruitless + 1
+            before = here
+            if not here:
                 raise
-    raise AssertionError("the last attempt returns or raises")
+            if fruitless == ATTEMPTS:
+                raise _stopped(error, path, here) from error
+        if fruitless:
+            await asyncio.sleep(_FIRST_PAUSE_SECONDS * 2**fruitless)
+
+
+def _stopped(error: PotluckError, path: Path, here: int) -> PotluckError:
+    """The error of a download that gives up, with what the next call resumes."""
+    folder = path.absolute().parent
+    return type(error)(
+        f"{error.message}; {here} bytes are in {folder}, and the same command resumes there",
+        **error.metadata,
+    )
+
+
+def _bytes_here(path: Path) -> int:
+    """Bytes of the part that the next call resumes."""
+    return next((held_bytes(part) for part in _partial_files(path).values()), 0)
 
 
 def _check_target(path: Path) -> None:
@@ -129,8 +155,7 @@ async def _receive(
                     progress(receiver.received, header.size)
             else:
                 raise TruncatedError(
-                    f"{receiver.received} of {header.size} bytes of the model arrived; "
-                    "try again, the download goes on there"
+                    f"{receiver.received} of {header.size} bytes of the model arrived"
                 )
         finally:
             receiver.close()
