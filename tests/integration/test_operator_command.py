@@ -132,6 +132,22 @@ async def test_a_run_is_started_with_overrides_and_watched(
         (None, "potluck: can't read the run file run.toml: No such file or directory; "),
     ],
 )
+async def test_a_run_file_is_checked_before_the_connection(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text('rounds = 0\ntask = {name = "digits"}\n')
+    nowhere = {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
+    found = []
+    for change in ("seed=1", "rounds=3"):
+        ended = await asyncio.to_thread(
+            run_program, "potluck", "run", "run.toml", "-o", change,
+            folder=tmp_path, environment=nowhere,
+        )  # fmt: skip
+        assert ended.returncode == 1
+        [line] = ended.stderr.decode().splitlines()
+        found.append(line)
+    assert found[0].startswith("potluck: run.toml: 'rounds': must be")
+    assert "don't know how to reach the coordinator" in found[1]
+
+
 async def test_a_wrong_run_file_is_one_line(
     config: OperatorConfig,
     service: FakeOperatorService,

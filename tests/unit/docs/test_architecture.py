@@ -1,6 +1,9 @@
 """docs/architecture.md, CONTRIBUTING.md and the pages on privacy speak of the tree as it is."""
 
+import ast
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -60,3 +63,77 @@ def test_every_function_is_in_the_file_named_with_it() -> None:
         if not re.search(rf"\bdef {function}\(", (HOUSE / "docs" / target).read_text())
     ]
     assert missing == []
+
+
+def test_the_table_of_contributing_has_all_subpackages() -> None:
+    text = (HOUSE / "CONTRIBUTING.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)/` \| (.*) \|$", text, re.MULTILINE))
+    for root, row in rows.items():
+        packages = {f.name for f in (HOUSE / root / "potluck").iterdir() if any(f.glob("*.py"))}
+        folders = (f for f in (HOUSE / root / "potluck" / root).iterdir() if f.is_dir())
+        inside = {f.name for f in folders if any(f.rglob("*.py"))}
+        if root == "experiments":
+            inside.add("presets")  # run files only
+        wanted = inside | (packages - {root})
+        told = set(re.findall(r"`(\w+)`", row)) - {root, "rpc"}
+        assert told == wanted, root
+    assert len(rows) == 6
+
+
+NAMED_FILE = re.compile(r"(?<![\w/.*{}<>$…-])((?:[\w.-]+/)*[\w-]+\.py|tests/[\w./-]*\w)(?![\w/(*])")
+"""A Python file or a test, alone or with the folders that it is in."""
+ROOTS = (
+    "benchmarks",
+    "client",
+    "common",
+    "deploy",
+    "experiments",
+    "relay",
+    "server",
+    "tests",
+    "tools",
+)
+
+
+def remarks(module: Path) -> Iterator[str]:
+    """The docstrings and comments of a module."""
+    text = module.read_text()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield ast.get_docstring(node, clean=False) or ""
+    if "#" in text:
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            if token.type == tokenize.COMMENT:
+                yield token.string
+
+
+def test_every_file_named_in_a_docstring_or_comment_exists() -> None:
+    modules = [m for root in ROOTS for m in (HOUSE / root).rglob("*.py") if "_pb2" not in m.name]
+    modules += (HOUSE / "examples").rglob("*.py")
+    known = {ending for module in modules for ending in endings(module.relative_to(HOUSE))}
+    missing = {
+        f"{module.relative_to(HOUSE)}: {name}"
+        for module in modules
+        for remark in remarks(module)
+        for name in NAMED_FILE.findall(remark)
+        if name not in known and not (HOUSE / name).exists()
+    }
+    assert sorted(missing) == []
+    assert "server/rounds/machine.py" in known
+
+
+def endings(path: Path) -> Iterator[str]:
+    """A path as it may be written: with all its folders, or fewer of the first ones."""
+    for start in range(len(path.parts)):
+        yield "/".join(path.parts[start:])
+
+
+def test_every_test_named_on_a_page_exists() -> None:
+    pages = [*(HOUSE / "docs").rglob("*.md"), HOUSE / "README.md", HOUSE / "CONTRIBUTING.md"]
+    named = {
+        (page.name, name)
+        for page in pages
+        for name in re.findall(r"tests/[\w./-]*\w", page.read_text())
+    }
+    assert len(named) > 20
+    assert sorted(each for each in named if not (HOUSE / each[1]).exists()) == []

@@ -50,16 +50,19 @@ _OPTIONS: dict[str, Any] = {
 
 def operator_command(
     command: Callable[Concatenate[OperatorClient, P], Awaitable[None]],
+    *,
+    first: Callable[P, None] | None = None,
 ) -> Callable[..., None]:
     """A command line's function from a coroutine that wants an `OperatorClient` first.
 
-    It gains the connection options, and runs the coroutine in an event loop of its own.
+    It gains the connection options, and runs the coroutine in an event loop of its own. first:
+    checks the command's own arguments before the files of the connection are read.
     """
 
     def connected(config: OperatorConfig, /, *args: P.args, **kwargs: P.kwargs) -> None:
         asyncio.run(_connected(config, command, *args, **kwargs))
 
-    return _with_options(command, connected)
+    return _with_options(command, connected, first)
 
 
 def configured_command(
@@ -71,13 +74,17 @@ def configured_command(
 
 
 def _with_options(
-    command: Callable[..., Any], call: Callable[Concatenate[OperatorConfig, P], None]
+    command: Callable[..., Any],
+    call: Callable[Concatenate[OperatorConfig, P], None],
+    first: Callable[..., None] | None = None,
 ) -> Callable[..., None]:
     """`call`, as the command line of `command` but for its first parameter."""
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         flags: dict[str, Any] = {name: kwargs.pop(name, None) for name in _OPTIONS}
+        if first is not None:
+            first(*args, **kwargs)
         call(load_operator_config(OperatorFlags(**flags)), *args, **kwargs)
 
     own = list(inspect.signature(command).parameters.values())[1:]

@@ -95,8 +95,9 @@ async def run(
 ) -> None:
     """Start a run from a run file, and print its id.
 
-    The file is checked here first, then by the coordinator, which knows the plug-ins. Without
-    --watch the run goes on by itself; `potluck watch` shows it.
+    Keys and values of a file are checked here, before anything else; the coordinator checks
+    plug-ins and their options, and refuses what does not work together. Without --watch the run
+    continues by itself; `potluck watch` shows it.
 
     ```console
     potluck config > run.toml
@@ -373,6 +374,18 @@ def table_console() -> Console:
     return console if console.is_terminal else terminal(width=240)
 
 
+def _check_file(
+    file: Path | None = None,
+    again: str | None = None,
+    assignments: list[str] | None = None,
+    **_: object,
+) -> None:
+    """Check a run file before the coordinator has to be known. Raises ConfigurationError."""
+    if file is not None and again is None and str(file) != "-":  # standard input is read once
+        source = str(file)
+        parse_run_file(override(_read(file), assignments or [], source=source), source=source)
+
+
 async def _run_file(
     client: OperatorClient, file: Path | None, again: str | None
 ) -> tuple[str, str]:
@@ -406,7 +419,7 @@ def _read(file: Path) -> str:
 
 
 COMMANDS: dict[str, Callable[..., None]] = {
-    "run": operator_command(run),
+    "run": operator_command(run, first=_check_file),
     "watch": operator_command(watch),
     "runs": operator_command(runs),
     "stop": operator_command(stop),

@@ -1,6 +1,7 @@
 """The events that the state machine takes, and the actions that it answers with.
 
-`machine.py` turns one into the other; `driver.py` brings the events and carries the actions out.
+`machine.py` turns one into the other; `runs/round_loop.py` brings the events and
+carries the actions out.
 """
 
 from __future__ import annotations

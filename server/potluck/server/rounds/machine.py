@@ -1,8 +1,8 @@
 """The round engine's state machine: `handle(event, now) -> actions`.
 
 No asyncio, no grpc, no clock, no disk: `now` is any monotonic number of seconds, passed in. The
-shell (`runs/driver.py`) turns what happens into events and carries the actions out. One machine is
-one run; a round passes through
+shell (`runs/round_loop.py`) turns what happens into events and carries the actions out. One machine
+is one run; a round passes through
 
     waiting → selecting → training → reducing → evaluating → committing
 

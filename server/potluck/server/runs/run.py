@@ -1,7 +1,7 @@
 """A run under way that is prepared: its model is loaded and its roster read.
 
-`resume.py` makes it; `driver.py` drives it; `select.py`, `train.py` and `commit.py` take it through
-its rounds. Everything here lives on the event loop.
+`resume.py` makes it; `round_loop.py` takes it through its rounds, with `select.py`, `train.py` and
+`commit.py`. Everything here lives on the event loop.
 """
 
 from __future__ import annotations

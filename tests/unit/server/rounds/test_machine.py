@@ -4,8 +4,8 @@ Each file of `tests/testdata/rounds` is one run. A line `plan key=value …` or
 `resume key=value …` sets it up; a line `SECONDS event arguments` is an event, the indented lines
 under it are the actions it must answer with, then the phase and the next wake-up. Under
 `SECONDS waits` is what the run says it waits for. After a change that is meant,
-`pytest tests/unit/test_round.py --rewrite` writes what the machine answers now; read the difference
-before you commit it.
+`pytest tests/unit/server/rounds/test_machine.py --rewrite` writes what the machine answers now;
+read the difference before you commit it.
 """
 
 from __future__ import annotations
