@@ -25,6 +25,7 @@ from support.operator_service import (
     status,
 )
 from support.pki import TestFederation, make_federation
+from support.programs import run_program
 
 from potluck.common.errors import NotFoundError, UnreachableError
 from potluck.common.run_file.runfile import example_run_file
@@ -132,6 +133,21 @@ async def test_a_run_is_started_with_overrides_and_watched(
         (None, "potluck: can't read the run file run.toml: No such file or directory; "),
     ],
 )
+async def test_a_wrong_run_file_is_one_line(
+    config: OperatorConfig,
+    service: FakeOperatorService,
+    tmp_path: Path,
+    text: str | None,
+    message: str,
+) -> None:
+    if text is not None:
+        (tmp_path / "run.toml").write_text(text)
+    ended = await potluck(config, tmp_path, "run", "run.toml")
+    assert (ended.code, ended.out, service.started) == (1, "", [])
+    assert ended.err.startswith(message)
+    assert ended.err.count("\n") == 1
+
+
 async def test_a_run_file_is_checked_before_the_connection(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text('rounds = 0\ntask = {name = "digits"}\n')
     nowhere = {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
@@ -146,21 +162,6 @@ async def test_a_run_file_is_checked_before_the_connection(tmp_path: Path) -> No
         found.append(line)
     assert found[0].startswith("potluck: run.toml: 'rounds': must be")
     assert "don't know how to reach the coordinator" in found[1]
-
-
-async def test_a_wrong_run_file_is_one_line(
-    config: OperatorConfig,
-    service: FakeOperatorService,
-    tmp_path: Path,
-    text: str | None,
-    message: str,
-) -> None:
-    if text is not None:
-        (tmp_path / "run.toml").write_text(text)
-    ended = await potluck(config, tmp_path, "run", "run.toml")
-    assert (ended.code, ended.out, service.started) == (1, "", [])
-    assert ended.err.startswith(message)
-    assert ended.err.count("\n") == 1
 
 
 async def test_listings_are_json_for_programs(
