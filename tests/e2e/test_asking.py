@@ -6,6 +6,7 @@ All tests share the processes: each starts a run of its own with the same seed.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -185,7 +186,7 @@ async def test_a_kind_nobody_knows_ends_the_run_with_the_reason(federation: Fede
     [
         ("no ask", "yielded a str, not an Ask"),
         ("stranger", "asks row 99, which is not available"),
-        ("raises", "failed in round 1: KeyError: 'a bug'"),
+        ("raises", "failed in select of round 1: KeyError: 'a bug' (potluck_crash_questions.py:"),
         ("endless", "asked more than 100 questions in round 1"),
         ("no selection", "answered with nothing, not with a Selection"),
     ],
@@ -198,6 +199,26 @@ async def test_a_selector_that_makes_no_sense_fails_the_run(
     assert status.state == operator_pb2.RUN_STATE_FAILED
     assert status.reason.startswith("selector 'asking' ")
     assert reason in status.reason
+
+
+@pytest.mark.parametrize(
+    ("point", "failed"),
+    [
+        ("select", "selector 'crash' failed in select of round 1"),
+        ("observe", "selector 'crash' failed in observe of round 1"),
+        ("init", "strategy 'crash' failed in init"),
+        ("weigh", "strategy 'crash' failed in weigh of round 1"),
+        ("apply", "strategy 'crash' failed in apply of round 1"),
+    ],
+)
+async def test_a_plug_in_that_raises_is_named_with_method_and_line(
+    federation: Federation, point: str, failed: str
+) -> None:
+    federation.points.fail(point)
+    status = await federation.ended(await federation.start_run('selector.name="crash"'))
+    assert status.state == operator_pb2.RUN_STATE_FAILED
+    line = r"ValueError: as a test wants it \(potluck_crash_rounds\.py:\d+\)"
+    assert re.fullmatch(f"{re.escape(failed)}: {line}", status.reason), status.reason
 
 
 async def test_owners_may_forbid_questions(federation: Federation) -> None:

@@ -65,6 +65,10 @@ class Points:
         """The next process that reaches this point kills itself."""
         (self.folder / f"kill-{point}").touch()
 
+    def fail(self, point: str) -> None:
+        """The next process that reaches this point raises ValueError there."""
+        (self.folder / f"raise-{point}").touch()
+
     def spare(self, point: str) -> bool:
         """Nobody is to be killed there any more; false if that has happened."""
         try:

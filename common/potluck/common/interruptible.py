@@ -28,12 +28,25 @@ async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
     unwanted = threading.Event()
     token = _unwanted.set(unwanted)
     try:
-        return await asyncio.to_thread(function, *args, **kwargs)
+        return await asyncio.to_thread(_without_stop(function), *args, **kwargs)
     except asyncio.CancelledError:
         unwanted.set()
         raise
     finally:
         _unwanted.reset(token)
+
+
+def _without_stop(function: Callable[P, T]) -> Callable[P, T]:
+    """The function, which raises RuntimeError in place of StopIteration: a future can't hold that,
+    and its waiter would never wake."""
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return function(*args, **kwargs)
+        except StopIteration as error:
+            raise RuntimeError("StopIteration: an iterator had no more items") from error
+
+    return call
 
 
 def interrupt(thread: int) -> bool:

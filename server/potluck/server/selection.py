@@ -296,8 +296,8 @@ class RoundOutcome:
 
     selected: the cohort in the order chosen. included: the clients whose update became part of the
     model. seconds: per selected client, from instruction to update; NaN where none came.
-    reports: per selected client, "loss" and what the selector's `reports` names, as it came with
-    the update; NaN where none came.
+    reports: per selected client, as seconds, "loss" and what the selector's `reports` names, as it
+    came with the update; NaN where none came in time.
     answers: to the questions before this cohort was chosen, in the order asked.
     deadline_seconds: the least that a client which failed has taken, as far as that is known.
     facts: of the updates that came in time, those set aside included; None where they are masked.

@@ -1,7 +1,8 @@
 """Points at which a process that runs into them stops, or is killed, as a test wants.
 
 What a process does at a point is said by files in the folder that POTLUCK_POINTS names:
-`kill-POINT` (deleted, then SIGKILL) and `hold-POINT` (wait until it is gone). `at-POINT` is made
+`kill-POINT` (deleted, then SIGKILL), `raise-POINT` (deleted, then ValueError) and `hold-POINT`
+(wait until it is gone). `at-POINT` is made
 whenever a point is reached. So what is tested holds nothing made for tests.
 """
 
@@ -23,5 +24,8 @@ def reach(point: str) -> None:
     with contextlib.suppress(FileNotFoundError):
         (folder / f"kill-{point}").unlink()
         os.kill(os.getpid(), signal.SIGKILL)
+    with contextlib.suppress(FileNotFoundError):
+        (folder / f"raise-{point}").unlink()
+        raise ValueError("as a test\nwants it")
     while (folder / f"hold-{point}").exists():
         time.sleep(_LOOK_SECONDS)

@@ -1,4 +1,4 @@
-"""Failures in the code of a task, as errors that name it."""
+"""Failures in the code of tasks and other plug-ins, as lines that name it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import contextlib
 import signal
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import FrameType
 
 from potluck.common.errors import DeviceMemoryError, PotluckError, TrainerError, TrainingError
 
@@ -55,13 +56,11 @@ def blamed_on_trainer(task: str, whose: str) -> Iterator[None]:
     except (Exception, SystemExit, KeyboardInterrupt) as error:
         if isinstance(error, KeyboardInterrupt) and _comes_of_a_signal():
             raise
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        text = " ".join(str(error).split())[:300] or "no message"
-        kind = type(error).__name__
-        cls = DeviceMemoryError if kind == "OutOfMemoryError" else TrainerError
+        frame, line = list(traceback.walk_tb(error.__traceback__))[-1]
+        out_of_memory = type(error).__name__ == "OutOfMemoryError"
+        cls = DeviceMemoryError if out_of_memory else TrainerError
         raise cls(
-            f"the trainer of task '{task}' failed at {whose}: {kind}: {text} "
-            f"({Path(frame.filename).name}:{frame.lineno})"
+            f"the trainer of task '{task}' failed at {whose}: {_in_words(error, frame, line)}"
         ) from error
 
 
@@ -70,3 +69,48 @@ def _comes_of_a_signal() -> bool:
     another handler takes the signal."""
     main = threading.current_thread() is threading.main_thread()
     return main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def plugin_failure(
+    error: BaseException, plugins: Mapping[str, object], round_number: int | None = None
+) -> str:
+    """One line that names the plug-in whose code raised, the method, file and line.
+
+    Empty if the code of none did. The line is the last one in the plug-in's own package.
+
+    plugins: by how the line names them, e.g. "selector 'uniform'".
+    """
+    if isinstance(error.__cause__, StopIteration):
+        error = error.__cause__
+    frames = list(traceback.walk_tb(error.__traceback__))
+    for belongs in (_is_method_of, _is_beside):  # a function may be that of a neighbour
+        for place, (frame, _) in enumerate(frames):
+            for name, plugin in plugins.items():
+                if belongs(plugin, frame):
+                    own = [each for each in frames[place:] if _is_beside(plugin, each[0])]
+                    if isinstance(error, OSError) and own[-1:] != frames[-1:]:
+                        return ""  # files that it got from Potluck can't be read
+                    words = _in_words(error, *(own or frames[place:])[-1])
+                    of_round = "" if round_number is None else f" of round {round_number}"
+                    return f"{name} failed in {frame.f_code.co_name}{of_round}: {words}"
+    return ""
+
+
+def _is_method_of(plugin: object, frame: FrameType) -> bool:
+    code = frame.f_code
+    first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+    return first is plugin and callable(getattr(type(plugin), code.co_name, None))
+
+
+def _is_beside(plugin: object, frame: FrameType) -> bool:
+    """Return whether a frame runs code of the plug-in's package (of its subpackage in Potluck)."""
+    modules = [type(plugin).__module__, str(frame.f_globals.get("__name__", ""))]
+    parts = [module.split(".") for module in modules]
+    homes = [each[: 3 if each[0] == "potluck" else 1] for each in parts]
+    return homes[0] == homes[1]
+
+
+def _in_words(error: BaseException, frame: FrameType, line: int) -> str:
+    """The exception and the place where it was raised."""
+    text = " ".join(str(error).split())[:300] or "no message"
+    return f"{type(error).__name__}: {text} ({Path(frame.f_code.co_filename).name}:{line})"

@@ -53,9 +53,9 @@ def judged(
 ) -> Judgement:
     """What the selector called `name` makes of the updates.
 
-    Raises RunError, naming the selector, where it fails or what it says makes no sense.
+    Raises RunError, naming the selector, where what it says makes no sense.
     """
-    said = _call(facts, name, selector.judge, state, facts)
+    said: Any = selector.judge(state, facts)
     if isinstance(said, Generator):
         said = _led(said, name, facts, loss_of_mean)
     if not isinstance(said, Judgement):
@@ -74,7 +74,7 @@ def _led(
     loss: float | None = None
     try:
         while True:
-            over, said = _call(facts, name, _advance, generator, loss)
+            over, said = _advance(generator, loss)
             if over:
                 return said
             if not isinstance(said, MeasureMean):
@@ -92,17 +92,6 @@ def _advance(generator: Generator[Any, Any, Any], loss: float | None) -> tuple[b
         return False, generator.send(loss)
     except StopIteration as stop:
         return True, stop.value
-
-
-def _call(facts: UpdateFacts, name: str, function: Any, *arguments: Any) -> Any:
-    try:
-        return function(*arguments)
-    except Exception as error:
-        raise RunError(
-            f"selector '{name}' failed to judge the updates of round {facts.round}: "
-            f"{type(error).__name__}: {error}",
-            selector=name,
-        ) from error
 
 
 def _mean(wanted: MeasureMean, facts: UpdateFacts, name: str) -> tuple[list[int], Floats]:

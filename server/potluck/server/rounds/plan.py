@@ -67,6 +67,14 @@ class RunPlan:
         )
 
     @property
+    def plugins(self) -> Mapping[str, object]:
+        """Those that the coordinator calls, by how errors name them."""
+        return {
+            f"selector '{self.run_file.selector.name}'": self.selector,
+            f"strategy '{self.run_file.strategy.name}'": self.strategy,
+        }
+
+    @property
     def measures(self) -> Mapping[str, Measure]:
         """What the task's own trainer declares; empty for a classification task."""
         return {} if self.trainer is None else self.trainer.measures

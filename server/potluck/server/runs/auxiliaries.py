@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 
 from potluck.common.interruptible import in_thread
@@ -42,7 +41,7 @@ class AuxiliaryFiles:
             names=sorted(strategy.auxiliary),
             shared=model_reference(shared),
         )
-        personal = await asyncio.to_thread(strategy.personal, run.states.strategy, client)
+        personal = await in_thread(strategy.personal, run.states.strategy, client)
         if personal:
             file = await in_thread(run.work.write_auxiliaries, personal)
             self._personal[client] = file
@@ -54,7 +53,7 @@ class AuxiliaryFiles:
         run, strategy = self._run, self._run.plan.strategy
         if self._shared is None or self._shared[0] != run.machine.round:
             with run.services.files.large_arrays():
-                auxiliaries = await asyncio.to_thread(strategy.broadcast, run.states.strategy)
+                auxiliaries = await in_thread(strategy.broadcast, run.states.strategy)
             file = await in_thread(run.work.write_auxiliaries, auxiliaries)
             run.services.files.let_go(self.digests - file.digests)
             self._shared, self._personal = (run.machine.round, file), {}

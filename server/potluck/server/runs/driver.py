@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 
 from potluck.common.errors import PotluckError
+from potluck.common.learning.task_failures import plugin_failure
 from potluck.rpc.v1 import operator_pb2
 from potluck.server.aggregation.model_work import ModelWork
 from potluck.server.aggregation.spool import Spool
@@ -143,7 +144,7 @@ class RunDriver:
         except Exception as error:
             self._record.log.exception("run failed unexpectedly")
             reason = f"unexpected {type(error).__name__}: {error}; the coordinator's log says more"
-            await self._fail(reason)
+            await self._fail(plugin_failure(error, self._plan.plugins) or reason)
         finally:
             self._prepared.set()
             if self._loop is not None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-
+from potluck.common.interruptible import in_thread
 from potluck.server.runs.run import Run
 from potluck.server.state import State
 
@@ -19,8 +18,6 @@ async def enrolled(run: Run) -> State:
     known = run.enrolled
     if known is not None and known[0] is committed and known[1] == clients:
         return known[2]
-    found = await asyncio.to_thread(
-        plan.strategy.enrol, committed, run.population(), plan.run_file.seed
-    )
+    found = await in_thread(plan.strategy.enrol, committed, run.population(), plan.run_file.seed)
     run.enrolled = (committed, clients, found)
     return found

@@ -7,7 +7,6 @@ there; hosts give the answers they gave again.
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from potluck.common.errors import ConfigurationError, ProtocolError, RunError, StorageError
+from potluck.common.errors import ProtocolError, RunError, StorageError
+from potluck.common.interruptible import in_thread
 from potluck.rpc.v1 import coordinator_pb2
 from potluck.server.cohorts.selection_checks import check_ask, check_selection
 from potluck.server.cohorts.tag_limits import narrowed
@@ -76,9 +76,7 @@ async def _choose_once(
     run: Run, context: SelectionContext, steps: _Steps
 ) -> tuple[Selection, list[Answers]]:
     name, given = run.plan.run_file.selector.name, list[Answers]()
-    said = await asyncio.to_thread(
-        call_selector, run, run.plan.selector.select, run.states.selector, context
-    )
+    said = await in_thread(run.plan.selector.select, run.states.selector, context)
     if isinstance(said, Generator):
         said = await _interview(run, said, context, steps, given)
     if not isinstance(said, Selection):
@@ -121,7 +119,7 @@ async def _interview(
     answers: Answers | Summed | None = None
     try:
         for _ in range(MOST_QUESTIONS + 1):
-            over, said = await asyncio.to_thread(call_selector, run, _advance, generator, answers)
+            over, said = await in_thread(_advance, generator, answers)
             if over:
                 return said
             check_ask(said, context, name)
@@ -136,22 +134,6 @@ async def _interview(
         f"selector '{name}' asked more than {MOST_QUESTIONS} questions in round {context.round}",
         selector=name,
     )
-
-
-def call_selector(run: Run, function: Any, *arguments: Any) -> Any:
-    """Call the selector, whose faults have its name."""
-    name = run.plan.run_file.selector.name
-    try:
-        return function(*arguments)
-    except ConfigurationError:  # a line of the selector's own, e.g. on how many clients it takes
-        raise
-    except Exception as error:
-        run.log.exception("selector failed", selector=name)
-        raise RunError(
-            f"selector '{name}' failed in round {run.machine.round}: {type(error).__name__}: "
-            f"{error}",
-            selector=name,
-        ) from error
 
 
 # Asking -----------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from potluck.common.errors import PotluckError, disk_error
+from potluck.common.learning.task_failures import plugin_failure
 from potluck.server.clock import now
 from potluck.server.rounds import events as rounds
 from potluck.server.rounds.machine import Phase
@@ -179,12 +180,17 @@ class RoundLoop:
             await work
         except PotluckError as error:
             run.post(rounds.Broke(run.record.reason(error)))
-        except OSError as error:
-            error_of_disk = disk_error(error, "the state directory")
-            run.post(rounds.Broke(run.record.reason(error_of_disk)))
         except Exception as error:
-            run.log.exception("round failed unexpectedly")
-            run.post(rounds.Broke(f"unexpected {type(error).__name__}: {error}"))
+            failure = plugin_failure(error, run.plan.plugins, run.machine.round)
+            if failure:
+                run.log.exception("plug-in failed", round=run.machine.round)
+                run.post(rounds.Broke(failure))
+            elif isinstance(error, OSError):
+                error_of_disk = disk_error(error, "the state directory")
+                run.post(rounds.Broke(run.record.reason(error_of_disk)))
+            else:
+                run.log.exception("round failed unexpectedly")
+                run.post(rounds.Broke(f"unexpected {type(error).__name__}: {error}"))
 
 
 def _path_of(run: Run) -> UpdatePath:

@@ -14,7 +14,7 @@ import numpy as np
 from potluck.common.errors import ProtocolError, RunError, StorageError
 from potluck.rpc.v1 import coordinator_pb2
 from potluck.server.rounds import events as rounds
-from potluck.server.runs.interview import OFFERS, call_selector, read_scalars, stored_answers
+from potluck.server.runs.interview import OFFERS, read_scalars, stored_answers
 from potluck.server.runs.run import Offer, Run
 from potluck.server.selection import Offers, Spared
 from potluck.server.store.records import AttemptKey, Exchange, JsonObject
@@ -64,7 +64,7 @@ async def decide_uploads(run: Run, action: rounds.DecideUploads) -> None:
 
 def _spared(run: Run, offers: Offers) -> Spared:
     name = run.plan.run_file.selector.name
-    spared: Spared = call_selector(run, run.plan.selector.spare, run.states.selector, offers)
+    spared: Spared = run.plan.selector.spare(run.states.selector, offers)
     rows = [int(row) for row in spared.rows]
     strangers = set(rows) - set(offers.rows.tolist())
     if strangers or len(set(rows)) != len(rows) or len(rows) >= len(offers.rows):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -13,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
-from potluck.common.errors import ConfigurationError, NotFiniteError
-from potluck.common.learning.task_failures import blamed_on_task
+from potluck.common.errors import ConfigurationError, NotFiniteError, PotluckError, TrainingError
+from potluck.common.learning.task_failures import blamed_on_task, plugin_failure
 from potluck.common.tensors.model_parts import DividedModel, divided
 from potluck.common.tensors.tensor_files import TensorFile, open_tensors, write_tensors
 from potluck.server.aggregation.update_files import OneUpdate, UpdateFiles
@@ -102,18 +103,23 @@ def carry_out(job: TrainingJob, progress: Callable[[float], None]) -> None:
             made.load(model.arrays)
         base = stack.enter_context(open_tensors(job.base, expected=made.layout))
         torch.manual_seed(seed)
-        plan.strategy.train(
-            ServerTraining(
-                network=network,
-                weights=lambda: {name: array.copy() for name, array in made.arrays().items()},
-                load=made.load,
-                updates=[_opened(each, files, base, stack) for each in job.updates],
-                inputs=inputs,
-                seed=seed,
-                round=job.round,
-                progress=progress,
-            )
+        training = ServerTraining(
+            network=network,
+            weights=lambda: {name: array.copy() for name, array in made.arrays().items()},
+            load=made.load,
+            updates=[_opened(each, files, base, stack) for each in job.updates],
+            inputs=inputs,
+            seed=seed,
+            round=job.round,
+            progress=progress,
         )
+        try:
+            plan.strategy.train(training)
+        except PotluckError:
+            raise
+        except Exception as error:
+            traceback.print_exc()  # into the coordinator's log
+            raise TrainingError(plugin_failure(error, plan.plugins, job.round)) from error
     write_tensors(job.trained, _finite(made, plan.run_file.strategy.name), layout=made.layout)
 
 

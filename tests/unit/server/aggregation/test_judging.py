@@ -69,11 +69,6 @@ def test_means_are_measured_with_weights_that_sum_to_1() -> None:
     assert found.set_aside == {7: "worse"}
 
 
-def failing() -> Generator[MeasureMean, float, Judgement]:
-    yield MeasureMean(rows=np.array([2]))
-    raise ValueError("no idea")
-
-
 def yields(said: Any) -> Any:
     def asking() -> Generator[Any, float, Judgement]:
         yield said
@@ -95,7 +90,6 @@ def yields(said: Any) -> Any:
             yields(MeasureMean(rows=np.array([2]), weights=np.array([0.0]))),
             r"measured with weights \[0.0\]",
         ),
-        (failing, "'says' failed to judge the updates of round 1: ValueError: no idea"),
     ],
 )
 def test_what_makes_no_sense_is_refused_by_name(said: Any, message: str) -> None:

@@ -1,0 +1,111 @@
+"""Faults in plug-ins are named by plug-in, method, file and line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from potluck.common.interruptible import in_thread
+from potluck.common.learning.task_failures import plugin_failure
+from potluck.server.selection import Population, SelectionContext
+from potluck.server.selectors.uniform import Uniform
+from potluck.server.state import State
+
+HERE = re.escape(Path(__file__).name)
+
+
+class Faulty:
+    """Fails in many ways."""
+
+    def observe(self) -> None:
+        helps()
+
+    def select(self) -> Generator[int, int, None]:
+        yield 1
+        raise KeyError("x")
+
+    def weigh(self) -> None:
+        next(iter(()))
+
+    def judge(self) -> None:
+        with Path("nowhere/at/all").open():
+            pass
+
+    def own(self) -> None:
+        raise OSError(5, "read error")
+
+    def apply(self) -> None:
+        int("no\nnumber")
+
+
+def helps() -> None:
+    raise ZeroDivisionError
+
+
+async def raised(function: Callable[[], Any]) -> Exception:
+    """What it raises in another thread."""
+    try:
+        await in_thread(function)
+    except Exception as error:
+        return error
+    raise AssertionError("it raised nothing")
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("method", "why"),
+    [
+        ("observe", "ZeroDivisionError: no message"),
+        ("weigh", "StopIteration: no message"),
+        ("own", r"OSError: \[Errno 5\] read error"),
+        ("apply", r"ValueError: invalid literal for int\(\) with base 10: 'no\\nnumber'"),
+    ],
+)
+async def test_a_method_that_raises_is_named(method: str, why: str) -> None:
+    faulty, other = Faulty(), Faulty()
+    error = await raised(getattr(faulty, method))
+    line = plugin_failure(error, {"strategy 'sound'": other, "selector 'faulty'": faulty}, 3)
+    assert re.fullmatch(
+        rf"selector 'faulty' failed in {method} of round 3: {why} \({HERE}:\d+\)", line
+    )
+
+
+@pytest.mark.asyncio
+async def test_a_generator_that_raises_is_named_by_its_method() -> None:
+    faulty = Faulty()
+    asking = faulty.select()
+    next(asking)
+    line = plugin_failure(await raised(lambda: asking.send(1)), {"selector 'faulty'": faulty})
+    assert re.fullmatch(rf"selector 'faulty' failed in select: KeyError: 'x' \({HERE}:\d+\)", line)
+
+
+@pytest.mark.asyncio
+async def test_a_file_that_a_library_can_not_read_is_not_blamed_on_a_plug_in() -> None:
+    faulty = Faulty()
+    error = await raised(faulty.judge)
+    assert isinstance(error, FileNotFoundError)
+    assert plugin_failure(error, {"selector 'faulty'": faulty}) == ""
+
+
+@pytest.mark.asyncio
+async def test_a_fault_elsewhere_is_not_blamed_on_a_plug_in() -> None:
+    assert plugin_failure(await raised(helps), {"selector 'uniform'": Uniform()}) == ""
+
+
+@pytest.mark.asyncio
+async def test_a_fault_in_a_library_has_the_line_of_the_plug_in_that_called_it() -> None:
+    uniform = Uniform()
+    nonsense: Any = SelectionContext(
+        round=1,
+        seed="seed",  # type: ignore[arg-type]
+        count=1,
+        population=Population(ids="a", classes=2, samples=None),  # type: ignore[arg-type]
+        available=None,  # type: ignore[arg-type]
+    )
+    error = await raised(lambda: uniform.select(State(), nonsense))
+    line = plugin_failure(error, {"selector 'uniform'": uniform})
+    assert re.fullmatch(r"selector 'uniform' failed in select: \w+: .* \(\w+\.py:\d+\)", line)
