@@ -235,7 +235,7 @@ async def test_failures_are_answered_in_one_line(scene: Scene) -> None:
             "UPDATE_LAYOUT_MISMATCH",
         ),
         "too large": (train_instruction("too large", reference("1" * 64, 2**60)), "TOO_LARGE"),
-        "no held out": (evaluate_instruction("no held out", model), "TRAINING_FAILED"),
+        "no held out": (evaluate_instruction("no held out", model), "NOTHING_HELD_OUT"),
     }
     for name in cases:
         cases[name][0].time_left.FromSeconds(60)
