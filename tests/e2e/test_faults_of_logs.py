@@ -9,13 +9,17 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytest
 import pytest_asyncio
+import tomlkit
 from support.federation import Federation, crash_federation, until
 from support.stored import locked
 
 from potluck.common.errors import NotFoundError, UnreachableError
+from potluck.deploy.local.demo_files import reserved_port
 from potluck.rpc.v1 import operator_pb2
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -26,8 +30,11 @@ FIRST_PAGE = 32 + 24 + 100
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Federation]:
-    async with crash_federation(tmp_path_factory.mktemp("logs"), rounds=ROUNDS) as federation:
-        yield federation
+    folder = tmp_path_factory.mktemp("logs")
+    with reserved_port() as port:
+        settings = {"metrics_address": f"127.0.0.1:{port}"}
+        async with crash_federation(folder, rounds=ROUNDS, coordinator=settings) as federation:
+            yield federation
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -62,6 +69,16 @@ def reader(federation: Federation) -> Iterator[None]:
             yield
         finally:
             process.kill()
+
+
+def readiness(federation: Federation) -> str:
+    """What /readyz says that the coordinator is not ready for; empty where it is ready."""
+    settings = tomlkit.parse(federation.files.coordinator.read_text())
+    try:
+        with urlopen(f"http://{settings['metrics_address']}/readyz", timeout=60):
+            return ""
+    except HTTPError as error:
+        return str(error.read().decode())
 
 
 def flip_a_bit(path: Path, place: int) -> None:
@@ -167,9 +184,11 @@ async def test_a_run_waits_for_a_database_that_another_program_locks(
     run_id = await shared.start_run()
     await until(lambda: shared.points.reached("weigh"))
     log = shared.files.log("coordinator")
+    assert readiness(shared) == ""
     with locked(shared.state / "potluck.sqlite3"):
         shared.points.release()
         await until(lambda: "waiting for the database" in log.read_text())
+        assert "another program has locked it" in readiness(shared)
         for ask in (shared.operator.list_runs, shared.operator.list_clients):
             with pytest.raises(UnreachableError) as refused:
                 await ask()
@@ -188,9 +207,10 @@ async def test_a_database_that_is_garbage_is_rebuilt_round_by_round(
     record = shared.state / "records" / run_id / "1"
     await until(record.is_file)
     before = [await shared.history(each) for each in (over, run_id)]
-    await shared.kill_coordinator()
     database = shared.state / "potluck.sqlite3"
     database.write_bytes(b"garbage" * 1000)
+    await until(lambda: "potluck.sqlite3: the file is damaged" in readiness(shared))
+    await shared.kill_coordinator()
     shared.points.release()
     code, output = await shared.server_command()
     assert code == 1

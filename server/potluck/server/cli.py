@@ -107,6 +107,45 @@ def rebuild_database(config: ConfigFile) -> None:
         typer.echo(line)
 
 
+@app.command("backup")
+def back_up_state(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder for the backup.")],
+    config: ConfigFile,
+) -> None:
+    """Back up the coordinator, also while rounds commit.
+
+    Copies the database as of one moment, the model files that it names, and the other files of the
+    state directory. PostgreSQL is dumped with pg_dump, which must be installed.
+
+    ```console
+    potluck-server backup backup-1 --config coordinator.toml
+    ```
+    """
+    from potluck.server.service.backup import back_up  # imports torch, which takes seconds
+
+    for line in back_up(_settings(config), folder):
+        typer.echo(line)
+
+
+@app.command("restore")
+def restore_state(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a backup.")],
+    config: ConfigFile,
+) -> None:
+    """Restore a backup while the coordinator is stopped.
+
+    Verifies all files first. Killed, it can be repeated.
+
+    ```console
+    potluck-server restore backup-1 --config coordinator.toml
+    ```
+    """
+    from potluck.server.service.restore import restore  # imports torch, which takes seconds
+
+    for line in restore(_settings(config), folder):
+        typer.echo(line)
+
+
 def _settings(config: Path, **overrides: Any) -> CoordinatorConfig:
     """The configuration in a file. Raises ConfigurationError."""
     return load(

@@ -37,18 +37,23 @@ Ready = Callable[[], str]
 @dataclass
 class Readiness:
     """A `Ready` with its reason set from outside. reason: why the process is not ready; empty if
-    it is."""
+    it is. damage: the reason for which it will not be until it has been started again."""
 
     reason: str = ""
+    damage: str = ""
     interruption: str = ""
 
     def interrupt(self, why: str) -> None:
         """It is not ready for a while; with "" it is again."""
         self.interruption = why
 
+    def break_down(self, why: str) -> None:
+        """Set the damage."""
+        self.damage = why
+
     def __call__(self) -> str:
         """The reason."""
-        return self.reason or self.interruption
+        return self.reason or self.damage or self.interruption
 
 
 def parse_address(address: str) -> tuple[str, int]:

@@ -107,6 +107,8 @@ class Commits:
     async def _record(self, row: RoundRow) -> None:
         """Record the rows of a round, and of those before it that have no record."""
         run_id, number = row.key.run_id, row.key.round
+        if run_id not in self._rosters:  # rounds after a backup that was restored are repeated
+            await asyncio.to_thread(self._records.drop_after, run_id, number)
         begin = number
         while begin > 1 and not self._records.has(run_id, begin - 1):
             begin -= 1

@@ -29,6 +29,7 @@ from potluck.server.rounds.plan import RunPlan, draw_up
 from potluck.server.rounds.pretraining import is_pretraining
 from potluck.server.service.archive import Archive
 from potluck.server.service.coordinator_metrics import CoordinatorMetrics
+from potluck.server.service.restore import check_not_interrupted
 from potluck.server.service.runs_under_way import RunsUnderWay
 from potluck.server.service.state_folders import locked_state, models_folder
 from potluck.server.service.transfers import Transfers
@@ -93,6 +94,7 @@ class Coordinator:
     ) -> AsyncIterator[Coordinator]:
         """A coordinator with its store open and its unfinished runs resumed."""
         with locked_state(config):
+            check_not_interrupted(config.state_directory)
             async with StoreThread.opened(config.database_url()) as store:
                 coordinator = cls(config, store, instruments)
                 background = [asyncio.create_task(coordinator.attendance.watch_deadlines())]

@@ -13,6 +13,7 @@ from potluck.common.errors import NotFoundError, StorageError
 from potluck.server.clock import utc
 from potluck.server.config import CoordinatorConfig
 from potluck.server.runs.recorded_commits import RECORDS
+from potluck.server.service.restore import check_not_interrupted
 from potluck.server.service.state_folders import locked_state, models_folder
 from potluck.server.store import Store
 from potluck.server.store.model_files import ModelFiles
@@ -31,6 +32,7 @@ def rebuild(config: CoordinatorConfig) -> Iterator[str]:
     while a coordinator uses the state directory, StorageError where the database can't be used.
     """
     with locked_state(config):
+        check_not_interrupted(config.state_directory)
         records = RoundRecords(config.state_directory / RECORDS)
         files = ModelFiles(models_folder(config))
         yield from _without_damage(config)

@@ -57,7 +57,7 @@ async def serving(
         coordinator.metrics.watch_certificate(
             lambda: certificate.expires, lambda: certificate.authority_expires
         )
-        coordinator.store.watch(readiness.interrupt)
+        coordinator.store.watch(readiness.interrupt, readiness.break_down)
         coordinator.runs.broken.add_done_callback(lambda done: broken(done.result()))
         options = (*SERVER_OPTIONS, ("grpc.max_concurrent_streams", settings.calls_per_peer))
         revoking = Revoking(settings.state_directory, settings.tls.authority, settings.revoked)
@@ -78,7 +78,8 @@ async def serving(
         address = _bind(server, settings.listen, certificate.credentials())
         await server.start()
         spare_what_is_loaded()
-        watching = [asyncio.create_task(each) for each in (revoking.watch(), guard.watch_expiry())]
+        background = (revoking.watch(), guard.watch_expiry(), coordinator.store.look_for_ever())
+        watching = [asyncio.create_task(each) for each in background]
         readiness.reason = ""
         if metrics_address:
             log.info("serving metrics", address=metrics_address)

@@ -8,6 +8,9 @@ from potluck.common.errors import StorageError
 from potluck.common.process.folder_lock import FolderLock
 from potluck.server.config import CoordinatorConfig
 
+MODELS = "models"
+"""Name of the folder of model files in a state directory."""
+
 
 def locked_state(config: CoordinatorConfig) -> FolderLock:
     """Make the state directory if it is missing, and keep coordinators out.
@@ -24,7 +27,7 @@ def locked_state(config: CoordinatorConfig) -> FolderLock:
 
 def models_folder(config: CoordinatorConfig) -> Path:
     """The folder of the model files, made if it is missing. Raises StorageError."""
-    return made_folder(config.state_directory / "models")
+    return made_folder(config.state_directory / MODELS)
 
 
 def made_folder(path: Path) -> Path:

@@ -118,6 +118,18 @@ class References(Part):
                 )
             ]
 
+    def named_files(self) -> set[str]:
+        """The digests of all files that some round or run names."""
+        runs, rounds = schema.runs, schema.rounds
+        columns = (rounds.c.model_blake3, rounds.c.state_blake3, runs.c.initial_model_blake3)
+        with self._database.transaction() as connection:
+            found = {
+                digest
+                for column in columns
+                for digest in connection.execute(select(column)).scalars()
+            }
+        return {str(digest) for digest in found if digest is not None}
+
     def holders(self, digests: Collection[str]) -> list[FileHolder]:
         """The rounds of all runs that name one of these files."""
         with self._database.transaction() as connection:

@@ -30,8 +30,10 @@ from potluck.common.tensors.tensor_files import (
     open_tensors,
     write_tensors,
 )
+from potluck.server.store.file_hold import free_to_delete
 
-_NAME = re.compile(r"([0-9a-f]{64})\.(safetensors|json)")
+NAME = re.compile(r"([0-9a-f]{64})\.(safetensors|json)")
+"""Names of model files and of their notes: the digest, and the kind."""
 
 
 class Rendition(BaseModel):
@@ -243,7 +245,7 @@ class ModelFiles:
             for entry in entries:
                 if entry.name.startswith("."):
                     Path(entry.path).unlink()
-                elif (named := _NAME.fullmatch(entry.name)) is not None:
+                elif (named := NAME.fullmatch(entry.name)) is not None:
                     found.add(named[1])
         return found
 
@@ -277,11 +279,14 @@ class ModelFiles:
             self._unsettled |= set(digests)
 
     def delete(self, digests: Iterable[str]) -> None:
-        """Delete these, but for those written for a round that still goes on.
+        """Delete these, except those written for a round that still goes on; none while a backup
+        holds the folder.
 
         One stays to be written over.
         """
-        with self._lock:
+        with self._lock, free_to_delete(self._folder) as free:
+            if not free:
+                return  # they are still unsettled, and looked at again after the next round
             for digest in set(digests) - self._fresh:
                 self._notes(digest).unlink(missing_ok=True)
                 path = self.path(digest)

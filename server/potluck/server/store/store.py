@@ -72,9 +72,21 @@ class Store(
         """Wait no more for a database that is away. May be called by any thread."""
         self._database.give_up()
 
-    def watch(self, tell_away: Callable[[str], None]) -> None:
-        """Call, in any thread, with the reason why the database is away; "" when it is back."""
+    def watch(
+        self,
+        tell_away: Callable[[str], None],
+        tell_damaged: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Call, in any thread, with the reason why the database is away; "" when it is back.
+
+        tell_damaged: called with the reason where the database turns out to be damaged.
+        """
         self._database.tell_away = tell_away
+        self._database.tell_damaged = tell_damaged
+
+    def look(self) -> None:
+        """Look whether the database is damaged; see `watch`. May be called by any thread."""
+        self._database.look()
 
     def checkpoint(self) -> bool:
         """Make sure that no damage to the database's log can undo what is stored now.

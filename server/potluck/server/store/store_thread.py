@@ -17,6 +17,9 @@ from potluck.server.store.store import Store
 log = structlog.get_logger()
 T = TypeVar("T")
 
+LOOK_SECONDS = 15.0
+"""Seconds between looks at the database."""
+
 InStore = Callable[[Callable[[Store], Any]], Awaitable[Any]]
 """See `StoreThread.call`."""
 
@@ -77,8 +80,15 @@ class StoreThread:
             gone.cancel()
             answer.cancel()
 
-    def watch(self, tell_away: Callable[[str], None]) -> None:
-        """Call on the event loop with the reason why the database is away; "" when it is back."""
+    def watch(
+        self,
+        tell_away: Callable[[str], None],
+        tell_damaged: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Call on the event loop with the reason why the database is away; "" when it is back.
+
+        tell_damaged: called there with the reason where the database turns out to be damaged.
+        """
         loop = asyncio.get_running_loop()
 
         def note(why: str) -> None:
@@ -96,7 +106,17 @@ class StoreThread:
                 log.info("the database is back")
             loop.call_soon_threadsafe(note, why)
 
-        self._store.watch(tell)
+        def damaged(why: str) -> None:
+            log.error("the database is damaged", reason=why)
+            loop.call_soon_threadsafe(tell_damaged, why)
+
+        self._store.watch(tell, damaged)
+
+    async def look_for_ever(self) -> None:
+        """Look whether the database is damaged, now and again; see `watch`."""
+        while True:
+            await asyncio.to_thread(self._store.look)
+            await asyncio.sleep(LOOK_SECONDS)
 
     def give_up(self) -> None:
         """Wait no more for a database that is away."""

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from potluck.common.errors import StorageError
+from potluck.server.store.file_hold import held
 from potluck.server.store.model_files import ModelFiles, Rendition
 
 ARRAYS = {"weights": np.arange(1000, dtype=np.float32)}
@@ -104,3 +105,16 @@ def test_a_model_that_is_being_read_is_not_written_over(tmp_path: Path) -> None:
         dropped(files, old.blake3)
         files.write({"weights": np.ones(3, dtype=np.float32)})
         assert np.array_equal(file.arrays["weights"], OTHERS["weights"])
+
+
+def test_a_file_is_deleted_only_when_no_backup_holds_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    files = ModelFiles(tmp_path / "models")
+    digest = files.write({"weight": np.zeros(3, np.float32)}).blake3
+    files.let_go({digest})
+    with held(tmp_path / "models"):
+        files.delete({digest})
+        assert files.path(digest).is_file()
+        assert files.unsettled() == {digest}  # looked at again after the next round
+    files.delete({digest})
+    assert not files.path(digest).exists()

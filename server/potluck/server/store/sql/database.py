@@ -7,10 +7,12 @@ import itertools
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event, make_url, text
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
@@ -31,6 +33,7 @@ T = TypeVar("T")
 _BUSY_SECONDS = 3
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 5.0
+_LOOK_SECONDS = 0.25
 _TRANSACTION_NUMBER = text("SELECT CAST(pg_current_xact_id_if_assigned() AS text)")
 # A server that is gone without a word is noticed within half a minute; the URL may say otherwise.
 _CONNECTING = {
@@ -61,6 +64,8 @@ class Database:
         """Of the schema, once it is known; another one must not turn up behind a new connection."""
         self.tell_away: Callable[[str], None] = lambda _: None
         """Called with the reason why the database is away, "" when it is back; in any thread."""
+        self.tell_damaged: Callable[[str], None] = lambda _: None
+        """Called where the database turns out to be damaged, with the reason; in any thread."""
 
     @classmethod
     def open(cls, url: str) -> Database:
@@ -97,6 +102,8 @@ class Database:
         # is not Unicode.
         except (SQLAlchemyError, OverflowError, UnicodeError) as error:
             failed = storage_error(error, self.name)
+            if isinstance(failed, DamagedDatabaseError):
+                self.tell_damaged(failed.message)
             away = isinstance(failed, DatabaseAwayError)
             if not away or number is None or not self._was_committed(number):
                 raise failed from error
@@ -149,10 +156,26 @@ class Database:
         with self.transaction() as connection:
             damage = connection.exec_driver_sql(pragma).scalar_one()
         if damage != "ok":
-            detail = " ".join(str(damage).split())
-            raise DamagedDatabaseError(
-                f"{self.name}: the file is damaged ({detail}); {AFTER_DAMAGE}", database=self.name
-            )
+            raise _damaged(self.name, str(damage))
+
+    def look(self) -> None:
+        """Read some of SQLite's file, with a connection of its own that has nothing in memory, for
+        a quarter of a second at most; `tell_damaged` hears of damage. May be called by any thread.
+        """
+        if self._engine.dialect.name != "sqlite":
+            return
+        end = time.monotonic() + _LOOK_SECONDS
+        try:
+            with closing(sqlite3.connect(f"file:{quote(self.name)}?mode=ro", uri=True)) as reader:
+                reader.execute("PRAGMA busy_timeout = 0").close()
+                reader.set_progress_handler(lambda: int(time.monotonic() > end), 1000)
+                [damage] = reader.execute("PRAGMA quick_check(1)").fetchone()
+        except sqlite3.Error as error:
+            failed: StorageError | None = storage_error(error, self.name)
+        else:
+            failed = None if damage == "ok" else _damaged(self.name, str(damage))
+        if isinstance(failed, DamagedDatabaseError):
+            self.tell_damaged(failed.message)
 
     def give_up(self) -> None:
         """Wait no more for a database that is away. May be called by any thread."""
@@ -183,6 +206,13 @@ class Database:
                 database=self.name,
             )
         return str(status) == "committed"
+
+
+def _damaged(database: str, damage: str) -> DamagedDatabaseError:
+    detail = " ".join(damage.split())
+    return DamagedDatabaseError(
+        f"{database}: the file is damaged ({detail}); {AFTER_DAMAGE}", database=database
+    )
 
 
 def pause_seconds(attempt: int) -> float:
@@ -276,6 +306,16 @@ def _open_sqlite(url: URL) -> Database:
         database.close()
         raise
     return database
+
+
+@contextmanager
+def locked_sqlite(path: Path) -> Iterator[None]:
+    """Keep coordinators away from a database file. Raises StorageError while one has it."""
+    lock = _lock_file(path)
+    try:
+        yield
+    finally:
+        os.close(lock)
 
 
 def _lock_file(path: Path) -> int:

@@ -1,0 +1,208 @@
+"""Backs a coordinator up while rounds commit.
+
+The database is copied first, as of one moment; then the model files that its rows name. No model
+file is deleted meanwhile, see `store/file_hold.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from pydantic import ValidationError
+
+from potluck.common.errors import ConfigurationError
+from potluck.common.net.protocol import SOFTWARE_VERSION
+from potluck.common.process.folder_lock import NAME as LOCK
+from potluck.server.clock import utc
+from potluck.server.config import CoordinatorConfig
+from potluck.server.runs.recorded_commits import JOURNAL
+from potluck.server.service.backup_files import (
+    DUMP,
+    LIST,
+    SQLITE,
+    STATE,
+    BackupList,
+    copy,
+    digest_of,
+    disk_errors_of,
+    sync_folder,
+)
+from potluck.server.service.dumping import dump
+from potluck.server.service.restore import check_not_interrupted
+from potluck.server.service.state_folders import MODELS
+from potluck.server.store.file_hold import held
+from potluck.server.store.file_references import References
+from potluck.server.store.model_files import NAME, ModelVersion
+from potluck.server.store.round_table import Rounds
+from potluck.server.store.run_table import Runs
+from potluck.server.store.sql.database import parse_url
+from potluck.server.store.sql.failures import AFTER_DAMAGE, DamagedDatabaseError, storage_error
+from potluck.server.store.sql.reading import open_for_reading
+
+_BUSY_SECONDS = 30.0
+
+
+class _Named(References, Rounds, Runs):
+    """The tables that say which files are needed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Needed:
+    """named: files that some row names. last: by run, those without which it can't go on."""
+
+    named: set[str]
+    last: dict[str, set[str]]
+
+
+def back_up(config: CoordinatorConfig, folder: Path) -> Iterator[str]:
+    """Make a backup in a new folder; yields lines for people.
+
+    The folder appears when the backup is whole. Raises ConfigurationError for a folder that is
+    there or lies in the state directory, StorageError where the database or a disk fails.
+    """
+    folder, state = folder.absolute(), config.state_directory.resolve()
+    if folder.exists():
+        raise ConfigurationError(f"{folder} exists; name a folder that does not", path=folder)
+    if folder.resolve().is_relative_to(state):
+        raise ConfigurationError(
+            f"{folder} lies in the state directory; name a folder outside it", path=folder
+        )
+    if not state.is_dir():
+        raise ConfigurationError(
+            f"{state} is not there, so nothing can be backed up; check state_directory", path=state
+        )
+    check_not_interrupted(state)
+    partial = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
+    with disk_errors_of(folder.parent), _removed_on_failure(partial):
+        partial.mkdir(mode=0o700, parents=True)
+        with held(state / MODELS):
+            files = {}
+            database, needed = _copy_database(config.database_url(), partial)
+            files[database] = digest_of(partial / database)
+            models = dict(_copy_models(state, partial, needed.named))
+        files |= models
+        files |= dict(_copy_others(config, state, partial))
+        listed = BackupList(
+            software=SOFTWARE_VERSION,
+            created_at=utc().isoformat(timespec="seconds"),
+            database=database,
+            files=files,
+        )
+        (partial / LIST).write_text(listed.model_dump_json(indent=1))
+        for each in (partial / LIST, partial):
+            sync_folder(each)
+        partial.rename(folder)
+        sync_folder(folder.parent)
+    yield f"{len(needed.last)} runs and {len(models)} model files are in {folder}"
+    there = {Path(name).stem for name in models}
+    for run_id, digests in needed.last.items():
+        if digests - there:
+            yield (
+                f"warning: run {run_id} can't be resumed from it: the file of its last round "
+                f"{min(digests - there)} is missing or damaged"
+            )
+
+
+@contextlib.contextmanager
+def _removed_on_failure(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _copy_database(url: str, target: Path) -> tuple[str, _Needed]:
+    """Copy the database; the name of the copy, and the files that its rows name."""
+    parsed = parse_url(url)
+    if parsed.get_backend_name() == "sqlite":
+        _copy_sqlite(Path(parsed.database or "").resolve(), target / SQLITE)
+        return SQLITE, _needed(f"sqlite:///{target / SQLITE}")
+    dump(url, target / DUMP)
+    return DUMP, _needed(url)  # what was added since is backed up as well, and needed by nobody
+
+
+def _copy_sqlite(source: Path, target: Path) -> None:
+    """Copy a database as it is at one moment, also while a coordinator writes to it."""
+    try:
+        with (
+            contextlib.closing(_connected(source)) as original,
+            contextlib.closing(sqlite3.connect(target)) as made,
+        ):
+            original.backup(made)
+            # A backup is one file: no log beside it, nor when it is read.
+            made.execute("PRAGMA journal_mode = DELETE")
+            [damage] = made.execute("PRAGMA integrity_check(1)").fetchone()
+    except sqlite3.Error as error:
+        raise storage_error(error, str(source)) from error
+    if damage != "ok":
+        detail = " ".join(str(damage).split())
+        raise DamagedDatabaseError(
+            f"{source}: the file is damaged ({detail}); {AFTER_DAMAGE}", database=source
+        )
+    target.chmod(0o600)
+
+
+def _connected(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"file:{quote(str(path))}?mode=rw", uri=True, timeout=_BUSY_SECONDS)
+
+
+def _needed(url: str) -> _Needed:
+    database = open_for_reading(url)
+    tables = _Named(database)
+    try:
+        last = {}
+        for row in tables.runs():
+            committed = tables.last_round(row.run_id)
+            state = None if committed is None else committed.state_blake3
+            last[row.run_id] = {each for each in (row.model_blake3, state) if each is not None}
+        return _Needed(named=tables.named_files(), last=last)
+    finally:
+        database.close()
+
+
+def _copy_models(state: Path, target: Path, named: set[str]) -> Iterator[tuple[str, str]]:
+    """Copy the files with these digests that are there, with the forms in which hosts get them;
+    path and digest of each copy that is what its name says."""
+    models = state / MODELS
+    wanted = set(named)
+    for digest in named:
+        with contextlib.suppress(FileNotFoundError, ValidationError):
+            notes = (models / f"{digest}.json").read_text()
+            wanted |= ModelVersion.model_validate_json(notes).digests
+    for path in sorted(models.iterdir()):
+        found = NAME.fullmatch(path.name)
+        if found is None or found[1] not in wanted:
+            continue
+        name = f"{STATE}/{MODELS}/{path.name}"
+        digest = copy(path, target / name)
+        if found[2] == "safetensors" and digest != found[1]:
+            (target / name).unlink()  # damaged where it came from, and no use to anybody
+            continue
+        yield name, digest
+
+
+def _copy_others(config: CoordinatorConfig, state: Path, target: Path) -> Iterator[tuple[str, str]]:
+    """Copy all else in the state directory that a coordinator reads again; path and digest."""
+    database = Path(parse_url(config.database_url()).database or "").resolve()
+    left_out = {LOCK, JOURNAL, f"{MODELS}.hold", f"{JOURNAL}.new"}
+    folders = {MODELS, f"{MODELS}.spare", "spool"}
+    for path in sorted(state.rglob("*")):
+        name = path.relative_to(state)
+        if (
+            name.parts[0] in folders
+            or str(name) in left_out
+            or any(part.startswith(".") for part in name.parts)
+            or (path.parent == database.parent and path.name.startswith(database.name))
+        ):
+            continue
+        with contextlib.suppress(FileNotFoundError):  # gone meanwhile
+            if path.is_file():
+                yield f"{STATE}/{name}", copy(path, target / STATE / name)

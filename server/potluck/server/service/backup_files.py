@@ -1,0 +1,120 @@
+"""A backup on disk: a folder with a database, files of the state directory, and a list of both.
+
+backup.json       what is in it, each file with its digest
+potluck.sqlite3   the database; or potluck.dump, of PostgreSQL
+state/            files of the state directory, as they lie there
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from blake3 import blake3
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from potluck.common.errors import ConfigurationError, StorageError, disk_error
+from potluck.common.process.disk import sync_data
+
+LIST = "backup.json"
+SQLITE = "potluck.sqlite3"
+DUMP = "potluck.dump"
+STATE = "state"
+_CHUNK = 1 << 20
+
+
+class BackupList(BaseModel):
+    """What a backup holds. files: digest by path. database: its path."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: int = 1
+    software: str
+    created_at: str
+    database: str
+    files: Mapping[str, str]
+
+
+def read_list(folder: Path) -> BackupList:
+    """The list of a backup. Raises ConfigurationError if the folder is not a whole backup."""
+    path = folder / LIST
+    try:
+        found = BackupList.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        raise ConfigurationError(
+            f"{folder} is not a backup, or not a whole one: {path} can't be read; name the folder "
+            "that `potluck-server backup` has made",
+            path=folder,
+        ) from error
+    if found.format != 1 or found.database not in (SQLITE, DUMP):
+        raise ConfigurationError(
+            f"{folder} is a backup of format {found.format}; restore it with the release that "
+            f"made it, {found.software}",
+            path=folder,
+        )
+    return found
+
+
+def verify(folder: Path, found: BackupList) -> None:
+    """Read all files of a backup. Raises StorageError if one is missing or damaged."""
+    for name, digest in found.files.items():
+        if digest_of(folder / name) != digest:
+            raise StorageError(
+                f"{folder / name} is damaged: its BLAKE3 digest is not that of {LIST}; restore "
+                "another backup",
+                path=folder / name,
+            )
+
+
+def digest_of(path: Path) -> str:
+    """The digest of a file. Raises StorageError."""
+    hasher = blake3()
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK):
+                hasher.update(chunk)
+    except OSError as error:
+        raise disk_error(error, path.parent) from error
+    return hasher.hexdigest()
+
+
+def copy(source: Path, target: Path) -> str:
+    """Copy a file, synced to disk under its whole name; the digest of what was copied.
+
+    Raises OSError.
+    """
+    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.copy")
+    hasher = blake3()
+    try:
+        with source.open("rb") as file, temporary.open("wb") as copied:
+            os.fchmod(copied.fileno(), os.fstat(file.fileno()).st_mode & 0o700)
+            while chunk := file.read(_CHUNK):
+                hasher.update(chunk)
+                copied.write(chunk)
+            copied.flush()
+            sync_data(copied.fileno())
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return hasher.hexdigest()
+
+
+def sync_folder(folder: Path) -> None:
+    """Return when the names in a folder are on disk. Raises OSError."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def disk_errors_of(folder: Path) -> Iterator[None]:
+    """Turn an OSError into a StorageError that names its file."""
+    try:
+        yield
+    except OSError as error:
+        raise disk_error(error, folder) from error

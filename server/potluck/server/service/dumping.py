@@ -1,0 +1,51 @@
+"""PostgreSQL's own programs, with the coordinator's URL."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+from sqlalchemy import URL
+
+from potluck.common.errors import ConfigurationError, StorageError
+from potluck.server.store.sql.database import parse_url, shown_url
+
+
+def dump(url: str, path: Path) -> None:
+    """Dump a database of PostgreSQL into a file. Raises ConfigurationError, StorageError."""
+    parsed = parse_url(url)
+    _run(parsed, "pg_dump", "--format=custom", "--no-owner", f"--file={path}")
+
+
+def put_back(url: str, path: Path) -> None:
+    """Replace what a database of PostgreSQL holds by a dump, all or nothing.
+
+    Raises ConfigurationError, StorageError.
+    """
+    options = ("--clean", "--if-exists", "--no-owner", "--single-transaction", "--exit-on-error")
+    _run(parse_url(url), "pg_restore", *options, str(path))
+
+
+def _run(parsed: URL, program: str, *arguments: str) -> None:
+    # The password goes through the environment, as others can read command lines.
+    plain = parsed.set(drivername="postgresql", password=None)
+    environment = dict(os.environ)
+    if parsed.password:
+        environment["PGPASSWORD"] = str(parsed.password)
+    try:
+        done = subprocess.run(  # a fixed program, no shell
+            [program, *arguments, "--dbname", plain.render_as_string(hide_password=False)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except FileNotFoundError as error:
+        raise ConfigurationError(
+            f"{program} is not installed; install PostgreSQL's client programs, of the server's "
+            "version or a newer one"
+        ) from error
+    if done.returncode:
+        said = " ".join((done.stderr or done.stdout).split())
+        raise StorageError(f"{shown_url(parsed)}: {program} failed: {said}")

@@ -1,0 +1,100 @@
+"""Restores a backup. Killed at any moment, it leaves the old state, or one that no coordinator
+starts with until the restore has been repeated."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from potluck.common.errors import ConfigurationError, StorageError
+from potluck.common.net.key_files import KEY_MODE, write_whole
+from potluck.server.config import CoordinatorConfig
+from potluck.server.runs.recorded_commits import JOURNAL
+from potluck.server.service.backup_files import (
+    DUMP,
+    STATE,
+    copy,
+    digest_of,
+    disk_errors_of,
+    read_list,
+    sync_folder,
+    verify,
+)
+from potluck.server.service.dumping import put_back
+from potluck.server.service.state_folders import MODELS, locked_state
+from potluck.server.store.sql.database import locked_sqlite, parse_url
+
+_MARK = "restoring"
+"""In the state directory while a restore changes what is there; names the backup."""
+
+
+def check_not_interrupted(state: Path) -> None:
+    """Raise StorageError where a restore was killed amid its changes."""
+    try:
+        backup = (state / _MARK).read_text()
+    except OSError:
+        return
+    raise StorageError(
+        f"{state}: the restore of {backup} was interrupted; repeat it with `potluck-server restore "
+        f"{backup}`",
+        path=state,
+    )
+
+
+def restore(config: CoordinatorConfig, folder: Path) -> Iterator[str]:
+    """Make the state that of a backup; yields lines for people.
+
+    All files are verified first. Files of the state that a backup can't know better stay: lists of
+    revocations, members, records. Raises ConfigurationError while a coordinator uses the state
+    directory, or for a folder that is not a backup; StorageError where one of its files is damaged
+    or a disk fails.
+    """
+    folder = folder.absolute()
+    found, url = read_list(folder), config.database_url()
+    is_dump = found.database == DUMP
+    if is_dump != (parse_url(url).get_backend_name() == "postgresql"):
+        kind = "PostgreSQL" if is_dump else "SQLite"
+        raise ConfigurationError(
+            f"{folder} is a backup of {kind}; set `database` of the configuration to one",
+            path=folder,
+        )
+    verify(folder, found)
+    with locked_state(config), disk_errors_of(config.state_directory):
+        state = config.state_directory.resolve()
+        for name, digest in found.files.items():
+            if name.startswith(f"{STATE}/"):
+                _put(folder / name, state / name.removeprefix(f"{STATE}/"), digest)
+        if is_dump:
+            _mark(state, folder)
+            put_back(url, folder / DUMP)
+        else:
+            path = Path(parse_url(url).database or "").resolve()
+            with locked_sqlite(path):
+                made = path.with_name(f"{path.name}.restored")
+                copy(folder / found.database, made)
+                _mark(state, folder)
+                for suffix in ("-wal", "-shm"):  # of the newer file, and poison for the older one
+                    path.with_name(path.name + suffix).unlink(missing_ok=True)
+                made.replace(path)
+                sync_folder(path.parent)
+        # They know of rounds after the backup, which are to be repeated.
+        (state / JOURNAL).unlink(missing_ok=True)
+        shutil.rmtree(state / "spool", ignore_errors=True)
+        (state / _MARK).unlink()
+        sync_folder(state)
+    models = sum(name.startswith(f"{STATE}/{MODELS}/") for name in found.files)
+    yield f"{folder} of {found.created_at} is restored, with {models} model files"
+
+
+def _mark(state: Path, folder: Path) -> None:
+    write_whole(state / _MARK, str(folder).encode(), KEY_MODE)
+    sync_folder(state)
+
+
+def _put(source: Path, target: Path, digest: str) -> None:
+    """Copy a file to where it is missing, or is a damaged model."""
+    if target.exists() and (target.parent.name != MODELS or digest_of(target) == digest):
+        return
+    copy(source, target)
+    sync_folder(target.parent)

@@ -1,0 +1,177 @@
+"""Backups made while rounds commit, and restored after crashes: the run goes on from them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from support.federation import Federation, crash_federation, until
+from support.repository import ROOT
+
+from potluck.rpc.v1 import operator_pb2
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Federation]:
+    folder = tmp_path_factory.mktemp("backups")
+    # The coordinator is away for several commands, on a machine that may be busy.
+    patience = ["round.grace_seconds=80"]
+    async with crash_federation(folder, rounds=6, assignments=patience) as federation:
+        yield federation
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def undisturbed(shared: Federation) -> str:
+    """The last model of a run that nothing happened to."""
+    return await shared.finished(await shared.start_run())
+
+
+def commands_on_the_page() -> list[str]:
+    """The commands of the page's section, as a reader would copy them."""
+    page = (ROOT / "docs" / "operations.md").read_text()
+    [section] = re.findall(r"^## Backup and restore\n(.*?)^## ", page, re.MULTILINE | re.DOTALL)
+    found: list[str] = re.findall(r"^    (potluck-server .*)$", section, re.MULTILINE)
+    return found
+
+
+async def typed(federation: Federation, command: str) -> tuple[int, str]:
+    """Run a command in the folder of the coordinator's configuration."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    process = await asyncio.create_subprocess_shell(
+        command,
+        cwd=federation.files.coordinator.parent,
+        env={**os.environ, "PATH": path},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    output, _ = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, output.decode()
+
+
+async def test_the_commands_of_the_page_restore_a_run_after_a_crash(
+    shared: Federation, undisturbed: str
+) -> None:
+    back_up, restore = commands_on_the_page()
+    run_id = await shared.before_round_two()
+    code, output = await typed(shared, back_up)
+    assert code == 0, output
+    folder = re.escape(str(shared.files.folder / "backup-1"))
+    assert re.fullmatch(rf"2 runs and \d+ model files are in {folder}\n", output)
+    shared.points.release()
+    await shared.until_committed(run_id, 4)
+    code, output = await typed(shared, restore)
+    assert code == 1
+    assert "in use by another coordinator" in output
+    await shared.kill_coordinator()
+    database = shared.state / "potluck.sqlite3"
+    assert database.with_name(f"{database.name}-wal").exists()  # the crash has left it
+    code, output = await typed(shared, restore)
+    assert code == 0, output
+    assert not database.with_name(f"{database.name}-wal").exists()
+    await shared.restart_coordinator()
+    status = await shared.status(run_id)
+    assert status.state == operator_pb2.RUN_STATE_RUNNING, status.reason
+    assert await shared.finished(run_id) == undisturbed
+    assert [each.round for each in await shared.history(run_id)] == [1, 2, 3, 4, 5, 6]
+    assert await typed(shared, back_up) == (
+        1,
+        f"potluck-server: {shared.files.folder / 'backup-1'} exists; name a folder that does not\n",
+    )
+
+
+async def test_a_backup_in_the_midst_of_rounds_is_always_whole(
+    shared: Federation, undisturbed: str, tmp_path: Path
+) -> None:
+    """Models are deleted after every round, and it takes longer than one."""
+    shared.points.clear()
+    run_id = await shared.start_run("rounds=40")
+    await shared.until_committed(run_id, 1)
+    code, output = await shared.server_command("backup", str(tmp_path / "b"))
+    assert code == 0, output
+    assert "warning" not in output
+    await shared.finished(run_id)
+    ended = (await shared.status(run_id)).model_blake3
+    await shared.kill_coordinator()
+    code, output = await shared.server_command("restore", str(tmp_path / "b"))
+    assert code == 0, output
+    await shared.restart_coordinator()
+    assert await shared.finished(run_id) == ended
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", ["select", "weigh", "observe"])
+async def test_a_backup_amid_a_round_is_restored_after_a_kill(
+    shared: Federation, undisturbed: str, tmp_path: Path, point: str
+) -> None:
+    shared.points.clear()
+    shared.points.hold(point)
+    run_id = await shared.start_run()
+    await until(lambda: shared.points.reached(point))
+    code, output = await shared.server_command("backup", str(tmp_path / "b"))
+    assert code == 0, output
+    shared.points.release()
+    await shared.until_committed(run_id, 2)
+    shared.points.kill(point)
+    await shared.coordinator.ended()
+    code, output = await shared.server_command("restore", str(tmp_path / "b"))
+    assert code == 0, output
+    shared.points.kill(point)
+    await shared.processes.start_coordinator()
+    await shared.coordinator.ended()
+    await shared.restart_coordinator()
+    assert await shared.finished(run_id) == undisturbed
+    assert [each.round for each in await shared.history(run_id)] == [1, 2, 3, 4, 5, 6]
+
+
+async def test_an_interrupted_restore_is_named_and_can_be_repeated(
+    shared: Federation, undisturbed: str, tmp_path: Path
+) -> None:
+    shared.points.clear()
+    run_id = await shared.before_round_two()
+    code, output = await shared.server_command("backup", str(tmp_path / "b"))
+    assert code == 0, output
+    shared.points.release()
+    await shared.until_committed(run_id, 2)
+    await shared.kill_coordinator()
+    # As a kill leaves it between the removal of the log and the exchange of the database.
+    (shared.state / "restoring").write_text(str(tmp_path / "b"))
+    (shared.state / "potluck.sqlite3-wal").unlink(missing_ok=True)
+    remedy = f"repeat it with `potluck-server restore {tmp_path / 'b'}`"
+    for command in ((), ("backup", str(tmp_path / "c"))):
+        code, output = await shared.server_command(*command)
+        assert code == 1
+        assert remedy in output
+    code, output = await shared.server_command("restore", str(tmp_path / "b"))
+    assert code == 0, output
+    await shared.restart_coordinator()
+    assert await shared.finished(run_id) == undisturbed
+
+
+async def test_a_damaged_backup_is_refused_and_nothing_changes(
+    shared: Federation, tmp_path: Path
+) -> None:
+    code, output = await shared.server_command("backup", str(tmp_path / "b"))
+    assert code == 0, output
+    [model, *_] = (tmp_path / "b" / "state" / "models").glob("*.safetensors")
+    content = bytearray(model.read_bytes())
+    content[-1] ^= 1
+    model.write_bytes(content)
+    await shared.kill_coordinator()
+    before = (shared.state / "potluck.sqlite3").read_bytes()
+    code, output = await shared.server_command("restore", str(tmp_path / "b"))
+    assert code == 1
+    assert f"{model} is damaged: its BLAKE3 digest is not that of backup.json" in output
+    assert (shared.state / "potluck.sqlite3").read_bytes() == before
+    code, output = await shared.server_command("restore", str(tmp_path))
+    assert code == 1
+    assert "is not a backup, or not a whole one" in output
+    await shared.restart_coordinator()
