@@ -137,3 +137,11 @@ def test_every_test_named_on_a_page_exists() -> None:
     }
     assert len(named) > 20
     assert sorted(each for each in named if not (HOUSE / each[1]).exists()) == []
+
+
+def test_pages_agree_on_the_size_of_an_installation() -> None:
+    sizes = {
+        name: re.findall(r"without a GPU,? it takes ([\d.]+) GB", (HOUSE / name).read_text(), re.I)
+        for name in ("README.md", "CONTRIBUTING.md", "Makefile")
+    }
+    assert set(map(tuple, sizes.values())) == {("3.2",)}

@@ -51,7 +51,7 @@ _OPTIONS: dict[str, Any] = {
 def operator_command(
     command: Callable[Concatenate[OperatorClient, P], Awaitable[None]],
     *,
-    first: Callable[P, None] | None = None,
+    first: Callable[..., None] | None = None,
 ) -> Callable[..., None]:
     """A command line's function from a coroutine that wants an `OperatorClient` first.
 
