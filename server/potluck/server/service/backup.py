@@ -18,7 +18,7 @@ from urllib.parse import quote
 from pydantic import ValidationError
 
 from potluck.common.errors import ConfigurationError
-from potluck.common.net.protocol import SOFTWARE_VERSION
+from potluck.common.net.build_version import software_version
 from potluck.common.process.folder_lock import NAME as LOCK
 from potluck.server.clock import utc
 from potluck.server.config import CoordinatorConfig
@@ -90,7 +90,7 @@ def back_up(config: CoordinatorConfig, folder: Path) -> Iterator[str]:
         files |= models
         files |= dict(_copy_others(config, state, partial))
         listed = BackupList(
-            software=SOFTWARE_VERSION,
+            software=software_version(),
             created_at=utc().isoformat(timespec="seconds"),
             database=database,
             files=files,
