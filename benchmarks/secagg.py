@@ -158,7 +158,7 @@ class Bench:
             encoding=LaneEncoding.FIXED_POINT,
             clip=CLIP,
         )
-        head = Lane(name="head", length=3, modulus_bits=64, encoding=LaneEncoding.HEAD, clip=1.0)
+        head = Lane(name="head", length=4, modulus_bits=64, encoding=LaneEncoding.HEAD, clip=1.0)
         return Header(
             federation="benchmark",
             session_id=os.urandom(16),

@@ -99,6 +99,10 @@ def attribute(name: str, value: Any) -> Edit:
     return edit
 
 
+def merged(**fields: Any) -> Edit:
+    return lambda work: work.MergeFrom(rpc.Train(**fields))
+
+
 def options(name: str, **changes: Any) -> Edit:
     def edit(work: rpc.Train) -> None:
         plugin = getattr(work, name)
@@ -148,6 +152,14 @@ async def test_a_text_that_means_the_same_changes_nothing(scene: Scene) -> None:
         pytest.param(attribute("seed", 7), ALIKE, id="seed"),
         pytest.param(attribute("pace", 1.0), ALIKE, id="pace"),
         pytest.param(attribute("reports", ["root_mean_square"]), ALIKE, id="reports"),
+        pytest.param(attribute("part", 1), ANOTHER_SUM, id="part"),
+        pytest.param(attribute("one_way", ["0.weight"]), ANOTHER_SUM, id="one way"),
+        pytest.param(merged(kept={"purposes": ["correction"]}), ALIKE, id="control variates"),
+        pytest.param(merged(kept={"purposes": ["model"]}), ALIKE, id="kept tensors"),
+        pytest.param(merged(personal={"pull": 0.5}), ANOTHER_SUM, id="personal model"),
+        pytest.param(merged(summing={"quantum_bits": 9}), ANOTHER_SUM, id="lanes"),
+        pytest.param(merged(auxiliary={"names": ["c"]}), "without a file", id="auxiliaries"),
+        pytest.param(merged(before_upload={"kind": "loss"}), "'loss'", id="question"),
     ],
 )
 async def test_other_instructions_for_all_but_one_client_give_no_sum(

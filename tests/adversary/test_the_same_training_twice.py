@@ -1,15 +1,17 @@
-"""The same training twice, over other clients: the difference of the sums is whoever was left out.
+"""The same training twice: the difference of two sums is a client, or a single sample.
 
-Before inputs were remembered by their model, a blank in the settings' text, or an option that
-changes nothing, made a training another one.
+Over other clients it is the client that was left out. Before inputs were remembered by their model,
+a blank in the settings' text, or an option that changes nothing, made a training another one. Over
+the same clients it was single samples, if the trainings or the weights differed in a setting.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from adversary.conftest import CLIENTS, Scene, attacked
 from adversary.proxy import Script
 from support.sum_federation import Members
@@ -22,7 +24,12 @@ TASK = f'name = "digits", clients = {CLIENTS}'
 
 
 async def trained(
-    scene: Scene, count: int, training: str = TRAINING, task: str = TASK, spaced: bool = False
+    scene: Scene,
+    count: int,
+    training: str = TRAINING,
+    task: str = TASK,
+    masking: str = "",
+    spaced: bool = False,
 ) -> RunRow:
     """A run of one round that begins from the same model, with so many of the clients."""
     scene.liar.script = Spaced() if spaced else Script()
@@ -34,10 +41,17 @@ async def trained(
         roster = {CLIENTS}
         task = {{{task}}}
         training = {{{training}}}
-        masking = {{stage_seconds = 20.0}}
+        masking = {{stage_seconds = 20.0{masking}}}
         round = {{deadline_seconds = 60.0, attempts = 1}}
         """
     )
+
+
+@pytest_asyncio.fixture
+async def many_runs(members: Members, tmp_path: Path) -> AsyncIterator[Scene]:
+    """A federation whose owners allow several runs over the same data."""
+    async with attacked(members, tmp_path, disclosure={"masked_runs": 9}) as scene:
+        yield scene
 
 
 class Spaced(Script):
@@ -51,28 +65,45 @@ class Spaced(Script):
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "same"),
     [
-        pytest.param({}, id="all as before"),
-        pytest.param({"spaced": True}, id="a blank"),
-        pytest.param({"task": f"{TASK}, alpha = 0.5"}, id="an option"),
-        pytest.param({"training": "steps = 5, learning_rate = 0.0101"}, id="a learning rate"),
+        pytest.param({}, True, id="all as before"),
+        pytest.param({"spaced": True}, True, id="a blank"),
+        pytest.param({"task": f"{TASK}, alpha = 0.5"}, False, id="an option"),
+        pytest.param({"training": "steps = 5, batch_size = 17"}, False, id="a batch size"),
+        pytest.param({"masking": ", weight_cap = 9999"}, False, id="a weight bound"),
+        pytest.param({"masking": ", clip = 3.9"}, False, id="a clip"),
     ],
 )
-async def test_updates_of_one_model_are_summed_over_one_set(
-    scene: Scene, changes: dict[str, str | bool]
+async def test_updates_of_one_model_are_summed_over_one_set_as_one_vector(
+    many_runs: Scene, changes: dict[str, str | bool], same: bool
 ) -> None:
+    scene = many_runs
     first = await trained(scene, CLIENTS)
     assert first.state is RunState.FINISHED, first.reason
     without_one = await trained(scene, CLIENTS - 1, **changes)  # type: ignore[arg-type]
     assert without_one.state is RunState.FAILED
     assert "refuses (released: " in without_one.reason
     again = await trained(scene, CLIENTS, **changes)  # type: ignore[arg-type]
-    assert again.state is RunState.FINISHED, again.reason
+    if same:
+        assert again.state is RunState.FINISHED, again.reason
+    else:
+        assert again.state is RunState.FAILED
+        assert "in a sum with other settings of training or masking" in again.reason
+
+
+async def test_second_run_over_the_same_data_is_refused_by_default(scene: Scene) -> None:
+    first = await trained(scene, CLIENTS)
+    assert first.state is RunState.FINISHED, first.reason
+    second = await trained(scene, CLIENTS)
+    assert second.state is RunState.FAILED
+    assert "went into the masked rounds of 1 other run" in second.reason
+    assert "masked_runs" in second.reason
 
 
 async def test_owners_may_give_that_up(members: Members, tmp_path: Path) -> None:
-    async with attacked(members, tmp_path, disclosure={"sets_per_model": "any"}) as scene:
+    policy = {"sets_per_model": "any", "masked_runs": 2}
+    async with attacked(members, tmp_path, disclosure=policy) as scene:
         for count in (CLIENTS, CLIENTS - 1):
             row = await trained(scene, count)
             assert row.state is RunState.FINISHED, row.reason

@@ -34,10 +34,9 @@ OPEN = DisclosurePolicy(exact_sums=True, questions=("loss",), held_out_counts=Tr
 KEEP = "[model]\nkeep = ['3.*']\n"
 PLAIN = "[selector]\nname = 'pow-d'\n"
 SHORT = "[transport]\nup = {encoding = 'int8', delta = true}\ndown = {encoding = 'bfloat16'}\n"
-MASKED = "secure_aggregation = true\n"
 
 
-def run_file(tables: str, head: str = "") -> str:
+def run_file(tables: str) -> str:
     return f"""
 rounds = 2
 count = {CLIENTS}
@@ -45,7 +44,6 @@ roster = {CLIENTS}
 seed = {SEED}
 task = {{name = "digits", clients = {CLIENTS}, held_out = 0.25}}
 training = {{steps = 5}}
-{head}
 {tables}"""
 
 
@@ -110,8 +108,8 @@ async def scanned(
 
 @pytest.mark.parametrize(
     "text",
-    [run_file(PLAIN + KEEP), run_file(PLAIN + KEEP + SHORT), run_file(KEEP, MASKED)],
-    ids=["plain", "int8", "masked"],
+    [run_file(PLAIN + KEEP), run_file(PLAIN + KEEP + SHORT)],
+    ids=["plain", "int8"],
 )
 async def test_what_clients_keep_is_never_sent(
     members: Members, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str

@@ -25,7 +25,7 @@ evaluation = {spread = true, fine_tune_epochs = 3}
 personal = {method = "ditto", pull = 0.05}
 training = {steps = 5}
 """
-WILLING = DisclosurePolicy(held_out_counts=True)
+WILLING = DisclosurePolicy(held_out_counts=True, masked_runs=9, sets_per_model="any")
 HALVES = {"accuracy", "personal_accuracy", "tuned_accuracy"}
 
 

@@ -144,25 +144,30 @@ async def test_a_host_whose_trainings_all_fail_in_the_same_way_is_excluded(
 INT8 = 'transport.up = {encoding = "int8", delta = true}'
 
 
-async def test_a_part_of_a_classification_model_travels_masked_with_control_variates(
+async def test_a_part_of_a_classification_model_travels_in_every_form(
     federation: SumFederation, tmp_path: Path
 ) -> None:
-    """SCAFFOLD's are of the part alone."""
     task = f'{{name = "digits", clients = {CLIENTS}}}'
     arrays = await model(federation, (await committed(federation, run_file(task)))[-1])
     last = sorted(arrays)[-2:]
     base = {name: array for name, array in arrays.items() if name not in last}
     write_tensors(tmp_path / "data" / "rest.safetensors", base)
     part = f'model = {{trainable = {last}, base = "rest.safetensors"}}'.replace("'", '"')
-    forms = {"open": [], "masked": [MASKED], "int8": [INT8]}
+    variates = 'strategy = {name = "scaffold"}'  # of the part alone
+    forms = {
+        "open": [],
+        "masked": [MASKED],
+        "open, variates": [variates],
+        "int8": [variates, INT8],
+    }
     models = {}
     for name, lines in forms.items():
-        text = run_file(task, part, 'strategy = {name = "scaffold"}', *lines)
+        text = run_file(task, part, *lines)
         models[name] = await model(federation, (await committed(federation, text))[-1])
         assert set(models[name]) == set(last)
     for tensor in last:
         assert np.abs(models["open"][tensor] - models["masked"][tensor]).max() < 1e-4
-        assert 0 < np.abs(models["open"][tensor] - models["int8"][tensor]).max() < 0.01
+        assert 0 < np.abs(models["open, variates"][tensor] - models["int8"][tensor]).max() < 0.01
 
 
 @pytest.mark.parametrize(

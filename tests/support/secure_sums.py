@@ -55,7 +55,7 @@ NOW = datetime(2026, 5, 4, 12, tzinfo=UTC)
 ISSUED = int(NOW.timestamp())
 COUNTS = Lane(name="counts", length=5, modulus_bits=64, encoding=LaneEncoding.COUNTS, clip=2.0**40)
 BODY = Lane(name="body", length=7, modulus_bits=32, encoding=LaneEncoding.FIXED_POINT, clip=0.25)
-HEAD = Lane(name="head", length=4, modulus_bits=64, encoding=LaneEncoding.HEAD, clip=1.0)
+HEAD = Lane(name="head", length=5, modulus_bits=64, encoding=LaneEncoding.HEAD, clip=1.0)
 
 
 def member_record(client: str, **changes: Any) -> MemberRecord:

@@ -49,7 +49,7 @@ from potluck.server.sums.counts import SecureSums, SumOutcome
 from potluck.server.sums.sum_session import SumSession, SumTerms
 
 PATIENCE_SECONDS = 90.0
-EXACT = DisclosurePolicy(exact_sums=True, questions=("label-entropy",))
+EXACT = DisclosurePolicy(exact_sums=True, questions=("label-entropy",), masked_runs=1000)
 """Of hosts, where a test has no other: sums are looked at without noise, and one question may be
 asked."""
 

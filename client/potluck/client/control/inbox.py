@@ -17,6 +17,7 @@ from pathlib import Path
 import structlog
 
 from potluck.client.base.state_directory import storage_error
+from potluck.client.disclosure.disclosure_policy import without_data
 from potluck.client.disclosure.outgoing_log import Outgoing, shortened
 from potluck.client.handlers.active_instruction import ActiveInstruction
 from potluck.client.handlers.handler_context import HandlerContext
@@ -187,13 +188,13 @@ class Instructions:
             self._updates.drop(instruction.id)
             return
         except PotluckError as error:
-            answer = _failure(instruction.id, error)
+            answer = self._failed(instruction, error)
         except OSError as error:
-            answer = _failure(
-                instruction.id, storage_error(Path(error.filename or "a file"), error)
+            answer = self._failed(
+                instruction, storage_error(Path(error.filename or "a file"), error)
             )
         except Exception as error:  # a plug-in may raise anything, and the host must live on
-            answer = _failure(instruction.id, crashed(error))
+            answer = self._failed(instruction, crashed(error))
             bound.debug("traceback", traceback="".join(traceback.format_exception(error)))
         finally:
             active.cancelled.set()
@@ -206,9 +207,20 @@ class Instructions:
         self._count(instruction, answer)
         if answer is not None and answer.HasField("failure"):
             self._log_failure(instruction, answer.failure)
-            bound.error("failed", reason=answer.failure.reason, message=answer.failure.message)
         if self.log.finish(instruction.id, answer) and answer is not None:
             self._say(rpc.AttendRequest(answer=answer))
+
+    def _failed(self, instruction: rpc.Instruction, error: PotluckError) -> rpc.Answer:
+        """Log an error whole, and return the answer that may leave the host."""
+        log.error(
+            "failed",
+            id=instruction.id,
+            client=instruction.client_id,
+            round=instruction.round,
+            reason=error.reason,
+            message=error.message,
+        )
+        return _failure(instruction.id, without_data(instruction, error, self._context.policy))
 
     def _log_failure(self, instruction: rpc.Instruction, failure: rpc.Failure) -> None:
         """A reason may speak of data. It is said even where it can't be logged."""

@@ -23,17 +23,30 @@ from potluck.common.disclosure import (
     TaskReference,
     Weighting,
 )
-from potluck.common.errors import DisclosureRefusedError
+from potluck.common.errors import (
+    DataError,
+    DisclosureRefusedError,
+    PotluckError,
+    TrainingError,
+)
 from potluck.common.learning.spread import LEAST_GROUP, SMALLEST_GROUP
 from potluck.common.learning.step_by_step import LABEL_DISTANCE, PROTOCOL
 from potluck.common.secagg import ClientPolicy
-from potluck.common.secagg.policy.sum_policy import LEAST_HOSTS, SMALLEST_LEAST_HOSTS
+from potluck.common.secagg.policy.sum_policy import (
+    LEAST_HOSTS,
+    ROUNDS_PER_EPOCH,
+    RUNS_PER_EPOCH,
+    SMALLEST_LEAST_HOSTS,
+)
 from potluck.common.settings.configuration import Settings
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+from potluck.rpc.v1.transfer_pb2 import ENCODING_MASKED_UINT32
 
 MOST_RELEASES = 1000
 """Most disclosures of a client, all together: a bound on its ledger."""
 
 _SKETCH = "sketch"
+WITHHELD = "its data can't be used for this; the log of its host has the reason"
 _TABLE = "the [disclosure] table of its configuration"
 
 
@@ -87,6 +100,20 @@ class DisclosurePolicy(Settings):
         description="Into sums over how many sets of clients a client's updates of one model may\n"
         "go, whatever the training settings: one, or any. Two sums over nearly the same clients\n"
         'give an update away, and with "any" also those of others who were in them.',
+    )
+    masked_runs: int = Field(
+        default=RUNS_PER_EPOCH,
+        ge=1,
+        le=1_000_000,
+        description="Runs whose masked rounds the updates of one data_epoch go into. Sums of\n"
+        "several runs that differ in a setting can give single samples away: the more runs, the\n"
+        "less masks hide.",
+    )
+    masked_rounds: int = Field(
+        default=ROUNDS_PER_EPOCH,
+        ge=1,
+        le=1_000_000_000,
+        description="Masked rounds that the updates of one data_epoch go into, over all runs.",
     )
     held_out_counts: bool = Field(
         default=False,
@@ -171,6 +198,8 @@ class DisclosurePolicy(Settings):
             disclosures=frozenset({SumKind.UPDATE.value}),
             unprotected=frozenset(),
             one_set=self.sets_per_model == "one",
+            runs_per_epoch=self.masked_runs,
+            rounds_per_epoch=self.masked_rounds,
         )
 
     @property
@@ -296,6 +325,20 @@ def check_correction(policy: DisclosurePolicy, client: str, name: str) -> None:
         "secure_aggregation in the run file, or choose another strategy",
         client=client,
     )
+
+
+def without_data(
+    instruction: rpc.Instruction, error: PotluckError, policy: DisclosurePolicy
+) -> PotluckError:
+    """Return the error that the coordinator may know of.
+
+    A disclosure, a secure sum or a masked training protects the data. If it fails because of them,
+    the reason is one fixed sentence: any detail would be an answer about single samples.
+    """
+    work = instruction.WhichOneof("work")
+    masked = work == "train" and instruction.train.encoding == ENCODING_MASKED_UINT32
+    protected = masked or work in ("disclose", "secure") or policy.updates == "masked"
+    return DataError(WITHHELD) if protected and isinstance(error, TrainingError) else error
 
 
 def check_updates(policy: DisclosurePolicy, client: str, *, masked: bool) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import structlog
 
 from potluck.client.disclosure.disclosure_policy import (
     DisclosurePolicy,
@@ -23,16 +25,26 @@ from potluck.client.handlers.handler_context import HandlerContext
 from potluck.client.handlers.instruction_log import InstructionStage, digest_of_training
 from potluck.client.handlers.question_handler import numbers_asked
 from potluck.client.handlers.update_records import update_record
-from potluck.client.masking.masked_updates import MASKED, write_masked
+from potluck.client.masking.masked_updates import MASKED, write_masked, write_zeros
 from potluck.client.training.lane_updates import SUM
 from potluck.client.training.plugin_options import json_object
 from potluck.client.transfer.saved_updates import KeptUpdate
 from potluck.client.transfer.upload import deliver
 from potluck.common.disclosure import Weighting
-from potluck.common.errors import ProtocolError, ProtocolVersionError, TrainingError
-from potluck.common.learning.task_failures import blamed_on_task
+from potluck.common.errors import (
+    PluginError,
+    PotluckError,
+    ProtocolError,
+    ProtocolVersionError,
+    RoundClosedError,
+    StorageError,
+    TrainingError,
+    UnreachableError,
+)
+from potluck.common.learning.task_failures import blamed_on_task, crashed
 from potluck.common.monitoring.metric_labels import TrainingWay
-from potluck.common.secagg import encode
+from potluck.common.secagg import Masking, encode
+from potluck.common.tensors.tensor_files import FileDigest
 from potluck.common.updates.kept_states import CORRECTION, PURPOSES
 from potluck.common.updates.update_report import UpdateReport
 from potluck.rpc.v1 import coordinator_pb2 as rpc
@@ -42,6 +54,18 @@ if TYPE_CHECKING:  # importing it imports torch, which only the worker's thread 
     from potluck.client.training.local_update import Trained
     from potluck.client.training.processes.training_seat import TrainingSeat
     from potluck.client.training.task_training import TrainingFiles
+
+
+log = structlog.get_logger()
+
+_NOT_OF_THE_DATA = (
+    PluginError,
+    ProtocolError,
+    RoundClosedError,
+    StorageError,
+    UnreachableError,
+)
+"""Errors of a training that are the same whatever samples a client holds."""
 
 
 async def train(context: HandlerContext, active: ActiveInstruction) -> rpc.Answer | None:
@@ -140,10 +164,11 @@ async def _make_update(context: HandlerContext, active: ActiveInstruction) -> Ke
         )
         if context.measured is not None:
             await context.measured.settle(active, files)
-        trained = await _train_together(context, active, files)
-        context.metrics.trains(TrainingWay.ALONE if trained is None else TrainingWay.BATCHED)
-        if trained is None:
-            trained = await _train_alone(context, active, files)
+        trained = await _train(context, active, files)
+    if trained is None:
+        update = await _masked(context, active, write_zeros)
+        context.updates.keep(update)
+        return update
     outcome = trained.outcome
     if outcome.kept:
         context.states.pend(instruction.run_id, instruction.client_id, instruction.id)
@@ -151,8 +176,14 @@ async def _make_update(context: HandlerContext, active: ActiveInstruction) -> Ke
     if trained.file is not None and weighting is Weighting.EXACT:
         context.metrics.trained(outcome.seen, outcome.seconds, outcome.loss)
     report = trained.report(weighting)
+    differences = trained.differences
     if trained.file is None:
-        update = await _masked(context, active, trained, report)
+        assert differences is not None  # noqa: S101  # it is one or the other
+        update = await _masked(
+            context,
+            active,
+            lambda path, masking: write_masked(path, differences, report, masking),
+        )
     else:
         offer = numbers_asked(work.before_upload, trained.offer)
         update = update_record(active, trained.file, report, offer=offer)
@@ -160,6 +191,36 @@ async def _make_update(context: HandlerContext, active: ActiveInstruction) -> Ke
             _note(context, instruction, update)
     context.updates.keep(update)
     return update
+
+
+async def _train(
+    context: HandlerContext, active: ActiveInstruction, files: TrainingFiles
+) -> Trained | None:
+    """Train the client. Returns None if a training for a secure sum failed.
+
+    Its coordinator must not learn that it did: a model can be made so that training fails if, and
+    only if, a given record is among the client's samples. So the client uploads zeros then, and
+    the reason stays in the log of the host.
+    """
+    instruction = active.instruction
+    try:
+        trained = await _train_together(context, active, files)
+        context.metrics.trains(TrainingWay.ALONE if trained is None else TrainingWay.BATCHED)
+        return trained or await _train_alone(context, active, files)
+    except _NOT_OF_THE_DATA:
+        raise
+    except Exception as error:
+        if instruction.train.encoding != MASKED:
+            raise
+        found = error if isinstance(error, PotluckError) else crashed(error)
+        log.error(
+            "training failed; zeros go into the secure sum",
+            client=instruction.client_id,
+            round=instruction.round,
+            message=found.message,
+        )
+        context.metrics.failed(found.reason)
+        return None
 
 
 async def _train_together(
@@ -225,16 +286,15 @@ def _note(context: HandlerContext, instruction: rpc.Instruction, update: KeptUpd
 
 
 async def _masked(
-    context: HandlerContext, active: ActiveInstruction, trained: Trained, report: UpdateReport
+    context: HandlerContext,
+    active: ActiveInstruction,
+    write: Callable[[Path, Masking], FileDigest],
 ) -> KeptUpdate:
     """Mask an update and write it; only the masked head says anything of its training."""
-    instruction, update = active.instruction, trained.differences
-    assert update is not None  # noqa: S101  # it has no file
+    instruction = active.instruction
     path = context.updates.path(instruction.id)
     file, word = await context.sums.mask(
-        instruction.client_id,
-        instruction.id,
-        lambda masking: write_masked(path, update, report, masking),
+        instruction.client_id, instruction.id, partial(write, path)
     )
     return update_record(
         active,

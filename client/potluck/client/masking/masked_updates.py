@@ -12,7 +12,12 @@ from numpy.typing import NDArray
 
 from potluck.common.secagg import Expectation, Masking, Purpose
 from potluck.common.secagg.primitives.masks import lane_dtype
-from potluck.common.secagg.vectors.updates import BodyEncoder, encode_head
+from potluck.common.secagg.rules import BrokenRuleError
+from potluck.common.secagg.vectors.updates import (
+    BodyEncoder,
+    encode_failed_head,
+    encode_head,
+)
 from potluck.common.tensors.flat import FlatVector, TensorBorders
 from potluck.common.tensors.layout import Layout
 from potluck.common.tensors.tensor_files import FileDigest, Tensors, open_tensors, write_tensors
@@ -25,7 +30,11 @@ from potluck.common.updates.masked_lanes import (
     lane_lengths,
     metric_names,
 )
-from potluck.common.updates.training_agreement import check_alike, training_sha256
+from potluck.common.updates.training_agreement import (
+    check_alike,
+    settings_sha256,
+    training_sha256,
+)
 from potluck.common.updates.update_report import UpdateReport
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import transfer_pb2
@@ -65,6 +74,8 @@ def expectation(instruction: rpc.Instruction, model: Path, data_epoch: int) -> E
         lengths=lane_lengths(parameters, metrics, work.auxiliary.names),
         model_digest=bytes.fromhex(work.model.blake3),
         training_sha256=training_sha256(work),
+        settings_sha256=settings_sha256(work),
+        data=f"updates/epoch {data_epoch}",
         metrics=metrics,
         header_fields={"run": instruction.run_id, "round": instruction.round},
     )
@@ -99,9 +110,41 @@ def write_masked(
 ) -> FileDigest:
     """Encode an update, mask it and write its file. Blocks; writes over the update's arrays.
 
-    report: its samples are the weight, other numbers of it go into the head.
-    Raises BrokenRuleError (input) for NaN or infinity, StorageError.
+    report: its samples are the weight, other numbers of it go into the head. Writes zeros in place
+    of an update that holds NaN or infinity. Raises StorageError.
     """
+    try:
+        words = _encoded(update, report, masking)
+    except BrokenRuleError:
+        return write_zeros(path, masking)
+    return _write(path, words, masking)
+
+
+def write_zeros(path: Path, masking: Masking) -> FileDigest:
+    """Mask and write the vector of a client whose training failed. Blocks.
+
+    Its weight is 0, so it changes no mean; the head counts it. Raises StorageError.
+    """
+    lanes = {
+        lane.name: np.zeros(lane.length, lane_dtype(lane.modulus_bits))
+        for lane in masking.header.lanes
+    }
+    for name, words in lanes.items():
+        if name != HEAD:
+            masking.add_masks(name, words)
+    return _write(path, lanes | {HEAD: encode_failed_head(masking.header)}, masking)
+
+
+def _write(path: Path, words: Mapping[str, NDArray[Any]], masking: Masking) -> FileDigest:
+    """Write masked lanes, with the head masked here."""
+    masking.add_masks(HEAD, words[HEAD])
+    return write_tensors(path, words, layout=file_layout(masking.header.lanes))
+
+
+def _encoded(
+    update: Differences, report: UpdateReport, masking: Masking
+) -> dict[str, NDArray[Any]]:
+    """Return all lanes, masked except for the head."""
     header, clients = masking.header, masking.clients
     values = report.values()
     metrics = {name: values[name] for name in header.metrics}
@@ -133,9 +176,7 @@ def write_masked(
         metrics=list(metrics.values()),
         clipped=clipped,
     )
-    masking.add_masks(HEAD, head)
-    layout = file_layout(header.lanes)
-    return write_tensors(path, {**words, HEAD: head}, layout=layout)
+    return {**words, HEAD: head}
 
 
 def _divide(vector: NDArray[np.float32], by: float, update: Differences) -> None:

@@ -62,7 +62,6 @@ def check_finite(examples: Examples, whose: str) -> None:
         if len(bad):
             raise DataError(
                 f"the inputs of {whose} hold NaN or infinity, first in sample "
-                f"{begin + int(bad[0])} of {len(examples)}; put its data right",
+                f"{begin + int(bad[0])}; correct its data",
                 sample=begin + int(bad[0]),
-                samples=len(examples),
             )

@@ -11,7 +11,7 @@ VERSIONS: Final[Mapping[str, int]] = MappingProxyType(
         "protocol": 1,  # messages on the control stream
         "framing": 3,  # files on their way: their frames and digests
         "encoding": 1,  # tensors in files, whole, as deltas and quantised
-        "secure-sum": 3,  # messages of secure sums, and masked updates
+        "secure-sum": 4,  # messages of secure sums, and masked updates
     }
 )
 """Parts that both sides must do alike, each with the version of this software. A change that the

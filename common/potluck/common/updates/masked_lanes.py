@@ -28,6 +28,12 @@ LOSS: Final = "loss"
 """Mean training loss over the last pass, in the head."""
 NORMALIZER: Final = "normalizer"
 """Name of the normaliser (`potluck.common.learning.local_steps`) in the head."""
+CLAIM: Final = (
+    "masks hide each update in the sum of its round from a coordinator that keeps to the protocol; "
+    "they promise nothing against operators, against a coordinator that lies, or over several "
+    "rounds and runs"
+)
+"""All that may be claimed of updates with masks and without noise."""
 METRIC_BOUND: Final = 1e6
 """Larger numbers are cut off; far beyond any loss or any number of steps."""
 

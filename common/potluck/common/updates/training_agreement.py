@@ -9,15 +9,42 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Collection, Mapping, MutableSequence
+from types import MappingProxyType
 from typing import Any, Final
+
+from google.protobuf.message import Message
 
 from potluck.common.disclosure import canonical_json
 from potluck.common.errors import ProtocolError
 from potluck.common.settings.configuration import validate
 from potluck.common.settings.local_training import LocalTraining
+from potluck.common.updates.kept_states import PERSONAL
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
-_LABEL: Final = b"potluck masked training 1\0"
+_LABEL: Final = b"potluck masked training 2\0"
+_JSON: Final = "_json"
+"""Ending of the names of fields that hold a JSON object."""
+_SETTINGS: Final = "training_json"
+
+_FILE: Final = "the file is checked against its digest, which is bound"
+UNBOUND: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "potluck.rpc.v1.Train.model": "the header of the sum names the model's digest",
+        "potluck.rpc.v1.Train.seed": "it follows from run_seed, round and client (`check_alike`)",
+        "potluck.rpc.v1.Train.companions": "clients of a masked round are trained one by one",
+        "potluck.rpc.v1.KeptState.included_update_id": "it chooses the client's own model, which "
+        "no update depends on; other kept states are refused (`check_alike`)",
+        "potluck.rpc.v1.ModelReference.size": _FILE,
+        "potluck.rpc.v1.ModelReference.renditions": _FILE,
+    }
+)
+"""Fields of an instruction to train that may differ between clients of a round, with the reason.
+
+Every other field is in the digest, also one that is added to the schema later.
+"""
+CHANGING: Final = frozenset({"potluck.rpc.v1.Train.part", "potluck.rpc.v1.Auxiliary.shared"})
+"""Fields that change from round to round of a run with unchanged settings."""
 
 
 def client_seed(run_seed: int, round_number: int, client: str) -> int:
@@ -27,34 +54,25 @@ def client_seed(run_seed: int, round_number: int, client: str) -> int:
 
 
 def training_sha256(work: rpc.Train) -> bytes:
-    """Digest of all in an instruction that decides what a client computes and how it is weighed.
+    """Digest of every field of an instruction to train, except those in `UNBOUND`.
 
-    The model is not in it: the header names it. Settings are parsed first, so that two texts that
-    mean the same give one digest. Raises ProtocolError where they can't be parsed or leave
-    something to the client, ConfigurationError for values that are not allowed.
+    JSON objects are parsed first, so that two texts that mean the same give one digest. Raises
+    ProtocolError if one can't be parsed or leaves a training setting to the client, and
+    ConfigurationError for values that are not allowed.
     """
-    given = _object(work.training_json, "training settings")
-    settings = validate(LocalTraining, given, source="training")
-    training = json.loads(settings.as_json())
-    if missing := training.keys() - given.keys():
-        raise ProtocolError(f"training settings for a secure sum leave {min(missing)} open")
-    auxiliary = work.auxiliary
-    decides = {
-        "task": _plugin(work.task),
-        "objectives": [_plugin(each) for each in (work.objective, *work.further_objectives)],
-        "training": training,
-        "run_seed": work.run_seed,
-        "weighting": work.weighting or rpc.WEIGHTING_EXACT,
-        "normalized": work.normalized,
-        "correction": _plugin(auxiliary.correction),
-        "auxiliaries": list(auxiliary.names),
-        "shared": auxiliary.shared.blake3,
-    }
-    return hashlib.sha256(_LABEL + canonical_json(decides).encode()).digest()
+    return _digest(work, UNBOUND)
+
+
+def settings_sha256(work: rpc.Train) -> bytes:
+    """Digest of the settings of a run: of all in `training_sha256` that all its rounds share.
+
+    Raises what `training_sha256` raises.
+    """
+    return _digest(work, UNBOUND.keys() | CHANGING)
 
 
 def check_alike(instruction: rpc.Instruction) -> None:
-    """Raise ProtocolError where an instruction to train for a masked round is for one client alone.
+    """Raise ProtocolError if an instruction to train for a masked round is for one client alone.
 
     Its seed is the run's, the round's and the client's; nothing else differs between clients.
     """
@@ -65,6 +83,8 @@ def check_alike(instruction: rpc.Instruction) -> None:
         "a file of auxiliaries for this client only": bool(work.auxiliary.personal.blake3),
         "simulated seconds by the number of samples": work.pace != 0,
         "numbers reported beside the sum": bool(work.reports),
+        "a question about its trained model": work.HasField("before_upload"),
+        "states kept of its earlier trainings": bool(set(work.kept.purposes) - {PERSONAL}),
         "a seed that does not follow from the run's": work.seed
         != client_seed(work.run_seed, instruction.round, client),
     }
@@ -77,21 +97,48 @@ def check_alike(instruction: rpc.Instruction) -> None:
             )
 
 
-def _plugin(message: rpc.Plugin) -> dict[str, Any]:
-    return {
-        "name": message.name,
-        "options": _object(message.options_json, "options"),
-        "model": _object(message.model_json, "a model"),
-    }
+def _digest(work: rpc.Train, left_out: Collection[str]) -> bytes:
+    bound = {"weighting": rpc.WEIGHTING_EXACT} | _bound(work, left_out)
+    return hashlib.sha256(_LABEL + canonical_json(bound).encode()).digest()
+
+
+def _bound(message: Message, left_out: Collection[str]) -> dict[str, Any]:
+    """Return the fields of a message that are set, by name. Unset and empty ones are equal."""
+    found = {}
+    for field, value in message.ListFields():
+        if field.full_name in left_out:
+            continue
+        many = isinstance(value, MutableSequence)  # as all repeated fields are
+        values = [_value(field.name, each, left_out) for each in (value if many else [value])]
+        found[field.name] = values if many else values[0]
+    return {name: value for name, value in found.items() if value not in ({}, [], "")}
+
+
+def _value(name: str, value: Any, left_out: Collection[str]) -> Any:
+    if isinstance(value, Message):
+        return _bound(value, left_out)
+    if isinstance(value, bytes):
+        return value.hex()
+    if not name.endswith(_JSON):
+        return value
+    given = _object(value, name)
+    return _complete(given) if name == _SETTINGS else given
+
+
+def _complete(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Parse training settings. Raise ProtocolError if they leave one to the client."""
+    settings = validate(LocalTraining, given, source="training")
+    training: dict[str, Any] = json.loads(settings.as_json())
+    if missing := training.keys() - given.keys():
+        raise ProtocolError(f"training settings for a secure sum leave {min(missing)} open")
+    return training
 
 
 def _object(text: str, what: str) -> dict[str, Any]:
-    if not text:
-        return {}
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise ProtocolError(f"{what} that are not JSON: {error}") from None
+        raise ProtocolError(f"{what} is not JSON: {error}") from None
     if not isinstance(found, dict):
-        raise ProtocolError(f"{what} that are no JSON object")
+        raise ProtocolError(f"{what} is not a JSON object")
     return found

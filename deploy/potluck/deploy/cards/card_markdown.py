@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from potluck.common.learning.coverage import Coverage
+from potluck.common.updates.masked_lanes import CLAIM
 from potluck.deploy.cards.card_parts import CardCoverage, CardFacts
 from potluck.deploy.view.readable import readable_count, readable_coverage, readable_measure
 
@@ -148,7 +149,9 @@ def _rounds(card: CardFacts) -> list[str]:
 
 def _privacy(card: CardFacts) -> list[str]:
     privacy, spent = card.privacy, card.privacy.largest_epsilon
-    seen = "only sums of clients' updates" if privacy.masked_updates else "each client's update"
+    seen = "each client's update"
+    if privacy.masked_updates:
+        seen = f"only sums of clients' updates: {CLAIM}"
     own = [
         (
             str(each["client"]),

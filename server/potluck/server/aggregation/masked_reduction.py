@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from potluck.common.errors import LayoutError
+from potluck.common.errors import LayoutError, TrainingError
 from potluck.common.secagg import Header, Lane, Unmasking
 from potluck.common.secagg.primitives.masks import lane_dtype
 from potluck.common.secagg.vectors.updates import BodyDecoder, HeadSum, decode_head
@@ -46,12 +46,18 @@ class MaskedSum:
     def __init__(self, files: Sequence[TensorFile], unmasking: Unmasking) -> None:
         """files: of exactly `unmasking.survivors`, in their order.
 
-        Raises BrokenRuleError (reconstruction) for a sum that so many heads can't have.
+        Raises BrokenRuleError (reconstruction) for a sum that so many heads can't have, and
+        TrainingError if the training of every client failed.
         """
         self._files, self._unmasking = files, unmasking
         self.header = unmasking.header
         words = self.words(HEAD, 0, self.header.lane(HEAD).length)
         self.head: HeadSum = decode_head(self.header, unmasking.participants, words, len(files))
+        if not self.head.weight:
+            raise TrainingError(
+                "the training of every client in the secure sum failed, and the reasons are in the "
+                "logs of their hosts; lower the learning rate if it diverged"
+            )
 
     @property
     def weight(self) -> float:

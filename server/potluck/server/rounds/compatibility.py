@@ -15,6 +15,7 @@ from potluck.common.run_file.run_settings import PluginTable
 from potluck.common.run_file.runfile import RunFile
 from potluck.common.settings import plugins
 from potluck.common.settings.local_training import LocalTraining
+from potluck.common.updates.masked_lanes import CLAIM
 from potluck.server.selection import Selector
 from potluck.server.strategy import Strategy
 
@@ -73,9 +74,10 @@ def _check_plain(run_file: RunFile, *, source: str) -> None:
 
 def _leaks(run_file: RunFile) -> Sequence[str]:
     """What the run's way of disclosing gives away, where that is more than it seems."""
+    masks = (f"secure_aggregation: {CLAIM}",) if run_file.secure_aggregation else ()
     if run_file.profiles.disclosure != PROTOCOL:
-        return ()
-    return tuple(f'profiles.disclosure = "{PROTOCOL}": {leak}' for leak in LEAKS)
+        return masks
+    return (*masks, *(f'profiles.disclosure = "{PROTOCOL}": {leak}' for leak in LEAKS))
 
 
 def _keeps(run_file: RunFile) -> bool:

@@ -31,6 +31,7 @@ def check_masking(
         return
     try:
         check_maskable(run_file.strategy.name, strategy)
+        _check_kept(run_file, strategy)
         _check_selector(run_file.selector.name, selector)
         _check_form(run_file)
         _check_sizes(run_file)
@@ -78,6 +79,26 @@ def _quorum(run_file: RunFile) -> int:
     cohort = run_file.count + run_file.round.over_selection
     hosts = [str(each) for each in range(cohort)]
     return complete_thresholds(hosts, run_file.masking.colluding_hosts).quorum
+
+
+def _check_kept(run_file: RunFile, strategy: Strategy) -> None:
+    """Refuse states that clients keep of earlier trainings and that their updates depend on.
+
+    The coordinator names the training whose state counts, for each client. One that lies would
+    learn a single update from two sums.
+    """
+    what = ""
+    if strategy.correction is not None and strategy.correction.keeps:
+        what = f"strategy {run_file.strategy.name}"
+    elif run_file.model is not None and run_file.model.keep:
+        what = "`keep` of [model]"
+    if what:
+        raise ConfigurationError(
+            f"{what} is not compatible with secure aggregation: clients begin from states of "
+            "earlier trainings, and a coordinator that names another one to a client could "
+            "compute its update from the sums; choose fedavg or fednova without `keep`, or "
+            "unmasked updates"
+        )
 
 
 def _check_selector(name: str, selector: Selector) -> None:

@@ -18,7 +18,13 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from potluck.common.disclosure import SumKind
-from potluck.common.errors import LayoutError, PotluckError, RoundClosedError, RunError
+from potluck.common.errors import (
+    LayoutError,
+    PotluckError,
+    RoundClosedError,
+    RunError,
+    TrainingError,
+)
 from potluck.common.interruptible import in_thread
 from potluck.common.monitoring.metric_labels import MASKED as MASKED_LABEL
 from potluck.common.net.membership import Members
@@ -151,15 +157,19 @@ class MaskedRounds:
             why = "no secure sum: clients left it after they had uploaded"
             run.post(rounds.SumFailed(*current.key[1:], why, tuple(current.troubles.items())))
             return None
-        model, strategy_state, total = await in_thread(
-            run.work.next_model_by_sum,
-            run.machine.round,
-            [update.client for update in updates],
-            opened_sum([update.path for update in updates], unmasking),
-            run.model,
-            run.states.strategy,
-            clients=len(run.roster),
-        )
+        try:
+            model, strategy_state, total = await in_thread(
+                run.work.next_model_by_sum,
+                run.machine.round,
+                [update.client for update in updates],
+                opened_sum([update.path for update in updates], unmasking),
+                run.model,
+                run.states.strategy,
+                clients=len(run.roster),
+            )
+        except TrainingError as error:
+            run.post(rounds.SumFailed(*current.key[1:], error.message))
+            return None
         self._say(total.head, unmasking)
         return RoundModel(model=model, strategy_state=strategy_state, training_loss=total.loss)
 
@@ -168,6 +178,12 @@ class MaskedRounds:
         means = {name: round(value, 6) for name, value in head.metrics.items()}
         run.log.info("unmasked", clients=head.clients, weight=head.weight, **means)
         self._warn_of_cap(head, unmasking.header.weight_bound)
+        if head.failed:
+            run.say(
+                f"round {run.machine.round}: the training of {head.failed} of {head.clients} "
+                "clients failed; masks hide which, and the reasons are in the logs of their hosts",
+                warning=True,
+            )
         if head.clipped:
             run.say(
                 f"round {run.machine.round}: {head.clipped} changes of single parameters were cut "
@@ -183,10 +199,11 @@ class MaskedRounds:
 
     def _warn_of_cap(self, head: HeadSum, cap: int) -> None:
         """Warn where clients weigh half the cap on average: some are likely to be above it."""
-        if cap > 1 and 2 * head.weight > cap * head.clients and not self._warned:
+        trained = head.clients - head.failed
+        if cap > 1 and 2 * head.weight > cap * trained and not self._warned:
             self._warned = True
             self._run.say(
-                f"clients count with {head.weight / head.clients:.0f} samples on average, and none "
+                f"clients count with {head.weight / trained:.0f} samples on average, and none "
                 f"with more than masking.weight_cap = {cap}; raise it",
                 warning=True,
             )

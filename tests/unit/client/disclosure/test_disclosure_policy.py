@@ -21,6 +21,7 @@ from potluck.client.disclosure.disclosure_policy import (
     check_pace,
     check_weighting,
     terms,
+    without_data,
 )
 from potluck.client.disclosure.privacy_budget import PrivacyBudget
 from potluck.client.disclosure.release_ledger import (
@@ -39,8 +40,15 @@ from potluck.common.disclosure import (
     parse_parameters,
     parse_request,
 )
-from potluck.common.errors import DisclosureRefusedError, ProtocolError, StorageError
+from potluck.common.errors import (
+    DataError,
+    DisclosureRefusedError,
+    ProtocolError,
+    StorageError,
+    TrainingError,
+)
 from potluck.rpc.v1 import coordinator_pb2 as rpc
+from potluck.rpc.v1.transfer_pb2 import ENCODING_MASKED_UINT32
 
 TASK = TaskReference(name="digits", options={"clients": 6})
 AT = datetime(2026, 5, 4, 12, tzinfo=UTC)
@@ -311,3 +319,29 @@ async def test_a_measurement_that_fails_costs_nothing(tmp_path: Path) -> None:
     with pytest.raises(StorageError):
         await teller.answer(instruction, fails)
     assert teller.budget.releases.of("a").releases == ()
+
+
+@pytest.mark.parametrize(
+    ("work", "updates", "withheld"),
+    [
+        ({"train": rpc.Train(encoding=ENCODING_MASKED_UINT32)}, "open", True),
+        ({"disclose": rpc.Disclose()}, "open", True),
+        ({"secure": rpc.SecureStep()}, "open", True),
+        ({"evaluate": rpc.Evaluate()}, "masked", True),
+        ({"train": rpc.Train()}, "open", False),
+        ({"evaluate": rpc.Evaluate()}, "open", False),
+    ],
+)
+def test_reason_that_depends_on_data_stays_on_the_host(
+    work: dict[str, Any], updates: Any, withheld: bool
+) -> None:
+    instruction, policy = rpc.Instruction(**work), DisclosurePolicy(updates=updates)
+    seen = {
+        (found.reason, found.message)
+        for error in (TrainingError("label 12 of 10"), DataError("sample 6 is NaN"))
+        for found in [without_data(instruction, error, policy)]
+    }
+    assert (len(seen) == 1) == withheld
+    assert any("sample 6" in message for _, message in seen) != withheld
+    full = StorageError("the disk is full")
+    assert without_data(instruction, full, policy) is full

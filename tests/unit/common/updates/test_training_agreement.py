@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from potluck.common.errors import ConfigurationError, ProtocolError
 from potluck.common.settings.local_training import LocalTraining
-from potluck.common.updates.training_agreement import check_alike, client_seed, training_sha256
+from potluck.common.updates.training_agreement import (
+    CHANGING,
+    UNBOUND,
+    check_alike,
+    client_seed,
+    settings_sha256,
+    training_sha256,
+)
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 Edit = Callable[[rpc.Train], None]
@@ -75,6 +84,66 @@ def test_what_decides_the_update_is_in_the_digest(edit: Edit) -> None:
     assert training_sha256(other) != training_sha256(training())
 
 
+Path = tuple[FieldDescriptor, ...]
+
+
+def paths(of: Descriptor, before: Path = ()) -> Iterator[Path]:
+    """Every field of a message, with those of the messages in it, but of none within itself."""
+    for field in of.fields:
+        path = (*before, field)
+        inner = field.message_type
+        if inner is None:
+            yield path
+        elif inner not in (of, *(each.message_type for each in before)):
+            yield from paths(inner, path)
+
+
+def changed(path: Path) -> rpc.Train:
+    """The training with another value in one field."""
+    work = training()
+    message: Any = work
+    for field in path[:-1]:
+        found = getattr(message, field.name)
+        message = found.add() if field.is_repeated else found
+    field = path[-1]
+    if field.name == "training_json":
+        value: Any = LocalTraining(steps=6).as_json()
+    elif field.name.endswith("_json"):
+        value = '{"other": 1}'
+    else:
+        kinds = {
+            FieldDescriptor.CPPTYPE_STRING: "other",
+            FieldDescriptor.CPPTYPE_BOOL: True,
+            FieldDescriptor.CPPTYPE_DOUBLE: 0.25,
+            FieldDescriptor.CPPTYPE_ENUM: 2,
+        }
+        value = kinds.get(field.cpp_type, 9)
+    if field.is_repeated:
+        getattr(message, field.name).append(value)
+    else:
+        setattr(message, field.name, value)
+    return work
+
+
+@pytest.mark.parametrize(
+    "path",
+    list(paths(rpc.Train.DESCRIPTOR)),
+    ids=lambda path: ".".join(each.name for each in path),
+)
+def test_every_field_is_in_the_digest_unless_a_reason_says_why_not(path: Path) -> None:
+    names = {field.full_name for field in path}
+    free = bool(names & UNBOUND.keys())
+    assert (training_sha256(changed(path)) == training_sha256(training())) == free
+    free = free or bool(names & CHANGING)
+    assert (settings_sha256(changed(path)) == settings_sha256(training())) == free
+
+
+def test_fields_that_are_free_exist() -> None:
+    names = {each.full_name for path in paths(rpc.Train.DESCRIPTOR) for each in path}
+    assert names >= UNBOUND.keys() | CHANGING
+    assert all(UNBOUND.values()), "each has a reason"
+
+
 @pytest.mark.parametrize(
     ("text", "error"),
     [
@@ -104,6 +173,9 @@ def test_one_training_for_all_is_allowed() -> None:
         lambda work: work.quotas.append(1.0),
         lambda work: work.reports.append("root_mean_square"),
         lambda work: setattr(work.auxiliary.personal, "blake3", "0" * 64),
+        lambda work: setattr(work.before_upload, "kind", "loss"),
+        lambda work: work.kept.purposes.append("model"),
+        lambda work: work.kept.purposes.append("correction"),
     ],
 )
 def test_what_is_for_one_client_alone_is_refused(edit: Edit) -> None:

@@ -24,6 +24,12 @@ MASKED = "secure_aggregation = true\n"
             '[strategy]\nname = "scaffold"\nkeeper = "coordinator"\n',
             "scaffold looks at single updates",
         ),
+        (
+            "",
+            '[strategy]\nname = "scaffold"\n',
+            "scaffold is not compatible with secure agg",
+        ),
+        ("", "[model]\nkeep = ['3.*']\n", r"`keep` of \[model\] is not compatible with secure"),
         ("", '[selector]\nname = "oort"\n', "oort goes by what each client reports"),
         (
             "",
@@ -69,7 +75,7 @@ def test_runs_that_masks_make_impossible_are_refused_with_the_reason(
 
 @pytest.mark.parametrize(
     "strategy",
-    ["fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "fednova", "scaffold"],
+    ["fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "fednova"],
 )
 def test_strategies_that_average_go_with_masks(strategy: str) -> None:
     plan = draw_up(f'{MASKED}{TASK}[strategy]\nname = "{strategy}"\n', source="run file")

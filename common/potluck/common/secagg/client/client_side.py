@@ -46,6 +46,7 @@ from potluck.common.secagg.policy.ledger import (
     check_charge,
 )
 from potluck.common.secagg.policy.one_set import keeps_to_one_set, superseded
+from potluck.common.secagg.policy.pins import check_pins
 from potluck.common.secagg.policy.sum_policy import Expectation, check_header
 from potluck.common.secagg.rules import BrokenRuleError, Refusal, Rule, require
 from potluck.common.secagg.wire.message_encoding import decode, encode
@@ -100,6 +101,7 @@ def begin(
             record.public_key == own, Rule.MEMBER, "the own member key is not that of the record"
         )
         check_charge(situation.ledger, header)
+        check_pins(situation.ledger, header, expected, party.policy)
         agreed = Agreed(
             party=party,
             header=header,

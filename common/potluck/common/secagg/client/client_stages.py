@@ -36,6 +36,7 @@ from potluck.common.secagg.policy.one_set import (
     session_view,
     settle,
 )
+from potluck.common.secagg.policy.pins import check_pins
 from potluck.common.secagg.policy.sum_policy import check_roster
 from potluck.common.secagg.primitives import sharing
 from potluck.common.secagg.primitives.agreement import (
@@ -172,6 +173,7 @@ def derive_masks(state: Shared, message: Delivery, situation: Situation) -> Answ
             refusal = Refusal(error.rule, f"{error.detail}: {each.client!r}'s")
             return accuse(state, message.session_id, each.client, refusal)
     check_charge(situation.ledger, header)
+    check_pins(situation.ledger, header, agreed.expected, agreed.party.policy)
     _check_group(agreed, roster, message.sharers, situation.ledger)
     digest = sharers_digest(roster.digest, message.sharers)
     view = View(roster=roster, sharers=message.sharers, sharers_sha256=digest, held=held)
@@ -326,13 +328,13 @@ def _check_set(agreed: Agreed, clients: tuple[str, ...], ledger: Ledger) -> None
 def _upload_entries(
     agreed: Agreed, roster: Roster, sharers_sha256: bytes, situation: Situation
 ) -> tuple[LedgerEntry, ...]:
-    header, input_id, now = agreed.header, agreed.expected.input_id, situation.now
+    header, expected, now = agreed.header, agreed.expected, situation.now
     if not keeps_to_one_set(header, agreed.party.policy):
-        return (upload_entry(header, input_id, None, now),)
-    entry = upload_entry(header, input_id, session_view(roster, sharers_sha256), now)
+        return (upload_entry(header, expected, None, now),)
+    entry = upload_entry(header, expected, session_view(roster, sharers_sha256), now)
     if not agreed.one_set:
         return (entry,)
-    return (entry, *in_known_set(situation.ledger, header, input_id, now))
+    return (entry, *in_known_set(situation.ledger, header, expected.input_id, now))
 
 
 def _signed(agreed: Agreed, kind: MessageType, payload: bytes) -> Envelope:

@@ -13,15 +13,20 @@ certified or rebuilt have an honest client in common that reveals for one of the
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from fractions import Fraction
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, TypeAdapter
 
+from potluck.common.secagg.policy.sum_policy import Expectation
 from potluck.common.secagg.rules import BrokenRuleError, Rule
 from potluck.common.secagg.wire.messages import Header, Purpose
+
+_VECTOR: Final = b"potluck masked vector 1\0"
 
 Adjacency = Literal["add-remove", "replace"]
 """The difference in data that noise hides: a sample more or less, or a sample exchanged."""
@@ -48,13 +53,22 @@ class SessionView(_Entry):
 
 
 class Upload(_Entry):
-    """A masked vector was sent. epsilon: charged; None without noise, as sensitivity and adjacency
-    are, which say what the noise hides. view: None where nothing is to be settled."""
+    """A masked vector was sent.
+
+    vector: digest of all that makes the vector of an update (`vector_sha256`); empty for label
+    counts, and for updates of earlier releases. data, settings, weight_bound: of an update, as
+    `pins` compares them. epsilon: charged; None without noise, as sensitivity and adjacency are,
+    which say what the noise hides. view: None where nothing is to be settled.
+    """
 
     kind: Literal["upload"] = "upload"
     session_id: Hexadecimal
     input_id: str
     run: str = ""
+    vector: Hexadecimal = ""
+    data: str = ""
+    settings: Hexadecimal = ""
+    weight_bound: int | None = None
     epsilon: float | None
     sensitivity: int | None = None
     adjacency: Adjacency | None = None
@@ -142,6 +156,17 @@ class Ledger(_Entry):
             if each.input_id == input_id and each.epsilon is None and each.session_id not in known
         ]
 
+    def summed(self, input_id: str) -> list[Upload]:
+        """Return the uploads of an input without noise that are in a sum, or may be in one."""
+        settled = self.settled
+        return [
+            each
+            for each in self.uploads
+            if each.input_id == input_id
+            and each.epsilon is None
+            and settled.get(each.session_id, (each.input_id,))
+        ]
+
     def sets_of(self, input_id: str) -> set[frozenset[str]]:
         """The sets that an input was summed in without noise, as far as they are known."""
         exact = {
@@ -171,12 +196,43 @@ def check_charge(ledger: Ledger, header: Header) -> None:
         )
 
 
-def upload_entry(header: Header, input_id: str, view: SessionView | None, at: datetime) -> Upload:
+def vector_sha256(header: Header) -> bytes:
+    """Digest of all that makes the vector of an update besides the client's data.
+
+    It covers the training, the model, the weight bound, the names, lengths, bits and clips of all
+    lanes, the normalisation and metrics in the head, and their bound. Empty for label counts,
+    whose vector is always the same within a data epoch. The number of invited clients is not in
+    it: it only sets how finely the vector is rounded.
+    """
+    if header.purpose is not Purpose.UPDATE:
+        return b""
+    lanes = [
+        [lane.name, lane.length, lane.modulus_bits, lane.encoding.name, repr(lane.clip)]
+        for lane in header.lanes
+    ]
+    terms = {
+        "training": header.training_sha256.hex(),
+        "model": header.model_digest.hex(),
+        "weight_bound": header.weight_bound,
+        "lanes": lanes,
+        "metrics": list(header.metrics),
+        "metric_bound": repr(header.metric_bound),
+    }
+    return hashlib.sha256(_VECTOR + json.dumps(terms, sort_keys=True).encode()).digest()
+
+
+def upload_entry(
+    header: Header, expected: Expectation, view: SessionView | None, at: datetime
+) -> Upload:
     """The entry to keep before a masked vector is sent."""
     return Upload(
         session_id=header.session_id.hex(),
-        input_id=input_id,
+        input_id=expected.input_id,
         run=header.run,
+        vector=vector_sha256(header).hex(),
+        data=expected.data,
+        settings=expected.settings_sha256.hex(),
+        weight_bound=header.weight_bound if expected.data else None,
         view=view,
         at=at,
         **_noise_of(header),

@@ -1,7 +1,8 @@
 """The rule that an input goes without noise into the sum over one set of clients at most.
 
-The identical set again is fine. Sets over one input are then disjoint or identical as far as honest
-clients are in them, and no combination of sums is about fewer clients than one of them.
+The identical set again is fine, with the identical vector. Sets over one input are then disjoint
+or identical as far as honest clients are in them, and no combination of sums is about fewer clients
+than one of them.
 
 A client that uploaded and was not asked for shares does not know whether it is in a sum. Before it
 uploads the same input again, that is settled in one of two ways. *Renunciation*: each advert lists
@@ -17,7 +18,13 @@ from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime
 
-from potluck.common.secagg.policy.ledger import Ledger, SessionView, Settled, Upload
+from potluck.common.secagg.policy.ledger import (
+    Ledger,
+    SessionView,
+    Settled,
+    Upload,
+    vector_sha256,
+)
 from potluck.common.secagg.policy.sum_policy import ClientPolicy
 from potluck.common.secagg.rules import BrokenRuleError, Rule, require
 from potluck.common.secagg.wire.message_encoding import check_names, encode
@@ -156,6 +163,7 @@ def check_group(
     but that one may find a quorum in the group.
     """
     _check_settled(ledger, header, input_id)
+    _check_vector(ledger, header, input_id)
     for earlier in ledger.sets_of(input_id):
         others = len(set(clients) - earlier)
         if not earlier <= set(clients) or others + colluding >= header.quorum:
@@ -165,6 +173,7 @@ def check_group(
 def check_set(ledger: Ledger, header: Header, input_id: str, clients: Collection[str]) -> None:
     """Raise BrokenRuleError (released) unless the sum over this very set may be unmasked."""
     _check_settled(ledger, header, input_id)
+    _check_vector(ledger, header, input_id)
     for earlier in ledger.sets_of(input_id):
         if earlier != frozenset(clients):
             raise BrokenRuleError(Rule.RELEASED, _known(header, earlier))
@@ -174,6 +183,22 @@ def _check_settled(ledger: Ledger, header: Header, input_id: str) -> None:
     for upload in ledger.open_uploads(input_id):
         if upload.session_id != header.session_id.hex():
             raise BrokenRuleError(Rule.RELEASED, _unsettled(upload))
+
+
+def _check_vector(ledger: Ledger, header: Header, input_id: str) -> None:
+    """Raise BrokenRuleError (released) if the input is in a sum as another vector.
+
+    Two sums over the same clients that differ in a setting can give a single sample away.
+    """
+    vector = vector_sha256(header).hex()
+    for upload in ledger.summed(input_id):
+        if upload.vector != vector:
+            raise BrokenRuleError(
+                Rule.RELEASED,
+                "this input is in a sum with other settings of training or masking, for run "
+                f"{upload.run[:40]!r}; begin from another model, with another seed, or use the "
+                "same settings",
+            )
 
 
 def _known(header: Header, earlier: Collection[str]) -> str:

@@ -34,6 +34,8 @@ from potluck.common.secagg.wire.messages import (
 from potluck.common.secagg.wire.transcript import Roster
 
 LEAST_HOSTS: Final = 5
+RUNS_PER_EPOCH: Final = 1
+ROUNDS_PER_EPOCH: Final = 1000
 SMALLEST_LEAST_HOSTS: Final = 3
 """Below three, a participant has the other's input: nothing is secret."""
 
@@ -47,7 +49,9 @@ class ClientPolicy:
     roster's h hosts if None. disclosures: the values of a header's `disclosure` that are allowed.
     unprotected: those of them for which the rules on earlier sums don't hold, at the owner's own
     wish. noisy: those that must have noise. one_set: whether an input goes without noise into one
-    set of clients only. largest_epsilon: of one noisy sum. sensitivity: that its noise must be made
+    set of clients only, and always as the same vector. runs_per_epoch, rounds_per_epoch: maximum
+    numbers of runs and of models for whose masked rounds updates of one data epoch are used.
+    largest_epsilon: of one noisy sum. sensitivity: that its noise must be made
     for, at least: 1 where neighbouring data have one sample more or less, 2 where one sample is
     exchanged. circulant: whether the experimental graph is allowed.
     """
@@ -58,6 +62,8 @@ class ClientPolicy:
     unprotected: frozenset[str] = frozenset()
     noisy: frozenset[str] = frozenset()
     one_set: bool = True
+    runs_per_epoch: int = RUNS_PER_EPOCH
+    rounds_per_epoch: int = ROUNDS_PER_EPOCH
     largest_epsilon: float = 1.0
     sensitivity: int = 2
     ciphers: frozenset[StreamCipher] = frozenset(StreamCipher)
@@ -88,8 +94,10 @@ class Expectation:
     input_id: the client's own name for the vector it will send, the same whenever it would send the
     same vector, e.g. "labels/epoch 3": releases are remembered by it. lengths: words of each lane
     by name. model_digest: of the model an update starts from. training_sha256: of what all clients
-    of the sum compute alike. header_fields: further fields of the header that must have these
-    values. within: the only clients that it may be summed with; None for any.
+    of the sum compute alike. settings_sha256: of the part of it that all rounds of a run share.
+    data: name of the version of the data that an update is made of; empty for label counts.
+    header_fields: further fields of the header that must have these values. within: the only
+    clients that it may be summed with; None for any.
     """
 
     purpose: Purpose
@@ -97,6 +105,8 @@ class Expectation:
     lengths: Mapping[str, int]
     model_digest: bytes = b""
     training_sha256: bytes = b""
+    settings_sha256: bytes = b""
+    data: str = ""
     metrics: tuple[str, ...] = ()
     header_fields: Mapping[str, object] = field(default_factory=dict)
     within: frozenset[str] | None = None

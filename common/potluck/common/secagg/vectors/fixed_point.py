@@ -27,8 +27,8 @@ COUNT_LIMIT: Final = 2**40
 """Largest count of one client."""
 WEIGHT_LIMIT: Final = 2**40
 """Largest weight bound."""
-HEAD_EXTRA: Final = 3
-"""Words of the head lane besides metrics: weight, clipped values, and 1."""
+HEAD_EXTRA: Final = 4
+"""Words of the head lane in addition to metrics: weight, clipped values, failed, and 1."""
 _EXACT: Final = 2**53
 _ROUNDING: Final = Fraction(1, 2**50)
 """More than a few products of doubles are off by, relatively."""

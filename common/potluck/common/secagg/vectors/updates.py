@@ -2,9 +2,10 @@
 
 Body: for each parameter u, round(ω · S · clip(u)) with ω = min(n_k, W) / W, where n_k is the
 client's weight (its number of samples), W the header's `weight_bound`, and S the lane's scale.
-Head: [min(n_k, W), metric · min(n_k, W) for each metric, parameters clipped, 1]. The sums give the
-weighted mean, Σ body / S · W / Σ min(n_k, W), and the metrics' means; neither n_k nor a metric of
-one client is ever seen.
+Head: [min(n_k, W), metric · min(n_k, W) for each metric, parameters clipped, 0, 1]. A client whose
+training failed sends zeros, and the head [0, …, 0, 1, 1]. The sums give the weighted mean,
+Σ body / S · W / Σ min(n_k, W), and the metrics' means; neither n_k nor a metric of one client is
+ever seen.
 
 Send differences from the round's model, not weights. What needs individual updates (medians,
 attention) can't be had from sums.
@@ -92,16 +93,27 @@ def encode_head(
     bound = header.metric_bound
     scaled = [round(min(max(value, -bound), bound) * capped * scale) for value in metrics]
     # More values than these can't be told from one another in a sum of all clients.
-    return to_words(np.array([capped, *scaled, min(clipped, 2**40), 1], np.int64), 64)
+    return to_words(np.array([capped, *scaled, min(clipped, 2**40), 0, 1], np.int64), 64)
+
+
+def encode_failed_head(header: Header) -> Words:
+    """Return the head of a client whose training failed: no weight, and counted as failed."""
+    zeros = [0] * (len(header.metrics) + 2)
+    return to_words(np.array([*zeros, 1, 1], np.int64), 64)
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadSum:
-    """The numbers in a sum of heads. metrics: weighted means, by name."""
+    """The numbers in a sum of heads.
+
+    weight: 0 if every training failed. metrics: weighted means, by name; empty if the weight is 0.
+    clients: in the sum; failed: those of them whose training failed.
+    """
 
     weight: int
     metrics: dict[str, float]
     clipped: int
+    failed: int
     clients: int
 
 
@@ -110,14 +122,15 @@ def decode_head(header: Header, clients: int, total: Words, survivors: int) -> H
 
     Raises BrokenRuleError (reconstruction) for a sum that so many heads can't have.
     """
-    weight, *scaled, clipped, counted = (int(value) for value in to_integers(total))
-    plausible = counted == survivors and survivors <= weight <= survivors * header.weight_bound
+    weight, *scaled, clipped, failed, counted = (int(value) for value in to_integers(total))
+    trained = survivors - failed
+    plausible = counted == survivors and 0 <= failed <= survivors
+    plausible = plausible and trained <= weight <= trained * header.weight_bound
     require(plausible, Rule.RECONSTRUCTION, "the head's sum does not count its clients")
     scale = metric_scale(header, clients)
-    means = {
-        name: value / scale / weight for name, value in zip(header.metrics, scaled, strict=True)
-    }
-    return HeadSum(weight=weight, metrics=means, clipped=clipped, clients=counted)
+    named = zip(header.metrics, scaled, strict=True)
+    means = {name: value / scale / weight for name, value in named} if weight else {}
+    return HeadSum(weight=weight, metrics=means, clipped=clipped, failed=failed, clients=counted)
 
 
 class BodyDecoder:
