@@ -88,6 +88,7 @@ async def test_the_commands_of_the_page_restore_a_run_after_a_crash(
     )
 
 
+@pytest.mark.slow
 async def test_a_backup_in_the_midst_of_rounds_is_always_whole(
     shared: Federation, undisturbed: str, tmp_path: Path
 ) -> None:
