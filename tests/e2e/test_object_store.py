@@ -6,6 +6,7 @@ but where a test says so, and every run must end with the model of one that has 
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from unittest import mock
 
 import pytest
 import pytest_asyncio
-from support.federation import Federation, crash_federation, set_values, until
+from support.federation import PATIENCE_SECONDS, Federation, crash_federation, set_values, until
 from support.s3_server import ENVIRONMENT, SECRET, S3Server, s3_server
 
 from potluck.rpc.v1 import operator_pb2
@@ -65,6 +66,16 @@ async def same_models(federation: Federation, run_id: str, straight: list[str]) 
     assert all(entry.bytes_up for entry in history)
 
 
+async def until_blamed(federation: Federation, key: str) -> None:
+    """Wait until the coordinator says that the store sends other bytes of an object."""
+    text = f"sends other bytes than were put: {key}"
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while True:
+            described = await federation.operator.describe_coordinator()
+            if text in described.object_store_trouble:
+                return
+
+
 async def test_models_and_updates_go_through_the_store(
     federation: Federation, server: S3Server, straight: list[str]
 ) -> None:
@@ -104,6 +115,47 @@ async def test_the_store_is_killed_while_clients_train(
     assert f"{straight[0]}.safetensors" in server.names("models"), "it is put anew"
     described = await federation.operator.describe_coordinator()
     assert described.object_store_trouble == ""
+
+
+async def test_the_store_sends_other_bytes_for_a_while(
+    federation: Federation, server: S3Server, straight: list[str]
+) -> None:
+    logs = [federation.files.log(path.stem) for path in federation.files.hosts]
+    federation.points.hold("weigh")
+    run_id = await federation.start_run()
+    await until(lambda: federation.points.reached("weigh"))
+    server.lie()  # from here on the second round's model is wrong, and so are its updates
+    federation.points.release()
+    await until(
+        lambda: any("object store sends other bytes" in path.read_text() for path in logs),
+        "hosts blame the store",
+    )
+    await until_blamed(federation, "models/")
+    assert (
+        "object store sends other bytes than were put"
+        in federation.files.log("coordinator").read_text()
+    )
+    server.tell_the_truth()
+    await same_models(federation, run_id, straight)
+    described = await federation.operator.describe_coordinator()
+    assert described.object_store_trouble == ""
+
+
+async def test_the_store_sends_other_bytes_of_updates(
+    federation: Federation, server: S3Server, straight: list[str]
+) -> None:
+    trainings = [f"train-client-{number}" for number in range(6)]
+    federation.points.hold(*trainings)
+    run_id = await federation.start_run()
+    cohort = [member.client_id for member in await federation.cohort(run_id)]
+    await until(lambda: any(federation.points.reached(f"train-{each}") for each in cohort))
+    server.lie()
+    federation.points.release()
+    log = federation.files.log("coordinator")
+    await until(lambda: "DIGEST_MISMATCH" in log.read_text(), "an update is refused")
+    await until_blamed(federation, "")
+    server.tell_the_truth()
+    await same_models(federation, run_id, straight)
 
 
 async def test_a_host_is_killed_when_its_update_is_in_the_store(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 from support.client_host import host_config, reference
 from support.fake_coordinator import FakeCoordinator, serving
 from support.fake_store import Change, FakeStore, fake_store
@@ -21,7 +22,7 @@ from potluck.client.transfer.model_cache import ModelCache
 from potluck.client.transfer.object_stores import ObjectStores
 from potluck.client.transfer.saved_updates import KeptUpdate
 from potluck.client.transfer.upload import deliver
-from potluck.common.errors import ConfigurationError, DigestMismatchError
+from potluck.common.errors import ConfigurationError, StorageError
 from potluck.common.net.tls import channel
 from potluck.common.tensors.digest import digest_of
 from potluck.common.tensors.layout import Layout
@@ -52,9 +53,9 @@ class Scene:
         path = await self.downloads.obtain(model, no_layout)
         return path.read_bytes()
 
-    async def deliver(self, *, fresh: bool = True) -> bytes:
+    async def deliver(self, *, fresh: bool = True, content: bytes = UPDATE) -> bytes:
         path = self.folder / "update"
-        path.write_bytes(UPDATE)
+        path.write_bytes(content)
         update = KeptUpdate(
             update_id="run/1/1/client-0",
             client_id="client-0",
@@ -129,11 +130,29 @@ async def test_what_is_not_the_model_is_not_used(scene: Scene, change: Change) -
     assert bool(scene.fake.distrusted) == (change in (flipped, other))
 
 
-async def test_a_store_that_never_has_the_model_is_given_up(scene: Scene) -> None:
-    scene.store.changes = [flipped] * 3
-    with pytest.raises(DigestMismatchError):
-        await scene.fetch()
-    assert not list((scene.folder / "models").iterdir())
+async def test_a_store_that_sends_another_model_is_waited_for(scene: Scene) -> None:
+    scene.store.changes = [flipped] * 8
+    with capture_logs() as logs:
+        assert await scene.fetch() == CONTENT
+    blamed = [line for line in logs if line["event"] == "object store sends other bytes"]
+    assert [line["store"] for line in blamed] == [scene.store.origin]
+    assert logs[-1]["event"] == "object store sends the right bytes again"
+    assert scene.fake.distrusted == 8
+
+
+async def test_a_store_that_has_another_update_is_waited_for(scene: Scene) -> None:
+    scene.fake.mismatches = 5
+    with capture_logs() as logs:
+        assert await scene.deliver() == UPDATE
+    assert "object store sends other bytes" in {line["event"] for line in logs}
+    assert scene.store.methods() == ["PUT"] * 6
+
+
+async def test_a_damaged_update_is_not_blamed_on_the_store(scene: Scene) -> None:
+    scene.fake.mismatches = 1
+    damaged = longer(UPDATE)[-len(UPDATE) :]
+    with pytest.raises(StorageError, match="update is damaged"):
+        await scene.deliver(content=damaged)
 
 
 async def test_it_comes_straight_then_where_it_may(scene: Scene) -> None:

@@ -249,6 +249,9 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
             found = self.store.objects.get(f"/{header.blake3}")
             if found is None:
                 await refuse(context, ObjectStoreError("there is no such object"))
+            if self.mismatches:
+                self.mismatches -= 1
+                await refuse(context, DigestMismatchError("the object has another digest"))
             self.uploads[header.update_id] = Upload(header, content=found or b"", complete=True)
             await self._note()
             return rpc.SubmitUpdateResponse()

@@ -1,4 +1,7 @@
-"""An S3 server in a process of its own: moto's. What it holds is gone when it is killed."""
+"""An S3 server in a process of its own: moto's. What it holds is gone when it is killed.
+
+It sends other bytes of objects while a file `lies` is beside its log.
+"""
 
 from __future__ import annotations
 
@@ -45,16 +48,30 @@ class S3Server:
         store = f"s3://{BUCKET}/{PREFIX}"
         return {"store": store, "endpoint": self.origin, "fallback": False, **changes}
 
+    @property
+    def _lies(self) -> Path:
+        return self.log.with_name("lies")
+
+    def lie(self) -> None:
+        """Send other bytes of objects than were put."""
+        self._lies.touch()
+
+    def tell_the_truth(self) -> None:
+        """Send the bytes that were put."""
+        self._lies.unlink()
+
     async def start(self) -> None:
         """Start it, with an empty bucket."""
-        command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
+        objects = f"/{BUCKET}/{PREFIX}/"
+        program = Path(__file__).with_name("lying_s3.py")
+        command = [sys.executable, program, str(self.port), objects, self._lies]
         self._process = await asyncio.to_thread(self._run, command)
         async with asyncio.timeout(_START_SECONDS):
             while not await self._made():
                 assert self._process.poll() is None, self.log.read_text()
                 await asyncio.sleep(_LOOK_SECONDS)
 
-    def _run(self, command: list[str]) -> subprocess.Popen[bytes]:
+    def _run(self, command: list[str | Path]) -> subprocess.Popen[bytes]:
         with self.log.open("ab") as log:
             return subprocess.Popen(command, stdout=log, stderr=log)
 

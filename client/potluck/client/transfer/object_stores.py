@@ -54,6 +54,7 @@ class ObjectStores:
         """Whether the coordinator has said that files may go through a store."""
         self.doubtful = False
         """Whether the last file that was to go through one had to go straight."""
+        self._wrong = False
         if origins:
             from potluck.client.transfer.store_requests import StoreRequests
 
@@ -73,6 +74,19 @@ class ObjectStores:
         except ValueError:
             return False
         return f"{parts.scheme}://{parts.netloc}" in self._origins
+
+    def sent_other_bytes(self, origin: str) -> None:
+        """A store at this address had a file with other bytes than were put; log it once."""
+        if not self._wrong:
+            remedy = "see the store, and the proxies and caches before it; files are tried again"
+            log.warning("object store sends other bytes", store=origin, remedy=remedy)
+        self._wrong = True
+
+    def sent_right_bytes(self) -> None:
+        """A file came or went through a store."""
+        if self._wrong:
+            log.info("object store sends the right bytes again")
+        self._wrong = False
 
     async def fetch(self, url: str, begin: Callable[[int], FileReceiver], *, offset: int) -> None:
         """See `StoreRequests.fetch`."""
@@ -109,6 +123,7 @@ class FileRoute:
         self._straight = False
         self._may_be_straight = False
         self._failures = 0
+        self._asked = ""  # the store that the attempt under way goes through
         self.distrust = False
         """Whether what a store had was not the file."""
 
@@ -124,9 +139,10 @@ class FileRoute:
         ConfigurationError if it may not.
         """
         self._may_be_straight = place.direct
-        if self._stores.allows(place.url):
-            return place.url
         origin = "/".join(place.url.split("/", 3)[:3])
+        if self._stores.allows(place.url):
+            self._asked = origin
+            return place.url
         remedy = "where it is to be used, add it to `object_stores` of this host"
         if not place.direct:
             raise ConfigurationError(
@@ -141,9 +157,14 @@ class FileRoute:
         """The file is through."""
         if self.through_store:
             self._stores.doubtful = False
+            self._stores.sent_right_bytes()
 
     def failed(self, error: PotluckError) -> bool:
-        """An attempt failed; whether the file goes another way from now on."""
+        """An attempt failed. Return whether the file goes another way from now on, or the store
+        that sent other bytes is to be waited for."""
+        asked, self._asked = self._asked, ""
+        if asked and isinstance(error, DigestMismatchError):
+            self._stores.sent_other_bytes(asked)
         if not self.through_store or not isinstance(error, (ObjectStoreError, TransferError)):
             return self._straight and isinstance(error, ObjectStoreError)
         self._failures += 1
@@ -152,7 +173,7 @@ class FileRoute:
         if self._may_be_straight and self._failures >= most:
             log.warning("file goes past the object store", cause=error.message)
             self._straight = self._stores.doubtful = True
-        return self._straight
+        return self._straight or bool(asked and isinstance(error, DigestMismatchError))
 
 
 async def _in_thread(work: Callable[[Callable[[], None]], None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from potluck.common.errors import (
 )
 from potluck.common.monitoring.metric_labels import Direction
 from potluck.common.net.protocol import FRAMING_VERSION
+from potluck.common.tensors.tensor_files import file_digest
 from potluck.rpc.v1 import secure_aggregation_pb2, transfer_pb2
 
 log = structlog.get_logger()
@@ -81,9 +83,11 @@ async def deliver_file(
         except PotluckError as error:
             failure = error
         if direct.unreadable is not None:
-            raise direct.unreadable from None
+            raise direct.unreadable
         mismatched = isinstance(failure, DigestMismatchError)
         if stored.failed(failure):
+            if mismatched:
+                await _check_own(path, header)
             direct.failed()
             direct.forget()
             mismatches = 0
@@ -100,6 +104,13 @@ async def deliver_file(
 def _require(path: Path) -> None:
     if not path.is_file():
         raise StorageError(f"the update {path} is gone; don't delete files of a running client")
+
+
+async def _check_own(path: Path, header: transfer_pb2.UpdateHeader) -> None:
+    """Raise StorageError if this host's file is not what was announced."""
+    found = await asyncio.to_thread(file_digest, path)
+    if found.blake3 != header.blake3:
+        raise StorageError(f"the update {path} is damaged; see this host's disk", path=path)
 
 
 def header_of(update: KeptUpdate, members: Sequence[KeptUpdate] = ()) -> transfer_pb2.UpdateHeader:

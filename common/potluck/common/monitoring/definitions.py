@@ -278,7 +278,7 @@ TRANSFERS = _counter(
 )
 STORE_UP = _gauge(
     "potluck_object_store_up",
-    "Whether the object store answered when it was last asked.",
+    "Whether the object store answered when it was last asked, with the bytes that were put.",
     condition="where `[files] store` is set",
 )
 STORE_FAILURES = _counter(

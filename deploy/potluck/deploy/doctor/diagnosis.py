@@ -244,7 +244,10 @@ def _object_store(described: operator_pb2.DescribeCoordinatorResponse) -> Findin
     trouble = described.object_store_trouble
     if not trouble:
         return Finding("object store", Verdict.GOOD, f"{described.object_store} answers")
-    remedy = "start it, or see its bucket, credentials and address in [files] of the coordinator"
+    remedy = (
+        "start it, or see what stands before it, and its bucket, credentials and address in "
+        "[files] of the coordinator"
+    )
     return Finding("object store", Verdict.BAD, trouble, remedy)
 
 

@@ -1,7 +1,8 @@
 """An S3 bucket, as the coordinator asks it.
 
 A store that fails is not asked again for a while, so that nobody waits for it in vain: until then
-everything asked of it fails at once.
+everything asked of it fails at once. An object that it sends with other bytes than were put is
+checked again until the bytes are right.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,6 +27,7 @@ from potluck.common.errors import ConfigurationError, ObjectStoreError
 from potluck.common.monitoring import definitions as metrics
 from potluck.common.monitoring.instruments import Instruments
 from potluck.common.monitoring.metric_labels import Direction
+from potluck.common.tensors.digest import digest_of, hasher
 from potluck.server.clock import now, utc
 from potluck.server.config import FilesSettings
 from potluck.server.objects.credential_source import read_credentials
@@ -47,6 +50,18 @@ _RENEWED_SECONDS: Final = 60
 """Credentials are read anew after so long."""
 _LEAST_PAUSE_SECONDS: Final = 0.25
 _MOST_PAUSE_SECONDS: Final = 10.0
+_CHECKED_AT_ONCE: Final = 4 << 20
+_PROBE_KEY: Final = "check"
+_PROBE_BYTES: Final = 64 << 10
+
+
+@dataclass(frozen=True)
+class _Checked:
+    """An object and the file that it must be."""
+
+    key: str
+    blake3: str
+    size: int
 
 
 @dataclass(frozen=True)
@@ -89,6 +104,7 @@ class ObjectStore:
         self._again = 0.0
         self.trouble = ""
         """Why it failed when it was last asked; empty where it did not."""
+        self._wrong: _Checked | None = None
 
     def _client_options(self) -> ClientConfig:
         options: ClientConfig = {
@@ -193,10 +209,62 @@ class ObjectStore:
     async def probe(self) -> str:
         """Why it can't be used just now; empty where it can."""
         self._again = 0.0
-        with contextlib.suppress(ObjectStoreError), self._asking():
+        with contextlib.suppress(ObjectStoreError, TimeoutError):
             async with asyncio.timeout(_PROBE_SECONDS):
-                await obstore.list_with_delimiter_async(self._store)
-        return self.trouble
+                with self._asking():
+                    await obstore.list_with_delimiter_async(self._store)
+                await self.check_again()
+        return self.trouble or self._wrong_text()
+
+    async def check(self, key: str, *, blake3: str, size: int) -> None:
+        """Read an object that was put there. Raises ObjectStoreError if it is not this file."""
+        checked, digest = _Checked(key, blake3, size), hasher()
+        held = await self.size_of(key)
+        if held == size:
+            for begin in range(0, size, _CHECKED_AT_ONCE):
+                digest.update(await self.read(key, begin, min(_CHECKED_AT_ONCE, size - begin)))
+        if held == size and digest.hexdigest() == blake3:
+            if self._wrong is not None:
+                log.info("object store sends the right bytes again", store=self.address)
+            self._wrong = None
+            self._instruments.set(metrics.STORE_UP, 1)
+            return
+        if self._wrong is None:
+            log.warning(
+                "object store sends other bytes than were put",
+                store=self.address,
+                object=key,
+                remedy="see the store, and the proxies and caches before it",
+            )
+        self._wrong = checked
+        self._instruments.count(metrics.STORE_FAILURES)
+        self._instruments.set(metrics.STORE_UP, 0)
+        raise ObjectStoreError(self._wrong_text())
+
+    async def check_again(self) -> None:
+        """Check the object that was wrong, if there is one. Raises ObjectStoreError."""
+        if (wrong := self._wrong) is None:
+            return
+        if wrong.key != _PROBE_KEY and await self.size_of(wrong.key) is not None:
+            await self.check(wrong.key, blake3=wrong.blake3, size=wrong.size)
+        else:
+            await self.check_probe()
+
+    async def check_probe(self) -> None:
+        """Put an object for this check alone, and read it. Raises ObjectStoreError."""
+        content = secrets.token_bytes(_PROBE_BYTES)
+        with self._asking():
+            await obstore.put_async(self._store, _PROBE_KEY, content)
+        await self.check(_PROBE_KEY, blake3=digest_of(content), size=len(content))
+        await self.delete([_PROBE_KEY])
+
+    def _wrong_text(self) -> str:
+        if self._wrong is None:
+            return ""
+        return (
+            f"the object store {self.address} sends other bytes than were put: {self._wrong.key}; "
+            "see the store, and the proxies and caches before it"
+        )
 
     @contextlib.contextmanager
     def _asking(self) -> Iterator[None]:
@@ -210,7 +278,7 @@ class ObjectStore:
         if self.trouble:
             log.info("object store answers again", store=self.address)
         self._failures, self._again, self.trouble = 0, 0.0, ""
-        self._instruments.set(metrics.STORE_UP, 1)
+        self._instruments.set(metrics.STORE_UP, 0 if self._wrong else 1)
 
     def _failed(self, error: Exception) -> None:
         pause = min(_MOST_PAUSE_SECONDS, _LEAST_PAUSE_SECONDS * 2.0**self._failures)

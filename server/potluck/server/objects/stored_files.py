@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from datetime import timedelta
 from typing import Final
 
@@ -83,6 +84,12 @@ class StoredFiles:
             raise
         return transfer_pb2.StoredFile(url=url, direct=self._direct), there
 
+    async def doubt(self) -> None:
+        """Check the store, as an update that a host put there is not what it announced: either of
+        them may be at fault."""
+        with contextlib.suppress(ObjectStoreError):
+            await self.store.check_probe()
+
     # Tidying up -------------------------------------------------------------------------------
 
     async def sweep_for_ever(self) -> None:
@@ -99,6 +106,7 @@ class StoredFiles:
 
         Raises ObjectStoreError.
         """
+        await self.store.check_again()
         kept = await asyncio.to_thread(self._kept_models)
         limit = utc() - _ABANDONED
         gone = [

@@ -59,6 +59,8 @@ class StoredModels:
             if held == size and not (distrust and late):
                 return
             await self._store.put(key, path, size=size)
+            if distrust:
+                await self._store.check(key, blake3=blake3, size=size)
         self._put[blake3] = now()
         self._put.move_to_end(blake3)
         if len(self._put) > _MOST_REMEMBERED:

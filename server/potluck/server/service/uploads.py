@@ -9,7 +9,12 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
-from potluck.common.errors import ObjectStoreError, ProtocolError, TruncatedError
+from potluck.common.errors import (
+    DigestMismatchError,
+    ObjectStoreError,
+    ProtocolError,
+    TruncatedError,
+)
 from potluck.common.monitoring.metric_labels import Direction
 from potluck.common.net.identity import Identity
 from potluck.common.net.shielded import shielded
@@ -131,10 +136,15 @@ class Uploads:
                 if upload.is_piece and not header.stored:
                     return await self._receive_piece(upload, frames, stack)
                 receive = self._collect if header.stored else self._receive
-                with inbox.spooling(header):
-                    receiver, blake3 = await receive(upload, frames, stack)
-                # All of it is here: it counts even if its host goes away now.
-                await shielded(_finish(upload, receiver, blake3))
+                try:
+                    with inbox.spooling(header):
+                        receiver, blake3 = await receive(upload, frames, stack)
+                    # All of it is here: it counts even if its host goes away now.
+                    await shielded(_finish(upload, receiver, blake3))
+                except DigestMismatchError:
+                    if header.stored and self._coordinator.stored is not None:
+                        await self._coordinator.stored.doubt()
+                    raise
         return coordinator_pb2.SubmitUpdateResponse()
 
     async def _receive(
