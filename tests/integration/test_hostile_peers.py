@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from support.raw_host import (
 
 from potluck.common.errors import (
     NotFoundError,
+    OpenFilesError,
     ProtocolVersionError,
     StorageError,
     from_rpc_error,
@@ -426,6 +428,31 @@ async def test_a_file_shortened_while_it_is_served_fails_its_call_alone(
     assert "the file ends at byte" in error.message
     path.unlink()
     await honest_round(federation)
+
+
+async def test_a_coordinator_without_descriptors_names_the_limit_and_goes_on(
+    federation: Federation, hostile: RawHost
+) -> None:
+    pid = await federation.processes.until_ready()
+    content = b"a small file"
+    path = federation.state / "models" / f"{digest_of(content)}.safetensors"
+    path.write_bytes(content)
+    model = transfer_pb2.ModelReference(blake3=path.stem)
+    assert await hostile.fetch(model) == content
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, before[1]))
+    try:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await hostile.fetch(model)
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+    assert refused.value.code() is Status.UNAVAILABLE
+    error = from_rpc_error(refused.value)
+    assert isinstance(error, OpenFilesError)
+    assert "limit of open files (RLIMIT_NOFILE) is 3; raise it with LimitNOFILE=" in error.message
+    assert "(RLIMIT_NOFILE) is 3" in federation.files.log("coordinator").read_text()
+    assert await hostile.fetch(model) == content
+    path.unlink()
 
 
 # The control stream ------------------------------------------------------------------------------

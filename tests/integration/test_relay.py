@@ -4,6 +4,7 @@ what a test wants."""
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from grpc import StatusCode as Status
 from support.federation import PATIENCE_SECONDS, Federation, crash_federation, until
 from support.programs import run_program
 from support.promises import in_time
-from support.raw_host import RawHost, hello, training_of, whole
+from support.raw_host import RawHost, Refusal, hello, refusal_of, training_of, whole
 from support.relays import Relay, relays_of
 
 from potluck.common.net.identity import Role
@@ -149,6 +150,34 @@ async def test_wrong_updates_are_refused_and_nothing_of_them_stays(
         await federation.finished(run_id)
         assert not list((relay.state / "updates").iterdir())
         assert relay.metric("potluck_relay_deliveries_total", outcome="delivered") == 1
+
+
+async def test_a_failing_disk_of_the_relay_is_named(federation: Federation, relay: Relay) -> None:
+    failed: Refusal = (Status.UNAVAILABLE, "RELAY_STORAGE_FAILED")
+    async with (
+        behind(relay, federation, "host-0") as host,
+        host.attending("client-0") as stream,
+    ):
+        run_id = await federation.start_run("roster=1", "seed=5")
+        instruction = await training_of(stream, "client-0", run_id)
+        files = relay.state / "files"
+        files.rename(relay.state / "elsewhere")
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await host.fetch(instruction.train.model)
+        assert refusal_of(refused.value) == failed
+        assert f"the relay's disk failed: can't use {relay.state}" in str(refused.value.details())
+        (relay.state / "elsewhere").rename(files)
+        model = await host.fetch(instruction.train.model)
+
+        update = whole(instruction.id, "client-0", model)
+        name = hashlib.sha256(instruction.id.encode()).hexdigest()[:40]
+        in_the_way = relay.state / "updates" / f"{name}.safetensors"
+        in_the_way.mkdir()
+        assert await host.submit(update) == failed
+        in_the_way.rmdir()
+        assert await host.submit(update) == DONE
+        await federation.finished(run_id)
+    assert '"reason": "RELAY_STORAGE_FAILED"' in relay.log.read_text()
 
 
 async def test_what_has_gone_on_meanwhile_is_not_asked_for_again(

@@ -29,6 +29,8 @@
     ├── StorageError              a disk or a database failed
     └── UnreachableError          the other side can't be reached
         ├── OverloadedError       it has too much to do for us
+        ├── OpenFilesError        it has as many files open as it may
+        ├── RelayStorageError     the disk of the relay in between failed
         └── ObjectStoreError      the object store, or what it should have, is not there
 
 Each class owns its gRPC status code, its reason, and whether it is permanent. Only the services and
@@ -38,8 +40,10 @@ the reason, never on the text.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
+import resource
 import traceback
 from typing import ClassVar
 
@@ -283,6 +287,8 @@ class StorageError(PotluckError):
 
 def disk_error(error: OSError, folder: str | os.PathLike[str]) -> StorageError:
     """The one line for a disk that fails below a folder, where the error may not say itself."""
+    if (limit := _open_files_limit(error)) is not None:
+        return StorageError(f"this process can't open a file in {folder}: {limit}", path=folder)
     named = str(error.filename or "")
     where = named if named.startswith("/") else folder
     cause = error.strerror or type(error).__name__
@@ -301,6 +307,46 @@ class OverloadedError(UnreachableError):
 
     reason = "OVERLOADED"
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+class OpenFilesError(UnreachableError):
+    """The other side has as many files open as its system allows; trying again later helps."""
+
+    reason = "OPEN_FILES_EXHAUSTED"
+
+
+def open_files_error(error: BaseException, program: str) -> OpenFilesError | None:
+    """The error of a program that could not open a file for want of descriptors.
+
+    Returns None if neither `error` nor one of its causes says so.
+    """
+    cause: BaseException | None = error
+    seen: list[BaseException] = []
+    while cause is not None and cause not in seen:  # an error may be raised from itself
+        seen.append(cause)
+        if isinstance(cause, OSError) and (limit := _open_files_limit(cause)) is not None:
+            return OpenFilesError(f"the {program} can't open another file: {limit}")
+        cause = cause.__cause__
+    return None
+
+
+def _open_files_limit(error: OSError) -> str | None:
+    """Which limit on open files is reached, and how to raise it; None for other errors."""
+    if error.errno == errno.EMFILE:
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return (
+            f"its limit of open files (RLIMIT_NOFILE) is {limit}; raise it with LimitNOFILE= in "
+            "its systemd unit, --ulimit nofile= of its container, or `ulimit -n` before its start"
+        )
+    if error.errno == errno.ENFILE:
+        return "its machine's limit of open files is reached; raise it with `sysctl fs.file-max`"
+    return None
+
+
+class RelayStorageError(UnreachableError):
+    """The disk of the relay between a host and its coordinator failed; it may work again."""
+
+    reason = "RELAY_STORAGE_FAILED"
 
 
 class ObjectStoreError(UnreachableError):
@@ -341,7 +387,8 @@ def from_rpc_error(error: grpc.RpcError) -> PotluckError:
         for detail in status.details:
             info = error_details_pb2.ErrorInfo()
             if detail.Unpack(info) and info.domain == DOMAIN:
-                cls = _BY_REASON.get(info.reason, PotluckError)
+                passing = error.code() is grpc.StatusCode.UNAVAILABLE
+                cls = _BY_REASON.get(info.reason, UnreachableError if passing else PotluckError)
                 return cls(status.message, **dict(info.metadata))
     if isinstance(error, (grpc.Call, grpc.aio.AioRpcError)):
         text = f"{error.details() or 'no details'} ({error.code().name})"

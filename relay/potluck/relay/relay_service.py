@@ -22,6 +22,7 @@ from potluck.common.net.identity import Identity
 from potluck.common.net.protocol import CHUNK_BYTES, LEAST_CHUNK_BYTES
 from potluck.common.net.transfer import check_digest
 from potluck.relay.relay_metrics import RelayMetrics
+from potluck.relay.relay_state import relay_disk
 from potluck.relay.relayed_files import RelayedFiles
 from potluck.relay.relayed_updates import RelayedUpdates
 from potluck.relay.upstream import Upstream, for_hosts
@@ -140,15 +141,18 @@ class RelayService(coordinator_pb2_grpc.CoordinatorServiceServicer):
                 path = await stack.enter_async_context(self._files.lent(blake3))
             except StorageError as error:
                 # A host would take it for its own disk, and give up.
-                raise UnreachableError(f"the relay can't keep a file: {error.message}") from error
+                text = f"the coordinator can't send a file to the relay: {error.message}"
+                raise UnreachableError(text) from error
             except (IdentityError, ProtocolError) as error:
                 raise for_hosts(error) from error
-            for message in send_file(
+            messages = send_file(
                 path, blake3, request.offset, reply, chunk_bytes=chunk_bytes, limit=request.limit
-            ):
-                if isinstance(message, bytes):
-                    self._metrics.moved_behind(Direction.DOWN, len(message))
-                yield message
+            )
+            with relay_disk(path):
+                for message in messages:
+                    if isinstance(message, bytes):
+                        self._metrics.moved_behind(Direction.DOWN, len(message))
+                    yield message
 
     # Updates up -------------------------------------------------------------------------------
 

@@ -9,10 +9,32 @@ updates/…                updates until the coordinator has them; see `held_upd
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
-from potluck.common.errors import StorageError
+from potluck.common.errors import RelayStorageError, StorageError, disk_error
 from potluck.common.process.folder_lock import FolderLock
+
+
+@contextlib.contextmanager
+def relay_disk(path: Path) -> Iterator[None]:
+    """Turn errors of this machine's disk in the block into RelayStorageError.
+
+    A host would take a StorageError for its own disk's, or the coordinator's.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise _relay_error(disk_error(error, path)) from error
+    except StorageError as error:
+        if not isinstance(error.__cause__, OSError):  # the coordinator's disk
+            raise
+        raise _relay_error(error) from error
+
+
+def _relay_error(error: StorageError) -> RelayStorageError:
+    return RelayStorageError(f"the relay's disk failed: {error.message}", **error.metadata)
 
 
 class RelayState:

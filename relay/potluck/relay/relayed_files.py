@@ -14,6 +14,7 @@ from potluck.client.transfer.model_cache import ModelCache
 from potluck.common.monitoring.metric_labels import RelaySource
 from potluck.common.net.transfer import check_digest
 from potluck.relay.relay_metrics import RelayMetrics
+from potluck.relay.relay_state import relay_disk
 
 
 class RelayedFiles:
@@ -39,18 +40,21 @@ class RelayedFiles:
         """A file that stays while the block runs; those who want the same share one download.
 
         Goes on trying for as long as the coordinator can't be reached. Raises NotFoundError where
-        it has no such file, DigestMismatchError, TooLargeError, ProtocolError or StorageError.
+        it has no such file, DigestMismatchError, TooLargeError, ProtocolError, StorageError for the
+        coordinator's disk or RelayStorageError for this one.
         """
         check_digest(blake3)
         with self._cache.pinned(blake3):
+            path = self._cache.path(blake3)
             lock = self._locks.setdefault(blake3, asyncio.Lock())
-            async with lock:
-                here = await self._cache.intact(blake3)
-                if not here:
-                    await self._fetch(blake3)
+            with relay_disk(path):
+                async with lock:
+                    here = await self._cache.intact(blake3)
+                    if not here:
+                        await self._fetch(blake3)
             self._metrics.lent(RelaySource.CACHE if here else RelaySource.COORDINATOR)
             self._cache.touch(blake3)
-            yield self._cache.path(blake3)
+            yield path
 
     async def _fetch(self, blake3: str) -> None:
         """Bring a file into the cache, however often it takes."""

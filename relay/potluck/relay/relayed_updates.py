@@ -11,7 +11,6 @@ from typing import Any
 
 import structlog
 
-from potluck.client.base.state_directory import storage_error
 from potluck.client.transfer.link import Link
 from potluck.client.transfer.upload import deliver_file
 from potluck.common.errors import PotluckError, RoundClosedError, TruncatedError
@@ -23,6 +22,7 @@ from potluck.common.net.update_frames import update_header, update_trailer
 from potluck.relay.expected_updates import GRACE_SECONDS, ExpectedUpdates
 from potluck.relay.held_updates import HeldUpdate, HeldUpdates
 from potluck.relay.relay_metrics import RelayMetrics
+from potluck.relay.relay_state import relay_disk
 from potluck.relay.relayed_sums import SUM, RelayedSums
 from potluck.relay.upstream import Upstream, for_hosts
 from potluck.rpc.v1 import coordinator_pb2 as rpc
@@ -198,7 +198,7 @@ class RelayedUpdates:
         frames: AsyncIterator[Any],
         stack: contextlib.ExitStack,
     ) -> tuple[FileReceiver, str | None]:
-        try:
+        with relay_disk(path):
             receiver = FileReceiver(
                 path,
                 blake3=header.blake3,
@@ -212,8 +212,6 @@ class RelayedUpdates:
                     return receiver, update_trailer(frame).blake3
                 receiver.write(frame)
                 self._metrics.moved_behind(Direction.UP, len(frame))
-        except OSError as error:
-            raise storage_error(path, error) from error
         if header.until and receiver.received == header.until:
             return receiver, None
         raise TruncatedError(
@@ -230,9 +228,10 @@ class RelayedUpdates:
         blake3: str,
         expires: float,
     ) -> HeldUpdate:
-        await verified(receiver, blake3)
-        held = HeldUpdate(header=header, expires=expires)
-        self._held.keep(held)
+        with relay_disk(self._held.path(header.update_id)):
+            await verified(receiver, blake3)
+            held = HeldUpdate(header=header, expires=expires)
+            self._held.keep(held)
         return held
 
     # Delivery ---------------------------------------------------------------------------------
@@ -255,7 +254,8 @@ class RelayedUpdates:
                     await self._sums.deliver(held, fresh=fresh)
                 else:
                     path = self._held.path(header.update_id)
-                    await deliver_file(self._link, header, path, fresh=fresh)
+                    with relay_disk(path):
+                        await deliver_file(self._link, header, path, fresh=fresh)
         except TimeoutError:
             self._ended(header, DeliveryOutcome.EXPIRED)
             raise RoundClosedError(

@@ -69,7 +69,11 @@ async def serving(config: RelayConfig, state: RelayState) -> AsyncIterator[str]:
     metrics.watch(state=state.path, tls=config.tls, held=lambda: len(held))
     revoking = Revoking(state.path, config.tls.authority, config.revoked)
     guard = Guard(
-        _limits(config), revoking.check, metrics.refused, roles={HOSTS: frozenset({Role.HOST})}
+        _limits(config),
+        revoking.check,
+        metrics.refused,
+        roles={HOSTS: frozenset({Role.HOST})},
+        program="relay",
     )
     revoking.listen(guard.cut_off)
     server = grpc.aio.server(interceptors=[guard], options=SERVER_OPTIONS)

@@ -16,6 +16,7 @@ from potluck.common.errors import (
     TooLargeError,
     UpdateError,
     is_permanent,
+    open_files_error,
 )
 from potluck.common.monitoring.metric_labels import SUM
 from potluck.common.net.transfer import FileReceiver, check_size, held_bytes
@@ -175,6 +176,8 @@ class UpdateInbox:
             try:
                 yield
             except OSError as error:
+                if (passing := open_files_error(error, "coordinator")) is not None:
+                    raise passing from error
                 raise StorageError(
                     f"can't spool an update to {folder}: {error.strerror}; make room there, or put "
                     "it right, and resume the run",

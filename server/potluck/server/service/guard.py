@@ -23,6 +23,7 @@ from potluck.common.errors import (
     IdentityError,
     PotluckError,
     ProtocolError,
+    open_files_error,
     to_status,
 )
 from potluck.common.names import is_name
@@ -86,15 +87,17 @@ class Guard(grpc.aio.ServerInterceptor):
         check_credential: Callable[[Credential], None],
         observe_refusal: Callable[[str, str], None],
         roles: Mapping[str, frozenset[Role]] = ROLES,
+        program: str = "coordinator",
     ) -> None:
         """`check_credential` raises IdentityError for a certificate that was revoked.
         `observe_refusal` is called with the reason of every refusal and the peer. `roles`: who may
-        call which service."""
+        call which service. `program`: name of this process in errors."""
         self._limits = limits
         self._admission = Admission(limits)
         self._check_revoked = check_credential
         self._observe_refusal = observe_refusal
         self._roles = roles
+        self._program = program
         self._log = RefusalLog()
         self._calls: defaultdict[int, set[asyncio.Task[Any]]] = defaultdict(set)  # by serial number
         self._expiries: dict[int, datetime] = {}  # of certificates with calls under way
@@ -222,11 +225,12 @@ class Guard(grpc.aio.ServerInterceptor):
         if isinstance(error, grpc.aio.AbortError):
             raise error
         peer = _name_of(context)
+        error = open_files_error(error, self._program) or error
         if isinstance(error, PotluckError):
             self._log.refused(peer, method, error)
         else:
             self._log.failed(peer, method, error)
-            error = _unexpected(error)
+            error = _unexpected(error, self._program)
         self._observe_refusal(error.reason, peer)
         details = to_status(error).SerializeToString()
         await context.abort(error.code, error.message, (("grpc-status-details-bin", details),))
@@ -324,7 +328,7 @@ def _name_of(context: Context) -> str:
     return f"{identity.role} {identity.name}"
 
 
-def _unexpected(error: Exception) -> PotluckError:
+def _unexpected(error: Exception, program: str) -> PotluckError:
     return PotluckError(
-        f"the coordinator failed unexpectedly ({type(error).__name__}); its log says more"
+        f"the {program} failed unexpectedly ({type(error).__name__}); its log says more"
     )

@@ -8,12 +8,19 @@ from typing import Any
 
 import structlog
 
-from potluck.common.errors import PotluckError
+from potluck.common.errors import (
+    OpenFilesError,
+    PotluckError,
+    RelayStorageError,
+    StorageError,
+)
 
 log = structlog.get_logger()
 
 INTERVAL_SECONDS = 30.0
 """The first refusal of a peer for a reason is logged at once, those that follow together."""
+
+_OWN_FAULTS = (OpenFilesError, RelayStorageError, StorageError)
 
 
 class RefusalLog:
@@ -24,10 +31,11 @@ class RefusalLog:
         self._more: dict[tuple[str, str], int] = {}  # in the interval under way
 
     def refused(self, peer: str, method: str, error: PotluckError) -> None:
-        """A call was refused for this reason."""
+        """A call was refused for this reason; a warning if the fault is this process's own."""
+        write = log.warning if isinstance(error, _OWN_FAULTS) else log.info
         self._log(
             (peer, error.reason),
-            lambda: log.info(
+            lambda: write(
                 "call refused", peer=peer, method=method, reason=error.reason, why=error.message
             ),
         )

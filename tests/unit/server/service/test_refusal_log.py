@@ -7,7 +7,13 @@ from typing import Any
 
 from structlog.testing import capture_logs
 
-from potluck.common.errors import NotFoundError, ProtocolError
+from potluck.common.errors import (
+    NotFoundError,
+    ProtocolError,
+    RelayStorageError,
+    StorageError,
+    UnreachableError,
+)
 from potluck.server.service.refusal_log import RefusalLog
 
 
@@ -37,6 +43,18 @@ async def test_the_first_is_told_at_once_and_the_others_together() -> None:
             "reason": "PROTOCOL_VIOLATED",
             "count": 999,
         }
+
+
+async def test_a_full_disk_is_a_warning_and_not_hidden_by_another_reason() -> None:
+    refusals = RefusalLog(interval_seconds=60)
+    with capture_logs() as lines:
+        for error in (UnreachableError("gone"), RelayStorageError("full"), StorageError("full")):
+            refusals.refused("host a", "/FetchModel", error)
+    assert [(one["log_level"], one["reason"]) for one in lines] == [
+        ("info", "UNREACHABLE"),
+        ("warning", "RELAY_STORAGE_FAILED"),
+        ("warning", "STORAGE_FAILED"),
+    ]
 
 
 async def test_a_fault_of_ours_is_told_with_its_traceback_once() -> None:
