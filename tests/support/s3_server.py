@@ -64,14 +64,14 @@ class S3Server:
         """Start it, with an empty bucket."""
         objects = f"/{BUCKET}/{PREFIX}/"
         program = Path(__file__).with_name("lying_s3.py")
-        command = [sys.executable, program, str(self.port), objects, self._lies]
+        command = [sys.executable, str(program), str(self.port), objects, str(self._lies)]
         self._process = await asyncio.to_thread(self._run, command)
         async with asyncio.timeout(_START_SECONDS):
             while not await self._made():
                 assert self._process.poll() is None, self.log.read_text()
                 await asyncio.sleep(_LOOK_SECONDS)
 
-    def _run(self, command: list[str | Path]) -> subprocess.Popen[bytes]:
+    def _run(self, command: list[str]) -> subprocess.Popen[bytes]:
         with self.log.open("ab") as log:
             return subprocess.Popen(command, stdout=log, stderr=log)
 
