@@ -10,11 +10,14 @@ from __future__ import annotations
 import logging
 import sys
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 import structlog
 
 from potluck.common.plain_text import plain, without_passwords
+
+_GRPC: Final = "grpc._cython.cygrpc"
+"""The logger of gRPC's core."""
 
 
 class LogFormat(StrEnum):
@@ -70,9 +73,24 @@ def configure_logging(
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
         )
     )
+    grpc_log = logging.getLogger(_GRPC)
+    grpc_log.filters = [_one_line_for_a_reset]
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(number if level is LogLevel.DEBUG else max(number, logging.WARNING))
+
+
+def _one_line_for_a_reset(record: logging.LogRecord) -> bool:
+    """A filter for gRPC's log: a connection that breaks amid a call is one line at info.
+
+    gRPC logs it as an error with a traceback. Return whether the record is logged as it is.
+    """
+    error = record.exc_info[1] if record.exc_info else None
+    if type(error).__name__ != "ExecuteBatchError":
+        return True
+    method = record.getMessage().partition("[")[2].rpartition("]")[0]
+    structlog.get_logger().info("connection reset during a call", method=method)
+    return False
 
 
 def _fit_to_show(

@@ -222,8 +222,8 @@ class Guard(grpc.aio.ServerInterceptor):
 
     async def _abort(self, context: Context, error: Exception, method: str) -> NoReturn:
         """End a call with the status of an error, and say so."""
-        if isinstance(error, grpc.aio.AbortError):
-            raise error
+        if isinstance(error, grpc.aio.AbortError) or type(error).__name__ == "ExecuteBatchError":
+            raise error  # the second: the connection broke, which `logs.py` logs
         peer = _name_of(context)
         error = open_files_error(error, self._program) or error
         if isinstance(error, PotluckError):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import structlog
+from grpc._cython import cygrpc
 
 from potluck.common.process.logs import LogFormat, LogLevel, configure_logging
 
@@ -52,6 +53,25 @@ def test_libraries_speak_the_same_way(
     logging.getLogger("library").warning("worse")
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert [line["event"] for line in lines] == events
+
+
+def test_a_connection_reset_is_one_line_and_other_errors_of_grpc_stay(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    configure_logging(LogFormat.JSON)
+    configure_logging(LogFormat.JSON)  # does not log twice
+    for error in (cygrpc.ExecuteBatchError("Failed ExecuteBatch"), ValueError("broken")):
+        text = f"{type(error).__name__} raised in core by servicer method [/potluck/Attend]"
+        try:
+            raise error
+        except Exception:
+            cygrpc._LOGGER.exception(text)  # grpc's own
+    reset, other = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert (reset["level"], reset["event"]) == ("info", "connection reset during a call")
+    assert reset["method"] == "/potluck/Attend"
+    assert "exception" not in reset
+    assert (other["level"], other["event"]) == ("error", text)
+    assert "ValueError: broken" in other["exception"]
 
 
 def test_an_exception_stays_on_its_line(capsys: pytest.CaptureFixture[str]) -> None:
