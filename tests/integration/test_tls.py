@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import socket
 import ssl
 import warnings
@@ -209,9 +210,30 @@ async def test_parties_on_one_machine_need_no_proxy(
 async def test_a_proxy_is_asked_for_other_machines(
     federation: TestFederation, proxy: list[bytes]
 ) -> None:
-    with pytest.raises(UnreachableError):
+    named = r"invalid:7443 through the HTTP proxy 127\.0\.0\.1:\d+ \(.* variable https_proxy\): "
+    with pytest.raises(UnreachableError, match=named + ".* or add coordinator.invalid to no_proxy"):
         await call("coordinator.invalid:7443", federation.operator)
     assert set(proxy) == {b"CONNECT coordinator.invalid:7443 HTTP/1.1\r\n"}
+
+
+async def test_a_dead_proxy_and_one_that_resets_are_named(
+    federation: TestFederation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def reset(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        writer.transport.abort()
+
+    for name in ("grpc_proxy", "no_proxy", "no_grpc_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    async with await asyncio.start_server(reset, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{port}")
+        named = f"through the HTTP proxy 127.0.0.1:{port} (environment variable https_proxy): "
+        with pytest.raises(UnreachableError, match=re.escape(named)):
+            await call("coordinator.invalid:7443", federation.operator)
+    dead = re.escape(f"{named}nothing listens there")
+    with pytest.raises(UnreachableError, match=dead):
+        await call("coordinator.invalid:7443", federation.operator)
 
 
 async def test_messages_up_to_the_ceiling_pass_both_ways(federation: TestFederation) -> None:

@@ -8,6 +8,7 @@ trying again can help.
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import ssl
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import grpc
 from cryptography import x509
 
 from potluck.common.errors import IdentityError, PotluckError, UnreachableError, from_rpc_error
+from potluck.common.net.proxies import Proxy, proxy_of
 from potluck.common.net.tls import TlsFiles
 from potluck.common.plain_text import plain
 
@@ -35,6 +37,7 @@ _ENDS_TLS = (
     "or pass TLS through"
 )
 _HTTP = "{address} answers as a web server does, not as a Potluck coordinator; check the address: "
+_NO_ANSWER = " (UNAVAILABLE)"  # how `from_rpc_error` ends where gRPC itself reports a break
 
 # The first whose mark is found counts.
 _CAUSES = (
@@ -104,14 +107,16 @@ def connection_error(
     One that has to do with connecting is an IdentityError when the coordinator's certificate was
     refused (trying again helps only after somebody has acted), else an UnreachableError. Any other
     is what `from_rpc_error` makes of it. server_name: what its certificate must hold, if not HOST.
+    If the connection takes an HTTP proxy, the error names it.
     """
     found = from_rpc_error(error)
     if not isinstance(found, UnreachableError):
         return found
+    proxy = proxy_of(address, os.environ)
     for cause in _CAUSES:
-        if cause.mark in found.message:
+        if cause.mark in found.message and (proxy is None or cause.error is IdentityError):
             text = cause.message
-            if cause.mark == _OTHER_AUTHORITY:
+            if cause.mark == _OTHER_AUTHORITY and proxy is None:
                 text = _foreign(address, server_name) or text
             message = text.format(
                 address=address,
@@ -119,7 +124,11 @@ def connection_error(
                 authority=files.authority,
                 certificate=files.certificate,
             )
+            if proxy is not None:
+                message += f". The connection takes {_name(proxy)}, which may show its own"
             return cause.error(message, address=address)
+    if proxy is not None and found.message.endswith(_NO_ANSWER):
+        return _proxy_error(found.message.removesuffix(_NO_ANSWER), proxy, address)
     return found
 
 
@@ -152,3 +161,22 @@ def _of_a_federation(certificate: x509.Certificate) -> bool:
         return False
     uris = names.get_values_for_type(x509.UniformResourceIdentifier)
     return any(uri.startswith("potluck://") for uri in uris)
+
+
+def _proxy_error(detail: str, proxy: Proxy, address: str) -> UnreachableError:
+    if "Connection refused" in detail:
+        cause = "nothing listens there (connection refused)"
+    else:
+        cause = " ".join(detail.split())
+    host = address.rpartition(":")[0].strip("[]")
+    return UnreachableError(
+        f"can't reach {address} through {_name(proxy)}: {cause}; see the proxy, correct "
+        f"{proxy.variable}, or add {host} to no_proxy",
+        address=address,
+        proxy=proxy.address,
+        variable=proxy.variable,
+    )
+
+
+def _name(proxy: Proxy) -> str:
+    return f"the HTTP proxy {proxy.address} (environment variable {proxy.variable})"

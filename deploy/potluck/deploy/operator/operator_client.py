@@ -254,7 +254,7 @@ class OperatorClient:
         translated = connection_error(
             error, self._address, self._tls, server_name=self._server_name
         )
-        if not isinstance(translated, UnreachableError):
+        if not isinstance(translated, UnreachableError) or "proxy" in translated.metadata:
             return translated
         detail = " ".join((error.details() or "no details").split())
         if error.code() is grpc.StatusCode.UNAVAILABLE:
