@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import structlog
-from grpc._cython import cygrpc
+from grpc._cython import cygrpc  # type: ignore[attr-defined]  # it is compiled
 
 from potluck.common.process.logs import LogFormat, LogLevel, configure_logging
 
