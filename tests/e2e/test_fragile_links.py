@@ -40,6 +40,8 @@ async def test_connections_that_are_reset_before_a_megabyte_is_through(tmp_path:
             assert states == {operator_pb2.MEMBER_STATE_INCLUDED}
             moved = 2 * 2 * 4 * MODEL_PARAMETERS  # two clients, down and up
             assert moved / CARRIES < link.resets < 10 * moved / CARRIES
+            models = 2 * 4 * MODEL_PARAMETERS  # what broke off on its way is not counted
+            assert models <= sum(entry.bytes_down for entry in history) < 1.01 * models
             print(f"{link.resets} resets")
 
 

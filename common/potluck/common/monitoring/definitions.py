@@ -258,7 +258,9 @@ PROFILES = _counter(
 
 TRANSFER_BYTES = _counter(
     "potluck_transfer_bytes_total",
-    "Bytes of models (down) and updates (up) moved, by encoding.",
+    "Bytes of models that hosts have received (down) and of updates that have arrived (up), by "
+    "encoding. Bytes down count when the host asks for those after them, or once the whole file "
+    "was handed over.",
     DIRECTION,
     ENCODING,
 )

@@ -702,7 +702,7 @@ class CommittedRound(_message.Message):
     seconds: _builtins.float
     """Seconds from selection to commit."""
     bytes_down: _builtins.int
-    """Model bytes sent to hosts."""
+    """Model bytes that hosts have received."""
     bytes_up: _builtins.int
     """Update bytes received from hosts."""
     model_blake3: _builtins.str
@@ -897,7 +897,7 @@ class RoundProgress(_message.Message):
     trained: _builtins.float
     """Share in [0, 1] of the training on the coordinator that is done, while there is one."""
     bytes_down: _builtins.int
-    """Model bytes sent to hosts so far."""
+    """Model bytes that hosts have received so far."""
     bytes_up: _builtins.int
     """Update bytes received from hosts so far."""
     @_builtins.property

@@ -85,7 +85,7 @@ class RoundSummary(BaseModel):
         default=[], description="Updates of earlier rounds that are part of the model."
     )
     seconds: float = Field(description="From selection to commit.")
-    bytes_down: int = Field(description="Model bytes sent to hosts.")
+    bytes_down: int = Field(description="Model bytes that hosts have received.")
     bytes_up: int = Field(description="Update bytes received from hosts.")
 
     def value(self, measure: str) -> float | None:

@@ -108,7 +108,7 @@ class RunDriver:
         return set() if self._over or self._loop is None else self._loop.files_in_use()
 
     def count_down(self, blake3: str, sent: int) -> None:
-        """Count bytes of a file that went out and belongs to the model."""
+        """Count bytes of a file of the model that a host has."""
         if self._run is not None:
             self._run.intake.bytes_down += sent
             encoding = self._run.model.encoding_of(blake3)

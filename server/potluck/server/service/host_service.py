@@ -11,6 +11,7 @@ from urllib.parse import unquote
 from potluck.common.errors import IdentityError, ProtocolError
 from potluck.common.monitoring.metric_labels import Direction, TransferOutcome
 from potluck.common.names import is_name
+from potluck.common.net.frames import chunk_of
 from potluck.common.net.identity import Identity, Role
 from potluck.common.net.protocol import CHUNK_BYTES, LEAST_CHUNK_BYTES, VERSIONS
 from potluck.common.net.transfer import check_digest
@@ -19,6 +20,7 @@ from potluck.common.tags import check_tags
 from potluck.rpc.v1 import coordinator_pb2, coordinator_pb2_grpc, transfer_pb2
 from potluck.server.clock import utc
 from potluck.server.hosts.attendance import LARGEST_EPOCH, LONGEST_TASK_NAME, HostSession
+from potluck.server.service.confirmed_bytes import ConfirmedBytes
 from potluck.server.service.coordinator import Coordinator
 from potluck.server.service.guard import Context, check_client, credential_of, identity_of
 from potluck.server.service.transfers import send_file
@@ -34,6 +36,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
         self._uploads = Uploads(coordinator)
+        self._confirmed = ConfirmedBytes()
 
     # Control ----------------------------------------------------------------------------------
 
@@ -133,6 +136,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             yield reply(frame=transfer_pb2.ModelFrame(elsewhere=place))
             return
         counted = coordinator.metrics.transfer(Direction.DOWN, peer, blake3, offset=request.offset)
+        download, confirmed = self._confirmed.asked(peer, blake3, request.offset)
+        coordinator.runs.count_down(blake3, confirmed)
         with coordinator.files.lent(blake3) as path, counted as transfer:
             async with coordinator.transfers.turn(transfer, request.limit):
                 messages = send_file(
@@ -145,9 +150,12 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
                 )
                 for message in messages:
                     if isinstance(message, bytes):
-                        transfer.moved += len(message)
-                        coordinator.runs.count_down(blake3, len(message))
+                        size = len(chunk_of(message) or b"")
+                        transfer.moved += size
+                        download.hand(size)
                     elif isinstance(message, reply) and message.frame.HasField("trailer"):
+                        confirmed = download.complete(request.offset + transfer.moved)
+                        coordinator.runs.count_down(blake3, confirmed)
                         transfer.complete()  # a host that has it may end the call at once
                     yield message
             if transfer.outcome is TransferOutcome.BROKEN:  # all that was asked for is sent

@@ -248,7 +248,9 @@ class RunsUnderWay:
         return {run_id: why for run_id, why in whys.items() if why}
 
     def count_down(self, blake3: str, sent: int) -> None:
-        """Bytes of a model file went out: to the account of the run that uses it."""
+        """Count bytes of a model file that a host has for the run that uses it."""
+        if not sent:
+            return
         for driver in self._drivers.values():
             if driver.serves(blake3):
                 driver.count_down(blake3, sent)

@@ -259,7 +259,7 @@ class RunObserver:
     # Files ------------------------------------------------------------------------------------
 
     def sent(self, encoding: Encoding, size: int) -> None:
-        """Bytes of a model went out."""
+        """A host has these bytes of a model."""
         self._last_fetch = self._clock()
         self._moved(Direction.DOWN, encoding, size)
 

@@ -1,0 +1,57 @@
+"""Bytes down count once hosts have them, not when gRPC takes them."""
+
+from __future__ import annotations
+
+from potluck.server.service.confirmed_bytes import ConfirmedBytes
+
+HOST, FILE, SIZE = "host-0", "0" * 64, 10_000
+
+
+def fetched(counts: ConfirmedBytes, offset: int, handed: int, *, whole: bool = False) -> int:
+    """One call; the bytes that count with it."""
+    download, confirmed = counts.asked(HOST, FILE, offset)
+    download.hand(handed)
+    return confirmed + (download.complete(SIZE) if whole else 0)
+
+
+def test_a_download_in_one_call_counts_its_bytes() -> None:
+    assert fetched(ConfirmedBytes(), 0, SIZE, whole=True) == SIZE
+
+
+def test_downloads_that_break_count_what_the_host_names() -> None:
+    counts = ConfirmedBytes()
+    counted = [
+        fetched(counts, 0, 8000),
+        fetched(counts, 1000, 8000),
+        fetched(counts, 1500, 8500),
+        fetched(counts, 4000, 6000, whole=True),
+    ]
+    assert counted == [0, 1000, 500, 2500 + 6000]
+
+
+def test_a_host_that_never_comes_back_counts_nothing() -> None:
+    assert fetched(ConfirmedBytes(), 0, 8000) == 0
+
+
+def test_the_end_of_a_file_that_was_lost_on_the_way_counts_once() -> None:
+    counts = ConfirmedBytes()
+    assert fetched(counts, 0, SIZE, whole=True) == SIZE
+    assert fetched(counts, 7000, 3000, whole=True) == 0
+
+
+def test_a_host_confirms_no_more_than_was_handed_over() -> None:
+    counts = ConfirmedBytes()
+    assert fetched(counts, 0, 2000) == 0
+    assert fetched(counts, 9000, 1000, whole=True) == 2000 + 1000
+
+
+def test_a_file_that_is_fetched_again_from_its_start_counts_again() -> None:
+    counts = ConfirmedBytes()
+    assert fetched(counts, 0, SIZE, whole=True) == SIZE
+    assert fetched(counts, 0, SIZE, whole=True) == SIZE
+
+
+def test_hosts_are_counted_apart() -> None:
+    counts = ConfirmedBytes()
+    counts.asked("host-1", FILE, 0)[0].hand(8000)
+    assert fetched(counts, 5000, 5000, whole=True) == 5000
