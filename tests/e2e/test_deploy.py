@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
+import shlex
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +30,7 @@ from support.engines import (
     show_as_state,
     ssh_server,
 )
+from support.repository import ROOT
 from typer.testing import CliRunner
 
 from potluck.common.errors import PotluckError, UnreachableError
@@ -270,6 +274,7 @@ def test_a_federation_on_two_machines_from_nothing_to_nothing(lab: Lab) -> None:
     assert lab.potluck("restart", "host-2-b") == "restarted potluck-deploy-test-host-2-b\n"
 
     check_isolation(before)
+    check_backup(lab)
     check_changes(lab)
     check_broken_images(lab)
     check_broken_settings(lab)
@@ -291,6 +296,19 @@ def check_isolation(containers: dict[str, Any]) -> None:
     assert host.attrs["HostConfig"]["Memory"] == 2 << 30
     listed = host.exec_run(["stat", "-c", "%a %u", "/etc/potluck/tls/key.pem", "/etc/potluck/tls"])
     assert listed.output.decode().splitlines() == ["440 0", "550 0"]
+
+
+def check_backup(lab: Lab) -> None:
+    """The page's commands back up a coordinator in its container while it runs."""
+    page = (ROOT / "docs" / "operations.md").read_text()
+    commands = re.findall(r"^    (docker (?:exec|cp) .*backup-1.*)$", page, re.MULTILINE)
+    assert len(commands) == 2
+    for command in commands:
+        typed = shlex.split(command.replace("potluck-demo-", "potluck-deploy-test-"))
+        ended = subprocess.run(typed, cwd=lab.folder, capture_output=True, text=True, timeout=300)
+        assert ended.returncode == 0, ended.stderr
+    listed = json.loads((lab.folder / "backup-1" / "backup.json").read_text())
+    assert any(name.startswith("state/models/") for name in listed["files"])
 
 
 def check_changes(lab: Lab) -> None:
