@@ -182,5 +182,5 @@ async def test_a_host_that_was_stopped_makes_the_same_sum(scene: Scene) -> None:
         instruct(scene, *NAMES)
         await arrived(scene, "abc")
     assert len({(header.blake3, header.size) for header in scene.fake.headers}) == 1
-    assert scene.fake.headers[-1].offset == 1000
+    assert 1000 in [header.offset for header in scene.fake.headers]
     assert list((scene.folder / "state" / "updates").glob("sum*")) == []

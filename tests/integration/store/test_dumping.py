@@ -18,16 +18,21 @@ from potluck.server.store import AttemptKey, Store
 
 
 def test_a_dump_put_back_is_the_database_as_it_was(postgresql: PostgreSQL, tmp_path: Path) -> None:
-    url = postgresql.new_schema()
+    url, beside = postgresql.new_schema(), postgresql.new_schema()
+    Store.open(beside).close()
     with Store.open(url) as store:
         begun_run(store)
         committed(store, AttemptKey(RUN.run_id, 1, 1))
         before = store.rounds(RUN.run_id)
         dump(url, tmp_path / "dump")  # also while a coordinator uses it
         committed(store, AttemptKey(RUN.run_id, 2, 1))
+    with Store.open(beside) as other:
+        begun_run(other)
     put_back(url, tmp_path / "dump")
     with Store.open(url) as store:
         assert store.rounds(RUN.run_id) == before
+    with Store.open(beside) as other:
+        assert other.run(RUN.run_id).state, "tables of others stay"
 
 
 def test_a_dump_that_cannot_be_read_is_an_error_and_changes_nothing(

@@ -10,16 +10,21 @@ from sqlalchemy import URL
 
 from potluck.common.errors import ConfigurationError, StorageError
 from potluck.server.store.sql.database import parse_url, shown_url
+from potluck.server.store.sql.schema import metadata
 
 
 def dump(url: str, path: Path) -> None:
-    """Dump a database of PostgreSQL into a file. Raises ConfigurationError, StorageError."""
-    parsed = parse_url(url)
-    _run(parsed, "pg_dump", "--format=custom", "--no-owner", f"--file={path}")
+    """Dump the coordinator's tables in a database of PostgreSQL into a file.
+
+    Tables of other programs in the same database are not dumped, so a restore does not touch them.
+    Raises ConfigurationError, StorageError.
+    """
+    tables = [f"--table={name}" for name in sorted(metadata.tables)]
+    _run(parse_url(url), "pg_dump", "--format=custom", "--no-owner", f"--file={path}", *tables)
 
 
 def put_back(url: str, path: Path) -> None:
-    """Replace what a database of PostgreSQL holds by a dump, all or nothing.
+    """Replace the coordinator's tables in a database of PostgreSQL by a dump, all or nothing.
 
     Raises ConfigurationError, StorageError.
     """
