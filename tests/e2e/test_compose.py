@@ -43,6 +43,7 @@ NO_DATA_HERE = {
     "potluck_relay_": "where hosts are behind a relay",
     "potluck_sink_": "where the configuration has sinks",
     "potluck_object_store_up": "where files go through an object store",
+    "potluck:member_records_left_seconds": "where the federation has a root",
     "potluck_secure_aggregation_phase_seconds_bucket": "once something is summed securely",
 }
 RUN = """
@@ -208,6 +209,7 @@ def images(relay_image: None) -> Iterator[None]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(2400)  # the first test that needs the images waits for all of them
 @pytest.mark.parametrize("target", ["relay", "coordinator", "client", "operator"])
 def test_an_image_reports_its_version_and_carries_it(images: None, target: str) -> None:
     name = f"potluck/{target}:{TAG}"
@@ -219,6 +221,7 @@ def test_an_image_reports_its_version_and_carries_it(images: None, target: str) 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_images_built_without_a_version_have_a_digest_of_the_sources() -> None:
     require_engine(BASE_IMAGES[0])
     name = f"potluck/version:{TAG}"

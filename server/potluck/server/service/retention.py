@@ -22,6 +22,9 @@ from potluck.server.store.store_thread import InStore
 
 _AT_ONCE = 500
 """Files looked at in one go, so that rounds get their turn between."""
+_ATTEMPTS = 10
+_PAUSE_SECONDS = 0.05
+"""Between attempts to empty SQLite's log: another program's read ends soon, as a rule."""
 
 
 class Tidying:
@@ -45,7 +48,7 @@ class Tidying:
         """Empty the database's log, so that damage to it can't undo this committed round; then
         delete what the run doesn't need any more."""
         async with self._one_at_a_time:
-            await self._in_store(Store.checkpoint)
+            await self._log_emptied()
             done = self._done.get(run_id, 0)
             out = partial(_out_of_retention, run_id=run_id, keep=retention.keep_last)
             references = await self._in_store(partial(out, done=done, committed=committed))
@@ -82,8 +85,17 @@ class Tidying:
         self._files.settle(kept)
         gone = unused - kept
         # A database whose log is damaged falls back to an earlier round: its files must be there.
-        if gone and await self._in_store(Store.checkpoint):
+        if gone and await self._log_emptied():
             await asyncio.to_thread(self._files.delete, gone - self._in_use())
+
+    async def _log_emptied(self) -> bool:
+        """Empty the database's log. Returns False if other programs read it all the time."""
+        for attempt in range(_ATTEMPTS):
+            if await self._in_store(Store.checkpoint):
+                return True
+            if attempt + 1 < _ATTEMPTS:
+                await asyncio.sleep(_PAUSE_SECONDS)
+        return False
 
 
 def is_kept(holder: FileHolder) -> bool:
