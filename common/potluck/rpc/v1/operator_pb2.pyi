@@ -846,9 +846,11 @@ class Spread(_message.Message):
     worst_tenth: _builtins.float
     """Mean over the tenth of them for which the measure is worst, and over two at least."""
     asked: _builtins.int
-    """Number of clients that were asked, number of samples, and whether it is partial, as in Coverage."""
+    """Number of clients that were asked, as in Coverage."""
     samples: _builtins.int
+    """Number of samples, as in Coverage."""
     partial: _builtins.bool
+    """Whether fewer clients measured it than the run demands, as in Coverage."""
     @_builtins.property
     def quantiles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """Quantiles at 10, 25, 50, 75 and 90 per cent of the clients."""
