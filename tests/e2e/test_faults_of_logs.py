@@ -72,7 +72,7 @@ def reader(federation: Federation) -> Iterator[None]:
 
 
 def readiness(federation: Federation) -> str:
-    """What /readyz says that the coordinator is not ready for; empty where it is ready."""
+    """Return the reason that /readyz gives; empty if the coordinator is ready."""
     settings = tomlkit.parse(federation.files.coordinator.read_text())
     try:
         with urlopen(f"http://{settings['metrics_address']}/readyz", timeout=60):

@@ -239,7 +239,7 @@ async def test_stricter_clients_are_heeded_where_the_run_asks_for_as_much(
 async def test_training_that_fails_is_counted_in_the_sum_and_seen_nowhere_else(
     federation: SumFederation, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
-    """What the coordinator hears of the client is what it hears of the others."""
+    """The coordinator receives the same of this client as of the others."""
 
     def spoiled(path: Path, update: Differences, *rest: Any) -> FileDigest:
         if "host-3" in path.parts:

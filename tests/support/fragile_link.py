@@ -129,7 +129,7 @@ class ThinLink:
             filling.cancel()
 
     async def _turn(self, size: int) -> None:
-        """Wait until the uplink has carried so many bytes more."""
+        """Wait until the uplink has carried this number of bytes more."""
         clock = asyncio.get_running_loop().time
         self._free = max(self._free, clock()) + size / self.bytes_per_second
         await asyncio.sleep(self._free - clock())

@@ -104,7 +104,7 @@ def committed(number: int, accuracy: float, *members: operator_pb2.Member) -> Ev
 
 
 def covering(event: Event, clients: int, asked: int, samples: int, *, partial: bool) -> Event:
-    """A committed round whose metrics are over so many clients and samples."""
+    """Return a committed round whose metrics are over these clients and samples."""
     for name in ("accuracy", "loss", "worst_group_accuracy"):
         event.committed.coverage[name].CopyFrom(
             operator_pb2.Coverage(clients=clients, asked=asked, samples=samples, partial=partial)

@@ -52,7 +52,7 @@ def _without_stop(function: Callable[P, T]) -> Callable[P, T]:
 def interrupt(thread: int) -> bool:
     """Have InterruptedWorkError raised in a thread, by its identity, when it next runs Python code.
 
-    It may be anywhere then: only for threads whose work and state nobody uses any more. Returns
+    It may be anywhere then: only for threads whose work and state are not used any more. Returns
     False, and raises nothing there, while the thread imports a module: a half-imported one would
     stay in the process, and every later import of it fails.
     """

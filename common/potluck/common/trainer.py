@@ -166,7 +166,7 @@ class TrainingProgress:
         Raises RoundClosedError where nobody waits for the training any more; let it out.
         """
         if self.is_cancelled():
-            raise RoundClosedError("the training was cancelled; nobody waits for it")
+            raise RoundClosedError("the training was cancelled; no run waits for it")
         self.note(share)
 
 

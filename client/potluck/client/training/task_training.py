@@ -347,7 +347,7 @@ class TaskTraining(ABC):
         """A client's training samples by class."""
 
     def held_out(self, client_id: ClientId, data: ClientData[Any]) -> Any:
-        """What a client holds out. Raises NothingHeldOutError where it holds out nothing."""
+        """Return a client's held-out data. Raises NothingHeldOutError if there are none."""
         if data.held_out is None:
             raise NothingHeldOutError(
                 f"client '{client_id}' holds no samples out to evaluate on; choose a task option "

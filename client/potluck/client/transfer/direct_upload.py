@@ -17,7 +17,7 @@ from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import transfer_pb2
 
 _LEAST_HEADERS = 4
-"""A piece has at least so many times the bytes of its header."""
+"""Minimum size of a piece, in multiples of its header's bytes."""
 
 
 class DirectUpload:
@@ -43,9 +43,9 @@ class DirectUpload:
         self._offset: int | None = 0 if fresh else None
         self._sequence = 1 if fresh else 0
         self._piece: tuple[int, float] | None = None
-        """Where and when the piece under way began."""
+        """Offset and start time of the piece under way."""
         self._broke: tuple[int, float] | None = None
-        """Where the piece that broke began, and how long it took."""
+        """Offset of the piece that broke, and the seconds that it took."""
 
     async def attempt(self) -> None:
         """Send what is left; returns when the coordinator has all. Raises what it answers."""
@@ -70,7 +70,7 @@ class DirectUpload:
         self._piece = self._broke = None
 
     async def _locate(self) -> int | None:
-        """Where to resume; None if the coordinator has the whole file."""
+        """Return the offset to resume from; None if the coordinator has the whole file."""
         request = location_of(self._header)
         request.resume = True
         located = await self._link.stub.LocateUpload(request)

@@ -112,7 +112,7 @@ class Link:
                 await self._renewed.wait()
 
     def chunk_bytes(self, direction: Direction, piece: int) -> int:
-        """The size of chunks of a piece of so many bytes."""
+        """Return the chunk size for a piece with this number of bytes."""
         return min(self.chunks[direction].bytes, max(LEAST_CHUNK_BYTES, piece // 4))
 
     def fetch_model(self, request: coordinator_pb2.CoordinatorServiceFetchModelRequest) -> Any:

@@ -18,8 +18,11 @@ from potluck.deploy.machines.side_by_side import attempt, failures, side_by_side
 
 @dataclass(frozen=True)
 class RollOut:
-    """What `up` did. results: by machine, the steps taken, or why it failed. left: steps that were
-    not taken since one before them failed, with their machines."""
+    """The outcome of `up`.
+
+    results: by machine, the steps taken, or why it failed. left: steps that were not taken since
+    one before them failed, with their machines.
+    """
 
     results: dict[str, list[Step] | PotluckError]
     left: list[tuple[str, Step]] = field(default_factory=list)

@@ -43,7 +43,7 @@ SOON = timedelta(days=30)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Grant:
-    """What a signing request gets, read from its file once.
+    """The identity and key granted to a signing request, read from its file once.
 
     identity: name, role and clients that the certificate will state. public_key: the key that it
     certifies.

@@ -39,7 +39,7 @@ def reading_of(rounds: Sequence[RoundResult], metric: str, last: int) -> float:
 
 
 def is_partial(rounds: Sequence[RoundResult], metric: str, last: int) -> bool:
-    """Return whether one of the last so many evaluations is partial."""
+    """Return whether one of the most recent evaluations is partial."""
     numbers = {number for number, _ in evaluations(rounds, metric)[-last:]}
     return any(each.is_partial(metric) for each in rounds if each.round in numbers)
 

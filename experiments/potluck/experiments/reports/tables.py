@@ -214,7 +214,7 @@ def notes(summary: Summary) -> Iterator[str]:
 
 
 def _coverage_notes(summary: Summary) -> Iterator[str]:
-    """What the metric is over, and the evaluations of it that are partial."""
+    """The clients behind the metric, and its partial evaluations."""
     metric = summary.experiment.reading.metric
     rounds = [each for arm in summary.arms for cell in arm.cells for each in cell.rounds]
     measured = [each for each in rounds if getattr(each, metric) is not None]

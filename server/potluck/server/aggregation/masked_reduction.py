@@ -46,7 +46,7 @@ class MaskedSum:
     def __init__(self, files: Sequence[TensorFile], unmasking: Unmasking) -> None:
         """files: of exactly `unmasking.survivors`, in their order.
 
-        Raises BrokenRuleError (reconstruction) for a sum that so many heads can't have, and
+        Raises BrokenRuleError (reconstruction) for a sum that this number of heads can't have, and
         TrainingError if the training of every client failed.
         """
         self._files, self._unmasking = files, unmasking

@@ -162,7 +162,7 @@ def _answered(
     present: Callable[[str], bool],
     seconds: float,
 ) -> EvaluationCounts | MeasureSums | MissingEvaluation | None:
-    """What a client measured, or why it is missing; None if it holds no samples out."""
+    """Return a client's measures, or why they are missing; None if it holds no samples out."""
     if answer is None:
         return silent(client, present=present(client), seconds=seconds)
     if answer.HasField("failure"):
@@ -181,7 +181,7 @@ def _answered(
 
 
 def _measures(plan: RunPlan, measures: coordinator_pb2.MeasuredSums, client: str) -> MeasureSums:
-    """What a client's trainer measured. Raises TrainerError for what it may not say."""
+    """Return the measures of a client's trainer. Raises TrainerError if they are not allowed."""
     found = checked_measures(measured(measures.sums), plan.measures, f"what '{client}' measured")
     return MeasureSums(measures=found)
 

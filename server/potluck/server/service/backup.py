@@ -126,7 +126,7 @@ def _copy_database(url: str, target: Path) -> tuple[str, _Needed]:
         _copy_sqlite(Path(parsed.database or "").resolve(), target / SQLITE)
         return SQLITE, _needed(f"sqlite:///{target / SQLITE}")
     dump(url, target / DUMP)
-    return DUMP, _needed(url)  # what was added since is backed up as well, and needed by nobody
+    return DUMP, _needed(url)  # what was added since is backed up as well, and no row needs it
 
 
 def _copy_sqlite(source: Path, target: Path) -> None:

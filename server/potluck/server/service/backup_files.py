@@ -26,7 +26,7 @@ _CHUNK = 1 << 20
 
 
 class BackupList(BaseModel):
-    """What a backup holds. files: digest by path. database: its path."""
+    """The contents of a backup. files: digest by path. database: its path."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -50,7 +50,7 @@ class Transfer:
     moved = 0
     """Bytes of it in this attempt."""
     paused_at = 0
-    """Where in the file its piece ended."""
+    """Offset in the file at which its piece ended."""
 
     def complete(self) -> None:
         """All of it is there, or handed over."""
@@ -79,7 +79,7 @@ class CoordinatorMetrics:
         self._runs: dict[str, None] = {}
         self._broken: OrderedDict[tuple[str, str, str], None] = OrderedDict()
         self._paused: OrderedDict[tuple[str, str, str], int] = OrderedDict()
-        """Where the last piece of a file ended."""
+        """Offset at which the last piece of a file ended."""
         self._in_flight = dict.fromkeys(Direction, 0)
         for direction in Direction:
             instruments.set(metrics.TRANSFERS_IN_FLIGHT, 0, direction=direction)

@@ -44,7 +44,7 @@ class _Upload:
 
     @property
     def is_piece(self) -> bool:
-        """Whether its stream ends before the file does."""
+        """True if its stream ends before the file does."""
         return self.header.until != 0
 
 

@@ -28,7 +28,7 @@ def held(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def free_to_delete(folder: Path) -> Iterator[bool]:
-    """Whether files may be deleted while the block runs. Raises OSError."""
+    """Yield whether files may be deleted while the block runs. Raises OSError."""
     with _opened(folder) as descriptor:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)

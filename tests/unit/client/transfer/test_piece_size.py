@@ -1,4 +1,4 @@
-"""What a link's rate does to the size of pieces."""
+"""The size of pieces follows the rate of a link."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from potluck.client.transfer.piece_size import PieceSize
 from potluck.common.net.protocol import LEAST_CHUNK_BYTES
 
 PING_SECONDS = 8.0
-"""What gRPC waits for the answer to a ping."""
+"""Seconds that gRPC waits for the answer to a ping."""
 
 
 def sent_over(bytes_per_second: float, pieces: PieceSize, count: int = 20) -> list[float]:

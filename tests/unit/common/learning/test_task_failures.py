@@ -47,7 +47,7 @@ def helps() -> None:
 
 
 async def raised(function: Callable[[], Any]) -> Exception:
-    """What it raises in another thread."""
+    """The exception that it raises in another thread."""
     try:
         await in_thread(function)
     except Exception as error:

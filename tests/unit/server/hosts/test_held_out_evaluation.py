@@ -1,4 +1,4 @@
-"""What comes of clients' evaluations that are there, missing, or not those of an evaluation."""
+"""Evaluations of clients that are complete, missing or malformed."""
 
 from __future__ import annotations
 

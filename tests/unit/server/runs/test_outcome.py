@@ -1,4 +1,4 @@
-"""What a selector observes of a committed round, in the order of those it selected."""
+"""The outcome of a round that a selector observes, in the order of the clients it selected."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def update(loss: float, utility: float) -> UpdateRow:
 
 
 def test_reports_and_seconds_are_per_selected_client() -> None:
-    """Of a and c there are updates; that of d came too late to be included."""
+    """Clients a and c have updates; the one of d came too late to be included."""
     plan = draw_up('[task]\nname = "digits"\n[selector]\nname = "oort"\n', source="test")
     updates = {"d": update(7.0, 8.0), "a": update(0.5, 3.0), "c": update(0.25, 2.0)}
     run: Any = SimpleNamespace(

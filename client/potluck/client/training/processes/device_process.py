@@ -293,7 +293,7 @@ class DeviceProcess:
                 log.warning("a worker process has ended", code=code, attempt=attempt)
                 if all(each.is_cancelled() for each in progresses):
                     raise RoundClosedError(
-                        "the training was cancelled; nobody waits for it"
+                        "the training was cancelled; no run waits for it"
                     ) from None
                 continue
             except BaseException:  # this thread was left behind: nobody waits for what is done
