@@ -32,6 +32,7 @@ from potluck.common.run_file.runfile import example_run_file
 from potluck.common.tensors.digest import digest_of
 from potluck.common.tensors.shards import opened_weights
 from potluck.common.tensors.tensor_files import open_tensors
+from potluck.common.updates.masked_lanes import CLAIM
 from potluck.deploy.operator.model_download import download_model
 from potluck.deploy.operator.operator_client import connect
 from potluck.deploy.operator.operator_config import OperatorConfig
@@ -219,6 +220,19 @@ async def test_a_picture_is_written_where_it_is_asked_for_or_nowhere(
     assert (tmp_path / "rep.png").read_text() == "dear"
     described = await potluck(config, tmp_path, "data", "describe", "digits", "--plot", name)
     assert (described.code, described.err) == (1, said)
+
+
+async def test_report_of_a_run_with_masks_states_what_they_promise(
+    config: OperatorConfig, service: FakeOperatorService, tmp_path: Path
+) -> None:
+    service.profiles = [operator_pb2.ClientProfile(client_id=f"client-{n}") for n in range(3)]
+    service.watches = [[status(committed=1), committed(1, 0.5)] for _ in range(2)]
+    open_run = await potluck(config, tmp_path, "report", "3f9a", "-o", "open.png")
+    service.started = ["secure_aggregation = true"]
+    masked = await potluck(config, tmp_path, "report", "3f9a", "-o", "masked.png")
+    assert (open_run.code, masked.code) == (0, 0), masked.err
+    assert "secure_aggregation" not in open_run.out
+    assert masked.out.splitlines()[-1] == f"secure_aggregation: {CLAIM}"
 
 
 async def test_the_newest_run_is_watched_and_a_failed_one_has_exit_code_1(

@@ -29,6 +29,7 @@ from support.pages import PATIENCE_SECONDS, OpenPage, running_page
 from support.pki import TestFederation, make_federation, tls_files
 
 from potluck.common.net.identity import Role
+from potluck.common.updates.masked_lanes import CLAIM
 from potluck.deploy.operator.operator_config import OperatorConfig
 from potluck.deploy.pki import authority
 from potluck.page import overview_watch, page_guard, run_watch
@@ -193,8 +194,18 @@ async def test_a_run_with_its_rounds_its_cohorts_and_their_labels(
     disclosed = (await page.get(f"/api/runs/{RUN_ID}/disclosed")).json
     assert disclosed["mix"]["rounds"][0]["selected"] == [0.5, 0.5]
     assert disclosed["privacy"]["largest"] == 1.0
+    assert disclosed["privacy"]["claim_of_masks"] == ""
     assert len(disclosed["roster"]) == 4
     assert service.watched == 1
+
+
+async def test_page_of_a_run_with_masks_states_what_they_promise(
+    page: OpenPage, service: FakeOperatorService
+) -> None:
+    service.started = ["secure_aggregation = true"]
+    service.watches = [[status(committed=1), committed(1, 0.5)]]
+    disclosed = (await page.get(f"/api/runs/{RUN_ID}/disclosed")).json
+    assert disclosed["privacy"]["claim_of_masks"] == CLAIM
 
 
 async def test_pages_hear_what_happens_and_the_coordinator_is_asked_once(

@@ -214,7 +214,7 @@ class FakeOperatorService(OperatorServiceServicer):
         request: operator_pb2.FetchRunFileRequest,
         context: Context,
     ) -> operator_pb2.FetchRunFileResponse:
-        return operator_pb2.FetchRunFileResponse(run_id=RUN_ID, run_file=self.started[-1])
+        return operator_pb2.FetchRunFileResponse(run_id=RUN_ID, run_file=(self.started or [""])[-1])
 
     async def ResumeRun(  # noqa: N802  # named by the protocol
         self,

@@ -8,7 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from potluck.deploy.view.client_disclosures import client_disclosures, holds_against
+from potluck.deploy.view.client_disclosures import (
+    claim_of_masks,
+    client_disclosures,
+    holds_against,
+)
 from potluck.page.page_shapes import (
     ClientPrivacy,
     DisclosedShown,
@@ -30,11 +34,12 @@ def shown_disclosures(
     classes: int,
     profiles: Sequence[operator_pb2.ClientProfile],
     audits: Sequence[operator_pb2.AuditDisclosuresResponse],
+    run_file: str,
 ) -> DisclosedShown:
     """What is known of the data of a run's clients, and what that cost them."""
     return DisclosedShown(
         mix=shown_mix(rounds, classes, profiles),
-        privacy=shown_privacy(audits),
+        privacy=shown_privacy(audits, run_file),
         roster=[profile.client_id for profile in profiles],
     )
 
@@ -89,7 +94,9 @@ def _entropy(shares: Sequence[float]) -> float:
     return round(float(-(positive * np.log2(positive)).sum()) + 0.0, 3)
 
 
-def shown_privacy(audits: Sequence[operator_pb2.AuditDisclosuresResponse]) -> PrivacyShown:
+def shown_privacy(
+    audits: Sequence[operator_pb2.AuditDisclosuresResponse], run_file: str
+) -> PrivacyShown:
     """Privacy loss of each client, as the coordinator saw it."""
     sums = [each for part in audits for each in part.sums]
     profiles = [each for part in audits for each in part.profiles]
@@ -111,4 +118,5 @@ def shown_privacy(audits: Sequence[operator_pb2.AuditDisclosuresResponse]) -> Pr
         sums_released=sum(each.released for each in sums),
         sums_aborted=sum(not each.released for each in sums),
         holds_against=holds_against(independent=any(part.independent_root for part in audits)),
+        claim_of_masks=claim_of_masks(run_file),
     )

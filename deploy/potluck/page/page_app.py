@@ -189,7 +189,8 @@ class PageServer:
     async def _disclosed_now(self, watch: RunWatch) -> BaseModel:
         classes, profiles = await self._link.call(lambda each: each.fetch_profiles(watch.run_id))
         audits = await self._link.call(lambda each: each.audit_disclosures(watch.run_id))
-        return shown_disclosures(watch.view.rounds, classes, profiles, audits)
+        run_file = await self._run_file(watch.run_id)
+        return shown_disclosures(watch.view.rounds, classes, profiles, audits, run_file)
 
     async def _file(self, request: Request) -> BaseModel:
         run_id = request.path_params["run"]

@@ -240,6 +240,7 @@ class PrivacyShown(Shape):
     sums_released: int
     sums_aborted: int
     holds_against: str = Field(description="From whom sums hide single clients.")
+    claim_of_masks: str = Field(description="What masks of updates promise; empty without masks.")
 
 
 class DisclosedShown(Shape):

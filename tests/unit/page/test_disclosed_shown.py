@@ -45,7 +45,7 @@ def test_privacy_is_added_up_over_sums_and_releases() -> None:
         client_id="client-2", signal="label_counts", data_epoch=3, epsilon=1.25
     )
     audit = operator_pb2.AuditDisclosuresResponse(sums=sums, profiles=[profile])
-    found = shown_disclosures([], 2, PROFILES, [audit])
+    found = shown_disclosures([], 2, PROFILES, [audit], "")
     assert found.roster == ["client-0", "client-1", "client-2"]
     privacy = found.privacy
     assert [(each.client, each.epsilon, each.sums) for each in privacy.clients] == [

@@ -22,6 +22,7 @@ from potluck.deploy.operator.run_view import (
     shown_measures,
     spread_coverage,
 )
+from potluck.deploy.view.client_disclosures import claim_of_masks
 from potluck.deploy.view.pictures import check_picture
 from potluck.deploy.view.readable import readable_count, readable_coverage, readable_measure
 
@@ -72,6 +73,7 @@ async def report(
         accuracies=found.accuracies,
         measures=titled_measures(found, shown_measures(status)),
     )
+    claim = claim_of_masks(await client.fetch_run_file(run_id))
     values = report_values(found)
     if as_json:
         for each in values:
@@ -83,6 +85,7 @@ async def report(
         *summary_lines(values),
         *coverage_lines(found, shown),
         *spread_lines(found, shown),
+        *([f"secure_aggregation: {claim}"] if claim else []),
     ]:
         print_line(line)
 

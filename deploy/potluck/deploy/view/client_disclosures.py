@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from potluck.common.updates.masked_lanes import CLAIM
 from potluck.deploy.view.readable import natural_order
 from potluck.rpc.v1 import operator_pb2
 
@@ -46,6 +48,11 @@ def client_disclosures(
         mine.signals.append(f"{profile.signal} (epoch {profile.data_epoch})")
         mine.epsilon += profile.epsilon
     return sorted(found.values(), key=lambda each: natural_order(each.client))
+
+
+def claim_of_masks(run_file: str) -> str:
+    """Return what may be claimed of a run's masked updates; empty if its updates have no masks."""
+    return CLAIM if tomllib.loads(run_file).get("secure_aggregation") else ""
 
 
 def profile_values(each: operator_pb2.AuditedProfile) -> dict[str, Any]:

@@ -140,12 +140,13 @@ export function privacyCard() {
   const element = card("Privacy spent", { id: "privacy" }, place);
   const figures = h("div", {});
   let most = [], numbers = null;
+  const claim = (found) => (found.claim_of_masks ? h("p", { class: "small soft" }, `Masked updates: ${found.claim_of_masks}.`) : null);
   return {
     element,
     draw(found) {
       if (!found.clients.length && !found.sums_aborted) {
         numbers = null;
-        put(place, h("p", { class: "quiet" }, "Nothing left the clients of this run but model updates: no profiles, no secure sums."));
+        put(place, h("p", { class: "quiet" }, "Nothing left the clients of this run but model updates: no profiles, no secure sums."), claim(found));
         return;
       }
       most = [...found.clients].sort((one, other) => other.epsilon - one.epsilon);
@@ -164,7 +165,8 @@ export function privacyCard() {
           ["Secure sums", `${found.sums_released}`, found.sums_aborted ? `${found.sums_aborted} aborted` : ""],
         ]),
         spread(most.map((each) => each.epsilon)),
-        found.sums_released ? h("p", { class: "small soft" }, `Sums hide single clients from ${found.holds_against}.`) : null);
+        found.sums_released ? h("p", { class: "small soft" }, `Sums hide single clients from ${found.holds_against}.`) : null,
+        claim(found));
       if (first) put(place, figures, numbers.element);
       numbers.refresh();
     },
