@@ -32,10 +32,16 @@ def members(tmp_path_factory: pytest.TempPathFactory) -> Members:
 
 
 @contextlib.asynccontextmanager
-async def attacked(members: Members, folder: Path, /, **hosts: Any) -> AsyncIterator[Scene]:
-    """A federation that a liar stands in. hosts: changes of its hosts' configuration."""
+async def attacked(
+    members: Members, folder: Path, /, *, data: Path | None = None, **hosts: Any
+) -> AsyncIterator[Scene]:
+    """A federation that a liar stands in.
+
+    data: folder of the operator's files at the coordinator. hosts: changes of its hosts'
+    configuration.
+    """
     async with (
-        sum_federation(members, folder) as federation,
+        sum_federation(members, folder, data_directory=data) as federation,
         lying_coordinator(
             members.tls.coordinator, members.tls.hosts, federation.port, Script()
         ) as liar,

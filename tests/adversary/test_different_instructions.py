@@ -156,6 +156,11 @@ async def test_a_text_that_means_the_same_changes_nothing(scene: Scene) -> None:
         pytest.param(attribute("one_way", ["0.weight"]), ANOTHER_SUM, id="one way"),
         pytest.param(merged(kept={"purposes": ["correction"]}), ALIKE, id="control variates"),
         pytest.param(merged(kept={"purposes": ["model"]}), ALIKE, id="kept tensors"),
+        pytest.param(
+            merged(kept={"purposes": ["model"], "included_update_id": "run/1/1/client-1"}),
+            ALIKE,
+            id="kept.included_update_id",
+        ),
         pytest.param(merged(personal={"pull": 0.5}), ANOTHER_SUM, id="personal model"),
         pytest.param(merged(summing={"quantum_bits": 9}), ANOTHER_SUM, id="lanes"),
         pytest.param(merged(auxiliary={"names": ["c"]}), "without a file", id="auxiliaries"),

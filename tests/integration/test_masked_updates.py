@@ -27,7 +27,7 @@ from potluck.common.tensors.layout import Layout
 from potluck.common.tensors.tensor_files import FileDigest, write_tensors
 from potluck.deploy.commands.disclosure_audit_command import audit
 from potluck.rpc.v1 import coordinator_pb2 as rpc
-from potluck.server.store import RunRow, RunState
+from potluck.server.store import RunState
 from potluck.server.store.records import MemberState
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -128,18 +128,6 @@ async def test_label_entropies_are_told_where_updates_are_masked(
     one, other = await weights(federation, masked.run_id), await weights(federation, opened.run_id)
     for name, array in one.items():
         assert np.abs(array - other[name]).max() < 1e-6, name
-
-
-async def watched(federation: SumFederation, run_file: str) -> tuple[RunRow, list[str]]:
-    """A run that has ended, and the texts of its notices."""
-    row = await federation.coordinator.start_run(run_file)
-    driver = federation.coordinator.runs.driver(row.run_id)
-    assert driver is not None
-    said: list[str] = []
-    events = driver.feed.watch()
-    while (event := await events.get()) is not None:
-        said.append(event.notice.text)
-    return await federation.ended(row.run_id), said
 
 
 async def sums_of(federation: SumFederation, run_id: str) -> list[SessionRecord]:
@@ -255,7 +243,7 @@ async def test_training_that_fails_is_counted_in_the_sum_and_seen_nowhere_else(
         monkeypatch.setattr("potluck.client.handlers.training_handler.write_masked", spoiled)
     else:
         monkeypatch.setattr("potluck.client.training.device.train_update", diverging)
-    row, said = await watched(federation, ONE_ROUND)
+    row, said = await federation.watched(ONE_ROUND)
     assert row.state is RunState.FINISHED, row.reason
     [record] = await sums_of(federation, row.run_id)
     assert (record.refusals, sorted(record.clients)) == ({}, federation.members.names)
@@ -298,7 +286,7 @@ async def test_uploads_that_nobody_vouches_for_are_refused_and_the_others_go_on(
 
 
 async def test_large_changes_are_cut_off_and_counted(federation: SumFederation) -> None:
-    row, said = await watched(federation, ONE_ROUND + "masking.clip = 1e-4\n")
+    row, said = await federation.watched(ONE_ROUND + "masking.clip = 1e-4\n")
     assert row.state is RunState.FINISHED
     assert any("changes of single parameters were cut off at ±0.0001" in text for text in said)
 

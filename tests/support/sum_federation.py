@@ -192,6 +192,17 @@ class SumFederation:
         row = await self.coordinator.start_run(run_file)
         return await self.ended(row.run_id)
 
+    async def watched(self, run_file: str) -> tuple[RunRow, list[str]]:
+        """The row of a run that has been started and is over, and the texts of its notices."""
+        row = await self.coordinator.start_run(run_file)
+        driver = self.coordinator.runs.driver(row.run_id)
+        assert driver is not None
+        said: list[str] = []
+        events = driver.feed.watch()
+        while (event := await events.get()) is not None:
+            said.append(event.notice.text)
+        return await self.ended(row.run_id), [text for text in said if text]
+
     async def ended(self, run_id: str) -> RunRow:
         async with asyncio.timeout(PATIENCE_SECONDS):
             while self.coordinator.runs.driver(run_id) is not None:  # noqa: ASYNC110  # no signal for it

@@ -111,16 +111,3 @@ def test_sums_await_those_who_still_train() -> None:
     abandon = rpc.Abandon(instruction_ids=["run/1/1/c"])
     expected.see(rpc.Instruction(id="x", abandon=abandon), "host-1")
     assert not expected.awaited("run")
-
-
-def test_host_ends_only_the_wait_for_its_own_updates() -> None:
-    expected = ExpectedUpdates(lambda: NOW, lambda _: None)
-    expected.see(summed("run/1/1/a", "a"), "host-0")
-    expected.answered("run/1/1/a", "host-1")
-    expected.received([transfer_pb2.SumMember(update_id="run/1/1/a", client_id="b")])
-    assert expected.awaited("run")
-    expected.answered("run/1/1/a", "host-0")
-    assert not expected.awaited("run")
-    expected.see(summed("run/1/1/a", "a"), "host-0")
-    expected.received([transfer_pb2.SumMember(update_id="run/1/1/a", client_id="a")])
-    assert not expected.awaited("run")

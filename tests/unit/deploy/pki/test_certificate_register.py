@@ -12,10 +12,6 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding
-from cryptography.x509.oid import ExtendedKeyUsageOID
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.pki import make_federation
@@ -25,8 +21,6 @@ from potluck.client.cli import app as client_app
 from potluck.common.errors import ConfigurationError, IdentityError, PotluckError
 from potluck.common.net.identity import Identity, Role, exceeding, parse_claims, parse_identity
 from potluck.common.net.key_files import (
-    key_fingerprint,
-    load_key,
     make_request,
     parse_request,
     read_request,
@@ -186,60 +180,6 @@ def test_a_request_gets_no_other_role_than_is_said(folder: Path, tmp_path: Path)
     _, lab_a, _ = make_request(tmp_path / "host", host("lab-a"))
     with pytest.raises(ConfigurationError, match=r"client-6:9, and is granted client-0:5; "):
         sign(folder, lab_a, force=True, now=NOW)
-
-
-def test_request_exchanged_after_its_fingerprint_was_shown_changes_nothing(
-    folder: Path, tmp_path: Path
-) -> None:
-    _, request, shown = make_request(tmp_path / "host", host())
-    _, other, _ = make_request(tmp_path / "thief", host())
-    asks = ["sign", str(folder), str(request), "--clients", "client-6:9"]
-
-    def exchange(*_: object, **__: object) -> bool:
-        request.write_bytes(other.read_bytes())
-        return True
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("typer.confirm", exchange)  # the moment in which a person compares
-        signed = CliRunner().invoke(app, asks)
-    assert signed.exit_code == 0, signed.output
-    assert shown in signed.output
-    key = read_certificate(folder / "lab-b.pem").public_key()
-    assert isinstance(key, ec.EllipticCurvePublicKey)
-    assert key_fingerprint(key) == shown
-
-
-@pytest.mark.parametrize(
-    ("extension", "reason"),
-    [
-        (x509.BasicConstraints(ca=True, path_length=None), r"certificate authority \(CA:true\)"),
-        (
-            x509.UnrecognizedExtension(x509.ObjectIdentifier("1.2.3.4"), b"?"),
-            r"extension 1\.2\.3\.4",
-        ),
-        (
-            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE]),
-            r"extension 2\.5\.29\.37",
-        ),
-    ],
-)
-def test_request_for_an_extension_is_refused_before_the_question(
-    folder: Path, tmp_path: Path, extension: x509.ExtensionType, reason: str
-) -> None:
-    key, path, _ = make_request(tmp_path / "host", host())
-    names = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(host().uri())])
-    builder = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
-    for one in (names, extension):
-        builder = builder.add_extension(one, critical=False)
-    request = builder.sign(load_key(key), hashes.SHA256())
-    path.write_bytes(request.public_bytes(Encoding.PEM))
-    with pytest.raises(ConfigurationError, match=reason):
-        read_request(path)
-    asks = ["sign", str(folder), str(path), "--clients", "client-6:9"]
-    refused = CliRunner().invoke(app, asks, input="y\n")
-    assert refused.exit_code == 1
-    assert "Sign it?" not in refused.output
-    assert not (folder / "lab-b.pem").exists()
 
 
 @pytest.mark.parametrize(
