@@ -82,6 +82,7 @@ def write_files(
             "training.steps=1",
             *transport,
         ],
+        root="secure_aggregation=true" in transport,
     )
     files = write_demo_files(folder, options, port)
     for path in (files.coordinator, *files.hosts):
