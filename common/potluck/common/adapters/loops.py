@@ -95,4 +95,5 @@ class LoopTrainer(AdaptedTrainer):
             what = f"a {type(found).__name__} of {len(found)}" if several else "a number alone"
             names = ", ".join(f'"{name}": …' for name in self.measures)
             raise TrainingError(f"{by} returned {what}; return its measures by name: {{{names}}}")
-        return self.over_samples(dict.fromkeys(self.measures, found), samples, by=by)
+        by_name: dict[str, Any] = dict.fromkeys(self.measures, found)
+        return self.over_samples(by_name, samples, by=by)

@@ -51,7 +51,7 @@ def complete(run: Run, selection: Selection, context: SelectionContext) -> Selec
     if not least:
         return selection
     hosts = _hosts(run)
-    if sum_suffices([hosts[row] for row in selection.rows], run_file):
+    if sum_suffices([hosts[int(row)] for row in selection.rows], run_file):
         return selection
     limits = [(values, most) for _, values, most in tag_limits(run)]
     rows = selection.rows
@@ -68,7 +68,7 @@ def complete(run: Run, selection: Selection, context: SelectionContext) -> Selec
         if more is None:
             break
         rows = more
-        if sum_suffices([hosts[row] for row in rows], run_file):
+        if sum_suffices([hosts[int(row)] for row in rows], run_file):
             break
     chosen_for = dict(zip(selection.rows.tolist(), selection.reasons, strict=True))
     needed = f"needed for {len({hosts[row] for row in rows})} hosts"

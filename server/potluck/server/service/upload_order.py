@@ -61,8 +61,9 @@ class UploadOrder:
     async def receiving(self, update_id: str, blake3: str) -> AsyncIterator[None]:
         """A block, within a turn, that ends with TruncatedError when a newer stream comes."""
         file = (update_id, blake3)
+        ending = asyncio.timeout(None)
         try:
-            async with asyncio.timeout(None) as ending:
+            async with ending:
                 self._receiving[file] = ending
                 yield
         except TimeoutError:

@@ -3,12 +3,15 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
 
 import pytest
 import structlog
-from grpc._cython import cygrpc  # type: ignore[attr-defined]  # it is compiled
 
 from potluck.common.process.logs import LogFormat, LogLevel, configure_logging
+
+cygrpc: Any = import_module("grpc._cython.cygrpc")  # compiled, and without stubs
 
 
 @pytest.fixture(autouse=True)
