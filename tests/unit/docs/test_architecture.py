@@ -65,21 +65,6 @@ def test_every_function_is_in_the_file_named_with_it() -> None:
     assert missing == []
 
 
-def test_the_table_of_contributing_has_all_subpackages() -> None:
-    text = (HOUSE / "CONTRIBUTING.md").read_text()
-    rows = dict(re.findall(r"^\| `(\w+)/` \| (.*) \|$", text, re.MULTILINE))
-    for root, row in rows.items():
-        packages = {f.name for f in (HOUSE / root / "potluck").iterdir() if any(f.glob("*.py"))}
-        folders = (f for f in (HOUSE / root / "potluck" / root).iterdir() if f.is_dir())
-        inside = {f.name for f in folders if any(f.rglob("*.py"))}
-        if root == "experiments":
-            inside.add("presets")  # run files only
-        wanted = inside | (packages - {root})
-        told = set(re.findall(r"`(\w+)`", row)) - {root, "rpc"}
-        assert told == wanted, root
-    assert len(rows) == 6
-
-
 NAMED_FILE = re.compile(r"(?<![\w/.*{}<>$…-])((?:[\w.-]+/)*[\w-]+\.py|tests/[\w./-]*\w)(?![\w/(*])")
 """A Python file or a test, alone or with the folders that it is in."""
 ROOTS = (

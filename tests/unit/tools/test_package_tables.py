@@ -1,0 +1,23 @@
+"""The tables of packages show the tree as it is."""
+
+from pathlib import Path
+
+import pytest
+
+import package_tables
+
+HOUSE = Path(__file__).resolve().parents[3]
+
+
+@pytest.mark.parametrize("name", package_tables.TABLES)
+def test_the_table_on_a_page_is_what_the_script_writes(name: str) -> None:
+    table = package_tables.TABLES[name]()
+    assert package_tables.BEGIN + table in (HOUSE / name).read_text(), "run: make pages"
+
+
+def test_each_subpackage_has_a_row_with_its_summary() -> None:
+    table = package_tables.long_table()
+    rows = [row.split(" | ") for row in table.splitlines()[2:]]
+    assert len(rows) > 40
+    assert [where for where, what in rows if what.strip(" |") == ""] == []
+    assert "| `server/` | `server` | `aggregation`" in package_tables.short_table()

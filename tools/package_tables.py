@@ -1,0 +1,86 @@
+"""The tables of packages in CONTRIBUTING.md and docs/architecture.md, made from the tree.
+
+    .venv/bin/python tools/package_tables.py
+
+writes both again. A source root is a folder with a folder `potluck`; a package is a folder in there
+with Python in it; a subpackage is such a folder in a package. The first sentence of a subpackage's
+docstring is what the table on the architecture page shows of it.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+HOUSE = Path(__file__).resolve().parents[1]
+
+BEGIN, END = "<!-- packages -->\n", "<!-- /packages -->"
+MARKED = re.compile(f"{BEGIN}.*{END}", re.DOTALL)
+GENERATED = "rpc"
+"""The package of stubs, which has versions for subpackages."""
+
+
+def source_roots() -> list[str]:
+    """Names of the folders that hold a part of the namespace package."""
+    return sorted(folder.parent.name for folder in HOUSE.glob("*/potluck"))
+
+
+def subfolders(folder: Path) -> list[Path]:
+    """The folders in a folder that hold Python, sorted by name."""
+    return sorted(f for f in folder.iterdir() if f.is_dir() and any(f.rglob("*.py")))
+
+
+def packages() -> Iterator[tuple[str, Path]]:
+    """Each package with its source root; the package of the root's own name comes first."""
+    for root in source_roots():
+        found = subfolders(HOUSE / root / "potluck")
+        for package in sorted(found, key=lambda folder: (folder.name != root, folder.name)):
+            yield root, package
+
+
+def subpackages(package: Path) -> list[Path]:
+    """The subpackages of a package; generated stubs have none."""
+    return [] if package.name == GENERATED else subfolders(package)
+
+
+def summary(folder: Path) -> str:
+    """The first sentence of the docstring of a package, empty if it has none."""
+    module = folder / "__init__.py"
+    text = ast.get_docstring(ast.parse(module.read_text())) if module.is_file() else None
+    paragraph = " ".join((text or "").partition("\n\n")[0].split())
+    return re.split(r"(?<=\.)\s", paragraph)[0]
+
+
+def short_table() -> str:
+    """One row per package, with the names of its subpackages."""
+    lines = ["| source root | package | subpackages |", "|---|---|---|"]
+    for root, package in packages():
+        inside = ", ".join(f"`{folder.name}`" for folder in subpackages(package))
+        lines.append(f"| `{root}/` | `{package.name}` | {inside or 'modules only'} |")
+    return "\n".join(lines) + "\n"
+
+
+def long_table() -> str:
+    """One row per subpackage, and per package without any, with what it says of itself."""
+    lines = ["| where | what is in it |", "|---|---|"]
+    for root, package in packages():
+        for folder in subpackages(package) or [package]:
+            path = folder.relative_to(HOUSE).as_posix()
+            label = f"{root}/…/{'/'.join(folder.parts[len(package.parts) - 1 :])}"
+            text = "generated stubs" if package.name == GENERATED else summary(folder)
+            lines.append(f"| [`{label}`](../{path}) | {text} |")
+    return "\n".join(lines) + "\n"
+
+
+def filled(text: str, table: str) -> str:
+    """The text of a page with the table between the marks."""
+    return MARKED.sub(lambda _: f"{BEGIN}{table}{END}", text)
+
+
+TABLES = {"CONTRIBUTING.md": short_table, "docs/architecture.md": long_table}
+
+if __name__ == "__main__":
+    for name, table in TABLES.items():
+        (HOUSE / name).write_text(filled((HOUSE / name).read_text(), table()))
