@@ -3,6 +3,12 @@
 
 VENV := .venv
 INSTALLED := $(VENV)/installed
+EVERYTHING := -e '.[dev,postgresql]'
+# README.md needs a fifth of the packages; matplotlib draws the demo's picture. Python compiles a
+# module at its first import, which saves the time to compile all of torch.
+INSTALLED_DEMO := $(VENV)/installed-demo
+FOR_DEMO := --no-compile -e '.[page]' matplotlib
+DEMO := $(if $(wildcard $(INSTALLED)),$(INSTALLED),$(INSTALLED_DEMO))
 BUF_VERSION := 1.75.0
 BUF := build/buf-$(BUF_VERSION)/node_modules/.bin/buf
 STUBS := common/potluck/rpc
@@ -23,7 +29,8 @@ SIDE_BY_SIDE := --dist loadfile --numprocesses
 help:
 	@echo "Potluck: federated learning that decides well who trains."
 	@echo
-	@echo "  make demo        start a coordinator and client processes here and watch them train"
+	@echo "  make demo        start a coordinator and client processes here and watch them train;"
+	@echo "                   installs only what that needs, in a minute beside the download of torch"
 	@echo "                   options: make demo ARGS='--rounds 5 --seed 7'; all: make demo ARGS=--help"
 	@echo "  make test        run the tests of code and files, in 3 minutes; some: make test ARGS='-k wheel'"
 	@echo "  make test-federation"
@@ -46,6 +53,15 @@ help:
 venv: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt
+	$(call install,$(EVERYTHING))
+	@# Compiling warns about some libraries, and in tests a warning is an error.
+	@if [ -e $(INSTALLED_DEMO) ]; then $(VENV)/bin/python -m compileall -qq -j 0 $(VENV)/lib || true; fi
+
+$(INSTALLED_DEMO): pyproject.toml constraints.txt
+	$(call install,$(FOR_DEMO))
+
+# $(call install,WHAT): into $(VENV), which is made first where there is none that suits.
+define install
 	@candidates="$(if $(PYTHON),$(PYTHON),python3 python3.14 python3.13 python3.12 python3.11 python)"; \
 	suits='import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))'; \
 	if $(VENV)/bin/python -c "$$suits" 2>/dev/null; then exit 0; fi; \
@@ -58,11 +74,12 @@ $(INSTALLED): pyproject.toml constraints.txt
 	echo "No Python 3.11 or newer with the modules venv and ensurepip among: $$candidates." >&2; \
 	echo "Install one (Debian: apt-get install python3 python3-venv) or name it: make venv PYTHON=/path/to/python3.11" >&2; \
 	exit 1
-	$(VENV)/bin/python -m pip install $(PIP_FLAGS) -c constraints.txt -e '.[dev,postgresql]'
+	$(VENV)/bin/python -m pip install $(PIP_FLAGS) -c constraints.txt $(1)
 	@touch $@
+endef
 
 .PHONY: demo
-demo: $(INSTALLED)
+demo: $(DEMO)
 	$(VENV)/bin/potluck demo $(ARGS)
 
 .PHONY: test
