@@ -38,6 +38,7 @@ class End:
     reason: str
     best: operator_pb2.BestModel
     models: list[str]
+    coverage: list[operator_pb2.Coverage]
 
 
 async def end_of(federation: Federation, run_id: str) -> End:
@@ -45,7 +46,12 @@ async def end_of(federation: Federation, run_id: str) -> End:
     assert status.state == operator_pb2.RUN_STATE_FINISHED, status.reason
     history = await federation.history(run_id)
     assert len(history) == status.committed_rounds < status.rounds
-    return End(status.reason, status.best, [each.model_blake3 for each in history])
+    return End(
+        status.reason,
+        status.best,
+        [each.model_blake3 for each in history],
+        [each.coverage["loss"] for each in history],
+    )
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -77,6 +83,8 @@ async def test_it_stops_for_want_of_improvement(undisturbed: End) -> None:
     assert best.stalled == 2
     assert 1 <= best.round <= last
     assert best.model_blake3 == undisturbed.models[best.round - 1]
+    assert best.coverage == undisturbed.coverage[best.round - 1]
+    assert best.coverage.samples > 0  # the coordinator's own
 
 
 @pytest.mark.parametrize("moment", ["before-commit_round", "after-commit_round"])

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from support.stored import AT, COHORT, RUN, UPDATE, begun_run, commit, committed, digest, selected
 
 from potluck.common.errors import NotFoundError, StorageError
+from potluck.common.learning.coverage import Coverage
 from potluck.server.store import (
     AttemptKey,
     BestSoFar,
@@ -354,13 +355,15 @@ def test_whoever_names_a_file_is_known(begun: Store) -> None:
 
 def test_the_best_of_a_run_comes_back_with_its_rounds(begun: Store) -> None:
     best = BestSoFar(measure="loss", round=1, value=0.1 + 0.2, mark=math.inf, stalled=3)
+    behind = {"loss": Coverage(clients=2, asked=3, samples=40, partial=True)}
     selected(begun, FIRST)
-    begun.commit_round(replace(commit(FIRST, []), best=best))
+    begun.commit_round(replace(commit(FIRST, []), best=best, coverage=behind))
     selected(begun, NEXT)
     begun.commit_round(replace(commit(NEXT, []), best=replace(best, stalled=4)))
     assert [row.best for row in begun.rounds(RUN.run_id)] == [best, replace(best, stalled=4)]
     run = begun.run(RUN.run_id)
     assert (run.best, run.best_model_blake3) == (replace(best, stalled=4), digest(1))
+    assert run.best_coverage == behind
     assert {each.best_round for each in begun.holders([digest(0), digest(2)])} == {1}
     assert [each.round for each in begun.best_references(RUN.run_id, first=1, last=2)] == [1]
     # Nothing is known yet, but for how often.
@@ -369,7 +372,7 @@ def test_the_best_of_a_run_comes_back_with_its_rounds(begun: Store) -> None:
     selected(begun, third)
     begun.commit_round(replace(commit(third, []), best=unknown))
     run = begun.run(RUN.run_id)
-    assert (run.best, run.best_model_blake3) == (unknown, None)
+    assert (run.best, run.best_model_blake3, run.best_coverage) == (unknown, None, {})
 
 
 def test_what_a_run_remembers_of_each_client(begun: Store) -> None:

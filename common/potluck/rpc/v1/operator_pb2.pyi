@@ -364,6 +364,7 @@ class BestModel(_message.Message):
     VALUE_FIELD_NUMBER: _builtins.int
     MODEL_BLAKE3_FIELD_NUMBER: _builtins.int
     STALLED_FIELD_NUMBER: _builtins.int
+    COVERAGE_FIELD_NUMBER: _builtins.int
     measure: _builtins.str
     """Name of the measure."""
     round: _builtins.int
@@ -374,6 +375,10 @@ class BestModel(_message.Message):
     """BLAKE3 digest of that round's model."""
     stalled: _builtins.int
     """Evaluations since the last that was an improvement by more than stop.minimum_delta."""
+    @_builtins.property
+    def coverage(self) -> Global___Coverage:
+        """The clients and samples that the value is over; absent if the coordinator does not know them."""
+
     def __init__(
         self,
         *,
@@ -382,10 +387,11 @@ class BestModel(_message.Message):
         value: _builtins.float = ...,
         model_blake3: _builtins.str = ...,
         stalled: _builtins.int = ...,
+        coverage: Global___Coverage | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["coverage", b"coverage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["measure", b"measure", "model_blake3", b"model_blake3", "round", b"round", "stalled", b"stalled", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coverage", b"coverage", "measure", b"measure", "model_blake3", b"model_blake3", "round", b"round", "stalled", b"stalled", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

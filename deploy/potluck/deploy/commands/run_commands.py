@@ -25,9 +25,10 @@ from potluck.deploy.operator.model_metadata import kept_patterns, metadata_of
 from potluck.deploy.operator.model_shards import shard_bytes, split, whole_file
 from potluck.deploy.operator.operator_client import OperatorClient
 from potluck.deploy.operator.run_overrides import override
+from potluck.deploy.operator.run_view import best_coverage
 from potluck.deploy.terminal import terminal
 from potluck.deploy.view.listings import run_table, runs_table
-from potluck.deploy.view.readable import readable_bytes
+from potluck.deploy.view.readable import readable_bytes, readable_coverage
 from potluck.deploy.view.watch import display_for, follow, is_finished
 from potluck.deploy.view.watch_lines import status_line
 
@@ -335,7 +336,9 @@ async def model(
     else:
         whose = f"round {origin.round} of run {origin.run_id} ({origin.name})"
         if best:
-            whose += f", its best {origin.best.measure} ({origin.best.value:.6g})"
+            behind = best_coverage(origin.best)
+            over = "" if behind is None else f" over {readable_coverage(behind)}"
+            whose += f", its best {origin.best.measure} ({origin.best.value:.6g}{over})"
         size = readable_bytes(downloaded.size)
         kept = kept_patterns(origin)
         lacks = f"; not in it is what clients keep: {', '.join(kept)}" if kept else ""

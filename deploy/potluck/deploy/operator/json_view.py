@@ -12,6 +12,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from potluck.common.learning.spread import QUANTILES
 from potluck.deploy.operator.run_view import (
+    best_coverage,
     coverage_of,
     member_state_name,
     metric_values,
@@ -59,12 +60,14 @@ def status_values(status: operator_pb2.RunStatus) -> dict[str, Any]:
 
 def best_values(best: operator_pb2.BestModel) -> dict[str, Any]:
     """The best model of a run."""
+    behind = best_coverage(best)
     return {
         "measure": best.measure,
         "round": best.round,
         "value": best.value,
         "model_blake3": best.model_blake3,
         "stalled": best.stalled,
+        "coverage": None if behind is None else vars(behind),
     }
 
 

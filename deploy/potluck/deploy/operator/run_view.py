@@ -125,17 +125,6 @@ def waiting_text(waiting: operator_pb2.Waiting, now: datetime) -> str:
     return text
 
 
-def best_text(status: operator_pb2.RunStatus) -> str:
-    """A run's best model in one line; empty where none is known."""
-    if not status.HasField("best"):
-        return ""
-    best = status.best
-    since = f", {best.stalled} evaluations without improvement since" if best.stalled else ""
-    if best.stalled == 1:
-        since = ", 1 evaluation without improvement since"
-    return f"round {best.round}, {best.measure} {best.value:.6g}{since}: {best.model_blake3}"
-
-
 def member_state_name(state: MemberState.ValueType) -> str:
     """A member's state in one lower-case word."""
     return MemberState.Name(state).removeprefix("MEMBER_STATE_").lower()
@@ -160,12 +149,18 @@ def all_metrics(metrics: operator_pb2.Metrics) -> dict[str, float]:
 
 def coverage_of(committed: operator_pb2.CommittedRound) -> dict[str, Coverage]:
     """The clients and samples behind each metric of a round, by name."""
-    return {
-        name: Coverage(
-            clients=each.clients, asked=each.asked, samples=each.samples, partial=each.partial
-        )
-        for name, each in sorted(committed.coverage.items())
-    }
+    return {name: _coverage(each) for name, each in sorted(committed.coverage.items())}
+
+
+def best_coverage(best: operator_pb2.BestModel) -> Coverage | None:
+    """The clients and samples behind a best model's value; None if they are unknown."""
+    return _coverage(best.coverage) if best.HasField("coverage") else None
+
+
+def _coverage(found: operator_pb2.Coverage) -> Coverage:
+    return Coverage(
+        clients=found.clients, asked=found.asked, samples=found.samples, partial=found.partial
+    )
 
 
 def spread_coverage(spread: operator_pb2.Spread) -> Coverage:

@@ -9,8 +9,13 @@ from rich.cells import cell_len, set_cell_size
 from rich.table import Table
 from rich.text import Text
 
-from potluck.deploy.operator.run_view import best_text, run_state_name, waiting_text
-from potluck.deploy.view.readable import natural_order, readable_age, readable_count
+from potluck.deploy.operator.run_view import best_coverage, run_state_name, waiting_text
+from potluck.deploy.view.readable import (
+    natural_order,
+    readable_age,
+    readable_count,
+    readable_coverage,
+)
 from potluck.rpc.v1 import operator_pb2
 
 _NARROW = 110
@@ -60,7 +65,7 @@ def run_table(status: operator_pb2.RunStatus, now: datetime) -> Table:
         "seed": str(status.seed),
         "started": f"{readable_age(started, now)} ({started:%Y-%m-%d %H:%M} UTC)",
         "model": status.model_blake3,
-        "best": best_text(status),
+        "best": _best_text(status.best) if status.HasField("best") else "",
     }
     table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(style="bold")
@@ -69,6 +74,16 @@ def run_table(status: operator_pb2.RunStatus, now: datetime) -> Table:
         if value:
             table.add_row(name, Text(value))
     return table
+
+
+def _best_text(best: operator_pb2.BestModel) -> str:
+    """A run's best model in one line."""
+    behind = best_coverage(best)
+    over = f" over {readable_coverage(behind)}" if behind is not None else ""
+    since = f", {best.stalled} evaluations without improvement since" if best.stalled else ""
+    if best.stalled == 1:
+        since = ", 1 evaluation without improvement since"
+    return f"round {best.round}, {best.measure} {best.value:.6g}{over}{since}: {best.model_blake3}"
 
 
 def _why(status: operator_pb2.RunStatus, now: datetime) -> str:

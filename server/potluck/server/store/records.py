@@ -123,7 +123,8 @@ class RunRow(NewRun):
     reason: why it is in this state; empty where there is nothing to say. model_blake3: the last
     committed model's, the initial one's before round 1; None before there is any. number: its place
     among all runs, from 1. best: after the last committed round, where the run goes by a measure;
-    best_model_blake3: of that round's model.
+    best_model_blake3: of that round's model. best_coverage: clients and samples behind that round's
+    metrics, by name.
     """
 
     state: RunState
@@ -135,6 +136,7 @@ class RunRow(NewRun):
     number: int = 0
     best: BestSoFar | None = None
     best_model_blake3: str | None = None
+    best_coverage: Mapping[str, Coverage] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,6 +47,13 @@ from potluck.server.store.sql.column_types import (
 )
 
 _KEY = ["run_id", "round"]
+
+
+def decode_coverage(value: object) -> object:
+    """Clients and samples by metric; empty if the row is of a release that did not record them."""
+    return {} if value is None else decode_json(value)
+
+
 _read_round = Reader(
     RoundRow,
     "rounds",
@@ -58,7 +65,7 @@ _read_round = Reader(
         "spreads": decode_json,
         "committed_at": decode_time,
         "software": lambda value: {} if value is None else decode_json(value),
-        "coverage": lambda value: {} if value is None else decode_json(value),
+        "coverage": decode_coverage,
     },
 )
 _read_best = Reader(BestSoFar, "rounds", ["run_id"])

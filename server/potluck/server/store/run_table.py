@@ -12,7 +12,7 @@ from potluck.common.errors import NotFoundError
 from potluck.common.trainer import Measure
 from potluck.server.store.part import Part
 from potluck.server.store.records import NewRun, RunRow, RunState
-from potluck.server.store.round_table import best_of
+from potluck.server.store.round_table import best_of, decode_coverage
 from potluck.server.store.sql import schema
 from potluck.server.store.sql.column_types import (
     Reader,
@@ -35,7 +35,12 @@ _read_run = Reader(
     RunRow,
     "runs",
     ["run_id"],
-    {"created_at": decode_time, "changed_at": decode_time, "measures": _decode_measures},
+    {
+        "created_at": decode_time,
+        "changed_at": decode_time,
+        "measures": _decode_measures,
+        "best_coverage": decode_coverage,
+    },
 )
 
 
@@ -202,6 +207,7 @@ def _rows() -> Select[tuple[object, ...]]:
         func.coalesce(last.c.model_blake3, runs.c.initial_model_blake3).label("model_blake3"),
         *(column for column in last.c if column.name.startswith("best_")),
         best.c.model_blake3.label("best_model_blake3"),
+        best.c.coverage.label("best_coverage"),
     ).select_from(runs.outerjoin(last, of_last).outerjoin(best, of_best))
 
 

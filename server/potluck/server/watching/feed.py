@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from datetime import datetime
 
+from potluck.common.learning.coverage import Coverage
 from potluck.common.learning.measures import CLASSIFICATION, shown_measures
 from potluck.common.monitoring.metric_labels import SUM
 from potluck.common.plain_text import plain
@@ -131,12 +132,14 @@ def best_message(row: RunRow) -> operator_pb2.BestModel | None:
     best = row.best
     if best is None or best.round is None or best.value is None:
         return None
+    behind = row.best_coverage.get(best.measure)
     return operator_pb2.BestModel(
         measure=best.measure,
         round=best.round,
         value=best.value,
         model_blake3=row.best_model_blake3 or "",
         stalled=best.stalled,
+        coverage=None if behind is None else coverage_message(behind),
     )
 
 
@@ -233,19 +236,21 @@ def committed_round_message(row: RoundRow) -> operator_pb2.CommittedRound:
             )
             for name, each in row.spreads.items()
         },
-        coverage={
-            name: operator_pb2.Coverage(
-                clients=each.clients,
-                asked=each.asked,
-                samples=each.samples,
-                partial=each.partial,
-            )
-            for name, each in row.coverage.items()
-        },
+        coverage={name: coverage_message(each) for name, each in row.coverage.items()},
         software=row.software,
     )
     message.committed_at.FromDatetime(row.committed_at)
     return message
+
+
+def coverage_message(coverage: Coverage) -> operator_pb2.Coverage:
+    """The clients and samples behind a metric."""
+    return operator_pb2.Coverage(
+        clients=coverage.clients,
+        asked=coverage.asked,
+        samples=coverage.samples,
+        partial=coverage.partial,
+    )
 
 
 def metrics_message(metrics: Metrics) -> operator_pb2.Metrics:

@@ -25,7 +25,7 @@ from support.operator_service import (
 
 from potluck.deploy.operator.json_view import event_values, to_line
 from potluck.deploy.operator.run_view import RunView, fraction_done, is_news, observe, waiting_text
-from potluck.deploy.view.listings import client_lines, clients_table, runs_table
+from potluck.deploy.view.listings import client_lines, clients_table, run_table, runs_table
 from potluck.deploy.view.readable import (
     readable_bytes,
     readable_count,
@@ -246,6 +246,34 @@ def test_notices_scroll_by_above_the_live_table() -> None:
     text = output.getvalue()
     assert "[red]client-1[/red] was lost" in text
     assert "lost the coordinator" in text
+
+
+def test_a_best_model_is_shown_with_the_clients_and_samples_behind_it() -> None:
+    run = status(RunState.RUN_STATE_FINISHED, committed=7)
+    run.status.best.CopyFrom(
+        operator_pb2.BestModel(measure="loss", round=4, value=0.25, model_blake3="ab", stalled=3)
+    )
+    run.status.best.coverage.CopyFrom(
+        operator_pb2.Coverage(clients=6, asked=7, samples=240, partial=False)
+    )
+
+    def shown() -> str:
+        console = Console(file=io.StringIO(), width=160)
+        with console.capture() as capture:
+            console.print(run_table(run.status, NOON))
+        return squeezed(capture.get())
+
+    rest = ", 3 evaluations without improvement since: ab"
+    assert f"best round 4, loss 0.25 over 6 of 7 clients, 240 samples{rest}" in shown()
+    assert event_values(run)["best"]["coverage"] == {
+        "clients": 6,
+        "asked": 7,
+        "samples": 240,
+        "partial": False,
+    }
+    run.status.best.ClearField("coverage")  # a coordinator of an older release
+    assert f"best round 4, loss 0.25{rest}" in shown()
+    assert event_values(run)["best"]["coverage"] is None
 
 
 def test_listings_show_names_as_they_are() -> None:
