@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from playwright.async_api import Browser, Page, expect
+from playwright.async_api import Browser, Locator, Page, expect
 from support.browser import CHROMIUM, opened_tab, running_browser
 from support.federation import until
 from support.operator_service import (
@@ -18,6 +18,7 @@ from support.operator_service import (
     Event,
     FakeOperatorService,
     committed,
+    covering,
     member,
     notice,
     progress,
@@ -128,6 +129,14 @@ async def fits(page: Page) -> bool:
         "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
     )
     return fitting
+
+
+async def dots(plot: Locator) -> list[tuple[str, str]]:
+    """The colours inside and around each point that a plot draws, in order."""
+    found: list[tuple[str, str]] = await plot.locator("circle").evaluate_all(
+        "all => all.map((dot) => [dot.getAttribute('fill'), dot.getAttribute('stroke')])"
+    )
+    return [(fill, stroke) for fill, stroke in found]
 
 
 async def test_a_run_from_the_list_down_to_why_a_client_was_chosen(
@@ -362,9 +371,12 @@ async def test_pictures_are_read_with_the_mouse_and_rounds_searched(
     browser: Browser, server: OpenPage, service: FakeOperatorService
 ) -> None:
     many = [member(number, TRAINING) for number in range(50)]
+    first, second = history(clients=50)
+    covering(first, 20, 50, 800, partial=True)
+    covering(second, 50, 50, 2000, partial=False)
     service.watches = [
-        [status(committed=2), *history(clients=50), progress(3, "train", *many)],
-        [status(committed=2), *history(clients=50)],
+        [status(committed=2), first, second, progress(3, "train", *many)],
+        [status(committed=2), first, second],
     ]
     service.epsilons = {"client-3": 3.0}
     async with opened_tab(browser, server.address) as tab:
@@ -380,9 +392,17 @@ async def test_pictures_are_read_with_the_mouse_and_rounds_searched(
         await live.get_by_role("button", name="Show the noteworthy only").click()
         await expect(live.get_by_role("row")).to_have_count(16)
 
-        curve = page.get_by_role("img", name="accuracy from 55.0 % to 80.0 % in round 2")
+        behind = "20 of 50 clients, 800 samples, partial"
+        curve = page.get_by_role("img", name=f"accuracy from 55.0 % ({behind}) to 80.0 % in round")
+        paper = await page.evaluate("getComputedStyle(document.body).getPropertyValue('--card')")
+        assert [fill for fill, _ in await dots(curve)] == [paper] * 2  # of both lines, round 1
+        await curve.focus()
+        await page.keyboard.press("End")
+        full = (await dots(curve))[2:]  # of both lines, round 2
+        assert [fill for fill, _ in full] == [stroke for _, stroke in full] != [paper] * 2
         await curve.hover(position={"x": 60, "y": 60})
-        await expect(page.get_by_role("region", name="Measures")).to_contain_text("Round 1: acc")
+        measures = page.get_by_role("region", name="Measures")
+        await expect(measures).to_contain_text(f"Round 1: accuracy 55.0 % ({behind})")
         traffic = page.get_by_role("region", name="Time and traffic")
         await traffic.get_by_role("img", name="down").focus()
         await page.keyboard.press("End")
