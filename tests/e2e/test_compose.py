@@ -38,7 +38,7 @@ TAG = "under-test"
 PATIENCE_SECONDS = 180.0
 NO_DATA_HERE = {
     "potluck_model_measure_over_clients": "where clients measure, and the run shows the spread",
-    "potluck_model_measuring_clients": "likewise",
+    "potluck_model_measuring_": "likewise",
     "potluck_host_gpu_": "on machines with an NVIDIA GPU",
     "potluck_relay_": "where hosts are behind a relay",
     "potluck_sink_": "where the configuration has sinks",

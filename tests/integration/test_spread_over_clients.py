@@ -120,6 +120,8 @@ async def test_every_client_counts_once(federation: SumFederation, central: bool
         assert float(shown[f'potluck_model_measure_clients{{{labels},state="{state}"}}']) == number
     assert float(shown[f"potluck_model_measure_samples{{{labels}}}"]) == behind.samples
     assert float(shown[f"potluck_model_measure_partial{{{labels}}}"]) == 0
+    assert float(shown[f"potluck_model_measuring_clients{{{labels}}}"]) == spread.clients
+    assert float(shown[f"potluck_model_measuring_samples{{{labels}}}"]) == spread.samples > 0
     for statistic, value in (("p50", np.median(accuracies)), ("worst_tenth", spread.worst_tenth)):
         [line] = [
             line

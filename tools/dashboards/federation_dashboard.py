@@ -154,9 +154,13 @@ FEDERATION = Dashboard(
                     width=10,
                 ),
                 Panel(
-                    title="Clients that measure",
+                    title="Clients and samples that measure",
                     queries=[
-                        Query(f"max by (run) (potluck_model_measuring_clients{OF_RUN})", BY_RUN)
+                        Query(
+                            f"max by (run) (potluck_model_measuring_{each}{OF_RUN})",
+                            f"{BY_RUN} {each}",
+                        )
+                        for each in ("clients", "samples")
                     ],
                     about="Behind the measures over clients.",
                     kind="stat",

@@ -385,6 +385,13 @@ MEASURING_CLIENTS = _gauge(
     MEASURE_NAME,
     condition=_SPREAD,
 )
+MEASURING_SAMPLES = _gauge(
+    "potluck_model_measuring_samples",
+    "Samples behind that spread; 0 where masked updates hide them.",
+    RUN,
+    MEASURE_NAME,
+    condition=_SPREAD,
+)
 UPDATE_NORM = _gauge(
     "potluck_model_update_norm",
     "Euclidean length of the step that the newest round moved the model.",

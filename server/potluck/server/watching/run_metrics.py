@@ -239,8 +239,9 @@ class RunObserver:
             values = (None,) * len(SPREAD_STATISTICS) if each is None else each.statistics
             for statistic, value in zip(SPREAD_STATISTICS, values, strict=True):
                 self._set(metrics.MEASURE_OVER_CLIENTS, value, measure=name, statistic=statistic)
-            clients = None if each is None else each.clients
+            clients, samples = (None, None) if each is None else (each.clients, each.samples)
             self._set(metrics.MEASURING_CLIENTS, clients, measure=name)
+            self._set(metrics.MEASURING_SAMPLES, samples, measure=name)
         self._spreads = frozenset(found)
 
     # Clients ----------------------------------------------------------------------------------
