@@ -16,11 +16,13 @@ from potluck.common.disclosure import TRIPLET, Mode, Parameters, TaskReference
 from potluck.common.errors import ConfigurationError
 from potluck.common.learning.triplet import TripletSettings
 from potluck.common.settings.configuration import validate
+from potluck.deploy.view.run_summary import CoverageSummary
 from potluck.experiments.grid.cell_costs import costs_of
 from potluck.experiments.grid.definition import ExperimentFile, merged
 from potluck.experiments.grid.grid_cells import cells_of
 from potluck.experiments.grid.label_mix import LabelMixes, traits_of
 from potluck.experiments.grid.results import Before, CellResult, RoundResult, Timings
+from potluck.experiments.reports.contest_tables import contest_table
 from potluck.experiments.reports.contests import EQUAL, LAST, contests_of, ranked_readings, together
 from potluck.experiments.reports.differences import (
     difference_table,
@@ -397,6 +399,38 @@ def test_all_contests_together_are_means_by_seed() -> None:
         seed: (last[0][seed] + last[1][seed]) / 2 for seed in ("0", "1")
     }
     assert together(contests[:1]) is None
+
+
+def test_readings_of_partial_evaluations_are_marked() -> None:
+    arms = [
+        cell(selection, scenario, seed)
+        for selection in ("uniform", "flash", "round-robin")
+        for scenario in ("noise", "drop-outs")
+        for seed in (0, 1)
+    ]
+    behind = CoverageSummary(clients=1, asked=4, samples=40, partial=True)
+    [partial] = [
+        each for each in arms if [*each.labels.values()] == ["drop-outs", "flash", "1"]
+    ]  # fmt: skip
+    partial.rounds[-1].coverage["accuracy"] = behind
+    summary = summarise(PLAN, arms, missing=0)
+    contests = contests_of(summary)
+    rows = {
+        (where.title, row.split(" | ")[0].strip("| ")): row.split(" | ")
+        for where in contests
+        for row in contest_table(summary, where)[2:]
+    }
+    marked = [key for key, row in rows.items() if "partial" in " ".join(row)]
+    assert marked == [("scenario = drop-outs", "flash")]
+    _, last, best, *others = rows["scenario = drop-outs", "flash"]
+    assert last.endswith((" (partial)", " (partial)**"))
+    assert "partial" not in best
+    assert sum("(partial)" in each for each in others) == 2  # at equal bytes and seconds
+    table = difference_table(PLAN.reading, contests, "accuracy", LAST)
+    entries = {row.split(" | ")[0].strip("| "): row.split(" | ")[1:] for row in table[2:]}
+    assert ["(partial)" in each for each in entries["flash"]] == [False, True, True]
+    assert "partial" not in " ".join(entries["round-robin"])
+    assert "`(partial)` marks" in report_text(summary)
 
 
 def test_heat_maps_have_a_row_for_each_arm() -> None:

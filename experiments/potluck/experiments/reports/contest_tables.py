@@ -101,6 +101,10 @@ def contest_notes() -> Iterator[str]:
         "that had to choose by itself."
     )
     yield (
+        "`(partial)` marks readings with a partial evaluation in one seed or more, and differences "
+        "of such readings; mean ranks and tests use them like any other. `best` has none."
+    )
+    yield (
         "At equal bytes and at equal simulated seconds each run is read as if it had stopped when "
         "the cheapest arm of its seed was done, by the evaluations that it had until then; or when "
         "every arm had had one, where that was later. Bytes "
@@ -157,7 +161,9 @@ def _value(arm: Competitor, measure: str, reading: str) -> str:
         return _NONE
     spread = deviation(values)
     text = f"{mean(values):.4f}" + ("" if spread is None else f" ± {spread:.4f}")
-    return f"{text} ({arm.best_round:.4g})" if reading == BEST else text
+    if reading == BEST:
+        text += f" ({arm.best_round:.4g})"
+    return text + " (partial)" * ((measure, reading) in arm.partial)
 
 
 def _budget(name: str, amount: float) -> str:

@@ -6,11 +6,11 @@ Pure: a summary comes in; numbers by arm and seed go out, and mean ranks over al
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from potluck.experiments.grid.definition import SEED, Reading
-from potluck.experiments.grid.results import CellResult
+from potluck.experiments.grid.results import CellResult, RoundResult
 from potluck.experiments.reports.experiment_summary import Arm, Summary
 from potluck.experiments.reports.ranks import Ranks, mean_ranks
 from potluck.experiments.reports.readings import (
@@ -19,11 +19,12 @@ from potluck.experiments.reports.readings import (
     Picks,
     best_of,
     common_budget,
+    is_partial,
     leaning,
     mean,
     picks_of,
     reading_of,
-    within,
+    rounds_within,
 )
 
 LAST, BEST = "last", "best"
@@ -36,13 +37,15 @@ Values = Mapping[str, float]
 @dataclass(frozen=True, kw_only=True)
 class Competitor:
     """An arm of a contest. readings: by measure and reading. best_round: its mean over seeds.
-    picks: by seed. leanings: by trait, those of the seeds where it differs between clients."""
+    picks: by seed. leanings: by trait, those of the seeds where it differs between clients.
+    partial: the readings with a partial evaluation in one seed or more."""
 
     name: str
     readings: Mapping[tuple[str, str], Values]
     best_round: float
     picks: Sequence[Picks]
     leanings: Mapping[str, Sequence[Leaning]]
+    partial: Set[tuple[str, str]] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +104,14 @@ def together(contests: Sequence[Contest]) -> Contest | None:
                 if all(seed in each for each in of_all)
             }
         arms.append(
-            Competitor(name=name, readings=readings, best_round=math.nan, picks=(), leanings={})
+            Competitor(
+                name=name,
+                readings=readings,
+                best_round=math.nan,
+                picks=(),
+                leanings={},
+                partial=frozenset().union(*(arm.partial for arm in same)),
+            )
         )
     return Contest(where={"": ALL}, arms=arms, budgets={})
 
@@ -137,21 +147,30 @@ def _competitor(
     arm: Arm, axis: str, reading: Reading, limits: Mapping[str, Mapping[str, float]]
 ) -> Competitor:
     readings: dict[tuple[str, str], Values] = {}
-    for measure in measures_of(reading):
-        readings[measure, LAST] = {
-            cell.labels[SEED]: reading_of(cell.rounds, measure, reading.last) for cell in arm.cells
+    partial: set[tuple[str, str]] = set()
+
+    def read(measure: str, name: str, rounds: Mapping[str, Sequence[RoundResult]]) -> None:
+        last = reading.last
+        readings[measure, name] = {
+            seed: reading_of(each, measure, last) for seed, each in rounds.items()
         }
+        if any(is_partial(each, measure, last) for each in rounds.values()):
+            partial.add((measure, name))
+
+    for measure in measures_of(reading):
+        read(measure, LAST, {cell.labels[SEED]: cell.rounds for cell in arm.cells})
         bests = {cell.labels[SEED]: best_of(cell.rounds, measure) for cell in arm.cells}
         readings[measure, BEST] = {
             seed: math.nan if best is None else best[1] for seed, best in bests.items()
         }
         for name, spent in BUDGETS.items():
             of_seed = limits[EQUAL + name]
-            readings[measure, EQUAL + name] = {
-                seed: within(cell, spent, of_seed[seed], measure, reading.last)
+            rounds = {
+                seed: rounds_within(cell, spent, of_seed[seed])
                 for cell in arm.cells
                 if (seed := cell.labels[SEED]) in of_seed
             }
+            read(measure, EQUAL + name, rounds)
     found = [best_of(cell.rounds, reading.metric) for cell in arm.cells]
     traits = dict.fromkeys(name for cell in arm.cells for name in cell.traits)
     leanings = {
@@ -164,6 +183,7 @@ def _competitor(
         best_round=mean([float(best[0]) for best in found if best is not None]),
         picks=[picks_of(cell) for cell in arm.cells],
         leanings={name: of for name, of in leanings.items() if of},
+        partial=frozenset(partial),
     )
 
 

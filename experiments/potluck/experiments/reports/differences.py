@@ -22,10 +22,11 @@ _NONE = "–"
 @dataclass(frozen=True, kw_only=True)
 class Difference:
     """An arm less the baseline, by seed. p: as Holm corrects it for all arms of the contest; None
-    where there is nothing to test."""
+    where there is nothing to test. partial: whether a partial evaluation is in it."""
 
     test: PairedTest
     p: float | None
+    partial: bool = False
 
     @property
     def told_apart(self) -> bool:
@@ -53,7 +54,13 @@ def differences(
         if name != baseline and (test := paired_test(of, values[baseline])) is not None
     }
     corrected = holm({name: test.p for name, test in tests.items() if test.p is not None})
-    return {name: Difference(test=test, p=corrected.get(name)) for name, test in tests.items()}
+    partial = {arm.name for arm in contest.arms if (measure, reading) in arm.partial}
+    return {
+        name: Difference(
+            test=test, p=corrected.get(name), partial=not partial.isdisjoint({name, baseline})
+        )
+        for name, test in tests.items()
+    }
 
 
 def difference_table(
@@ -117,6 +124,7 @@ def _entry(found: Difference | None) -> str:
     text = f"{found.test.difference:+.3f}"
     if found.test.low is not None and found.test.high is not None:
         text += f" [{found.test.low:+.3f}, {found.test.high:+.3f}]"
+    text += " (partial)" * found.partial
     return f"**{text}**" if found.told_apart else text
 
 

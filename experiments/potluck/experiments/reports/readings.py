@@ -136,9 +136,13 @@ def common_budget(cells: Sequence[CellResult], spent: Spent, metric: str) -> flo
 
 def within(cell: CellResult, spent: Spent, budget: float, metric: str, last: int) -> float:
     """The reading of a cell that had stopped within a budget; NaN where nothing was evaluated."""
+    return reading_of(rounds_within(cell, spent, budget), metric, last)
+
+
+def rounds_within(cell: CellResult, spent: Spent, budget: float) -> Sequence[RoundResult]:
+    """The rounds of a cell that end within a budget."""
     costs = spent(cell) or ()
-    rounds = [each for each, cost in zip(cell.rounds, costs, strict=False) if cost <= budget]
-    return reading_of(rounds, metric, last)
+    return [each for each, cost in zip(cell.rounds, costs, strict=False) if cost <= budget]
 
 
 # Picks -------------------------------------------------------------------------------------------
