@@ -1,0 +1,101 @@
+"""The figures of the code's shape are counted as the script says."""
+
+from pathlib import Path
+
+import pytest
+
+import house_figures
+
+SOURCES = {
+    "common/potluck/common/secagg/masks.py": "def mask(): ...\n",
+    "server/potluck/server/sums/counts.py": "from potluck.common.secagg.masks import mask\n",
+    "server/potluck/server/runs/commit.py": """
+from potluck.common.secagg.masks import mask
+from potluck.common.secagg import (
+    masks,
+)
+from potluck.server.sums.counts import Counts
+
+class Committed:
+    bytes_up: int
+
+    class Part:
+        seconds: float
+""",
+    "server/potluck/server/service.py": "import potluck.server.runs.commit\n",
+    "deploy/potluck/deploy/cli.py": "from potluck.common.secagg.masks import mask\n",
+}
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> list[house_figures.Module]:
+    for name, text in SOURCES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return house_figures.read_modules(tmp_path)
+
+
+def test_names_that_the_core_imports_from_a_guest_count_once(
+    house: list[house_figures.Module],
+) -> None:
+    assert house_figures.guest_imports(house) == {
+        "secure aggregation": {
+            "potluck.common.secagg.masks.mask": {"potluck.server.runs.commit"},
+            "potluck.common.secagg.masks": {"potluck.server.runs.commit"},
+            "potluck.server.sums.counts.Counts": {"potluck.server.runs.commit"},
+        }
+    }
+
+
+def test_modules_lines_and_classes_are_counted(house: list[house_figures.Module]) -> None:
+    commit = next(module for module in house if module.name.endswith("commit"))
+    assert (commit.import_lines, commit.lines, commit.subpackage) == (5, 12, "server.runs")
+    assert [node.name for node in commit.classes] == ["Committed", "Part"]
+    importers = house_figures.importers(house)
+    assert importers["potluck.server.runs.commit"] == {"potluck.server.service"}
+    assert len(importers["potluck.common.secagg.masks"]) == 3
+
+
+def test_forms_of_a_round_are_classes_and_messages_with_its_bytes(
+    house: list[house_figures.Module],
+) -> None:
+    schema = {"a.proto": "message Yes {\n  uint64 bytes_up = 1;\n}\nmessage No {\n}\n"}
+    assert house_figures.round_forms(house, schema) == [
+        "potluck.server.runs.commit.Committed",
+        "a.proto: Yes",
+    ]
+
+
+def test_a_walk_returns_where_it_enters_a_subpackage_again() -> None:
+    links = {
+        step: f"[`x`](../server/potluck/server/{step}.py) `do`"
+        for step in ("runs/a", "runs/b", "store/c", "runs/d", "store/e", "hosts/f")
+    }
+    page = (
+        f"## Walk 1: bytes\n\n1. {links['runs/a']},\n   {links['runs/b']}\n2. {links['store/c']}\n"
+        f"3. {links['runs/d']}\n\nA variant differs: {links['hosts/f']}.\n\n4. {links['store/e']}\n"
+        f"\n## Walk 2\n\n1. {links['hosts/f']}\n"
+    )
+    passed = house_figures.walk(page)
+    assert passed == ["server.runs", "server.store", "server.runs", "server.store"]
+    assert house_figures.returns(passed) == 2
+
+
+@pytest.fixture(scope="module")
+def product() -> list[house_figures.Module]:
+    return house_figures.read_modules()
+
+
+def test_every_guest_is_somewhere_in_the_tree(product: list[house_figures.Module]) -> None:
+    names = [module.name for module in product]
+    guests = {house_figures.guest_of(name) for name in names}
+    assert set(house_figures.GUESTS) <= guests
+
+
+def test_the_table_has_each_goal(product: list[house_figures.Module]) -> None:
+    rows = house_figures.figures(product)
+    goals = [goal for _, _, goal in rows if goal]
+    assert {"≤ 46,000", "≤ 400", "≤ 600", "≤ 8 %", "0", "≤ 8", "≤ 5"} <= set(goals)
+    counted = {what: int(number.replace(",", "")) for what, number, _ in rows if "%" not in number}
+    assert counted["subpackages that an update passes"] > 8
+    assert counted["forms of a committed round"] > 0

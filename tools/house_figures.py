@@ -1,0 +1,298 @@
+"""One table with the figures of the code's shape, beside the goals for them.
+
+    .venv/bin/python tools/house_figures.py          # the table
+    .venv/bin/python tools/house_figures.py --names  # also what is counted, line by line
+
+All is read from the source roots; generated stubs are not counted.
+
+- A *guest* is code that the core works without: secure aggregation, adapters of libraries,
+  trackers, object stores, exporters of traces, Ray. `GUESTS` lists its modules, wherever they are.
+  Counted are the names that modules of the core import from it, each once.
+- *Returns* of an update's walk: docs/architecture.md names the modules that an update passes, in
+  order, and a test checks that the functions named there exist. Each module stands for its
+  subpackage. Counted is how often the walk enters a subpackage that it has left before.
+- A *form* of a committed round is a class with a field `bytes_up`, or a message of the schema.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from pathlib import Path
+
+import package_tables
+
+HOUSE = Path(__file__).resolve().parents[1]
+
+CORE = ("common", "server", "client")
+GUESTS = {
+    "secure aggregation": (
+        "potluck.common.secagg",
+        "potluck.common.updates.masked_lanes",
+        "potluck.server.sums",
+        "potluck.server.aggregation.masked_reduction",
+        "potluck.server.runs.masked_cohorts",
+        "potluck.server.runs.masked_rounds",
+        "potluck.client.masking",
+        "potluck.client.disclosure.sum_ledger",
+        "potluck.client.handlers.sum_handler",
+        "potluck.secagg",
+    ),
+    "adapters": ("potluck.common.adapters", "potluck.integrations.adapters"),
+    "trackers": ("potluck.server.sinks.trackers", "potluck.integrations.trackers"),
+    "object stores": (
+        "potluck.server.objects",
+        "potluck.client.transfer.object_stores",
+        "potluck.client.transfer.store_requests",
+        "potluck.client.transfer.stored_upload",
+        "potluck.integrations.s3",
+    ),
+    "traces": ("potluck.common.tracing.exporting", "potluck.integrations.tracing"),
+    "Ray": ("potluck.experiments.cluster", "potluck.integrations.ray"),
+}
+INTEGRATIONS = "potluck.integrations"
+ROUND_FIELD = "bytes_up"
+LINK = re.compile(r"\]\(\.\./([\w/]+/potluck/[\w/]+\.py)\)")
+MESSAGE = re.compile(r"^message (\w+) \{(.*?)^\}", re.DOTALL | re.MULTILINE)
+
+
+# Modules ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Module:
+    """A Python file of a source root. name: as it is imported."""
+
+    root: str
+    name: str
+    path: Path
+
+    @property
+    def package(self) -> str:
+        """The package below `potluck`."""
+        return self.name.split(".")[1]
+
+    @property
+    def subpackage(self) -> str:
+        """The package and the folder directly in it; the package alone for a module at its root."""
+        parts = self.name.split(".")[1:]
+        if len(parts) > 2 or (len(parts) == 2 and self.path.name == "__init__.py"):
+            return ".".join(parts[:2])
+        return parts[0]
+
+    @cached_property
+    def text(self) -> str:
+        """The source."""
+        return self.path.read_text()
+
+    @cached_property
+    def _nodes(self) -> Sequence[ast.Import | ast.ImportFrom | ast.ClassDef]:
+        kinds = (ast.Import, ast.ImportFrom, ast.ClassDef)
+        return [node for node in ast.walk(ast.parse(self.text)) if isinstance(node, kinds)]
+
+    @cached_property
+    def lines(self) -> int:
+        """Number of lines."""
+        return len(self.text.splitlines())
+
+    @cached_property
+    def import_nodes(self) -> Sequence[ast.Import | ast.ImportFrom]:
+        """Import statements, wherever they stand."""
+        return [node for node in self._nodes if not isinstance(node, ast.ClassDef)]
+
+    @cached_property
+    def import_lines(self) -> int:
+        """Number of lines that import statements take."""
+        return sum((node.end_lineno or node.lineno) - node.lineno + 1 for node in self.import_nodes)
+
+    @cached_property
+    def classes(self) -> Sequence[ast.ClassDef]:
+        """All classes, nested ones as well."""
+        return [node for node in self._nodes if isinstance(node, ast.ClassDef)]
+
+    def imported(self) -> Iterator[tuple[str, str]]:
+        """Each imported name with the module that it comes from; the name is empty for a module."""
+        for node in self.import_nodes:
+            if isinstance(node, ast.Import):
+                yield from ((alias.name, "") for alias in node.names)
+            else:
+                if node.level:
+                    raise ValueError(f"{self.name} has a relative import; name the package")
+                yield from ((node.module or "", alias.name) for alias in node.names)
+
+
+def module_at(path: Path, house: Path = HOUSE) -> Module:
+    """The module in a file of a source root."""
+    parts = path.relative_to(house).with_suffix("").parts
+    name = ".".join(parts[1:]).removesuffix(".__init__")
+    return Module(parts[0], name, path)
+
+
+def read_modules(house: Path = HOUSE) -> list[Module]:
+    """All modules of the source roots, without generated stubs."""
+    files = sorted(house.glob("*/potluck/**/*.py"))
+    found = [module_at(path, house) for path in files]
+    return [module for module in found if module.package != package_tables.GENERATED]
+
+
+# Figures ------------------------------------------------------------------------------------------
+
+
+def guest_of(name: str) -> str | None:
+    """The guest that a module belongs to, None for all others."""
+    for guest, prefixes in GUESTS.items():
+        if any(f"{name}.".startswith(f"{prefix}.") for prefix in prefixes):
+            return guest
+    return "other integrations" if f"{name}.".startswith(f"{INTEGRATIONS}.") else None
+
+
+def guest_imports(modules: Iterable[Module]) -> dict[str, dict[str, set[str]]]:
+    """By guest and imported name the modules of the core that import it."""
+    found: dict[str, dict[str, set[str]]] = {}
+    for module in modules:
+        if module.package not in CORE or guest_of(module.name):
+            continue
+        for origin, name in module.imported():
+            full = f"{origin}.{name}".rstrip(".")
+            guest = guest_of(origin) or guest_of(full)
+            if guest:
+                found.setdefault(guest, {}).setdefault(full, set()).add(module.name)
+    return found
+
+
+def importers(modules: Iterable[Module]) -> dict[str, set[str]]:
+    """Of each module those that import it."""
+    modules = list(modules)
+    found: dict[str, set[str]] = {module.name: set() for module in modules}
+    for module in modules:
+        for origin, name in module.imported():
+            full = f"{origin}.{name}"
+            target = full if full in found else origin
+            if target in found and target != module.name:
+                found[target].add(module.name)
+    return found
+
+
+def walk(page: str) -> list[str]:
+    """Subpackages that an update passes, from the page's walk without its variants."""
+    section = page.partition("## Walk 1")[2].partition("\n## ")[0]
+    steps = re.findall(r"^\d+\. .*?(?=^\d+\. |^\S|\Z)", section, re.DOTALL | re.MULTILINE)
+    passed = [module_at(HOUSE / path).subpackage for step in steps for path in LINK.findall(step)]
+    return [name for name, _ in groupby(passed)]
+
+
+def returns(passed: Sequence[str]) -> int:
+    """How often a walk enters a place that it has left before."""
+    return len(passed) - len(set(passed))
+
+
+def round_forms(modules: Iterable[Module], schema: Mapping[str, str]) -> list[str]:
+    """Classes and messages that have a committed round's bytes. schema: text by file."""
+    forms = [
+        f"{module.name}.{node.name}"
+        for module in modules
+        for node in module.classes
+        if any(
+            isinstance(child, ast.AnnAssign)
+            and isinstance(child.target, ast.Name)
+            and child.target.id == ROUND_FIELD
+            for child in node.body
+        )
+    ]
+    forms += [
+        f"{file}: {name}"
+        for file, text in sorted(schema.items())
+        for name, body in MESSAGE.findall(text)
+        if re.search(rf"\b{ROUND_FIELD}\b", body)
+    ]
+    return forms
+
+
+def read_schema() -> dict[str, str]:
+    """The texts of the schema by file name."""
+    return {file.name: file.read_text() for file in (HOUSE / "protos").rglob("*.proto")}
+
+
+# The table ----------------------------------------------------------------------------------------
+
+
+def figures(modules: Sequence[Module]) -> list[tuple[str, str, str]]:
+    """What is counted, how many, and the goal."""
+    core = [module for module in modules if module.package in CORE and not guest_of(module.name)]
+    lines = sum(module.lines for module in modules)
+    share = sum(module.import_lines for module in modules) / lines
+    rows = [
+        ("lines of the core without its guests", f"{sum(m.lines for m in core):,}", "≤ 46,000"),
+        ("modules of the core without its guests", f"{len(core)}", "≤ 400"),
+        ("lines of the product", f"{lines:,}", ""),
+        ("modules of the product", f"{len(modules)}", "≤ 600"),
+        ("classes", f"{sum(len(module.classes) for module in modules):,}", ""),
+        ("share of lines that import", f"{share:.1%}", "≤ 8 %"),
+    ]
+    found = guest_imports(modules)
+    names = sum(map(len, found.values()))
+    importing = {module for by_name in found.values() for ms in by_name.values() for module in ms}
+    rows.append(("names of guests that the core imports", f"{names}", "0"))
+    rows += [(f"… of {guest}", f"{len(by_name)}", "0") for guest, by_name in sorted(found.items())]
+    rows.append(("modules of the core that import a guest", f"{len(importing)}", "0"))
+    once = [name for name, others in importers(modules).items() if len(others) == 1]
+    passed = walk((HOUSE / "docs" / "architecture.md").read_text())
+    spelling = [module for module in modules if re.search(rf"\b{ROUND_FIELD}\b", module.text)]
+    rows += [
+        ("modules that exactly one other imports", f"{len(once)}", ""),
+        ("subpackages that an update passes", f"{len(set(passed))}", ""),
+        ("returns of an update's walk", f"{returns(passed)}", "≤ 8"),
+        ("forms of a committed round", f"{len(round_forms(modules, read_schema()))}", "≤ 5"),
+        (f"modules that spell out {ROUND_FIELD}", f"{len(spelling)}", ""),
+    ]
+    return rows
+
+
+def sizes(modules: Sequence[Module]) -> list[tuple[str, str, str]]:
+    """Lines and modules of each source root, and of each subpackage in it."""
+    counted = Counter[tuple[str, str]]()
+    count = Counter[tuple[str, str]]()
+    for module in modules:
+        for place in ((module.root, ""), (module.root, module.subpackage)):
+            counted[place] += module.lines
+            count[place] += 1
+    return [
+        (f"  {name}" if name else f"{root}/", f"{counted[root, name]:,}", f"{count[root, name]}")
+        for root, name in sorted(counted)
+    ]
+
+
+def aligned(head: tuple[str, str, str], rows: Sequence[tuple[str, str, str]]) -> str:
+    """Rows as text: the first column to the left, the others to the right."""
+    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(3)]
+    lines = [
+        f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}".rstrip()
+        for a, b, c in (head, *rows)
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def names_counted(modules: Sequence[Module]) -> Iterator[str]:
+    """What is behind the figures, one per line."""
+    for guest, by_name in sorted(guest_imports(modules).items()):
+        for name, others in sorted(by_name.items()):
+            yield f"{guest}: {name} ← {', '.join(sorted(others))}"
+    yield from (f"form: {form}" for form in round_forms(modules, read_schema()))
+    yield f"walk: {' → '.join(walk((HOUSE / 'docs' / 'architecture.md').read_text()))}"
+    for name, others in sorted(importers(modules).items()):
+        if len(others) == 1:
+            yield f"imported once: {name} ← {next(iter(others))}"
+
+
+if __name__ == "__main__":
+    product = read_modules()
+    sys.stdout.write(aligned(("figure", "now", "goal"), figures(product)))
+    sys.stdout.write("\n" + aligned(("place", "lines", "modules"), sizes(product)))
+    if "--names" in sys.argv[1:]:
+        sys.stdout.write("\n" + "\n".join(names_counted(product)) + "\n")
