@@ -31,11 +31,11 @@ for _name in ("no_proxy", "NO_PROXY"):
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--rewrite` accepts what transcripts answer now."""
+    """`--rewrite` accepts what is compared with kept files."""
     parser.addoption(
         "--rewrite",
         action="store_true",
-        help="write what the round machine answers now into tests/testdata/rounds",
+        help="keep what the round machine answers, and how rounds are shown, as it is now",
     )
 
 
