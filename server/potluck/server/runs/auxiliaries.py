@@ -7,15 +7,18 @@ import json
 from potluck.common.interruptible import in_thread
 from potluck.rpc.v1 import coordinator_pb2
 from potluck.server.hosts.instructions import model_reference
-from potluck.server.runs.run import Run
-from potluck.server.store.model_files import ModelVersion
+from potluck.server.runs.models import Models
+from potluck.server.store.model_files import ModelFiles, ModelVersion
+from potluck.server.strategy import Strategy
 
 
 class AuxiliaryFiles:
     """Writes the files of auxiliaries and says where they are. Lives on the event loop."""
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
+    def __init__(self, strategy: Strategy, models: Models, files: ModelFiles) -> None:
+        self._strategy = strategy
+        self._models = models
+        self._files = files
         self._shared: tuple[int, ModelVersion] | None = None
         self._personal: dict[str, ModelVersion] = {}
 
@@ -27,13 +30,13 @@ class AuxiliaryFiles:
             files.append(self._shared[1])
         return {digest for file in files for digest in file.digests}
 
-    async def message(self, client: str) -> coordinator_pb2.Auxiliary | None:
+    async def message(self, client: str, round_number: int) -> coordinator_pb2.Auxiliary | None:
         """The part of a client's instruction that names them; None where there are none."""
-        run, strategy = self._run, self._run.plan.strategy
+        strategy, models = self._strategy, self._models
         correction = strategy.correction
         if correction is None:
             return None
-        shared = await self._shared_file()
+        shared = await self._shared_file(round_number)
         message = coordinator_pb2.Auxiliary(
             correction=coordinator_pb2.Plugin(
                 name=correction.name, options_json=json.dumps(dict(correction.options))
@@ -41,20 +44,20 @@ class AuxiliaryFiles:
             names=sorted(strategy.auxiliary),
             shared=model_reference(shared),
         )
-        personal = await in_thread(strategy.personal, run.states.strategy, client)
+        personal = await in_thread(strategy.personal, models.states.strategy, client)
         if personal:
-            file = await in_thread(run.work.write_auxiliaries, personal)
+            file = await in_thread(models.work.write_auxiliaries, personal)
             self._personal[client] = file
             message.personal.CopyFrom(model_reference(file))
         return message
 
-    async def _shared_file(self) -> ModelVersion:
+    async def _shared_file(self, round_number: int) -> ModelVersion:
         """Written once a round; a coordinator that was restarted writes the same again."""
-        run, strategy = self._run, self._run.plan.strategy
-        if self._shared is None or self._shared[0] != run.machine.round:
-            with run.services.files.large_arrays():
-                auxiliaries = await in_thread(strategy.broadcast, run.states.strategy)
-            file = await in_thread(run.work.write_auxiliaries, auxiliaries)
-            run.services.files.let_go(self.digests - file.digests)
-            self._shared, self._personal = (run.machine.round, file), {}
+        models = self._models
+        if self._shared is None or self._shared[0] != round_number:
+            with self._files.large_arrays():
+                auxiliaries = await in_thread(self._strategy.broadcast, models.states.strategy)
+            file = await in_thread(models.work.write_auxiliaries, auxiliaries)
+            self._files.let_go(self.digests - file.digests)
+            self._shared, self._personal = (round_number, file), {}
         return self._shared[1]

@@ -69,7 +69,7 @@ async def reduce(run: Run, path: UpdatePath, clients: tuple[str, ...]) -> None:
     await asyncio.to_thread(give_back_freed_memory)  # before more is needed
     result = await path.reduce(updates)
     if result is not None:
-        run.result = result
+        run.models.result = result
         for client, reason in _set_aside(run).items():
             run.say(f"round {run.machine.round}: the update of {client} is left out: {reason}")
         run.post(rounds.Reduced())
@@ -78,7 +78,7 @@ async def reduce(run: Run, path: UpdatePath, clients: tuple[str, ...]) -> None:
 async def evaluate(run: Run) -> None:
     """Evaluate the round's model on the coordinator's data, or else on the clients'. On these also
     what else the run has them measure."""
-    model, own_failed = run.result.model, False
+    model, own_failed = run.models.result.model, False
     counts: EvaluationCounts | MeasureSums | None = None
     try:
         counts = await _on_own_data(run, model)
@@ -100,7 +100,9 @@ async def evaluate(run: Run) -> None:
             metrics |= found.metrics
             coverage |= found.coverage
         spreads |= found.spreads
-    run.result = replace(run.result, metrics=metrics, spreads=spreads, coverage=coverage)
+    run.models.result = replace(
+        run.models.result, metrics=metrics, spreads=spreads, coverage=coverage
+    )
     run.post(rounds.Evaluated())
 
 
@@ -126,7 +128,7 @@ async def _on_own_data(run: Run, model: ModelVersion) -> EvaluationCounts | Meas
     seconds = None if run.plan.trainer is None else run.plan.run_file.round.deadline_seconds
     try:
         async with asyncio.timeout(seconds):
-            return await in_thread(run.work.evaluate, model)
+            return await in_thread(run.models.work.evaluate, model)
     except TimeoutError:
         raise TrainerError(
             f"the trainer of task '{run.plan.run_file.task.name}' has not measured the model "
@@ -136,10 +138,10 @@ async def _on_own_data(run: Run, model: ModelVersion) -> EvaluationCounts | Meas
 
 async def commit(run: Run, action: rounds.Commit, aftermath: Aftermath) -> None:
     """Commit the round: its states are on disk before its row is in the store."""
-    result, outcome, set_aside = run.result, _outcome(run, action), _set_aside(run)
+    result, outcome, set_aside = run.models.result, _outcome(run, action), _set_aside(run)
     included = tuple(client for client in action.included if client not in set_aside)
     late = _close_late(run, action)
-    selector_state = run.plan.selector.observe(run.states.selector, outcome)
+    selector_state = run.plan.selector.observe(run.models.states.selector, outcome)
     states = States(selector=selector_state, strategy=result.strategy_state)
     state_blake3 = await in_thread(write_states, run.services.files, states)
     trained, of_trainings = _of_trainings(run, included)
@@ -174,7 +176,7 @@ async def _store(run: Run, round_commit: RoundCommit, states: States, aftermath:
     in_store = run.services.in_store
     await in_store(lambda store: store.commit_round(round_commit))
     row, run.record.row = await in_store(partial(_committed, key=run.key))
-    run.model_before, run.model, run.states = run.model, run.result.model, states
+    run.models.commit(states)
     run.remember(row)
     awaited = [each.client_id for each in run.late.awaited if each.key == row.key]
     announce_closed(run.services.attendance, row, awaited)
@@ -213,13 +215,13 @@ def _best(run: Run, metrics: Metrics, coverage: Mapping[str, Coverage]) -> BestS
 
 def _close_late(run: Run, action: rounds.Commit) -> Sequence[LateRow]:
     """Note which late updates the round has, and whose are awaited from now on."""
-    weights = zip(run.intake.joining, run.result.late_weights, strict=True)
+    weights = zip(run.intake.joining, run.models.result.late_weights, strict=True)
     cohort = run.attempt.cohort
     changed = run.late.close_round(
         run.key,
         {row.client_id: weight for row, weight in weights},
         missed(run),
-        model_blake3=run.model.blake3,
+        model_blake3=run.models.current.blake3,
         round_seconds=_simulated_seconds(run, action.included),
         work={client: each.work for client, each in cohort.items()},
     )
@@ -232,7 +234,7 @@ def _close_late(run: Run, action: rounds.Commit) -> Sequence[LateRow]:
 
 def _set_aside(run: Run) -> Mapping[str, str]:
     """The clients whose updates the selector set aside, each with its reason."""
-    aside = run.result.judgement.set_aside
+    aside = run.models.result.judgement.set_aside
     rows = np.array(sorted(aside), dtype=np.int64)
     return dict(zip(run.roster.clients(rows), [aside[row] for row in rows.tolist()], strict=True))
 
@@ -246,7 +248,7 @@ def _outcome(run: Run, action: rounds.Commit) -> RoundOutcome:
     names = ["loss", *sorted(run.plan.reports)]
     reports = {name: np.array([_reported(row, name) for row in rows]) for name in names}
     seconds = np.array([math.nan if row is None else row.seconds for row in rows])
-    judgement = run.result.judgement
+    judgement = run.models.result.judgement
     came = run.roster.rows(action.included)
     return RoundOutcome(
         round=action.round,
@@ -259,7 +261,7 @@ def _outcome(run: Run, action: rounds.Commit) -> RoundOutcome:
         deadline_seconds=_deadline(run, seconds),
         late=run.roster.rows([row.client_id for row in late]),
         late_seconds=np.array([row.update.seconds for row in late if row.update], np.float64),
-        facts=run.result.facts,
+        facts=run.models.result.facts,
         judgement=judgement,
         prolonged=_prolonged(run),
     )
@@ -308,7 +310,7 @@ def _announce(run: Run, row: RoundRow) -> None:
     run.log.info("committed", round=row.key.round, seconds=round(row.seconds, 3))
     run.record.feed.publish(operator_pb2.WatchRunResponse(committed=committed_round_message(row)))
     run.publish_status()
-    observer.committed(row, run.model.size)
+    observer.committed(row, run.models.current.size)
     observer.picks(*run.eligibility.picks.summary(), row.key.round)
     observer.largest_weight(run.alarms.largest_weight)
     observer.privacy(run.profiling.largest_epsilon)
@@ -348,10 +350,9 @@ class Aftermath:
         for attempt in sorted(over):
             await asyncio.to_thread(run.spool.clear_some, *attempt, keep=kept.get(attempt, ()))
         await self._observe(row)
-        if run.model_before is not None:
-            norm = await in_thread(run.work.step_norm, run.model_before, run.model)
+        norm = await run.models.last_step()
+        if norm is not None:
             run.services.observer.moved(norm)
-            run.model_before = None
         await run.services.tidy(row.key.round)
 
     async def _observe(self, row: RoundRow) -> None:
@@ -388,8 +389,8 @@ def _of_trainings(
     reports = [run.intake.updates[client].row for client in included]
     means, coverage = training_means(reports), training_coverage(reports)
     every = run.plan.run_file.evaluation.every
-    if run.plan.trainer is None and wants_training_loss(run.result.metrics, every):
-        of_sum = run.result.training_loss
+    if run.plan.trainer is None and wants_training_loss(run.models.result.metrics, every):
+        of_sum = run.models.result.training_loss
         if of_sum is None:
             means |= training_loss(reports)
             coverage |= loss_coverage(reports)

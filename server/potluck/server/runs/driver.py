@@ -111,7 +111,7 @@ class RunDriver:
         """Count bytes of a file of the model that a host has."""
         if self._run is not None:
             self._run.intake.bytes_down += sent
-            encoding = self._run.model.encoding_of(blake3)
+            encoding = self._run.models.current.encoding_of(blake3)
             self._services.observer.sent(encoding, sent)
 
     # Driving ----------------------------------------------------------------------------------

@@ -76,7 +76,7 @@ async def _choose_once(
     run: Run, context: SelectionContext, steps: _Steps
 ) -> tuple[Selection, list[Answers]]:
     name, given = run.plan.run_file.selector.name, list[Answers]()
-    said = await in_thread(run.plan.selector.select, run.states.selector, context)
+    said = await in_thread(run.plan.selector.select, run.models.states.selector, context)
     if isinstance(said, Generator):
         said = await _interview(run, said, context, steps, given)
     if not isinstance(said, Selection):
@@ -180,7 +180,7 @@ async def _summed(run: Run, ask: AskSum, steps: _Steps) -> Summed | None:
 
 
 async def _ask(run: Run, ask: Ask, step: int, key: AttemptKey) -> Answers:
-    reference = model_reference(run.model)
+    reference = model_reference(run.models.current)
     clients = run.roster.clients(ask.rows)
     run.log.info("asking clients", kind=ask.kind, asked=len(clients), round=key.round)
     answers = await gather(

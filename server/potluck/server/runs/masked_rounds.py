@@ -51,7 +51,8 @@ from potluck.server.aggregation.update_files import SpooledUpdate
 from potluck.server.hosts.instructions import MASKED, task_plugin
 from potluck.server.rounds import events as rounds
 from potluck.server.rounds.maskable import session_seconds, weight_bound
-from potluck.server.runs.run import RoundModel, Run
+from potluck.server.runs.models import RoundModel
+from potluck.server.runs.run import Run
 from potluck.server.runs.update_path import ReceivedUpdate
 from potluck.server.store import SecureSum
 from potluck.server.store.records import AttemptKey
@@ -159,12 +160,12 @@ class MaskedRounds:
             return None
         try:
             model, strategy_state, total = await in_thread(
-                run.work.next_model_by_sum,
+                run.models.work.next_model_by_sum,
                 run.machine.round,
                 [update.client for update in updates],
                 opened_sum([update.path for update in updates], unmasking),
-                run.model,
-                run.states.strategy,
+                run.models.current,
+                run.models.states.strategy,
                 clients=len(run.roster),
             )
         except TrainingError as error:
@@ -243,7 +244,7 @@ class MaskedRounds:
             colluding = assumed_colluding_hosts(len(set(hosts)))
         thresholds = complete_thresholds(hosts, colluding)
         metrics = metric_names(normalized=plan.strategy.summation is Summation.NORMALIZED)
-        lengths = lane_lengths(run.work.layout.parameters, metrics, plan.strategy.auxiliary)
+        lengths = lane_lengths(run.models.work.layout.parameters, metrics, plan.strategy.auxiliary)
         issued_at = int(time.time())
         return Header(
             federation=root.federation,
@@ -263,7 +264,7 @@ class MaskedRounds:
             degree=thresholds.degree,
             threshold=thresholds.threshold,
             quorum=thresholds.quorum,
-            model_digest=bytes.fromhex(run.model.blake3),
+            model_digest=bytes.fromhex(run.models.current.blake3),
             training_sha256=training,
             membership_epoch=root.members.epoch,
             membership_sha256=root.members.digest,
@@ -283,7 +284,7 @@ class MaskedRounds:
             least_hosts=header.least_hosts,
             colluding_hosts=header.colluding_hosts,
             stage_seconds=run_file.masking.stage_seconds,
-            model=run.model.blake3,
+            model=run.models.current.blake3,
         )
         services = run.services
         return MaskedSession(

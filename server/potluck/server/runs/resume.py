@@ -28,6 +28,7 @@ from potluck.server.rounds.pretraining import is_pretraining
 from potluck.server.rounds.roster import RunRoster
 from potluck.server.runs.interview import answers_of
 from potluck.server.runs.late_arrivals import empty_register, kept_clients, restore
+from potluck.server.runs.models import Models
 from potluck.server.runs.run import Attempt, CohortMember, Run
 from potluck.server.runs.services import RunServices
 from potluck.server.runs.upload_decision import is_offer
@@ -73,7 +74,6 @@ async def resume(
     run = Run(
         record=record,
         plan=plan,
-        work=work,
         spool=spool,
         services=services,
         events=events,
@@ -81,8 +81,7 @@ async def resume(
         profiling=profiling,
         eligibility=_eligibility(record, plan, work, services, profiling, events.put_nowait),
         alarms=SelectionAlarms(roster, plan.run_file.sample_limits, record.warn),
-        model=model,
-        states=states,
+        models=Models(plan, work, services.files, model, states),
         late=empty_register(plan),
     )
     run.eligibility.host_of = lambda client: run.machine.gathering.presence.host_of(client)

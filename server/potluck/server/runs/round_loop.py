@@ -43,18 +43,16 @@ class RoundLoop:
 
     def serves(self, blake3: str) -> bool:
         """Return whether hosts fetch this file now."""
-        late = any(blake3 == row.model_blake3 for row in self.run.late.awaited)
-        return (
-            blake3 in self.run.model.digests or blake3 in self._training.auxiliaries.digests or late
-        )
+        served = self.run.models.current.digests | self._training.auxiliaries.digests
+        return blake3 in served or any(blake3 == row.model_blake3 for row in self.run.late.awaited)
 
     def files_in_use(self) -> set[str]:
         """Files that must not be deleted now."""
         run = self.run
-        models = (run.model, run.model_before, run.result.model, run.profiling.model)
-        of_models = {digest for model in models if model is not None for digest in model.digests}
+        of_profiles = run.profiling.model
+        profiles = set() if of_profiles is None else of_profiles.digests
         late = {row.model_blake3 for row in run.late.awaited}
-        return of_models | late | self._training.auxiliaries.digests
+        return run.models.digests | profiles | late | self._training.auxiliaries.digests
 
     # Events -----------------------------------------------------------------------------------
 

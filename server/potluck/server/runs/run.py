@@ -11,13 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
-from potluck.common.learning.coverage import Coverage
-from potluck.common.learning.spread import Spread
 from potluck.rpc.v1 import operator_pb2
 from potluck.rpc.v1.coordinator_pb2 import KeptState
-from potluck.server.aggregation.model_work import ModelWork
 from potluck.server.aggregation.spool import Spool
-from potluck.server.aggregation.states import States
 from potluck.server.aggregation.update_files import SpooledUpdate
 from potluck.server.clock import now, utc
 from potluck.server.cohorts.companions import companions
@@ -31,10 +27,9 @@ from potluck.server.rounds.lateness import LateRegister
 from potluck.server.rounds.machine import Phase, RoundMachine
 from potluck.server.rounds.plan import RunPlan
 from potluck.server.rounds.roster import RunRoster
+from potluck.server.runs.models import Models
 from potluck.server.runs.services import RunServices
-from potluck.server.selection import Answers, Judgement, Population, UpdateFacts
-from potluck.server.state import State
-from potluck.server.store.model_files import ModelVersion
+from potluck.server.selection import Answers, Population
 from potluck.server.store.records import (
     AS_THE_RUN_SAYS,
     AttemptKey,
@@ -42,7 +37,6 @@ from potluck.server.store.records import (
     LateRow,
     MemberState,
     MemberWork,
-    Metrics,
     Participation,
     RoundRow,
     RunRow,
@@ -100,33 +94,12 @@ class Intake:
     bytes_up: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class RoundModel:
-    """The model that a round makes; until its updates are reduced, the model as it was.
-
-    facts, judgement: what the selector learned of the updates, and made of them. late_weights: of
-    the late updates in it, in the order in which they joined. training_loss: mean of the
-    trainings', where only the sum of the updates says it.
-    """
-
-    model: ModelVersion
-    strategy_state: State
-    training_loss: float | None = None
-    late_weights: Sequence[float] = ()
-    facts: UpdateFacts | None = None
-    judgement: Judgement = field(default_factory=Judgement)
-    metrics: Metrics = field(default_factory=dict)
-    spreads: Mapping[str, Spread] = field(default_factory=dict)
-    coverage: Mapping[str, Coverage] = field(default_factory=dict)
-
-
 @dataclass(kw_only=True)
 class Run:
     """A prepared run, and the few things that all its parts do."""
 
     record: RunRecord
     plan: RunPlan
-    work: ModelWork
     spool: Spool
     services: RunServices
     events: asyncio.Queue[rounds.Event]
@@ -134,28 +107,17 @@ class Run:
     profiling: Profiling
     eligibility: Eligibility
     alarms: SelectionAlarms
-    model: ModelVersion
-    """The model clients train from."""
-    model_before: ModelVersion | None = None
-    """The one they trained from before, as long as something is to be learnt from it."""
-    states: States
-    """The states of selector and strategy after the last committed round."""
+    models: Models
     late: LateRegister
     """Trainings that missed their round and may join a later one."""
     attempt: Attempt = field(default_factory=Attempt)
     intake: Intake = field(default_factory=Intake)
-    result: RoundModel = field(init=False)
-    """The result of the attempt under way, or of the last round until the next one is selected."""
     stored_attempt: AttemptKey | None = None
     """The attempt that is in the store."""
     late_since: dict[str, float] = field(default_factory=dict)
     """When these clients were sent their training."""
     included_updates: dict[str, str] = field(default_factory=dict)
     """The last update of each client that became part of the model."""
-    enrolled: tuple[State, int, State] | None = None
-    """See `enrolment`."""
-    trained: float | None = None
-    """The share of the training on the coordinator that is done; None while there is none."""
     offenders: set[str] = field(default_factory=set)
     """Clients whose updates were refused for their numbers since they were judged last."""
 
@@ -163,7 +125,6 @@ class Run:
         self.log = self.record.log
         self.say = self.record.say
         self.post = self.events.put_nowait
-        self.result = RoundModel(model=self.model, strategy_state=self.states.strategy)
         self._epoch = utc() - timedelta(seconds=now())
         """The time of day at which monotonic time began."""
 
@@ -247,9 +208,8 @@ class Run:
 
     def begin_attempt(self) -> None:
         """Begin an attempt: nothing of the one before is of use any more."""
-        self.services.files.let_go(self.result.model.digests)
+        self.models.begin_attempt()
         self.attempt, self.intake = Attempt(), Intake()
-        self.result = RoundModel(model=self.model, strategy_state=self.states.strategy)
 
     def choose_cohort(self, cohort: Mapping[str, CohortMember], answers: Sequence[Answers]) -> None:
         """The attempt under way has a cohort, in the order chosen, and what was answered before."""
@@ -320,7 +280,7 @@ class Run:
             phase=machine.phase.value,
             members=[self._member(client, chosen) for client, chosen in cohort.items()],
             seconds=now() - self.attempt.begun,
-            trained=self.trained,
+            trained=self.models.trained,
             bytes_down=self.intake.bytes_down,
             bytes_up=self.intake.bytes_up,
         )

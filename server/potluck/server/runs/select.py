@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from potluck.common.errors import RunError
 from potluck.common.interruptible import in_thread
-from potluck.server.aggregation.states import States
 from potluck.server.clock import utc
 from potluck.server.cohorts.selection_checks import check_declared
 from potluck.server.eligibility.eligibility import ScarceError
@@ -26,8 +25,7 @@ async def admit(run: Run, clients: tuple[str, ...]) -> None:
     await run.profiling.admit(clients)
     if len(clients) == len(run.roster):  # the first ones
         await run.set_state(RunState.RUNNING, "")
-        selector = run.plan.selector.init(run.population())
-        run.states = States(selector=selector, strategy=run.states.strategy)
+        run.models.start_selector(run.population())
 
 
 async def select(run: Run, action: rounds.Select) -> None:
@@ -147,7 +145,7 @@ async def _context(run: Run, action: rounds.Select, key: AttemptKey) -> Selectio
         rounds=run.plan.run_file.rounds,
         spares=run.plan.run_file.round.over_selection,
         epochs=run.plan.training.epochs,
-        tensors=await in_thread(run.work.droppable) if run.plan.selector.drops else (),
+        tensors=await in_thread(run.models.work.droppable) if run.plan.selector.drops else (),
         late=run.roster.rows(sorted(row.client_id for row in run.late.awaited)),
     )
 

@@ -20,8 +20,9 @@ from potluck.server.cohorts.sample_limits import counted
 from potluck.server.hosts.instructions import SUM
 from potluck.server.rounds import events as rounds
 from potluck.server.rounds.summable import lane_terms
+from potluck.server.runs.models import RoundModel
 from potluck.server.runs.report_checks import check_said, report_said
-from potluck.server.runs.run import RoundModel, Run
+from potluck.server.runs.run import Run
 from potluck.server.runs.update_path import ReceivedUpdate
 from potluck.server.strategy import Summation
 
@@ -94,12 +95,12 @@ class SummedRounds:
             normalized=run.plan.strategy.summation is Summation.NORMALIZED,
         )
         model, strategy_state, _ = await in_thread(
-            run.work.next_model_by_sum,
+            run.models.work.next_model_by_sum,
             run.machine.round,
             [update.client for update in updates],
             total,
-            run.model,
-            run.states.strategy,
+            run.models.current,
+            run.models.states.strategy,
             clients=len(run.roster),
         )
         return RoundModel(model=model, strategy_state=strategy_state)
@@ -112,7 +113,9 @@ class SummedRounds:
 
     @property
     def _vectors(self) -> Mapping[str, int]:
-        return vectors_of(self._run.work.layout.parameters, self._run.plan.strategy.auxiliary)
+        return vectors_of(
+            self._run.models.work.layout.parameters, self._run.plan.strategy.auxiliary
+        )
 
     def _too_heavy(self, updates: Sequence[SpooledUpdate]) -> Mapping[str, str]:
         """Clients that count with more samples than the run's limits allow, and why that fails:

@@ -16,7 +16,6 @@ from potluck.server.hosts.instructions import (
 )
 from potluck.server.rounds import events as rounds
 from potluck.server.runs.auxiliaries import AuxiliaryFiles
-from potluck.server.runs.enrolment import enrolled
 from potluck.server.runs.late_arrivals import began_with, give_up
 from potluck.server.runs.run import Run
 from potluck.server.runs.update_inbox import UpdateInbox
@@ -32,12 +31,12 @@ class Training:
         self._run = run
         self._path = path
         self._inbox = inbox
-        self.auxiliaries = AuxiliaryFiles(run)
+        self.auxiliaries = AuxiliaryFiles(run.plan.strategy, run.models, run.services.files)
 
     async def begin(self, client: str) -> None:
         """Instruct a client to train."""
         run = self._run
-        auxiliary = await self.auxiliaries.message(client)
+        auxiliary = await self.auxiliaries.message(client, run.machine.round)
         machine, work = run.machine, run.attempt.cohort[client].work
         await give_up(run, client)
         run.intake.instructed.setdefault(client, now())
@@ -47,14 +46,15 @@ class Training:
             run.id,
             machine.round,
             client,
-            model_reference(run.model),
+            model_reference(run.models.current),
             auxiliary,
             member=work,
             # Who makes another number of passes than the others is not in step with them.
             companions=[] if work.epochs is not None else run.companions_of(client),
         )
         instruction.train.MergeFrom(coordinator_pb2.Train(kept=run.kept_state(client)))
-        part = run.plan.strategy.part(await enrolled(run), client)
+        state = await run.models.enrolled(len(run.roster), run.population)
+        part = run.plan.strategy.part(state, client)
         if part is not None:
             instruction.train.part = part
         asked = run.plan.before_upload

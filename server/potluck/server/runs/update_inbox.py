@@ -71,7 +71,7 @@ class UpdateInbox:
     def model(self, client: str, update_id: str) -> ModelVersion:
         """The model that an update is made from."""
         late = self._late(client, update_id)
-        return self._run.model if late is None else began_with(self._run, late)
+        return self._run.models.current if late is None else began_with(self._run, late)
 
     # Which updates ----------------------------------------------------------------------------
 
@@ -155,13 +155,13 @@ class UpdateInbox:
             blake3=header.blake3,
             size=header.size,
             offset=header.offset,
-            maximum=min(run.work.largest_upload(), maximum),
+            maximum=min(run.models.work.largest_upload(), maximum),
             over=None if header.offset else run.spool.take_spare(),
         )
 
     def check_size(self, header: transfer_pb2.UpdateHeader, maximum: int) -> None:
         """Check the announced size, as `receiver` would. Raises TooLargeError."""
-        check_size(header.size, min(self._run.work.largest_upload(), maximum))
+        check_size(header.size, min(self._run.models.work.largest_upload(), maximum))
 
     def count_up(self, received: int) -> None:
         """Count bytes of an update that came in."""

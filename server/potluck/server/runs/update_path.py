@@ -16,10 +16,10 @@ from potluck.rpc.v1 import coordinator_pb2, transfer_pb2
 from potluck.server.aggregation.judging import UpdatesSeen
 from potluck.server.aggregation.update_files import SpooledUpdate
 from potluck.server.hosts.instructions import ENCODINGS
-from potluck.server.runs.enrolment import enrolled
 from potluck.server.runs.late_arrivals import late_updates
+from potluck.server.runs.models import RoundModel
 from potluck.server.runs.report_checks import check_said, report_said
-from potluck.server.runs.run import RoundModel, Run
+from potluck.server.runs.run import Run
 from potluck.server.runs.server_training import train_on_coordinator
 from potluck.server.store.model_files import ModelVersion
 
@@ -118,7 +118,7 @@ class OpenRounds:
         """Check layout and numbers."""
         member = self._run.attempt.cohort.get(update.header.client_id)
         await asyncio.to_thread(
-            self._run.work.check_update,
+            self._run.models.work.check_update,
             update.path,
             update.model,
             compressed=update.header.compressed,
@@ -143,14 +143,14 @@ class OpenRounds:
         rows = run.roster.rows([update.client for update in updates]).tolist()
         weights = {update.client: cohort[update.client].work.weight for update in updates}
         moved = await in_thread(
-            run.work.next_model,
+            run.models.work.next_model,
             run.machine.round,
             updates,
-            run.model,
-            await enrolled(run),
+            run.models.current,
+            await run.models.enrolled(len(run.roster), run.population),
             clients=len(run.roster),
             seen=UpdatesSeen(
-                state=run.states.selector,
+                state=run.models.states.selector,
                 places={update.client: row for update, row in zip(updates, rows, strict=True)},
                 weights={client: each for client, each in weights.items() if each is not None},
             ),
@@ -160,7 +160,14 @@ class OpenRounds:
         if run.plan.strategy.trains:
             aside = moved.judgement.set_aside
             kept = [each for each, row in zip(updates, rows, strict=True) if row not in aside]
-            model = await train_on_coordinator(run, model, kept)
+            model = await train_on_coordinator(
+                run.models,
+                run.services,
+                model,
+                kept,
+                run_file=run.row.run_file,
+                round_number=run.machine.round,
+            )
         return RoundModel(
             model=model,
             strategy_state=moved.strategy_state,

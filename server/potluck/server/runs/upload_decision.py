@@ -64,7 +64,7 @@ async def decide_uploads(run: Run, action: rounds.DecideUploads) -> None:
 
 def _spared(run: Run, offers: Offers) -> Spared:
     name = run.plan.run_file.selector.name
-    spared: Spared = run.plan.selector.spare(run.states.selector, offers)
+    spared: Spared = run.plan.selector.spare(run.models.states.selector, offers)
     rows = [int(row) for row in spared.rows]
     strangers = set(rows) - set(offers.rows.tolist())
     if strangers or len(set(rows)) != len(rows) or len(rows) >= len(offers.rows):

@@ -47,7 +47,7 @@ def test_reports_and_seconds_are_per_selected_client() -> None:
             updates={client: SimpleNamespace(row=row) for client, row in updates.items()},
             joining=(),
         ),
-        result=SimpleNamespace(judgement=Judgement(), facts=None),
+        models=SimpleNamespace(result=SimpleNamespace(judgement=Judgement(), facts=None)),
     )
     found = _outcome(cast(Run, run), rounds.Commit(round=1, attempt=1, included=("a", "c")))
     assert found.selected.tolist() == [3, 2, 1, 0]

@@ -57,7 +57,9 @@ async def test_a_client_spared_while_its_update_is_being_recorded_stays_spared()
         return call(cast(Store, store))
 
     run = SimpleNamespace(
-        services=SimpleNamespace(in_store=in_store),
+        plan=SimpleNamespace(strategy=None),
+        models=None,
+        services=SimpleNamespace(in_store=in_store, files=None),
         id="run",
         key=AttemptKey("run", 1, 1),
         machine=SimpleNamespace(
