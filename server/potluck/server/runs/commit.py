@@ -28,13 +28,6 @@ from potluck.server.cohorts.cohort_labels import cohort_labels, heterogeneity
 from potluck.server.hosts.announce import announce_closed
 from potluck.server.hosts.held_out_evaluation import HeldOut, evaluate_on_clients
 from potluck.server.rounds import events as rounds
-from potluck.server.runs.late_arrivals import (
-    joining,
-    kept_clients,
-    let_go,
-    missed,
-    tell_machine,
-)
 from potluck.server.runs.run import Run
 from potluck.server.runs.training_means import (
     TRAINING_LOSS,
@@ -64,8 +57,8 @@ from potluck.server.watching.feed import committed_round_message
 
 async def reduce(run: Run, path: UpdatePath, clients: tuple[str, ...]) -> None:
     """Combine the updates of these clients, in this order, into the round's model."""
-    updates = [run.intake.updates[client] for client in clients]
-    run.intake.joining = joining(run, _simulated_seconds(run, clients))
+    updates = [run.updates.received[client] for client in clients]
+    run.updates.join(_simulated_seconds(run, clients), run.machine.gathering.selectable)
     await asyncio.to_thread(give_back_freed_memory)  # before more is needed
     result = await path.reduce(updates)
     if result is not None:
@@ -156,8 +149,8 @@ async def commit(run: Run, action: rounds.Commit, aftermath: Aftermath) -> None:
         metrics=metrics,
         spreads=result.spreads,
         seconds=_round_seconds(run, action.included),
-        bytes_down=run.intake.bytes_down,
-        bytes_up=run.intake.bytes_up,
+        bytes_down=run.updates.bytes_down,
+        bytes_up=run.updates.bytes_up,
         committed_at=utc(),
         included=included,
         set_aside=set_aside,
@@ -178,13 +171,13 @@ async def _store(run: Run, round_commit: RoundCommit, states: States, aftermath:
     row, run.record.row = await in_store(partial(_committed, key=run.key))
     run.models.commit(states)
     run.remember(row)
-    awaited = [each.client_id for each in run.late.awaited if each.key == row.key]
+    awaited = [each.client_id for each in run.updates.late.awaited if each.key == row.key]
     announce_closed(run.services.attendance, row, awaited)
-    let_go(run, [each for each in round_commit.late if each.state is LateState.DROPPED])
+    run.updates.let_go([each for each in round_commit.late if each.state is LateState.DROPPED])
     run.services.observer.late(round_commit.late)
-    tell_machine(run)
+    run.updates.post_awaited()
     _announce(run, row)
-    updates = run.intake.updates
+    updates = run.updates.received
     aftermath.begin(
         row,
         [*{update.path: None for c, update in updates.items() if c not in awaited}],
@@ -215,21 +208,14 @@ def _best(run: Run, metrics: Metrics, coverage: Mapping[str, Coverage]) -> BestS
 
 def _close_late(run: Run, action: rounds.Commit) -> Sequence[LateRow]:
     """Note which late updates the round has, and whose are awaited from now on."""
-    weights = zip(run.intake.joining, run.models.result.late_weights, strict=True)
-    cohort = run.attempt.cohort
-    changed = run.late.close_round(
+    return run.updates.close_round(
         run.key,
-        {row.client_id: weight for row, weight in weights},
-        missed(run),
+        run.models.result.late_weights,
+        run.machine.cohort.missed,
         model_blake3=run.models.current.blake3,
         round_seconds=_simulated_seconds(run, action.included),
-        work={client: each.work for client, each in cohort.items()},
+        work={client: each.work for client, each in run.attempt.cohort.items()},
     )
-    begun = {**run.late_since, **run.intake.instructed}
-    run.late_since = {
-        row.client_id: begun[row.client_id] for row in run.late.awaited if row.client_id in begun
-    }
-    return changed
 
 
 def _set_aside(run: Run) -> Mapping[str, str]:
@@ -241,10 +227,10 @@ def _set_aside(run: Run) -> Mapping[str, str]:
 
 def _outcome(run: Run, action: rounds.Commit) -> RoundOutcome:
     cohort = list(run.attempt.cohort)
-    updates = run.intake.updates
+    updates = run.updates.received
     # Updates that came but are left out don't count: after a kill it is not known which came.
     rows = [updates[c].row if c in action.included else None for c in cohort]
-    late = run.intake.joining
+    late = run.updates.joining
     names = ["loss", *sorted(run.plan.reports)]
     reports = {name: np.array([_reported(row, name) for row in rows]) for name in names}
     seconds = np.array([math.nan if row is None else row.seconds for row in rows])
@@ -297,7 +283,7 @@ def _simulated_seconds(run: Run, included: Sequence[str]) -> float:
     time."""
     if not run.plan.run_file.virtual_clock.enabled:
         return 0.0
-    updates = run.intake.updates
+    updates = run.updates.received
     came = [updates[c].row.seconds if c in included else math.nan for c in run.attempt.cohort]
     seconds = np.array(came)
     everybody = not np.isnan(seconds).any()
@@ -341,14 +327,12 @@ class Aftermath:
     async def _follow(self, row: RoundRow, spent: Sequence[Path], late: Sequence[LateRow]) -> None:
         run = self._run
         await run.services.note_commit(row)
-        await run.judge_offenders()
-        kept = kept_clients(run)
+        await run.updates.judge_offenders()
+        spool, kept = run.updates.spool, run.updates.kept_clients()
         over = {(each.round, each.attempt) for each in late} - {row.key[1:]}
-        await asyncio.to_thread(
-            run.spool.clear, *row.key[1:], spent, keep=kept.get(row.key[1:], ())
-        )
+        await asyncio.to_thread(spool.clear, *row.key[1:], spent, keep=kept.get(row.key[1:], ()))
         for attempt in sorted(over):
-            await asyncio.to_thread(run.spool.clear_some, *attempt, keep=kept.get(attempt, ()))
+            await asyncio.to_thread(spool.clear_some, *attempt, keep=kept.get(attempt, ()))
         await self._observe(row)
         norm = await run.models.last_step()
         if norm is not None:
@@ -386,7 +370,7 @@ def _of_trainings(
 ) -> tuple[dict[str, float], dict[str, Coverage]]:
     """Measures of the trainings of the clients in the model, where they say them, and the clients
     and samples behind each."""
-    reports = [run.intake.updates[client].row for client in included]
+    reports = [run.updates.received[client].row for client in included]
     means, coverage = training_means(reports), training_coverage(reports)
     every = run.plan.run_file.evaluation.every
     if run.plan.trainer is None and wants_training_loss(run.models.result.metrics, every):

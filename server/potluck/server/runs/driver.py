@@ -110,7 +110,7 @@ class RunDriver:
     def count_down(self, blake3: str, sent: int) -> None:
         """Count bytes of a file of the model that a host has."""
         if self._run is not None:
-            self._run.intake.bytes_down += sent
+            self._run.updates.bytes_down += sent
             encoding = self._run.models.current.encoding_of(blake3)
             self._services.observer.sent(encoding, sent)
 

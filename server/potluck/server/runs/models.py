@@ -8,12 +8,13 @@ from dataclasses import dataclass, field, replace
 from potluck.common.interruptible import in_thread
 from potluck.common.learning.coverage import Coverage
 from potluck.common.learning.spread import Spread
+from potluck.common.tensors.encoding import Encoding
 from potluck.server.aggregation.model_work import ModelWork
 from potluck.server.aggregation.states import States
 from potluck.server.rounds.plan import RunPlan
 from potluck.server.selection import Judgement, Population, UpdateFacts
 from potluck.server.state import State
-from potluck.server.store.model_files import ModelFiles, ModelVersion
+from potluck.server.store.model_files import ModelFiles, ModelVersion, Rendition
 from potluck.server.store.records import Metrics
 
 
@@ -69,6 +70,12 @@ class Models:
         """The files of these models, which must not be deleted now."""
         models = (self.current, self._before, self.result.model)
         return {digest for model in models if model is not None for digest in model.digests}
+
+    def whole(self, blake3: str) -> ModelVersion:
+        """A model by its digest, as its whole file alone. Raises NotFoundError."""
+        size = self._files.existing(blake3).stat().st_size
+        rendition = Rendition(blake3=blake3, size=size, encoding=Encoding.FLOAT32)
+        return ModelVersion(blake3=blake3, size=size, renditions=(rendition,))
 
     def start_selector(self, population: Population) -> None:
         """Begin with a selector state for these clients."""

@@ -27,10 +27,10 @@ from potluck.server.rounds.plan import RunPlan
 from potluck.server.rounds.pretraining import is_pretraining
 from potluck.server.rounds.roster import RunRoster
 from potluck.server.runs.interview import answers_of
-from potluck.server.runs.late_arrivals import empty_register, kept_clients, restore
 from potluck.server.runs.models import Models
 from potluck.server.runs.run import Attempt, CohortMember, Run
 from potluck.server.runs.services import RunServices
+from potluck.server.runs.updates import Updates
 from potluck.server.runs.upload_decision import is_offer
 from potluck.server.store.model_files import ModelFiles, ModelVersion
 from potluck.server.store.records import AttemptRow, MemberRow, MemberState, RoundRow
@@ -74,7 +74,6 @@ async def resume(
     run = Run(
         record=record,
         plan=plan,
-        spool=spool,
         services=services,
         events=events,
         machine=RoundMachine(plan.rules, Resumption(roster=roster)),
@@ -82,7 +81,16 @@ async def resume(
         eligibility=_eligibility(record, plan, work, services, profiling, events.put_nowait),
         alarms=SelectionAlarms(roster, plan.run_file.sample_limits, record.warn),
         models=Models(plan, work, services.files, model, states),
-        late=empty_register(plan),
+        updates=Updates(
+            run_id,
+            plan,
+            spool,
+            attendance=services.attendance,
+            in_store=in_store,
+            offended=services.offended,
+            post=events.put_nowait,
+            warn=record.warn,
+        ),
     )
     run.eligibility.host_of = lambda client: run.machine.gathering.presence.host_of(client)
     if roster:
@@ -214,9 +222,9 @@ async def _go_on(run: Run, last: RoundRow | None) -> None:
     run.recall(await in_store(lambda store: store.participation(run_id)))
     attempt: AttemptRow | None = await in_store(lambda store: store.current_attempt(run_id))
     cohort = [] if attempt is None else [member.client_id for member in attempt.members]
-    await restore(run, cohort)
+    await run.updates.restore(cohort)
     if last is not None:  # the coordinator may have gone down before it did
-        awaited = [each.client_id for each in run.late.awaited if each.key == last.key]
+        awaited = [each.client_id for each in run.updates.late.awaited if each.key == last.key]
         announce_closed(run.services.attendance, last, awaited)
     run.left_out.restore(await in_store(lambda store: store.left_out(run_id)))
     if attempt is not None and run.plan.run_file.secure_aggregation:
@@ -224,7 +232,7 @@ async def _go_on(run: Run, last: RoundRow | None) -> None:
         attempt = None
     if attempt is None:
         spent = await in_store(lambda store: store.last_attempt(run_id, committed + 1))
-        await asyncio.to_thread(run.spool.clear_except, kept_clients(run))
+        await asyncio.to_thread(run.updates.spool.clear_except, run.updates.kept_clients())
         resumption = Resumption(
             roster=run.roster,
             committed=committed,
@@ -260,22 +268,25 @@ async def _resume_attempt(run: Run, attempt: AttemptRow, committed: int) -> Resu
         },
         answers_of(attempt.exchanges, key),
     )
-    run.intake.updates.update(
+    run.updates.received.update(
         await in_thread(
             still_spooled,
-            run.spool,
+            run.updates.spool,
             key,
             attempt.members,
             lambda client: train_instruction_id(*key, client),
-            missed=run.late.most_rounds > 0,
+            missed=run.updates.late.most_rounds > 0,
         )
     )
     cohort = [
-        (member.client_id, _state_now(member, whole=member.client_id in run.intake.updates))
+        (member.client_id, _state_now(member, whole=member.client_id in run.updates.received))
         for member in attempt.members
     ]
-    kept: dict[tuple[int, int], set[str]] = {**kept_clients(run), (key.round, key.attempt): set()}
-    await asyncio.to_thread(run.spool.clear_except, kept)
+    kept: dict[tuple[int, int], set[str]] = {
+        **run.updates.kept_clients(),
+        (key.round, key.attempt): set(),
+    }
+    await asyncio.to_thread(run.updates.spool.clear_except, kept)
     return Resumption(
         roster=run.roster,
         committed=committed,
@@ -284,7 +295,7 @@ async def _resume_attempt(run: Run, attempt: AttemptRow, committed: int) -> Resu
         left_out=run.left_out.troubles,
         available=tuple(run.roster.ids[row] for row in attempt.available),
         cohort=tuple(cohort),
-        seconds={client: each.row.seconds for client, each in run.intake.updates.items()},
+        seconds={client: each.row.seconds for client, each in run.updates.received.items()},
         uploads_decided=any(is_offer(each.question) for each in attempt.exchanges),
     )
 

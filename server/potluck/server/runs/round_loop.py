@@ -13,7 +13,6 @@ from potluck.server.clock import now
 from potluck.server.rounds import events as rounds
 from potluck.server.rounds.machine import Phase
 from potluck.server.runs.commit import Aftermath, commit, evaluate, reduce
-from potluck.server.runs.late_arrivals import let_go, tell_machine
 from potluck.server.runs.masked_rounds import MaskedRounds
 from potluck.server.runs.run import Run
 from potluck.server.runs.select import admit, select
@@ -44,14 +43,16 @@ class RoundLoop:
     def serves(self, blake3: str) -> bool:
         """Return whether hosts fetch this file now."""
         served = self.run.models.current.digests | self._training.auxiliaries.digests
-        return blake3 in served or any(blake3 == row.model_blake3 for row in self.run.late.awaited)
+        return blake3 in served or any(
+            blake3 == row.model_blake3 for row in self.run.updates.late.awaited
+        )
 
     def files_in_use(self) -> set[str]:
         """Files that must not be deleted now."""
         run = self.run
         of_profiles = run.profiling.model
         profiles = set() if of_profiles is None else of_profiles.digests
-        late = {row.model_blake3 for row in run.late.awaited}
+        late = {row.model_blake3 for row in run.updates.late.awaited}
         return run.models.digests | profiles | late | self._training.auxiliaries.digests
 
     # Events -----------------------------------------------------------------------------------
@@ -61,7 +62,7 @@ class RoundLoop:
         run = self.run
         await run.read_quarantine()
         self._stop_listening = self._attendance.listen(self._on_attendance)
-        tell_machine(run)
+        run.updates.post_awaited()
         self._await_late()
         run.post(rounds.Started())
         self._on_attendance(self._attendance.clients, joined=True)
@@ -77,7 +78,7 @@ class RoundLoop:
 
     def _await_late(self) -> None:
         """Have those train on whose updates missed their round."""
-        for row in self.run.late.awaited:
+        for row in self.run.updates.late.awaited:
             if row.update is None:
                 self._training.begin_late(row)
 
@@ -93,7 +94,7 @@ class RoundLoop:
             self._slow.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._slow
-        let_go(self.run, self.run.late.awaited)
+        self.run.updates.let_go(self.run.updates.late.awaited)
         await self._path.give_up()
         await self._aftermath.settled()
 

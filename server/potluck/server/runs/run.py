@@ -13,8 +13,6 @@ from datetime import timedelta
 
 from potluck.rpc.v1 import operator_pb2
 from potluck.rpc.v1.coordinator_pb2 import KeptState
-from potluck.server.aggregation.spool import Spool
-from potluck.server.aggregation.update_files import SpooledUpdate
 from potluck.server.clock import now, utc
 from potluck.server.cohorts.companions import companions
 from potluck.server.eligibility.alarms import SelectionAlarms
@@ -23,18 +21,17 @@ from potluck.server.eligibility.left_out import LeftOutRegister
 from potluck.server.hosts.instructions import train_instruction_id
 from potluck.server.profiles.collect import Profiling
 from potluck.server.rounds import events as rounds
-from potluck.server.rounds.lateness import LateRegister
 from potluck.server.rounds.machine import Phase, RoundMachine
 from potluck.server.rounds.plan import RunPlan
 from potluck.server.rounds.roster import RunRoster
 from potluck.server.runs.models import Models
 from potluck.server.runs.services import RunServices
+from potluck.server.runs.updates import Updates
 from potluck.server.selection import Answers, Population
 from potluck.server.store.records import (
     AS_THE_RUN_SAYS,
     AttemptKey,
     BestSoFar,
-    LateRow,
     MemberState,
     MemberWork,
     Participation,
@@ -56,14 +53,6 @@ class CohortMember:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Offer:
-    """What a client says of an update that it keeps. numbers: in the order of their names."""
-
-    numbers: Sequence[float]
-    samples: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class Attempt:
     """The attempt under way as it was begun. Another takes its place once there is a cohort.
 
@@ -80,27 +69,11 @@ class Attempt:
 
 
 @dataclass(kw_only=True)
-class Intake:
-    """The results of the attempt under way so far."""
-
-    instructed: dict[str, float] = field(default_factory=dict)
-    """The time at which each client was sent its training."""
-    offers: dict[str, Offer] = field(default_factory=dict)
-    """What clients say of updates that they keep."""
-    updates: dict[str, SpooledUpdate] = field(default_factory=dict)
-    joining: Sequence[LateRow] = ()
-    """Late trainings whose updates go into this round's model; once it is reduced."""
-    bytes_down: int = 0
-    bytes_up: int = 0
-
-
-@dataclass(kw_only=True)
 class Run:
     """A prepared run, and the few things that all its parts do."""
 
     record: RunRecord
     plan: RunPlan
-    spool: Spool
     services: RunServices
     events: asyncio.Queue[rounds.Event]
     machine: RoundMachine
@@ -108,18 +81,10 @@ class Run:
     eligibility: Eligibility
     alarms: SelectionAlarms
     models: Models
-    late: LateRegister
-    """Trainings that missed their round and may join a later one."""
+    updates: Updates
     attempt: Attempt = field(default_factory=Attempt)
-    intake: Intake = field(default_factory=Intake)
     stored_attempt: AttemptKey | None = None
     """The attempt that is in the store."""
-    late_since: dict[str, float] = field(default_factory=dict)
-    """When these clients were sent their training."""
-    included_updates: dict[str, str] = field(default_factory=dict)
-    """The last update of each client that became part of the model."""
-    offenders: set[str] = field(default_factory=set)
-    """Clients whose updates were refused for their numbers since they were judged last."""
 
     def __post_init__(self) -> None:
         self.log = self.record.log
@@ -161,7 +126,7 @@ class Run:
         keep nothing. of_result: with the result of the attempt under way instead."""
         if not self.plan.kept:
             return None
-        included = self.included_updates.get(client, "")
+        included = self.updates.included(client)
         if of_result and client in self.machine.cohort.answered:
             included = self.instruction_id(client)
         return KeptState(included_update_id=included, purposes=self.plan.kept)
@@ -172,12 +137,7 @@ class Run:
         """Take over what a committed round says of its clients."""
         self.roster.note_samples(row.disclosed_samples)
         self.alarms.look_at_samples(row.disclosed_samples)
-        for member in row.included:
-            update_id = train_instruction_id(*row.key, member.client_id)
-            self.included_updates[member.client_id] = update_id
-        for late in row.late:
-            update_id = train_instruction_id(*late.key, late.client_id)
-            self.included_updates[late.client_id] = update_id
+        self.updates.note_included(row)
         cohort = [member.client_id for member in row.members]
         self.eligibility.picks.add(cohort)
         self.alarms.look_at_picks(cohort)
@@ -187,17 +147,8 @@ class Run:
         for each in participations:
             if each.samples is not None:
                 self.roster.note_samples({each.client_id: each.samples})
-            if each.included_round is not None and each.included_attempt is not None:
-                key = (self.id, each.included_round, each.included_attempt)
-                self.included_updates[each.client_id] = train_instruction_id(*key, each.client_id)
+        self.updates.recall(participations)
         self.eligibility.picks.restore({each.client_id: each.picks for each in participations})
-
-    async def judge_offenders(self) -> None:
-        """Answer those who spoiled their updates, now that an attempt to which others' came is
-        over."""
-        offenders, self.offenders = self.offenders, set()
-        for client, why in (await self.services.offended(sorted(offenders))).items():
-            self.say(f"{client} is in quarantine: {why}; see `potluck clients`", warning=True)
 
     async def read_quarantine(self) -> None:
         """Read who is in quarantine."""
@@ -209,7 +160,8 @@ class Run:
     def begin_attempt(self) -> None:
         """Begin an attempt: nothing of the one before is of use any more."""
         self.models.begin_attempt()
-        self.attempt, self.intake = Attempt(), Intake()
+        self.updates.begin_attempt()
+        self.attempt = Attempt()
 
     def choose_cohort(self, cohort: Mapping[str, CohortMember], answers: Sequence[Answers]) -> None:
         """The attempt under way has a cohort, in the order chosen, and what was answered before."""
@@ -281,8 +233,8 @@ class Run:
             members=[self._member(client, chosen) for client, chosen in cohort.items()],
             seconds=now() - self.attempt.begun,
             trained=self.models.trained,
-            bytes_down=self.intake.bytes_down,
-            bytes_up=self.intake.bytes_up,
+            bytes_down=self.updates.bytes_down,
+            bytes_up=self.updates.bytes_up,
         )
 
     def _member(self, client: str, chosen: CohortMember) -> operator_pb2.Member:
@@ -294,6 +246,6 @@ class Run:
             chosen.reason,
             member.state if member else MemberState.SELECTED,
             member.trouble if member else "",
-            self.intake.updates.get(client),
+            self.updates.received.get(client),
             pending.progress if pending else None,
         )

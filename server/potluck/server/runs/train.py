@@ -16,7 +16,6 @@ from potluck.server.hosts.instructions import (
 )
 from potluck.server.rounds import events as rounds
 from potluck.server.runs.auxiliaries import AuxiliaryFiles
-from potluck.server.runs.late_arrivals import began_with, give_up
 from potluck.server.runs.run import Run
 from potluck.server.runs.update_inbox import UpdateInbox
 from potluck.server.runs.update_path import UpdatePath
@@ -38,8 +37,8 @@ class Training:
         run = self._run
         auxiliary = await self.auxiliaries.message(client, run.machine.round)
         machine, work = run.machine, run.attempt.cohort[client].work
-        await give_up(run, client)
-        run.intake.instructed.setdefault(client, now())
+        await run.updates.give_up(client)
+        run.updates.note_instructed(client, now())
         instruction = train_instruction(
             run.plan,
             run.instruction_id(client),
@@ -79,11 +78,11 @@ class Training:
             run.id,
             row.round,
             client,
-            model_reference(began_with(run, row)),
+            model_reference(run.models.whole(row.model_blake3)),
             member=row.work,
         )
         instruction.train.MergeFrom(coordinator_pb2.Train(kept=run.kept_state(client)))
-        run.late_since.setdefault(client, run.intake.instructed.get(client, now()))
+        run.updates.note_instructed_late(client, now())
         run.services.attendance.instruct(
             instruction,
             deadline=now() + self._seconds(),
@@ -93,13 +92,14 @@ class Training:
     def _seconds(self) -> float:
         """How long a training may take: one that misses its round goes on for as many more as it
         may be late."""
-        more = 0 if self._run.late.simulated else self._run.late.most_rounds
+        late = self._run.updates.late
+        more = 0 if late.simulated else late.most_rounds
         return self._run.plan.run_file.round.deadline_seconds * (1 + more)
 
     def _on_answer(
         self, client: str, round_number: int, attempt: int, answer: coordinator_pb2.Answer
     ) -> None:
-        machine, late = self._run.machine, self._run.late.find(client)
+        machine, late = self._run.machine, self._run.updates.late.find(client)
         under_way = (round_number, attempt) == (machine.round, machine.attempt)
         if late is not None and (round_number, attempt) == (late.round, late.attempt):
             if answer.WhichOneof("outcome") == "failure":
@@ -118,7 +118,7 @@ class Training:
 
     def _take_offer(self, client: str, answer: coordinator_pb2.Answer) -> None:
         try:
-            self._run.intake.offers[client] = read_offer(self._run, answer)
+            self._run.updates.offers[client] = read_offer(self._run, answer)
         except ProtocolError as error:
             self._inbox.fail(client, error.message, error.reason)
             return
@@ -148,6 +148,6 @@ class Training:
         run, key = self._run, AttemptKey(self._run.id, action.round, action.attempt)
         await self._path.give_up()
         await run.services.in_store(lambda store: store.abandon_attempt(key, action.reason))
-        if run.intake.updates:
-            await run.judge_offenders()
-        await asyncio.to_thread(run.spool.clear, action.round, action.attempt)
+        if run.updates.received:
+            await run.updates.judge_offenders()
+        await asyncio.to_thread(run.updates.spool.clear, action.round, action.attempt)

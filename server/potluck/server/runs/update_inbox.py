@@ -28,7 +28,6 @@ from potluck.server.hosts.instructions import train_instruction_id
 from potluck.server.hosts.offences import OFFENCES
 from potluck.server.rounds import events as rounds
 from potluck.server.rounds.machine import Phase
-from potluck.server.runs.late_arrivals import began_with, tell_machine
 from potluck.server.runs.run import Run
 from potluck.server.runs.update_path import ReceivedUpdate, UpdatePath
 from potluck.server.store.model_files import ModelVersion
@@ -71,7 +70,8 @@ class UpdateInbox:
     def model(self, client: str, update_id: str) -> ModelVersion:
         """The model that an update is made from."""
         late = self._late(client, update_id)
-        return self._run.models.current if late is None else began_with(self._run, late)
+        models = self._run.models
+        return models.current if late is None else models.whole(late.model_blake3)
 
     # Which updates ----------------------------------------------------------------------------
 
@@ -81,7 +81,7 @@ class UpdateInbox:
         run, late = self._run, self._late(client, update_id)
         if late is not None:
             return late.update is not None
-        update = run.intake.updates.get(client)
+        update = run.updates.received.get(client)
         if update is None or update_id != run.instruction_id(client):
             return False
         return update.row.encoding != SUM or update.row.blake3 == blake3
@@ -95,7 +95,7 @@ class UpdateInbox:
 
     def _late(self, client: str, update_id: str) -> LateRow | None:
         """The training for a round that is closed that this is the update of."""
-        late = self._run.late.find(client)
+        late = self._run.updates.late.find(client)
         if late is None or update_id != train_instruction_id(*late.key, client):
             return None
         return late
@@ -108,7 +108,7 @@ class UpdateInbox:
         if self.expects(client, update_id):
             return run.key
         missed = machine.phase is not Phase.ENDED and client in machine.cohort.missed
-        if missed and not run.late.simulated and update_id == run.instruction_id(client):
+        if missed and not run.updates.late.simulated and update_id == run.instruction_id(client):
             return run.key
         return None
 
@@ -149,14 +149,14 @@ class UpdateInbox:
         if not header.offset:
             run.services.observer.upload_begins()
         path = self._file(header.client_id, header.update_id, header.blake3)
-        run.spool.clear_others(path)
+        run.updates.spool.clear_others(path)
         return FileReceiver(
             path,
             blake3=header.blake3,
             size=header.size,
             offset=header.offset,
             maximum=min(run.models.work.largest_upload(), maximum),
-            over=None if header.offset else run.spool.take_spare(),
+            over=None if header.offset else run.updates.spool.take_spare(),
         )
 
     def check_size(self, header: transfer_pb2.UpdateHeader, maximum: int) -> None:
@@ -165,13 +165,13 @@ class UpdateInbox:
 
     def count_up(self, received: int) -> None:
         """Count bytes of an update that came in."""
-        self._run.intake.bytes_up += received
+        self._run.updates.bytes_up += received
         self._run.services.observer.received(self._path.encoding, received)
 
     @contextlib.contextmanager
     def spooling(self, header: transfer_pb2.UpdateHeader) -> Iterator[None]:
         """A disk that refuses the update ends the run: sending it again can't help."""
-        folder = self._run.spool.folder
+        folder = self._run.updates.spool.folder
         try:
             try:
                 yield
@@ -190,7 +190,7 @@ class UpdateInbox:
 
     def _file(self, client: str, update_id: str, blake3: str) -> Path:
         key = self._key(client, update_id) or self._run.key
-        return self._run.spool.path(key.round, key.attempt, client, blake3)
+        return self._run.updates.spool.path(key.round, key.attempt, client, blake3)
 
     # Once it is whole -------------------------------------------------------------------------
 
@@ -241,7 +241,7 @@ class UpdateInbox:
                 transfer_pb2.SumMember(client_id=each.client, update_id=update_id)
                 for update_id, each in updates.items()
             )
-        run.intake.updates.update({each.client: each for each in updates.values()})
+        run.updates.received.update({each.client: each for each in updates.values()})
         run.services.attendance.retire(list(updates))
         arrived = tuple((each.client, each.row.seconds) for each in updates.values())
         summed = next(iter(updates.values())).row.encoding == SUM
@@ -257,20 +257,20 @@ class UpdateInbox:
             return False
         await run.services.in_store(lambda store: store.add_late_update(key, client, update.row))
         if self._late(client, update_id) is not None:
-            run.late.receive(client, update.row)
+            run.updates.late.receive(client, update.row)
         elif self._key(client, update_id) is not None:
-            run.intake.updates[client] = update
+            run.updates.received[client] = update
         run.services.attendance.retire([update_id])
         return True
 
     def fail_late(self, client: str, trouble: str) -> None:
         """A client can't deliver its update for a round that is closed."""
         run = self._run
-        row = run.late.fail(client, plain(trouble, 500))
+        row = run.updates.late.fail(client, plain(trouble, 500))
         if row is not None:
             run.services.attendance.retire([train_instruction_id(*row.key, client)])
             run.say(f"round {row.round}: the late update of {client} won't come: {row.trouble}")
-            tell_machine(run)
+            run.updates.post_awaited()
 
     def fail(self, client: str, message: str, reason: str) -> None:
         """A client can't deliver an update in the round under way."""
@@ -285,7 +285,7 @@ class UpdateInbox:
     def _reject(self, client: str, error: PotluckError) -> None:
         """The update of a client that is in the round under way can't be used."""
         if error.reason in OFFENCES:
-            self._run.offenders.add(client)
+            self._run.updates.note_offender(client)
         self.fail(client, error.message, error.reason)
 
     def _spooled(
@@ -302,10 +302,9 @@ class UpdateInbox:
     def _row(self, header: transfer_pb2.UpdateHeader, member: transfer_pb2.SumMember) -> UpdateRow:
         run, report = self._run, self._path.report(member)
         if not run.plan.run_file.virtual_clock.enabled:  # else the client says it
-            late = self._late(member.client_id, member.update_id)
-            since = run.intake.instructed if late is None else run.late_since
-            instructed = since.get(member.client_id, now())
-            report = replace(report, seconds=now() - instructed)
+            late = self._late(member.client_id, member.update_id) is not None
+            seconds = run.updates.seconds(member.client_id, now(), late=late)
+            report = replace(report, seconds=seconds)
         return UpdateRow(
             blake3=header.blake3,
             size=header.size,

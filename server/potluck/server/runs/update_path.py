@@ -16,7 +16,6 @@ from potluck.rpc.v1 import coordinator_pb2, transfer_pb2
 from potluck.server.aggregation.judging import UpdatesSeen
 from potluck.server.aggregation.update_files import SpooledUpdate
 from potluck.server.hosts.instructions import ENCODINGS
-from potluck.server.runs.late_arrivals import late_updates
 from potluck.server.runs.models import RoundModel
 from potluck.server.runs.report_checks import check_said, report_said
 from potluck.server.runs.run import Run
@@ -154,7 +153,7 @@ class OpenRounds:
                 places={update.client: row for update, row in zip(updates, rows, strict=True)},
                 weights={client: each for client, each in weights.items() if each is not None},
             ),
-            late=late_updates(run),
+            late=run.updates.late_updates(run.machine.round),
         )
         model = moved.model
         if run.plan.strategy.trains:

@@ -15,7 +15,8 @@ from potluck.common.errors import ProtocolError, RunError, StorageError
 from potluck.rpc.v1 import coordinator_pb2
 from potluck.server.rounds import events as rounds
 from potluck.server.runs.interview import OFFERS, read_scalars, stored_answers
-from potluck.server.runs.run import Offer, Run
+from potluck.server.runs.run import Run
+from potluck.server.runs.updates import Offer
 from potluck.server.selection import Offers, Spared
 from potluck.server.store.records import AttemptKey, Exchange, JsonObject
 
@@ -79,7 +80,7 @@ def _spared(run: Run, offers: Offers) -> Spared:
 
 
 def _gathered(run: Run, clients: tuple[str, ...]) -> Offers:
-    told = [run.intake.offers[client] for client in clients]
+    told = [run.updates.offers[client] for client in clients]
     asked = run.plan.before_upload
     names = () if asked is None else asked.wanted
     table = np.array([each.numbers for each in told], dtype=np.float64)

@@ -43,8 +43,8 @@ def test_reports_and_seconds_are_per_selected_client() -> None:
             spared=set(),
             answers=(),
         ),
-        intake=SimpleNamespace(
-            updates={client: SimpleNamespace(row=row) for client, row in updates.items()},
+        updates=SimpleNamespace(
+            received={client: SimpleNamespace(row=row) for client, row in updates.items()},
             joining=(),
         ),
         models=SimpleNamespace(result=SimpleNamespace(judgement=Judgement(), facts=None)),

@@ -67,7 +67,9 @@ async def test_a_client_spared_while_its_update_is_being_recorded_stays_spared()
             phase=Phase.TRAINING,
         ),
         instruction_id=lambda _client: "update",
-        late=LateRegister.of([], simulated=False, most_rounds=0),
+        updates=SimpleNamespace(
+            late=LateRegister.of([], simulated=False, most_rounds=0), received={}
+        ),
     )
     path = cast(UpdatePath, SimpleNamespace(lose=lambda _client: None))
     inbox = UpdateInbox(cast(Run, run), path)

@@ -1,0 +1,231 @@
+"""The updates of a run: those of the attempt under way, late ones, and the files of both."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from potluck.common.interruptible import in_thread
+from potluck.server.aggregation.late_updates import LateUpdate
+from potluck.server.aggregation.spool import Spool
+from potluck.server.aggregation.spooled_updates import intact
+from potluck.server.aggregation.update_files import SpooledUpdate
+from potluck.server.hosts.announce import announce_dropped
+from potluck.server.hosts.attendance import Attendance
+from potluck.server.hosts.instructions import train_instruction_id
+from potluck.server.rounds import events as rounds
+from potluck.server.rounds.lateness import SELECTED_ANEW, LateRegister
+from potluck.server.rounds.plan import RunPlan
+from potluck.server.store.records import (
+    AttemptKey,
+    LateRow,
+    MemberWork,
+    Participation,
+    RoundRow,
+    UpdateRow,
+)
+from potluck.server.store.store_thread import InStore
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offer:
+    """What a client says of an update that it keeps. numbers: in the order of their names."""
+
+    numbers: Sequence[float]
+    samples: int
+
+
+class Updates:
+    """Own the updates of a run. Lives on the event loop.
+
+    spool: their files. late: trainings that missed their round and may join a later one.
+    received: updates of the attempt under way, by client. offers: what clients say of updates that
+    they keep. joining: late trainings whose updates go into the round's model, once it is reduced.
+    bytes_down, bytes_up: of the attempt under way.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        plan: RunPlan,
+        spool: Spool,
+        *,
+        attendance: Attendance,
+        in_store: InStore,
+        offended: Callable[[Iterable[str]], Awaitable[Mapping[str, str]]],
+        post: Callable[[rounds.Event], None],
+        warn: Callable[[str], None],
+    ) -> None:
+        """offended: counts offences; the clients that are in quarantine for them now, and why."""
+        self._run_id = run_id
+        self._attendance = attendance
+        self._in_store = in_store
+        self._offended = offended
+        self._post = post
+        self._warn = warn
+        self._offenders: set[str] = set()
+        self._included: dict[str, str] = {}
+        self._late_since: dict[str, float] = {}
+        self.spool = spool
+        self.late = LateRegister.of(
+            [],
+            simulated=plan.run_file.virtual_clock.enabled,
+            most_rounds=plan.run_file.round.late_updates.rounds,
+        )
+        self.begin_attempt()
+
+    # The attempt under way --------------------------------------------------------------------
+
+    def begin_attempt(self) -> None:
+        """Forget what came in the attempt before."""
+        self._instructed: dict[str, float] = {}
+        self.offers: dict[str, Offer] = {}
+        self.received: dict[str, SpooledUpdate] = {}
+        self.joining: Sequence[LateRow] = ()
+        self.bytes_down = 0
+        self.bytes_up = 0
+
+    def note_instructed(self, client: str, at: float) -> None:
+        """Note the time at which a client was sent its training first."""
+        self._instructed.setdefault(client, at)
+
+    def note_instructed_late(self, client: str, at: float) -> None:
+        """Note the same of a training for a closed round, which may have been sent in its round."""
+        self._late_since.setdefault(client, self._instructed.get(client, at))
+
+    def seconds(self, client: str, at: float, *, late: bool) -> float:
+        """Time since a client was sent its training; 0 if that was before a restart."""
+        since = self._late_since if late else self._instructed
+        return at - since.get(client, at)
+
+    # In the model, or refused -----------------------------------------------------------------
+
+    def included(self, client: str) -> str:
+        """The last update of a client that became part of the model; empty if none did."""
+        return self._included.get(client, "")
+
+    def note_included(self, row: RoundRow) -> None:
+        """Note whose updates are part of a committed round's model."""
+        for member in row.included:
+            self._included[member.client_id] = train_instruction_id(*row.key, member.client_id)
+        for late in row.late:
+            self._included[late.client_id] = train_instruction_id(*late.key, late.client_id)
+
+    def recall(self, participations: Sequence[Participation]) -> None:
+        """Note the same of all rounds that were committed before the run is resumed."""
+        for each in participations:
+            if each.included_round is not None and each.included_attempt is not None:
+                key = (self._run_id, each.included_round, each.included_attempt)
+                self._included[each.client_id] = train_instruction_id(*key, each.client_id)
+
+    def note_offender(self, client: str) -> None:
+        """Note that a client's update was refused for its numbers."""
+        self._offenders.add(client)
+
+    async def judge_offenders(self) -> None:
+        """Answer those who spoiled their updates, now that an attempt to which others' came is
+        over."""
+        offenders, self._offenders = self._offenders, set()
+        for client, why in (await self._offended(sorted(offenders))).items():
+            self._warn(f"{client} is in quarantine: {why}; see `potluck clients`")
+
+    # Late ones --------------------------------------------------------------------------------
+
+    async def restore(self, cohort: Sequence[str]) -> None:
+        """Await those again that were before a restart, but for those in the cohort under way."""
+        run_id, late = self._run_id, self.late
+        rows: list[LateRow] = await self._in_store(lambda store: store.awaited(run_id))
+        self.late = LateRegister.of(rows, simulated=late.simulated, most_rounds=late.most_rounds)
+        for row in rows:
+            if row.update is None:
+                continue
+            path = self._spooled(row, row.update).path
+            if not await in_thread(intact, path, row.update.blake3):
+                self.late.lose(row.client_id)  # torn by the crash; have it sent again
+        for client in cohort:
+            await self.give_up(client)
+
+    def join(self, round_seconds: float, allowed: Callable[[Iterable[str]], Iterable[str]]) -> None:
+        """Choose the late trainings whose updates go into the round's model, in client order.
+
+        round_seconds: simulated ones. allowed: those of these clients that may take part.
+        """
+        found = self.late.joining(round_seconds)
+        clients = set(allowed(row.client_id for row in found))
+        self.joining = [row for row in found if row.client_id in clients]
+
+    def late_updates(self, round_number: int) -> list[LateUpdate]:
+        """The updates that join, as they are reduced."""
+        return [
+            LateUpdate(
+                update=self._spooled(row, row.update),
+                age=round_number - row.round,
+                model_blake3=row.model_blake3,
+            )
+            for row in self.joining
+            if row.update is not None
+        ]
+
+    def close_round(
+        self,
+        key: AttemptKey,
+        weights: Sequence[float],
+        missed: Collection[str],
+        *,
+        model_blake3: str,
+        round_seconds: float,
+        work: Mapping[str, MemberWork],
+    ) -> Sequence[LateRow]:
+        """Note which late updates the round has, and whose are awaited from now on.
+
+        weights: of the updates that joined, in their order. missed: clients of the round whose
+        updates are not in it. The others: as for `LateRegister.close_round`.
+        """
+        joined = zip(self.joining, weights, strict=True)
+        changed = self.late.close_round(
+            key,
+            {row.client_id: weight for row, weight in joined},
+            {
+                client: self.received[client].row if client in self.received else None
+                for client in missed
+                if client in self.received or not self.late.simulated
+            },
+            model_blake3=model_blake3,
+            round_seconds=round_seconds,
+            work=work,
+        )
+        begun = {**self._late_since, **self._instructed}
+        self._late_since = {
+            row.client_id: begun[row.client_id]
+            for row in self.late.awaited
+            if row.client_id in begun
+        }
+        return changed
+
+    def kept_clients(self) -> dict[tuple[int, int], set[str]]:
+        """The clients whose updates in the spool stay, by round and attempt."""
+        found: dict[tuple[int, int], set[str]] = {}
+        for row in self.late.awaited:
+            found.setdefault((row.round, row.attempt), set()).add(row.client_id)
+        return found
+
+    async def give_up(self, client: str) -> None:
+        """A client is selected anew: its late update is not awaited any more."""
+        row = self.late.drop(client, SELECTED_ANEW)
+        if row is not None:
+            await self._in_store(lambda store: store.set_late([row]))
+            self.let_go([row])
+
+    def let_go(self, rows: Sequence[LateRow]) -> None:
+        """Have hosts stop late trainings that are not awaited any more."""
+        ids = [train_instruction_id(*row.key, row.client_id) for row in rows]
+        self._attendance.retire(ids, abandon=True)
+        announce_dropped(self._attendance, rows)
+
+    def post_awaited(self) -> None:
+        """Report to the state machine which clients are at work for a closed round."""
+        self._post(rounds.StillTraining(tuple(row.client_id for row in self.late.awaited)))
+
+    def _spooled(self, row: LateRow, update: UpdateRow) -> SpooledUpdate:
+        path = self.spool.path(row.round, row.attempt, row.client_id, update.blake3)
+        return SpooledUpdate(client=row.client_id, path=path, row=update)
