@@ -1,9 +1,10 @@
-"""The rules on who may be selected, with real parts, for runs that no coordinator drives."""
+"""Who may be selected, with real parts, for runs that no coordinator drives."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from potluck.server.eligibility.alarms import SelectionAlarms
 from potluck.server.eligibility.eligibility import Eligibility
 from potluck.server.eligibility.host_checks import HostChecks
 from potluck.server.eligibility.left_out import LeftOutRegister
@@ -14,6 +15,7 @@ from potluck.server.profiles.trust import Trust
 from potluck.server.rounds.events import Event
 from potluck.server.rounds.plan import RunPlan
 from potluck.server.rounds.roster import RunRoster
+from potluck.server.runs.selecting import Selecting
 from potluck.server.store.store_thread import InStore
 from potluck.server.sums.counts import SecureSums
 from potluck.server.sums.label_sums import LabelSums
@@ -43,4 +45,26 @@ def rules(
         label_sums=LabelSums("r", plan, sums, trust, warn),
         warn=warn,
         post=post,
+    )
+
+
+def selecting(
+    plan: RunPlan,
+    roster: RunRoster,
+    attendance: Attendance,
+    in_store: InStore,
+    *,
+    warn: Callable[[str], None] = lambda _: None,
+    post: Callable[[Event], None] = lambda _: None,
+) -> Selecting:
+    """The owner of all that in run `r`, whose profiles are those in the store."""
+    profiling = Profiling("r", plan, roster, attendance, in_store, Trust(federation="f"))
+    return Selecting(
+        "r",
+        plan,
+        profiling,
+        rules(plan, roster, profiling, attendance, in_store, warn=warn, post=post),
+        SelectionAlarms(roster, plan.run_file.sample_limits, warn),
+        attendance=attendance,
+        in_store=in_store,
     )

@@ -22,13 +22,16 @@ from potluck.common.net.shielded import shielded
 from potluck.common.process.memory import give_back_freed_memory
 from potluck.common.process.software import software_versions
 from potluck.rpc.v1 import operator_pb2
+from potluck.server.aggregation.model_work import ModelWork
 from potluck.server.aggregation.states import States, write_states
 from potluck.server.clock import now, utc
 from potluck.server.cohorts.cohort_labels import cohort_labels, heterogeneity
 from potluck.server.hosts.announce import announce_closed
 from potluck.server.hosts.held_out_evaluation import HeldOut, evaluate_on_clients
 from potluck.server.rounds import events as rounds
-from potluck.server.runs.run import Run
+from potluck.server.rounds.plan import RunPlan
+from potluck.server.runs.live_status import publish_status
+from potluck.server.runs.run import Attempt, Run
 from potluck.server.runs.training_means import (
     TRAINING_LOSS,
     loss_coverage,
@@ -74,7 +77,7 @@ async def evaluate(run: Run) -> None:
     model, own_failed = run.models.result.model, False
     counts: EvaluationCounts | MeasureSums | None = None
     try:
-        counts = await _on_own_data(run, model)
+        counts = await _on_own_data(run.plan, run.models.work, model)
     except TrainerError as error:  # the round's model is good all the same
         run.record.warn(f"round {run.machine.round} is not evaluated: {error.message}")
         own_failed = True
@@ -115,16 +118,18 @@ async def _on_clients(run: Run, model: ModelVersion, subject: MeasuredModel) -> 
     )
 
 
-async def _on_own_data(run: Run, model: ModelVersion) -> EvaluationCounts | MeasureSums | None:
+async def _on_own_data(
+    plan: RunPlan, work: ModelWork, model: ModelVersion
+) -> EvaluationCounts | MeasureSums | None:
     """The model on the coordinator's data; None where it has none. A task's own trainer has as
     long for it as a round: raises TrainerError then."""
-    seconds = None if run.plan.trainer is None else run.plan.run_file.round.deadline_seconds
+    seconds = None if plan.trainer is None else plan.run_file.round.deadline_seconds
     try:
         async with asyncio.timeout(seconds):
-            return await in_thread(run.models.work.evaluate, model)
+            return await in_thread(work.evaluate, model)
     except TimeoutError:
         raise TrainerError(
-            f"the trainer of task '{run.plan.run_file.task.name}' has not measured the model "
+            f"the trainer of task '{plan.run_file.task.name}' has not measured the model "
             f"within {seconds:g} s; see why it hangs, or raise round.deadline_seconds"
         ) from None
 
@@ -170,7 +175,7 @@ async def _store(run: Run, round_commit: RoundCommit, states: States, aftermath:
     await in_store(lambda store: store.commit_round(round_commit))
     row, run.record.row = await in_store(partial(_committed, key=run.key))
     run.models.commit(states)
-    run.remember(row)
+    run.note_committed(row)
     awaited = [each.client_id for each in run.updates.late.awaited if each.key == row.key]
     announce_closed(run.services.attendance, row, awaited)
     run.updates.let_go([each for each in round_commit.late if each.state is LateState.DROPPED])
@@ -244,28 +249,28 @@ def _outcome(run: Run, action: rounds.Commit) -> RoundOutcome:
         seconds=seconds,
         reports=reports,
         answers=tuple(run.attempt.answers),
-        deadline_seconds=_deadline(run, seconds),
+        deadline_seconds=_deadline(run.plan, seconds),
         late=run.roster.rows([row.client_id for row in late]),
         late_seconds=np.array([row.update.seconds for row in late if row.update], np.float64),
         facts=run.models.result.facts,
         judgement=judgement,
-        prolonged=_prolonged(run),
+        prolonged=_prolonged(run.plan, run.attempt),
     )
 
 
-def _prolonged(run: Run) -> NDArray[np.float64]:
+def _prolonged(plan: RunPlan, attempt: Attempt) -> NDArray[np.float64]:
     """By what the passes of each client of the cohort were multiplied; nothing where they were
     the run's."""
-    epochs = [member.work.epochs for member in run.attempt.cohort.values()]
+    epochs = [member.work.epochs for member in attempt.cohort.values()]
     if not any(epochs):
         return np.zeros(0)
-    usual = run.plan.training.epochs
+    usual = plan.training.epochs
     return np.array([1.0 if each is None else each / usual for each in epochs])
 
 
-def _deadline(run: Run, seconds: NDArray[np.float64]) -> float:
+def _deadline(plan: RunPlan, seconds: NDArray[np.float64]) -> float:
     """The least seconds of those that failed. seconds: of the others, one of them not NaN."""
-    run_file = run.plan.run_file
+    run_file = plan.run_file
     if not run_file.virtual_clock.enabled:
         return run_file.round.deadline_seconds
     return run_file.virtual_clock.deadline_seconds or float(np.nanmax(seconds))
@@ -287,7 +292,7 @@ def _simulated_seconds(run: Run, included: Sequence[str]) -> float:
     came = [updates[c].row.seconds if c in included else math.nan for c in run.attempt.cohort]
     seconds = np.array(came)
     everybody = not np.isnan(seconds).any()
-    return float(np.nanmax(seconds)) if everybody else _deadline(run, seconds)
+    return float(np.nanmax(seconds)) if everybody else _deadline(run.plan, seconds)
 
 
 def _announce(run: Run, row: RoundRow) -> None:
@@ -295,11 +300,11 @@ def _announce(run: Run, row: RoundRow) -> None:
     observer = run.services.observer
     run.log.info("committed", round=row.key.round, seconds=round(row.seconds, 3))
     run.record.feed.publish(operator_pb2.WatchRunResponse(committed=committed_round_message(row)))
-    run.publish_status()
+    publish_status(run)
     observer.committed(row, run.models.current.size)
-    observer.picks(*run.eligibility.picks.summary(), row.key.round)
-    observer.largest_weight(run.alarms.largest_weight)
-    observer.privacy(run.profiling.largest_epsilon)
+    observer.picks(*run.selecting.eligibility.picks.summary(), row.key.round)
+    observer.largest_weight(run.selecting.alarms.largest_weight)
+    observer.privacy(run.selecting.profiling.largest_epsilon)
 
 
 class Aftermath:
@@ -343,11 +348,11 @@ class Aftermath:
         """Measure whose data the round was of."""
         run, observer = self._run, self._run.services.observer
         included = [member.client_id for member in row.included]
-        population, rows = run.population(), {row.key.round: run.roster.rows(included)}
+        population, rows = run.selecting.population(), {row.key.round: run.roster.rows(included)}
         if population.label_counts is not None:
             labels = await asyncio.to_thread(cohort_labels, population.label_counts, rows)
             observer.cohort(labels)
-        if run.profiling.needs and run.profiling.changed_since_last_asked():
+        if run.selecting.profiling.needs and run.selecting.profiling.changed_since_last_asked():
             observer.heterogeneity(await asyncio.to_thread(heterogeneity, population))
 
 

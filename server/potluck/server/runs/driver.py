@@ -18,6 +18,7 @@ from potluck.server.aggregation.model_work import ModelWork
 from potluck.server.aggregation.spool import Spool
 from potluck.server.rounds import events as rounds
 from potluck.server.rounds.plan import RunPlan
+from potluck.server.runs.live_status import progress, status, waiting
 from potluck.server.runs.resume import resume
 from potluck.server.runs.round_loop import RoundLoop
 from potluck.server.runs.run import Run
@@ -74,11 +75,11 @@ class RunDriver:
 
     def status(self) -> operator_pb2.RunStatus:
         """The state of the run, and its wait."""
-        return run_status(self.row) if self._run is None else self._run.status()
+        return run_status(self.row) if self._run is None else status(self._run)
 
     def waiting(self) -> operator_pb2.Waiting | None:
         """The wait of the run; None while a round is under way."""
-        return None if self._run is None else self._run.waiting()
+        return None if self._run is None else waiting(self._run)
 
     def away_hosts(self) -> list[str]:
         """Hosts that the run misses; any thread may ask."""
@@ -86,11 +87,11 @@ class RunDriver:
 
     def progress(self) -> operator_pb2.RoundProgress | None:
         """The round under way, for people."""
-        return None if self._run is None else self._run.progress()
+        return None if self._run is None else progress(self._run)
 
     def why_left_out(self, client: str) -> str:
         """The reason why a client can't take part in the run; empty where it can."""
-        return "" if self._run is None else self._run.left_out.troubles.get(client, "")
+        return "" if self._run is None else self._run.selecting.left_out.troubles.get(client, "")
 
     async def inbox(self) -> UpdateInbox | None:
         """The inbox of the run, once it is prepared; None where it ended before."""
@@ -123,7 +124,7 @@ class RunDriver:
     async def exclusion_changed(self) -> None:
         """Clients were put into quarantine or readmitted, or other ones are members."""
         if self._run is not None:  # else the run reads it when it is prepared
-            await self._run.read_quarantine()
+            await self._run.selecting.read_quarantine()
 
     async def drive(self) -> None:
         """Go on until the run ends, or the task is cancelled (the coordinator stops)."""

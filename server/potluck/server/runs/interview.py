@@ -23,7 +23,7 @@ from potluck.server.hosts.gather import gather
 from potluck.server.hosts.instructions import model_reference, question_instruction
 from potluck.server.profiles.collect import is_unable
 from potluck.server.rounds.troubles import each_once
-from potluck.server.runs.masked_cohorts import complete, tag_limits
+from potluck.server.runs.masked_cohorts import complete
 from potluck.server.runs.run import Run
 from potluck.server.selection import Answers, Ask, AskSum, Selection, SelectionContext, Summed
 from potluck.server.store.records import AttemptKey, Exchange, JsonObject
@@ -57,7 +57,7 @@ async def choose(
     """
     stored: Sequence[Exchange] = await run.services.in_store(lambda store: store.answers(key))
     steps, answers = _Steps(key=key, stored=stored), list[Answers]()
-    limits, available = tag_limits(run), context.available
+    limits, available = run.selecting.tag_limits(), context.available
     while True:
         selection, given = await _choose_once(run, context, steps)
         answers = given or answers
@@ -65,9 +65,11 @@ async def choose(
             selection.rows, context.available, [(values, most) for _, values, most in limits]
         )
         if fewer is None:
-            run.alarms.look_at_tags(limits, len(selection.rows), context.count)
-            run.alarms.choosing(available)
-            return complete(run, selection, replace(context, available=available)), answers
+            alarms = run.selecting.alarms
+            alarms.look_at_tags(limits, len(selection.rows), context.count)
+            alarms.choosing(available)
+            context = replace(context, available=available)
+            return complete(run.selecting, run.plan, selection, context), answers
         context = replace(context, available=fewer)
         steps.again += 1
 
@@ -213,7 +215,7 @@ async def _ask(run: Run, ask: Ask, step: int, key: AttemptKey) -> Answers:
         run.say(f"round {key.round}: of {len(ask.rows)} clients, {silent}", warning=True)
     unable = [client for client, answer in answers.items() if is_unable(answer)]
     if unable:
-        await run.left_out.add_and_store({client: troubles[client] for client in unable})
+        await run.selecting.left_out.add_and_store({client: troubles[client] for client in unable})
     return _columns(numbers, ask.wanted)
 
 

@@ -2,58 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from potluck.server.cohorts.host_cover import cover, on_enough_hosts
-from potluck.server.eligibility.alarms import TagLimit
 from potluck.server.eligibility.eligibility import ScarceError
 from potluck.server.rounds.maskable import sum_suffices
+from potluck.server.rounds.plan import RunPlan
 from potluck.server.rounds.troubles import counted
-from potluck.server.runs.run import Run
+from potluck.server.runs.selecting import Selecting
 from potluck.server.selection import Rows, Selection, SelectionContext
 
 
-def tag_limits(run: Run) -> Sequence[TagLimit]:
-    """The limits on tags, with the value of each row of the roster."""
-    tags_of = run.services.attendance.tags_of
-    return [
-        (tag, [tags_of(client).get(tag, "") for client in run.roster], most)
-        for tag, most in run.plan.run_file.selector_limits.at_most_per.items()
-    ]
-
-
-def check_hosts(run: Run, available: Rows) -> None:
+def check_hosts(selecting: Selecting, plan: RunPlan, round_number: int, available: Rows) -> None:
     """Raise ScarceError if no cohort of these clients is on enough hosts for the round."""
-    least = run.machine.rules.hosts
+    least = plan.rules.hosts
     if not least:
         return
-    hosts = _hosts(run)
-    limits = [(values, most) for _, values, most in tag_limits(run)]
+    hosts = selecting.hosts()
+    limits = [(values, most) for _, values, most in selecting.tag_limits()]
     if cover((), available.tolist(), hosts=hosts, least=least, limits=limits) is not None:
         return
     there = len({hosts[row] for row in available} - {""})
     within = " within selector_limits.at_most_per" if limits else ""
     raise ScarceError(
-        f"round {run.machine.round}: {counted(len(available))} on {there} hosts may be selected, "
+        f"round {round_number}: {counted(len(available))} on {there} hosts may be selected, "
         f"and a masked round needs a cohort on {least} hosts{within}; start more hosts"
         f"{' or raise these limits' if limits else ''}"
     )
 
 
-def complete(run: Run, selection: Selection, context: SelectionContext) -> Selection:
+def complete(
+    selecting: Selecting, plan: RunPlan, selection: Selection, context: SelectionContext
+) -> Selection:
     """The selection, completed if its hosts are too few for the secure sum of its updates.
 
     Clients that are added have that as their reason. Where more clients are selected than the round
     waits for, their hosts must also be even enough for its quorum, as far as there are hosts.
     """
-    run_file, least = run.plan.run_file, run.machine.rules.hosts
+    run_file, least = plan.run_file, plan.rules.hosts
     if not least:
         return selection
-    hosts = _hosts(run)
+    hosts = selecting.hosts()
     if sum_suffices([hosts[int(row)] for row in selection.rows], run_file):
         return selection
-    limits = [(values, most) for _, values, most in tag_limits(run)]
+    limits = [(values, most) for _, values, most in selecting.tag_limits()]
     rows = selection.rows
     for number in range(least, context.count + 1):
         more = on_enough_hosts(
@@ -74,9 +66,3 @@ def complete(run: Run, selection: Selection, context: SelectionContext) -> Selec
     needed = f"needed for {len({hosts[row] for row in rows})} hosts"
     reasons = [chosen_for.get(row, needed) for row in rows.tolist()]
     return replace(selection, rows=rows, reasons=reasons)
-
-
-def _hosts(run: Run) -> Sequence[str]:
-    """The host of each row of the roster; empty if it is not known."""
-    host_of = run.machine.gathering.presence.host_of
-    return [host_of(client) for client in run.roster]

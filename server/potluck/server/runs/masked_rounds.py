@@ -347,7 +347,7 @@ class MaskedRounds:
         silent = dict.fromkeys(record.missing, "it did not answer in time")
         convicted = convictions(record)
         troubles = silent | current.session.troubles | current.troubles | convicted
-        await run.left_out.add_and_store(convicted)
+        await run.selecting.left_out.add_and_store(convicted)
         why = SumOutcome(record=record, troubles=troubles).explain()
         if Rule.RELEASED in record.refusals.values():
             why += f"; {_RELEASED}"

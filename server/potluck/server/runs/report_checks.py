@@ -13,24 +13,26 @@ from potluck.common.settings.local_training import LocalTraining
 from potluck.common.updates.update_report import UpdateReport
 from potluck.rpc.v1 import transfer_pb2
 from potluck.server.rounds.plan import RunPlan
-from potluck.server.runs.run import Run
+from potluck.server.runs.run import Attempt
 
 MOST_SAMPLES: Final = 1 << 40
 
 
-def check_said(run: Run, client: str, message: transfer_pb2.TrainingReport) -> None:
+def check_said(
+    plan: RunPlan, attempt: Attempt, client: str, message: transfer_pb2.TrainingReport
+) -> None:
     """Check what a client of the attempt under way says. Raises LayoutError."""
-    report, plan = UpdateReport.from_message(message), run.plan
-    check_report(report, None if plan.trainer is not None else _training(run, client))
+    report = UpdateReport.from_message(message)
+    check_report(report, None if plan.trainer is not None else _training(plan, attempt, client))
     try:
         checked_measures(report.measures, plan.measures, f"client '{client}'")
     except TrainerError as error:
         raise LayoutError(error.message) from error
 
 
-def _training(run: Run, client: str) -> LocalTraining:
+def _training(plan: RunPlan, attempt: Attempt, client: str) -> LocalTraining:
     """The settings that a client of the cohort trains with."""
-    training, member = run.plan.training, run.attempt.cohort.get(client)
+    training, member = plan.training, attempt.cohort.get(client)
     epochs = None if member is None else member.work.epochs
     return training if epochs is None else training.model_copy(update={"epochs": epochs})
 

@@ -29,6 +29,7 @@ from potluck.server.rounds.roster import RunRoster
 from potluck.server.runs.interview import answers_of
 from potluck.server.runs.models import Models
 from potluck.server.runs.run import Attempt, CohortMember, Run
+from potluck.server.runs.selecting import Selecting
 from potluck.server.runs.services import RunServices
 from potluck.server.runs.updates import Updates
 from potluck.server.runs.upload_decision import is_offer
@@ -71,15 +72,22 @@ async def resume(
         profiling.use_model(await _profile_model(run_id, services))
     await profiling.admit(roster.ids)
     states = await _states(record, plan, services, model, profiling, last)
+    eligibility = _eligibility(record, plan, work, services, profiling, events.put_nowait)
     run = Run(
         record=record,
         plan=plan,
         services=services,
         events=events,
         machine=RoundMachine(plan.rules, Resumption(roster=roster)),
-        profiling=profiling,
-        eligibility=_eligibility(record, plan, work, services, profiling, events.put_nowait),
-        alarms=SelectionAlarms(roster, plan.run_file.sample_limits, record.warn),
+        selecting=Selecting(
+            run_id,
+            plan,
+            profiling,
+            eligibility,
+            SelectionAlarms(roster, plan.run_file.sample_limits, record.warn),
+            attendance=services.attendance,
+            in_store=in_store,
+        ),
         models=Models(plan, work, services.files, model, states),
         updates=Updates(
             run_id,
@@ -92,7 +100,7 @@ async def resume(
             warn=record.warn,
         ),
     )
-    run.eligibility.host_of = lambda client: run.machine.gathering.presence.host_of(client)
+    eligibility.host_of = lambda client: run.machine.gathering.presence.host_of(client)
     if roster:
         await _go_on(run, last)
     return run
@@ -226,7 +234,7 @@ async def _go_on(run: Run, last: RoundRow | None) -> None:
     if last is not None:  # the coordinator may have gone down before it did
         awaited = [each.client_id for each in run.updates.late.awaited if each.key == last.key]
         announce_closed(run.services.attendance, last, awaited)
-    run.left_out.restore(await in_store(lambda store: store.left_out(run_id)))
+    run.selecting.left_out.restore(await in_store(lambda store: store.left_out(run_id)))
     if attempt is not None and run.plan.run_file.secure_aggregation:
         await _abandon_masked(run, attempt)
         attempt = None
@@ -238,7 +246,7 @@ async def _go_on(run: Run, last: RoundRow | None) -> None:
             committed=committed,
             attempt=spent + 1,
             spent=spent,
-            left_out=run.left_out.troubles,
+            left_out=run.selecting.left_out.troubles,
             why_over="" if last is None else run.why_over(last.best),
         )
     else:
@@ -292,7 +300,7 @@ async def _resume_attempt(run: Run, attempt: AttemptRow, committed: int) -> Resu
         committed=committed,
         attempt=key.attempt,
         spent=attempt.spent,
-        left_out=run.left_out.troubles,
+        left_out=run.selecting.left_out.troubles,
         available=tuple(run.roster.ids[row] for row in attempt.available),
         cohort=tuple(cohort),
         seconds={client: each.row.seconds for client, each in run.updates.received.items()},

@@ -13,6 +13,7 @@ from potluck.server.clock import now
 from potluck.server.rounds import events as rounds
 from potluck.server.rounds.machine import Phase
 from potluck.server.runs.commit import Aftermath, commit, evaluate, reduce
+from potluck.server.runs.live_status import publish_status
 from potluck.server.runs.masked_rounds import MaskedRounds
 from potluck.server.runs.run import Run
 from potluck.server.runs.select import admit, select
@@ -50,7 +51,7 @@ class RoundLoop:
     def files_in_use(self) -> set[str]:
         """Files that must not be deleted now."""
         run = self.run
-        of_profiles = run.profiling.model
+        of_profiles = run.selecting.profiling.model
         profiles = set() if of_profiles is None else of_profiles.digests
         late = {row.model_blake3 for row in run.updates.late.awaited}
         return run.models.digests | profiles | late | self._training.auxiliaries.digests
@@ -60,7 +61,7 @@ class RoundLoop:
     async def go(self) -> None:
         """Go on until the run has ended."""
         run = self.run
-        await run.read_quarantine()
+        await run.selecting.read_quarantine()
         self._stop_listening = self._attendance.listen(self._on_attendance)
         run.updates.post_awaited()
         self._await_late()
@@ -128,7 +129,7 @@ class RoundLoop:
         if not joined:
             self.run.post(rounds.Left(clients))
             return
-        self.run.left_out.welcome(clients)
+        self.run.selecting.left_out.welcome(clients)
         sessions = {client: self._attendance.session_of(client) for client in clients}
         hosts = {client: session.host_id for client, session in sessions.items() if session}
         self.run.post(rounds.Joined(clients, hosts))
@@ -141,11 +142,11 @@ class RoundLoop:
             case rounds.Admit(clients):
                 await admit(run, clients)
             case rounds.LeaveOut(clients):
-                await run.left_out.store(clients)
-                run.publish_status()
+                await run.selecting.left_out.store(clients)
+                publish_status(run)
             case rounds.Readmit(clients):
-                await run.left_out.remove_from_store(clients)
-                run.publish_status()
+                await run.selecting.left_out.remove_from_store(clients)
+                publish_status(run)
             case rounds.Select():
                 self._begin_slow(select(run, action))
             case rounds.Train(client):

@@ -9,37 +9,30 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
-from potluck.rpc.v1 import operator_pb2
 from potluck.rpc.v1.coordinator_pb2 import KeptState
 from potluck.server.clock import now, utc
 from potluck.server.cohorts.companions import companions
-from potluck.server.eligibility.alarms import SelectionAlarms
-from potluck.server.eligibility.eligibility import Eligibility
-from potluck.server.eligibility.left_out import LeftOutRegister
 from potluck.server.hosts.instructions import train_instruction_id
-from potluck.server.profiles.collect import Profiling
 from potluck.server.rounds import events as rounds
-from potluck.server.rounds.machine import Phase, RoundMachine
+from potluck.server.rounds.machine import RoundMachine
 from potluck.server.rounds.plan import RunPlan
 from potluck.server.rounds.roster import RunRoster
 from potluck.server.runs.models import Models
+from potluck.server.runs.selecting import Selecting
 from potluck.server.runs.services import RunServices
 from potluck.server.runs.updates import Updates
-from potluck.server.selection import Answers, Population
+from potluck.server.selection import Answers
 from potluck.server.store.records import (
     AS_THE_RUN_SAYS,
     AttemptKey,
     BestSoFar,
-    MemberState,
     MemberWork,
     Participation,
     RoundRow,
     RunRow,
-    RunState,
 )
-from potluck.server.watching.feed import member_message, run_status, waiting_message
 from potluck.server.watching.run_record import RunRecord
 
 
@@ -70,28 +63,26 @@ class Attempt:
 
 @dataclass(kw_only=True)
 class Run:
-    """A prepared run, and the few things that all its parts do."""
+    """A prepared run: its data, and the owners of what changes in it."""
 
     record: RunRecord
     plan: RunPlan
     services: RunServices
     events: asyncio.Queue[rounds.Event]
     machine: RoundMachine
-    profiling: Profiling
-    eligibility: Eligibility
-    alarms: SelectionAlarms
+    selecting: Selecting
     models: Models
     updates: Updates
     attempt: Attempt = field(default_factory=Attempt)
     stored_attempt: AttemptKey | None = None
     """The attempt that is in the store."""
+    epoch: datetime = field(default_factory=lambda: utc() - timedelta(seconds=now()))
+    """The time of day at which monotonic time began."""
 
     def __post_init__(self) -> None:
         self.log = self.record.log
         self.say = self.record.say
         self.post = self.events.put_nowait
-        self._epoch = utc() - timedelta(seconds=now())
-        """The time of day at which monotonic time began."""
 
     @property
     def row(self) -> RunRow:
@@ -108,19 +99,6 @@ class Run:
         """The run's clients."""
         return self.machine.gathering.roster
 
-    @property
-    def left_out(self) -> LeftOutRegister:
-        """The clients that can't take part."""
-        return self.eligibility.left_out
-
-    def population(self) -> Population:
-        """The roster as selectors see it."""
-        return self.profiling.population(
-            limits=self.plan.run_file.sample_limits,
-            label_totals=self.eligibility.label_sums.totals,
-            cell_counts=self.eligibility.label_sums.cell_counts,
-        )
-
     def kept_state(self, client: str, *, of_result: bool = False) -> KeptState | None:
         """Which of the states that a client keeps goes with the run's model; None where clients
         keep nothing. of_result: with the result of the attempt under way instead."""
@@ -133,27 +111,15 @@ class Run:
 
     # Committed rounds -------------------------------------------------------------------------
 
-    def remember(self, row: RoundRow) -> None:
+    def note_committed(self, row: RoundRow) -> None:
         """Take over what a committed round says of its clients."""
-        self.roster.note_samples(row.disclosed_samples)
-        self.alarms.look_at_samples(row.disclosed_samples)
         self.updates.note_included(row)
-        cohort = [member.client_id for member in row.members]
-        self.eligibility.picks.add(cohort)
-        self.alarms.look_at_picks(cohort)
+        self.selecting.note_committed(row)
 
     def recall(self, participations: Sequence[Participation]) -> None:
         """Take over what all rounds say that were committed before the run is resumed."""
-        for each in participations:
-            if each.samples is not None:
-                self.roster.note_samples({each.client_id: each.samples})
         self.updates.recall(participations)
-        self.eligibility.picks.restore({each.client_id: each.picks for each in participations})
-
-    async def read_quarantine(self) -> None:
-        """Read who is in quarantine."""
-        rows = await self.services.in_store(lambda store: store.quarantined())
-        self.eligibility.quarantine([row.client_id for row in rows])
+        self.selecting.recall(participations)
 
     # The attempt under way --------------------------------------------------------------------
 
@@ -195,57 +161,3 @@ class Run:
         """The reason why the run is over early after a round; empty where it goes on."""
         rule = self.plan.stop_rule
         return "" if rule is None else rule.why_over(best)
-
-    # For people -------------------------------------------------------------------------------
-
-    async def set_state(self, state: RunState, reason: str) -> None:
-        """The run is in another state from now on."""
-        await self.record.set_state(state, reason)
-        self.publish_status()
-
-    def publish_status(self) -> None:
-        """Publish the state of the run."""
-        self.record.feed.publish(operator_pb2.WatchRunResponse(status=self.status()))
-
-    def status(self) -> operator_pb2.RunStatus:
-        """The state of the run."""
-        under_way = self.row.state in (RunState.WAITING, RunState.RUNNING)
-        left_out = self.left_out.summary() if under_way else ""
-        return run_status(self.row, self.waiting(), left_out)
-
-    def waiting(self) -> operator_pb2.Waiting | None:
-        """The wait of the run; None while a round is under way."""
-        waiting = self.machine.waiting
-        if waiting is None:
-            return None
-        until = None if waiting.until is None else self._epoch + timedelta(seconds=waiting.until)
-        return waiting_message(waiting, until, self.machine.gathering.away())
-
-    def progress(self) -> operator_pb2.RoundProgress | None:
-        """The round under way; None between rounds."""
-        machine, cohort = self.machine, self.attempt.cohort
-        if machine.phase in (Phase.WAITING, Phase.ENDED):
-            return None
-        return operator_pb2.RoundProgress(
-            round=machine.round,
-            attempt=machine.attempt,
-            phase=machine.phase.value,
-            members=[self._member(client, chosen) for client, chosen in cohort.items()],
-            seconds=now() - self.attempt.begun,
-            trained=self.models.trained,
-            bytes_down=self.updates.bytes_down,
-            bytes_up=self.updates.bytes_up,
-        )
-
-    def _member(self, client: str, chosen: CohortMember) -> operator_pb2.Member:
-        member = self.machine.cohort.members.get(client)
-        pending = self.services.attendance.pending(self.instruction_id(client))
-        return member_message(
-            client,
-            chosen.host,
-            chosen.reason,
-            member.state if member else MemberState.SELECTED,
-            member.trouble if member else "",
-            self.updates.received.get(client),
-            pending.progress if pending else None,
-        )

@@ -9,9 +9,12 @@ from potluck.common.interruptible import in_thread
 from potluck.server.clock import utc
 from potluck.server.cohorts.selection_checks import check_declared
 from potluck.server.eligibility.eligibility import ScarceError
+from potluck.server.hosts.attendance import Attendance
 from potluck.server.rounds import events as rounds
+from potluck.server.rounds.plan import RunPlan
 from potluck.server.rounds.troubles import counted
 from potluck.server.runs.interview import ReplayError, choose
+from potluck.server.runs.live_status import set_state
 from potluck.server.runs.masked_cohorts import check_hosts
 from potluck.server.runs.run import CohortMember, Run
 from potluck.server.selection import Rows, Selection, SelectionContext
@@ -20,12 +23,10 @@ from potluck.server.store.records import AttemptKey, AttemptRow, MemberWork, Pro
 
 async def admit(run: Run, clients: tuple[str, ...]) -> None:
     """Store that clients joined the roster, in this order."""
-    run_id = run.id
-    await run.services.in_store(lambda store: store.append_to_roster(run_id, clients))
-    await run.profiling.admit(clients)
+    await run.selecting.admit(clients)
     if len(clients) == len(run.roster):  # the first ones
-        await run.set_state(RunState.RUNNING, "")
-        run.models.start_selector(run.population())
+        await set_state(run, RunState.RUNNING)
+        run.models.start_selector(run.selecting.population())
 
 
 async def select(run: Run, action: rounds.Select) -> None:
@@ -42,17 +43,17 @@ async def select(run: Run, action: rounds.Select) -> None:
 
 async def _select(run: Run, action: rounds.Select, key: AttemptKey) -> None:
     if run.row.state is not RunState.RUNNING:
-        await run.set_state(RunState.RUNNING, "")
+        await set_state(run, RunState.RUNNING)
     context = await _context(run, action, key)
     selection, answers = await choose(run, context, key)
-    unable = [c for c in run.roster.clients(context.available) if c in run.left_out]
+    unable = [c for c in run.roster.clients(context.available) if c in run.selecting.left_out]
     if unable:
         raise ReplayError(
             f"{key}: {counted(len(unable))} turned out to be unable to take part; selecting "
             "without them"
         )
     cohort = run.roster.clients(selection.rows)
-    _check_unmasked_work(run, selection)
+    _check_unmasked_work(run.plan, selection)
     check_declared(run.plan.selector, selection, run.plan.run_file.selector.name)
     host_of = run.machine.gathering.presence.host_of
     members = {
@@ -62,15 +63,15 @@ async def _select(run: Run, action: rounds.Select, key: AttemptKey) -> None:
     run.choose_cohort(members, answers)
     stored = [(client, member.host, member.reason) for client, member in members.items()]
     works = {client: member.work for client, member in members.items()}
-    provenance = {client: _provenance(run, client) for client in members}
+    provenance = {client: _provenance(run.services.attendance, client) for client in members}
     await run.services.in_store(lambda store: store.set_cohort(key, stored, works, provenance))
     run.log.info("selected", round=action.round, attempt=action.attempt, cohort=cohort)
     run.post(rounds.Selected(cohort))
 
 
-def _provenance(run: Run, client: str) -> Provenance:
+def _provenance(attendance: Attendance, client: str) -> Provenance:
     """What the host of a client says of itself now; nothing where it is away for a moment."""
-    session = run.services.attendance.session_of(client)
+    session = attendance.session_of(client)
     if session is None:
         return Provenance()
     return Provenance(data_epoch=session.data_epoch, software=session.software_version or None)
@@ -94,20 +95,20 @@ def _works(selection: Selection) -> Sequence[MemberWork]:
     ]
 
 
-def _check_unmasked_work(run: Run, selection: Selection) -> None:
+def _check_unmasked_work(plan: RunPlan, selection: Selection) -> None:
     """Raise RunError where clients of a masked round would not all do the same."""
     if selection.quotas is not None:
-        _check_unmasked(run, "limits the samples that each client trains on")
+        _check_unmasked(plan, "limits the samples that each client trains on")
     if selection.epochs is not None:
-        _check_unmasked(run, "says how many passes each client makes")
+        _check_unmasked(plan, "says how many passes each client makes")
     if selection.dropped is not None:
-        _check_unmasked(run, "has clients leave tensors out of their updates")
+        _check_unmasked(plan, "has clients leave tensors out of their updates")
 
 
-def _check_unmasked(run: Run, does: str) -> None:
+def _check_unmasked(plan: RunPlan, does: str) -> None:
     """Raise RunError for what a selector does in a masked round, whose clients all train alike, and
     whose sum has room for `count` of them."""
-    run_file = run.plan.run_file
+    run_file = plan.run_file
     if run_file.secure_aggregation:
         raise RunError(
             f"selector {run_file.selector.name} {does}, which masked rounds don't allow: their "
@@ -121,9 +122,9 @@ async def _context(run: Run, action: rounds.Select, key: AttemptKey) -> Selectio
     """The selector's context. The available set is in the store before the selector has it."""
     run.begin_attempt()
     with run.services.observer.asking():
-        rows = await run.eligibility.eligible(action, run.is_present)
-    rows = await run.eligibility.in_label_sums(rows, run.is_present)
-    check_hosts(run, rows)
+        rows = await run.selecting.eligibility.eligible(action, run.is_present)
+    rows = await run.selecting.eligibility.in_label_sums(rows, run.is_present)
+    check_hosts(run.selecting, run.plan, action.round, rows)
     run.begin_attempt()  # once more: what came before it does not count
     if run.stored_attempt != key:
         spent, begun = run.machine.attempts.spent, utc()
@@ -135,12 +136,12 @@ async def _context(run: Run, action: rounds.Select, key: AttemptKey) -> Selectio
         await _check_resumable(run, rows)
     everybody = run.plan.selector.everybody(action.round)
     if everybody:
-        _check_unmasked(run, "has all clients train in a round")
+        _check_unmasked(run.plan, "has all clients train in a round")
     return SelectionContext(
         round=action.round,
         seed=run.plan.run_file.seed,
         count=max(len(rows), action.count) if everybody else action.count,
-        population=run.population(),
+        population=run.selecting.population(),
         available=rows,
         rounds=run.plan.run_file.rounds,
         spares=run.plan.run_file.round.over_selection,

@@ -57,7 +57,7 @@ class SummedRounds:
         if len({each.client_id for each in members}) != len(members):
             raise LayoutError("a sum names a client twice; each may be in it once")
         for each in members:
-            check_said(self._run, each.client_id, each.report)
+            check_said(self._run.plan, self._run.attempt, each.client_id, each.report)
 
     async def check_file(self, update: ReceivedUpdate) -> None:
         """Check that the file is a sum of its members, of lanes that these can have sent."""

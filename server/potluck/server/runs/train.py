@@ -52,7 +52,7 @@ class Training:
             companions=[] if work.epochs is not None else run.companions_of(client),
         )
         instruction.train.MergeFrom(coordinator_pb2.Train(kept=run.kept_state(client)))
-        state = await run.models.enrolled(len(run.roster), run.population)
+        state = await run.models.enrolled(len(run.roster), run.selecting.population)
         part = run.plan.strategy.part(state, client)
         if part is not None:
             instruction.train.part = part
@@ -118,7 +118,7 @@ class Training:
 
     def _take_offer(self, client: str, answer: coordinator_pb2.Answer) -> None:
         try:
-            self._run.updates.offers[client] = read_offer(self._run, answer)
+            self._run.updates.offers[client] = read_offer(self._run.plan, answer)
         except ProtocolError as error:
             self._inbox.fail(client, error.message, error.reason)
             return

@@ -279,7 +279,7 @@ class UpdateInbox:
         run.services.observer.failed(reason)
         trouble = plain(f"{message[:400]} ({reason[:80]})", 500)
         if is_permanent(reason):
-            run.left_out.add({client: trouble})
+            run.selecting.left_out.add({client: trouble})
         run.post(rounds.ClientFailed(client, trouble))
 
     def _reject(self, client: str, error: PotluckError) -> None:

@@ -99,7 +99,7 @@ class OpenRounds:
 
     def check_header(self, header: transfer_pb2.UpdateHeader) -> None:
         """Check the report and the form. Raises LayoutError."""
-        check_said(self._run, header.client_id, header.report)
+        check_said(self._run.plan, self._run.attempt, header.client_id, header.report)
         up = self._up
         if (
             header.encoding != ENCODINGS[up.encoding]
@@ -146,7 +146,7 @@ class OpenRounds:
             run.machine.round,
             updates,
             run.models.current,
-            await run.models.enrolled(len(run.roster), run.population),
+            await run.models.enrolled(len(run.roster), run.selecting.population),
             clients=len(run.roster),
             seen=UpdatesSeen(
                 state=run.models.states.selector,

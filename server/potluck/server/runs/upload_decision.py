@@ -14,6 +14,7 @@ import numpy as np
 from potluck.common.errors import ProtocolError, RunError, StorageError
 from potluck.rpc.v1 import coordinator_pb2
 from potluck.server.rounds import events as rounds
+from potluck.server.rounds.plan import RunPlan
 from potluck.server.runs.interview import OFFERS, read_scalars, stored_answers
 from potluck.server.runs.run import Run
 from potluck.server.runs.updates import Offer
@@ -29,9 +30,9 @@ def is_offer(question: JsonObject) -> bool:
     return OFFERS in question
 
 
-def read_offer(run: Run, answer: coordinator_pb2.Answer) -> Offer:
+def read_offer(plan: RunPlan, answer: coordinator_pb2.Answer) -> Offer:
     """What a client says of its update. Raises ProtocolError, saying what is wrong."""
-    asked = run.plan.before_upload
+    asked = plan.before_upload
     if asked is None:
         raise ProtocolError("it keeps its update, and was told to send it")
     scalars = coordinator_pb2.Answer(scalars=answer.offer.answer)

@@ -79,7 +79,6 @@ def test_a_new_attempt_lets_go_of_the_result_before(files: ModelFiles) -> None:
     assert files.existing(run.current.blake3).is_file()
 
 
-@pytest.mark.asyncio
 async def test_the_last_step_is_measured_once(files: ModelFiles) -> None:
     run = models(files)
     assert await run.last_step() is None
@@ -103,13 +102,11 @@ def test_a_new_roster_begins_another_selector_state(files: ModelFiles) -> None:
     assert run.states.strategy is BEGUN.strategy
 
 
-@pytest.mark.asyncio
 async def test_a_strategy_without_profiles_goes_by_its_committed_state(files: ModelFiles) -> None:
     run = models(files)
     assert await run.enrolled(3, lambda: pytest.fail("profiles were read")) is BEGUN.strategy
 
 
-@pytest.mark.asyncio
 async def test_clients_are_enrolled_once_for_each_roster_and_state(files: ModelFiles) -> None:
     enrolled: list[tuple[State, int]] = []
 

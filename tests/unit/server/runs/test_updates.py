@@ -7,8 +7,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
-import pytest
-
 from potluck.common.tensors.tensor_files import write_tensors
 from potluck.server.aggregation.spool import Spool
 from potluck.server.aggregation.update_files import SpooledUpdate
@@ -199,7 +197,6 @@ def test_the_last_included_update_of_a_client_is_known(tmp_path: Path) -> None:
     assert [updates.included(client) for client in "abc"] == ["r/2.1/a", "", "r/1.1/c"]
 
 
-@pytest.mark.asyncio
 async def test_each_offender_is_judged_once(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     for client in "bab":
@@ -245,7 +242,6 @@ def test_on_a_virtual_clock_only_updates_that_are_here_are_awaited(tmp_path: Pat
     assert [row.client_id for row in scene.updates.joining] == ["a"]
 
 
-@pytest.mark.asyncio
 async def test_a_client_that_is_selected_again_is_not_awaited(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     scene.close(FIRST, missed=["a", "b"])
@@ -257,7 +253,6 @@ async def test_a_client_that_is_selected_again_is_not_awaited(tmp_path: Path) ->
     assert [scene.dropped(FIRST, client) for client in "abc"] == [True, False, False]
 
 
-@pytest.mark.asyncio
 async def test_after_a_restart_torn_late_updates_are_to_be_sent_again(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "r")
     draft = tmp_path / "whole"
