@@ -7,9 +7,15 @@ import sys
 import sysconfig
 import tomllib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import cache
 from graphlib import TopologicalSorter
-from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
+from importlib.metadata import (
+    PackageNotFoundError,
+    distribution,
+    distributions,
+    packages_distributions,
+)
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -75,12 +81,26 @@ def package_folder(name: str) -> Path:
     return folder
 
 
+Statement = ast.Import | ast.ImportFrom | ast.ClassDef
+
+
+@cache
+def statements(source: str) -> list[Statement]:
+    """Imports and classes of a module, wherever they stand; most tests here look at them."""
+    return [node for node in ast.walk(ast.parse(source)) if isinstance(node, Statement)]
+
+
 def imported_names(source: str, package: str) -> Iterator[str]:
     """Absolute names that a module of `package` imports, relative imports resolved.
 
     `from a import b` yields `a.b`, since `b` may be a module.
     """
-    for node in ast.walk(ast.parse(source)):
+    yield from names_imported_by(statements(source), package)
+
+
+def names_imported_by(nodes: Iterable[Statement], package: str) -> Iterator[str]:
+    """The same for some statements."""
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -214,9 +234,9 @@ def test_libraries_of_sinks_and_traces_are_imported_when_they_are_used() -> None
         module.stem
         for name in ("client", "common", "server")
         for module in package_folder(name).rglob("*.py")
-        for node in ast.parse(module.read_text()).body
-        if isinstance(node, (ast.Import, ast.ImportFrom))
-        for imported in imported_names(ast.unparse(node), "potluck.any")
+        for node in statements(module.read_text())
+        if node.col_offset == 0  # not in a function
+        for imported in names_imported_by([node], "potluck.any")
         if imported.partition(".")[0] in libraries
         or imported.startswith("potluck.common.tracing.exporting")
     ]
@@ -252,7 +272,7 @@ def test_a_class_name_occurs_once() -> None:
         if folder.name not in ROOMS:
             continue
         for module in folder.rglob("*.py"):
-            for node in ast.walk(ast.parse(module.read_text())):
+            for node in statements(module.read_text()):
                 if isinstance(node, ast.ClassDef):
                     places.setdefault(node.name, []).append(str(module.relative_to(HOUSE)))
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
@@ -366,6 +386,12 @@ def required_name(text: str) -> str:
     return "" if requirement.marker and "extra" in str(requirement.marker) else requirement.name
 
 
+@cache
+def providers() -> dict[str, list[str]]:
+    """The distributions that bring each module."""
+    return {name: list(found) for name, found in packages_distributions().items()}
+
+
 EXTRAS = {
     "client": ("gpu", "s3", "tracing"),
     "common": ("lightning", "lora", "monai", "parquet", "tracing", "transformers"),
@@ -394,7 +420,7 @@ def test_a_package_imports_what_is_installed_for_it(package: str) -> None:
     named = [Requirement(text).name for text in chain(project["dependencies"], *extras)]
     brought = chain.from_iterable(distribution(name).requires or () for name in named)
     declared = {canonicalize_name(name) for name in (*named, *map(required_name, brought))}
-    provided_by = packages_distributions()
+    provided_by = providers()
     modules = package_folder(package).rglob("*.py")
     libraries = {
         name.partition(".")[0]
@@ -487,6 +513,33 @@ print(version("potluck"), software_version())
     assert told == [source_version(HOUSE)] * 2
 
 
+def test_every_entry_point_of_the_wheel_names_something_in_it(unpacked_wheel: Path) -> None:
+    [wheel] = distributions(name="potluck", path=[str(unpacked_wheel)])
+    project = pyproject()["project"]
+    groups = {**project["entry-points"], "console_scripts": project["scripts"]}
+    declared = {(group, name) for group, names in groups.items() for name in names}
+    assert {(entry.group, entry.name) for entry in wheel.entry_points} == declared
+    missing = [
+        f"{entry.group}: {entry.name} = {entry.value}"
+        for entry in wheel.entry_points
+        if entry.attr
+        not in names_at_the_top(unpacked_wheel / f"{entry.module.replace('.', '/')}.py")
+    ]
+    assert missing == []
+
+
+def names_at_the_top(module: Path) -> set[str]:
+    """Functions, classes and variables of a module."""
+    found = set[str]()
+    for node in ast.parse(module.read_text()).body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        elif isinstance(node, ast.Assign):
+            found |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    return found
+
+
+@pytest.mark.slow  # it imports the libraries of all extras
 def test_every_entry_point_of_the_wheel_loads(unpacked_wheel: Path) -> None:
     program = """
 from importlib.metadata import distribution
