@@ -6,6 +6,9 @@ everything, remember nothing and hand over all they hold. In between members com
 their keys, and it goes on with sessions of an older membership. What it sees is linear: each masked
 vector is an input plus masks, of which it knows some. No combination in which the unknown masks
 cancel may be about fewer of the honest than are in a set at least.
+
+Of updates it also chooses coefficients (each client's weight, up to the weight bound), settings,
+and models so alike that a client makes the same update of both.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import combinations
 from typing import Any
@@ -29,6 +32,7 @@ from potluck.common.secagg import (
     ClientPolicy,
     ClientSession,
     Envelope,
+    Expectation,
     Header,
     Ledger,
     MessageType,
@@ -60,8 +64,14 @@ from potluck.common.secagg.wire.messages import (
 from potluck.common.secagg.wire.transcript import Roster, sharers_digest, sign, survivors_digest
 
 PRIME = 2**61 - 1
+SAMPLES = (120, 900, 340, 510, 700, 250, 430, 80, 610, 160, 820)
+"""Of each client, in the order of their names: its weight, up to the weight bound."""
 Row = dict[Any, Any]
-"""How often each input, and each mask, is in a vector."""
+"""How often each input, and each mask, is in a vector.
+
+An input is a client's label counts, or its update of a family of models, and the part of that
+update that depends on one of its samples. Its key begins with the client.
+"""
 Set = frozenset[str]
 
 
@@ -91,13 +101,20 @@ def echelon(rows: Iterable[Row], columns: Sequence[Any], prime: int | None) -> d
 class Plan:
     """What a coordinator does in one session. The sets are of clients that are lost, or left out.
 
-    update: which model updates are of; None for label counts. deceived: those who are told of the
-    second set of survivors. shown: whether the certificates of earlier sessions come along. held:
-    whether nobody is told of a set for now. resumed: whether earlier sessions are gone on with.
-    members: which of `MEMBERSHIPS` the root has signed by then; none comes back.
+    update: the family of models that updates are of; None for label counts. model: which of the
+    family, whose models are so alike that updates of them are the same. run: for which run.
+    settings: of the training; 0, or the number of the client that has one sample trained on
+    otherwise than with settings 0. weight_bound: of a client's weight. deceived: those who are told
+    of the second set of survivors. shown: whether the certificates of earlier sessions come along.
+    held: whether nobody is told of a set for now. resumed: whether earlier sessions are gone on
+    with. members: which of `MEMBERSHIPS` the root has signed by then; none comes back.
     """
 
     update: int | None = None
+    model: int = 0
+    run: int = 1
+    settings: int = 0
+    weight_bound: int = 1000
     away: Set = frozenset()
     unshared: Set = frozenset()
     unsent: Set = frozenset()
@@ -131,11 +148,15 @@ MEMBERSHIPS = (
 
 @dataclass
 class World:
-    """Clients with their ledgers, and all that a coordinator and its colluders have seen."""
+    """Clients with their ledgers, and all that a coordinator and its colluders have seen.
+
+    limits: of the owners' policies, on runs and rounds.
+    """
 
     clients: int
     colluders: int
     least_hosts: int = 4
+    limits: Mapping[str, int] = field(default_factory=dict)
     ledgers: dict[str, Ledger] = field(default_factory=dict)
     live: dict[str, dict[bytes, ClientSession]] = field(default_factory=lambda: defaultdict(dict))
     vectors: list[tuple[Row, set[bytes]]] = field(default_factory=list)
@@ -149,6 +170,7 @@ class World:
             least_hosts=self.least_hosts,
             colluding_hosts=self.colluders,
             disclosures=frozenset({"cells", "update"}),
+            **self.limits,
         )
         self.federations = {
             (purpose, epoch): Federation(
@@ -229,13 +251,20 @@ class Attack:
         self.invited = [name for name in world.names if name not in out]
         hosts = [self.federation.hosts[name] for name in self.invited]
         sizes = complete_thresholds(hosts, world.colluders)
-        model = b"" if plan.update is None else bytes([plan.update]) * 32
+        of_update = {}
+        if plan.update is not None:
+            of_update = {
+                "model_digest": bytes([plan.update, plan.model]) * 16,
+                "training_sha256": bytes([plan.settings]) * 32,
+                "weight_bound": plan.weight_bound,
+            }
         self.header: Header = self.federation.header(
             session_id=world.begun.to_bytes(16, "big"),
+            run=f"run-{plan.run}",
             colluding_hosts=world.colluders,
             threshold=sizes.threshold,
             quorum=sizes.quorum,
-            model_digest=model,
+            **of_update,
         )
         self.sessions: dict[str, ClientSession] = {}
         self.shares: dict[tuple[str, Secret], dict[int, int]] = defaultdict(dict)
@@ -252,7 +281,7 @@ class Attack:
             step = client.begin(
                 self.federation.parties[name],
                 envelope,
-                self.federation.expected(self.header),
+                self._expected(),
                 world.situation(name),
                 others=others,
             )
@@ -268,6 +297,14 @@ class Attack:
         if step.session.over:
             world.live[name].pop(session_id, None)
         return step.replies[0] if step.replies and step.refusal is None else None
+
+    def _expected(self) -> Expectation:
+        if self.plan.update is None:
+            return self.federation.expected(self.header)
+        settings = self.header.training_sha256
+        return self.federation.expected(
+            self.header, settings_sha256=settings, data="updates/epoch 1"
+        )
 
     def tell_all(
         self, names: Iterable[str], kind: MessageType, message: Any
@@ -346,8 +383,13 @@ class Attack:
         """A masked vector: the input of a client, and its masks on one lane."""
         if name in self.world.colluding:
             return
-        update = self.plan.update
-        row: Row = {(name, -1 if update is None else update): 1}
+        plan, place = self.plan, self.world.names.index(name)
+        row: Row = {(name, -1, 0): 1}
+        if plan.update is not None:
+            weight = min(SAMPLES[place], plan.weight_bound)
+            row = {(name, plan.update, 0): weight}
+            if plan.settings == place + 1:
+                row[name, plan.update, plan.settings] = weight
         for mask in masks[self.header.lanes[0].name]:
             row[mask.seed] = row.get(mask.seed, 0) + (-1 if mask.negative else 1)
         self.world.vectors.append((row, {c for c in row if isinstance(c, bytes)}))
@@ -399,8 +441,8 @@ class Attack:
                 known.add(pair_seed(agreed, self.sharers_sha256, number, person.number, lane))
 
 
-def played(plans: Sequence[Plan], clients: int, colluders: int) -> World:
-    world = World(clients, colluders)
+def played(plans: Sequence[Plan], clients: int, colluders: int, **limits: int) -> World:
+    world = World(clients, colluders, limits=limits)
     for plan in plans:
         world.follow(plan)
     return world
@@ -471,6 +513,57 @@ def test_sums_that_are_allowed_are_had() -> None:
     check(world)
 
 
+# Runs and rounds over the same data ---------------------------------------------------------------
+
+
+SECOND_RUNS = {
+    "one client less": Plan(update=1, run=2, away=frozenset("f")),
+    "one sample trained on otherwise": Plan(update=1, run=2, settings=3),
+    "a bound on the weight of one client": Plan(update=1, run=2, weight_bound=700),
+}
+"""After a run with all clients, no settings of its own and a bound above all weights."""
+
+
+@pytest.mark.parametrize("second", SECOND_RUNS.values(), ids=SECOND_RUNS.keys())
+@pytest.mark.parametrize("model", [0, 1], ids=["the same model", "a model beside it"])
+@pytest.mark.parametrize("runs", [1, 2])
+def test_second_run_over_the_same_data_gives_a_client_away_only_if_owners_allow_it(
+    second: Plan, model: int, runs: int
+) -> None:
+    """The same model is refused all the same: a vector goes into one set, unchanged."""
+    plans = [Plan(update=1), replace(second, model=model)]
+    world = played(plans, 7, 0, runs_per_epoch=runs)
+    if runs == 1 or model == 0:
+        assert world.sums == 1
+        check(world)
+    else:
+        assert world.sums == 2
+        assert world.found(prime=None)
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+@pytest.mark.parametrize("away", ["", "f"], ids=["the same clients", "one client less"])
+def test_rounds_whose_model_stands_still_give_a_client_away_only_by_other_cohorts(
+    rounds: int, away: str
+) -> None:
+    """An operator may choose steps so small that all models of a run are alike."""
+    plans = [Plan(update=1), Plan(update=1, model=1, away=frozenset(away))]
+    world = played(plans, 7, 0, rounds_per_epoch=rounds)
+    assert world.sums == rounds
+    if rounds == 1 or not away:
+        check(world)
+    else:  # masks promise nothing over several rounds
+        assert world.found(prime=None)
+
+
+@pytest.mark.parametrize("change", [{"settings": 3}, {"weight_bound": 700}])
+def test_rounds_of_a_run_have_the_settings_of_its_first(change: dict[str, int]) -> None:
+    plans = [Plan(update=1), Plan(update=1, model=1, **change)]  # type: ignore[arg-type]
+    world = played(plans, 7, 0, runs_per_epoch=9)
+    assert world.sums == 1
+    check(world)
+
+
 few = st.frozensets(st.sampled_from(SEVEN), max_size=2)
 some = st.frozensets(st.sampled_from(SEVEN), max_size=4)
 plans = st.builds(
@@ -502,4 +595,35 @@ plans = st.builds(
 )
 @given(history=st.lists(plans, min_size=2, max_size=4))
 def test_no_history_gives_few_clients_away(history: list[Plan], colluders: int) -> None:
+    check(played(history, 7, colluders))
+
+
+runs = st.builds(
+    lambda of, **choices: Plan(update=of[0], run=of[1], model=of[2], **choices),
+    # A run has one model of a family: its own of the first, and the other run's of the second.
+    st.sampled_from([(1, 1, 0), (1, 2, 1), (2, 1, 0), (2, 2, 0)]),
+    settings=st.sampled_from([0, 0, 1, 3]),
+    weight_bound=st.sampled_from([1000, 700, 300]),
+    away=few,
+    unsent=st.one_of(st.just(frozenset()), few),
+    dead=few,
+    restarted=few,
+    held=st.sampled_from([False, False, True]),
+    resumed=st.booleans(),
+)
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("colluders", [0, 1])
+@settings(
+    max_examples=60,
+    deadline=None,
+    database=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+@given(history=st.lists(runs, min_size=3, max_size=6))
+def test_no_runs_within_the_limits_give_few_clients_away(
+    history: list[Plan], colluders: int
+) -> None:
     check(played(history, 7, colluders))
