@@ -9,7 +9,7 @@ import numpy as np
 
 from potluck.common.run_file.run_settings import SampleLimits
 from potluck.server.cohorts.sample_limits import counted
-from potluck.server.eligibility.lopsidedness import Expected, Picks, lopsidedness
+from potluck.server.eligibility.selection_imbalance import Expected, Picks, selection_imbalance
 from potluck.server.rounds.roster import RunRoster
 from potluck.server.rounds.troubles import listed
 from potluck.server.selection import Rows
@@ -55,7 +55,7 @@ class SelectionAlarms:
         self._expected = np.append(self._expected, np.zeros(joined))
         self._picks[self._roster.rows(cohort)] += 1
         self._expected[available] += len(cohort) / len(available)
-        found = lopsidedness(self._picks, expected=self._expected)
+        found = selection_imbalance(self._picks, expected=self._expected)
         if found is None:
             return
         new = [int(row) for row in found.unlikely if int(row) not in self._lopsided]

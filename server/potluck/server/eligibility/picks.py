@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from potluck.server.eligibility.lopsidedness import Picks
+from potluck.server.eligibility.selection_imbalance import Picks
 from potluck.server.rounds.roster import RunRoster
 from potluck.server.selection import Rows
 

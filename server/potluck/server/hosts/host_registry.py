@@ -12,7 +12,7 @@ from potluck.common.errors import PotluckError
 from potluck.common.monitoring import definitions as metrics
 from potluck.common.monitoring.instruments import Instruments
 from potluck.server.hosts.attendance import Attendance, HostSession
-from potluck.server.hosts.rivals import Rivals
+from potluck.server.hosts.duplicate_hosts import DuplicateHostGuard
 from potluck.server.store.records import ClientSeen
 from potluck.server.store.store_thread import InStore
 
@@ -33,7 +33,7 @@ class HostRegistry:
         self._attendance = attendance
         self._instruments = instruments
         self._in_store = in_store
-        self._rivals = Rivals(attendance, heartbeat_seconds=heartbeat_seconds)
+        self._duplicates = DuplicateHostGuard(attendance, heartbeat_seconds=heartbeat_seconds)
         self._noting: set[asyncio.Task[None]] = set()
 
     @contextlib.asynccontextmanager
@@ -42,7 +42,7 @@ class HostRegistry:
 
         Raises IdentityError where another attends in its place.
         """
-        await self._rivals.make_way(session)
+        await self._duplicates.make_way(session)
         self._attendance.attach(session)
         self._instruments.count(metrics.HOSTS_JOINED)
         log.info(

@@ -61,7 +61,7 @@ class Admission:
         return self._transfers.setdefault(peer, asyncio.Semaphore(self._limits.transfers_per_peer))
 
 
-class Turns:
+class TransferSlots:
     """Lets few files set out at once, so that those that move fast move one after another.
 
     Many at once take as long altogether, but each holds messages in memory and in the processor's

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from potluck.server.rounds.events import Abandon, Action, MarkMember, Say
+from potluck.server.rounds.events import Abandon, Action, MarkMember, PublishNotice
 from potluck.server.rounds.round_rules import RoundRules
 from potluck.server.rounds.troubles import LeftOutClients, TroubleNotices
 from potluck.server.store.records import MemberState
@@ -118,7 +118,7 @@ class RoundCohort:
             actions.append(MarkMember(self._round, self._attempt, client, state, trouble))
             said = self._notices.over(client, state, trouble, left_out=client in self._left_out)
             if said:
-                actions.append(Say(f"round {self._round}: {said}", warning=True))
+                actions.append(PublishNotice(f"round {self._round}: {said}", warning=True))
             if state is not MemberState.FAILED and not awaited:
                 actions.append(Abandon(self._round, self._attempt, (client,)))
         return actions
@@ -177,7 +177,10 @@ class RoundCohort:
 
     def rest(self) -> list[Action]:
         """Messages about members whose part is over, as far as they are still to be published."""
-        return [Say(f"round {self._round}: {text}", warning=True) for text in self._notices.rest()]
+        return [
+            PublishNotice(f"round {self._round}: {text}", warning=True)
+            for text in self._notices.rest()
+        ]
 
     def troubles(self) -> list[str]:
         """Every trouble once, with how many have it."""

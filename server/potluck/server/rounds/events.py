@@ -75,14 +75,14 @@ class Selected:
 
 
 @dataclass(frozen=True)
-class Scarce:
+class TooFewEligible:
     """Too few of those available turned out to be eligible; they may be later."""
 
     reason: str
 
 
 @dataclass(frozen=True)
-class Outdated:
+class StoredAnswersInvalid:
     """Answers from before a restart no longer fit; the attempt must begin anew."""
 
     reason: str
@@ -107,7 +107,7 @@ class SumArrived:
 
 
 @dataclass(frozen=True)
-class Offered:
+class UpdateReady:
     """A client has trained, and keeps its update until it is asked for."""
 
     client: str
@@ -160,7 +160,7 @@ class Committed:
 
 
 @dataclass(frozen=True)
-class Broke:
+class ActionFailed:
     """The shell could not carry out an action; the run can't go on."""
 
     reason: str
@@ -172,7 +172,7 @@ class StopRequested:
 
 
 @dataclass(frozen=True)
-class Ticked:
+class TimerFired:
     """Time has passed; see `next_wakeup`."""
 
 
@@ -185,20 +185,20 @@ Event = (
     | LeftOut
     | Readmitted
     | Selected
-    | Scarce
-    | Outdated
+    | TooFewEligible
+    | StoredAnswersInvalid
     | UpdateArrived
     | SumArrived
-    | Offered
+    | UpdateReady
     | UploadsDecided
     | ClientFailed
     | SumFailed
     | Reduced
     | Evaluated
     | Committed
-    | Broke
+    | ActionFailed
     | StopRequested
-    | Ticked
+    | TimerFired
 )
 
 # Actions --------------------------------------------------------------------------------------
@@ -303,7 +303,7 @@ class Commit:
 
 
 @dataclass(frozen=True)
-class Say:
+class PublishNotice:
     """Something a person should know."""
 
     text: str
@@ -339,6 +339,6 @@ Action = (
     | Reduce
     | Evaluate
     | Commit
-    | Say
+    | PublishNotice
     | End
 )

@@ -16,12 +16,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from potluck.server.rounds.attempt_count import AttemptCount
+from potluck.server.rounds.client_pool import ClientPool
 from potluck.server.rounds.cohort import CohortOutcome, Member, RoundCohort
 from potluck.server.rounds.events import (
     STOPPED_BY_OPERATOR,
     Action,
+    ActionFailed,
     Admit,
-    Broke,
     ClientFailed,
     Commit,
     Committed,
@@ -36,28 +37,27 @@ from potluck.server.rounds.events import (
     LeaveOut,
     Left,
     LeftOut,
-    Offered,
-    Outdated,
+    PublishNotice,
     Readmit,
     Readmitted,
     Reduce,
     Reduced,
     RunEnding,
-    Say,
-    Scarce,
     Select,
     Selected,
     Started,
     StillTraining,
     StopRequested,
+    StoredAnswersInvalid,
     SumArrived,
     SumFailed,
-    Ticked,
+    TimerFired,
+    TooFewEligible,
     Train,
     UpdateArrived,
+    UpdateReady,
     UploadsDecided,
 )
-from potluck.server.rounds.gathering import Gathering
 from potluck.server.rounds.roster import RunRoster
 from potluck.server.rounds.round_rules import RoundRules
 from potluck.server.rounds.troubles import counted, each_once, listed
@@ -111,8 +111,8 @@ class RoundMachine:
         self.round = was.committed + 1
         self.attempts = AttemptCount(rules.policy.attempts, was.attempt, was.spent)
         under_way = was.committed > 0 or was.attempt > 1 or bool(was.available)
-        self.gathering = Gathering(rules, was.roster, under_way=under_way)
-        self.gathering.left_out.add(was.left_out)
+        self.pool = ClientPool(rules, was.roster, under_way=under_way)
+        self.pool.left_out.add(was.left_out)
         self.cohort = self._cohort(
             {
                 client: Member(state=state, seconds=was.seconds.get(client, 0.0))
@@ -134,15 +134,15 @@ class RoundMachine:
     @property
     def waiting(self) -> Waiting | None:
         """What the run waits for; None while a round is under way."""
-        return self.gathering.waiting if self.phase is Phase.WAITING else None
+        return self.pool.waiting if self.phase is Phase.WAITING else None
 
     def next_wakeup(self) -> float | None:
-        """The time of the Ticked that the machine wants if nothing else happens; None for none."""
+        """The time at which the machine wants a TimerFired if nothing else happens; None: never."""
         if self.phase is Phase.WAITING and self._started:
-            return self.gathering.wake
+            return self.pool.wake
         if self.phase is not Phase.TRAINING:
             return None
-        presence = self.gathering.presence
+        presence = self.pool.presence
         away = [client for client in self.cohort.pending if not presence.attends(client)]
         deadline = [] if self.cohort.deciding else [self._round_deadline]
         return min([*deadline, *map(presence.back_by, away)], default=None)
@@ -161,10 +161,10 @@ class RoundMachine:
             case Left(clients):
                 return self._leave(clients, now)
             case Excluded(clients):
-                self.gathering.excluded = frozenset(clients)
+                self.pool.excluded = frozenset(clients)
                 return self._select_if_ready(now)
             case StillTraining(clients):
-                self.gathering.still_training = frozenset(clients)
+                self.pool.still_training = frozenset(clients)
                 return self._select_if_ready(now)
             case LeftOut(troubles):
                 return self._leave_out(dict(troubles), now)
@@ -173,9 +173,9 @@ class RoundMachine:
             case Selected(cohort) if self.phase is Phase.SELECTING:
                 self.cohort = self._cohort({client: Member() for client in cohort})
                 return self._train(now)
-            case Scarce(reason) if self.phase is Phase.SELECTING:
+            case TooFewEligible(reason) if self.phase is Phase.SELECTING:
                 return self._select_later(reason, now)
-            case Outdated(reason) if self.phase is Phase.SELECTING:
+            case StoredAnswersInvalid(reason) if self.phase is Phase.SELECTING:
                 return self._begin_anew(reason, now)
             case UpdateArrived(client, seconds) if self.cohort.waits_for(client):
                 self.cohort.receive(client, seconds)
@@ -185,7 +185,7 @@ class RoundMachine:
                 for client, seconds in waited_for:
                     self.cohort.receive(client, seconds)
                 return self._go_on(now) if waited_for else []
-            case Offered(client) if self.cohort.waits_for(client):
+            case UpdateReady(client) if self.cohort.waits_for(client):
                 self.cohort.offered.add(client)
                 return self._go_on(now)
             case UploadsDecided(round, attempt, spared) if (round, attempt) == (
@@ -205,11 +205,11 @@ class RoundMachine:
             case Committed(why_over) if self.phase is Phase.COMMITTING:
                 self._why_over = why_over
                 return self._next_round(now)
-            case Broke(reason):
+            case ActionFailed(reason):
                 return self._end(RunEnding.FAILED, reason)
             case StopRequested():
                 return self._end(RunEnding.STOPPED, STOPPED_BY_OPERATOR)
-            case Ticked():
+            case TimerFired():
                 return self._tick(now)
         return []
 
@@ -220,41 +220,41 @@ class RoundMachine:
         if self._why_over or self.round > self.rules.rounds:
             # killed between its last commit and its end
             return self._end(RunEnding.FINISHED, self._why_over)
-        self.gathering.start(now)
+        self.pool.start(now)
         return self._train(now) if self.cohort else self._select_if_ready(now)
 
     def _join(self, clients: tuple[str, ...], hosts: Mapping[str, str], now: float) -> list[Action]:
-        gathering, actions = self.gathering, list[Action]()
-        gathering.presence.join(clients, hosts)
-        admitted, refused = gathering.admit_late(clients)
+        pool, actions = self.pool, list[Action]()
+        pool.presence.join(clients, hosts)
+        admitted, refused = pool.admit_late(clients)
         if admitted:
             actions.append(Admit(admitted))
         if refused:
             text = f"{listed(refused)} came too late for this run and will not be selected"
-            actions.append(Say(text))
+            actions.append(PublishNotice(text))
         return actions + self._select_if_ready(now)
 
     def _leave(self, clients: tuple[str, ...], now: float) -> list[Action]:
-        self.gathering.presence.leave(clients, now)
+        self.pool.presence.leave(clients, now)
         return self._tick(now)
 
     def _select_if_ready(self, now: float) -> list[Action]:
         if self.phase is not Phase.WAITING or not self._started:
             return []
-        gathering, actions = self.gathering, list[Action]()
-        if not gathering.roster:
-            first = gathering.first_roster(now)
+        pool, actions = self.pool, list[Action]()
+        if not pool.roster:
+            first = pool.first_roster(now)
             if not first:
                 return self._keep_waiting()
-            gathering.roster.append(first)
-            gathering.begin(now)
+            pool.roster.append(first)
+            pool.begin(now)
             actions.append(Admit(first))
-        available = gathering.ready(now)
+        available = pool.ready(now)
         if not available:
             return actions + self._keep_waiting()
         if self._stored_available:
-            available = gathering.selectable(self._stored_available)
-            if not gathering.suffices(available, self.rules.needed):
+            available = pool.selectable(self._stored_available)
+            if not pool.suffices(available, self.rules.needed):
                 return self._begin_anew("fewer may be selected than before the restart", now)
         self._stored_available = ()
         self._said_waiting = False
@@ -263,27 +263,33 @@ class RoundMachine:
         return [*actions, Select(self.round, self.attempt, available, count)]
 
     def _keep_waiting(self) -> list[Action]:
-        gathering, waiting = self.gathering, self.gathering.waiting
-        if gathering.given_up:
-            return self._end(RunEnding.FAILED, gathering.given_up)
+        pool, waiting = self.pool, self.pool.waiting
+        if pool.given_up:
+            return self._end(RunEnding.FAILED, pool.given_up)
         if self._said_waiting or waiting is None or waiting.until is not None:
             return []
         self._said_waiting = True
-        away = gathering.away()
+        away = pool.away()
         whom = f"; away: {listed(away)}" if away else ""
-        return [Say(f"round {self.round}: {waiting.what}{whom}", warning=True)]
+        return [PublishNotice(f"round {self.round}: {waiting.what}{whom}", warning=True)]
 
     def _select_later(self, reason: str, now: float) -> list[Action]:
         """Wait for a while, as for those that are away."""
         self.phase = Phase.WAITING
-        if self.gathering.is_overdue(now):
+        if self.pool.is_overdue(now):
             return self._end(RunEnding.FAILED, reason)
-        self.gathering.begin(now, self.attempts.pause())
-        return [Say(f"{reason}; trying again later", warning=True), *self._select_if_ready(now)]
+        self.pool.begin(now, self.attempts.pause())
+        return [
+            PublishNotice(f"{reason}; trying again later", warning=True),
+            *self._select_if_ready(now),
+        ]
 
     def _begin_anew(self, reason: str, now: float) -> list[Action]:
         """The next attempt, without counting this one against the policy."""
-        actions: list[Action] = [GiveUpAttempt(self.round, self.attempt, reason), Say(reason)]
+        actions: list[Action] = [
+            GiveUpAttempt(self.round, self.attempt, reason),
+            PublishNotice(reason),
+        ]
         self.attempts.begin_anew()
         self._stored_available = ()
         self.phase = Phase.WAITING
@@ -292,32 +298,32 @@ class RoundMachine:
     # Clients that can't take part -------------------------------------------------------------
 
     def _leave_out(self, troubles: Mapping[str, str], now: float) -> list[Action]:
-        new = self.gathering.left_out.add(troubles)
+        new = self.pool.left_out.add(troubles)
         if not new:
             return []
         actions: list[Action] = [LeaveOut(tuple(new))]
         now_said = {c: why for c, why in new.items() if not self.cohort.waits_for(c)}
         if now_said:  # of the others it is said when the attempt is over
-            actions.append(Say(each_once(now_said, "left out"), warning=True))
+            actions.append(PublishNotice(each_once(now_said, "left out"), warning=True))
         return actions + self._select_if_ready(now)
 
     def _readmit(self, clients: tuple[str, ...], now: float) -> list[Action]:
-        back = self.gathering.left_out.remove(clients)
+        back = self.pool.left_out.remove(clients)
         if not back:
             return []
-        self.gathering.spared.difference_update(back)
+        self.pool.spared.difference_update(back)
         said = f"{counted(len(back))} may be selected again, started anew: {listed(back)}"
-        return [Readmit(back), Say(said), *self._select_if_ready(now)]
+        return [Readmit(back), PublishNotice(said), *self._select_if_ready(now)]
 
     # Training ---------------------------------------------------------------------------------
 
     def _cohort(self, members: Mapping[str, Member]) -> RoundCohort:
         """The cohort of the attempt under way."""
-        return RoundCohort(self.rules, self.round, self.attempt, members, self.gathering.left_out)
+        return RoundCohort(self.rules, self.round, self.attempt, members, self.pool.left_out)
 
     def _train(self, now: float) -> list[Action]:
         self.phase = Phase.TRAINING
-        self.gathering.under_way = True
+        self.pool.under_way = True
         self._round_deadline = now + self.rules.policy.deadline_seconds
         if self._decided:  # before a restart; whom it spared follows from what is stored
             self._decided, self.cohort.deciding = False, True
@@ -341,7 +347,7 @@ class RoundMachine:
         if self.phase is not Phase.TRAINING:
             return []
         cohort = self.cohort
-        lost = [c for c in cohort.pending if not self.gathering.is_present(c, now)]
+        lost = [c for c in cohort.pending if not self.pool.is_present(c, now)]
         trouble = "its host went away and did not come back in time"
         actions = cohort.drop(lost, MemberState.LOST, trouble)
         if now >= self._round_deadline and not cohort.deciding:
@@ -383,21 +389,21 @@ class RoundMachine:
         return actions + self._try_again(event.reason, now)
 
     def _try_again(self, why: str, now: float) -> list[Action]:
-        cohort, gathering = self.cohort, self.gathering
+        cohort, pool = self.cohort, self.pool
         reason = f"round {self.round}, attempt {self.attempt}: {why}"
         actions: list[Action] = [GiveUpAttempt(self.round, self.attempt, reason)]
         actions += cohort.abandon([*cohort.pending, *cohort.missed])
         again = "trying again with a new cohort"
         to_spare = {MemberState.FAILED, MemberState.LOST, MemberState.LATE}
-        unable = self.attempts.excuse(cohort.members.keys() & gathering.left_out.troubles.keys())
+        unable = self.attempts.excuse(cohort.members.keys() & pool.left_out.troubles.keys())
         if unable:
             again = "trying again without those left out; the attempt does not count"
             self.attempts.spent += 1
-        elif gathering.lost_its_hosts(cohort):
+        elif pool.lost_its_hosts(cohort):
             again = "trying again; hosts went away, so the attempt does not count"
             self.attempts.spent += 1
             to_spare.remove(MemberState.LOST)  # once they are back they are as good as others
-        gathering.spared |= {
+        pool.spared |= {
             client for client, member in cohort.members.items() if member.state in to_spare
         }
         actions += cohort.rest()
@@ -405,11 +411,11 @@ class RoundMachine:
         if self.attempts.used_up:
             return actions + self._end(RunEnding.FAILED, "; ".join([reason, *cohort.troubles()]))
         self.attempts.number += 1
-        gathering.begin(now, 0.0 if unable else self.attempts.pause())
+        pool.begin(now, 0.0 if unable else self.attempts.pause())
         self.phase = Phase.WAITING
         return [
             *actions,
-            Say(f"{reason}; {again}", warning=True),
+            PublishNotice(f"{reason}; {again}", warning=True),
             *self._select_if_ready(now),
         ]
 
@@ -431,8 +437,8 @@ class RoundMachine:
         self.round += 1
         self.attempts.next_round()
         self.cohort = self._cohort({})
-        self.gathering.spared.clear()
-        self.gathering.begin(now)
+        self.pool.spared.clear()
+        self.pool.begin(now)
         self.phase = Phase.WAITING
         return self._select_if_ready(now)
 

@@ -26,7 +26,7 @@ class Waiting:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Muster:
+class QuorumStatus:
     """The number that may be selected and the number it takes. at_least: more would be selected.
 
     excluded: so many are there or away and can't be selected.

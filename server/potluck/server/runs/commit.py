@@ -61,7 +61,7 @@ from potluck.server.watching.feed import committed_round_message
 async def reduce(run: Run, path: UpdatePath, clients: tuple[str, ...]) -> None:
     """Combine the updates of these clients, in this order, into the round's model."""
     updates = [run.updates.received[client] for client in clients]
-    run.updates.join(_simulated_seconds(run, clients), run.machine.gathering.selectable)
+    run.updates.join(_simulated_seconds(run, clients), run.machine.pool.selectable)
     await asyncio.to_thread(give_back_freed_memory)  # before more is needed
     result = await path.reduce(updates)
     if result is not None:
@@ -109,7 +109,7 @@ async def _on_clients(run: Run, model: ModelVersion, subject: MeasuredModel) -> 
         run.plan,
         run.key,
         model,
-        run.machine.gathering.present(now()),
+        run.machine.pool.present(now()),
         seconds=run.plan.run_file.round.deadline_seconds,
         present=run.is_present,
         kept=partial(run.kept_state, of_result=True),
@@ -134,7 +134,7 @@ async def _on_own_data(
         ) from None
 
 
-async def commit(run: Run, action: rounds.Commit, aftermath: Aftermath) -> None:
+async def commit(run: Run, action: rounds.Commit, post_commit: PostCommitTasks) -> None:
     """Commit the round: its states are on disk before its row is in the store."""
     result, outcome, set_aside = run.models.result, _outcome(run, action), _set_aside(run)
     included = tuple(client for client in action.included if client not in set_aside)
@@ -164,13 +164,15 @@ async def commit(run: Run, action: rounds.Commit, aftermath: Aftermath) -> None:
         software=dict(software_versions()),
         coverage=coverage,
     )
-    await aftermath.settled()
+    await post_commit.settled()
     # A round that is stored is announced, also amid a stop.
-    await shielded(_store(run, round_commit, states, aftermath))
+    await shielded(_store(run, round_commit, states, post_commit))
     run.post(rounds.Committed(run.why_over(round_commit.best)))
 
 
-async def _store(run: Run, round_commit: RoundCommit, states: States, aftermath: Aftermath) -> None:
+async def _store(
+    run: Run, round_commit: RoundCommit, states: States, post_commit: PostCommitTasks
+) -> None:
     in_store = run.services.in_store
     await in_store(lambda store: store.commit_round(round_commit))
     row, run.record.row = await in_store(partial(_committed, key=run.key))
@@ -183,7 +185,7 @@ async def _store(run: Run, round_commit: RoundCommit, states: States, aftermath:
     run.updates.post_awaited()
     _announce(run, row)
     updates = run.updates.received
-    aftermath.begin(
+    post_commit.begin(
         row,
         [*{update.path: None for c, update in updates.items() if c not in awaited}],
         round_commit.late,
@@ -307,7 +309,7 @@ def _announce(run: Run, row: RoundRow) -> None:
     observer.privacy(run.selecting.profiling.largest_epsilon)
 
 
-class Aftermath:
+class PostCommitTasks:
     """The work after a commit, done while the next round is under way. Lives on the event loop."""
 
     def __init__(self, run: Run) -> None:

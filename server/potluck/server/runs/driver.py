@@ -83,7 +83,7 @@ class RunDriver:
 
     def away_hosts(self) -> list[str]:
         """Hosts that the run misses; any thread may ask."""
-        return [] if self._run is None else self._run.machine.gathering.away_hosts()
+        return [] if self._run is None else self._run.machine.pool.away_hosts()
 
     def progress(self) -> operator_pb2.RoundProgress | None:
         """The round under way, for people."""

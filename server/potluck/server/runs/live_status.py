@@ -36,7 +36,7 @@ def waiting(run: Run) -> operator_pb2.Waiting | None:
     if found is None:
         return None
     until = None if found.until is None else run.epoch + timedelta(seconds=found.until)
-    return waiting_message(found, until, run.machine.gathering.away())
+    return waiting_message(found, until, run.machine.pool.away())
 
 
 def progress(run: Run) -> operator_pb2.RoundProgress | None:

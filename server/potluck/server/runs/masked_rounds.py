@@ -334,11 +334,11 @@ class MaskedRounds:
             )
             await run.services.in_store(lambda store: store.add_sum(done))
         except PotluckError as error:
-            run.post(rounds.Broke(error.message))
+            run.post(rounds.ActionFailed(error.message))
             return None
         except Exception as error:
             run.log.exception("secure sum failed unexpectedly")
-            run.post(rounds.Broke(f"unexpected {type(error).__name__}: {error}"))
+            run.post(rounds.ActionFailed(f"unexpected {type(error).__name__}: {error}"))
             return None
         finally:
             ended()

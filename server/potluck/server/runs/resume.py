@@ -29,9 +29,9 @@ from potluck.server.rounds.roster import RunRoster
 from potluck.server.runs.interview import answers_of
 from potluck.server.runs.models import Models
 from potluck.server.runs.run import Attempt, CohortMember, Run
+from potluck.server.runs.run_updates import Updates
 from potluck.server.runs.selecting import Selecting
 from potluck.server.runs.services import RunServices
-from potluck.server.runs.updates import Updates
 from potluck.server.runs.upload_decision import is_offer
 from potluck.server.store.model_files import ModelFiles, ModelVersion
 from potluck.server.store.records import AttemptRow, MemberRow, MemberState, RoundRow
@@ -100,7 +100,7 @@ async def resume(
             warn=record.warn,
         ),
     )
-    eligibility.host_of = lambda client: run.machine.gathering.presence.host_of(client)
+    eligibility.host_of = lambda client: run.machine.pool.presence.host_of(client)
     if roster:
         await _go_on(run, last)
     return run

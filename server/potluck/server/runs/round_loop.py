@@ -12,7 +12,7 @@ from potluck.common.learning.task_failures import plugin_failure
 from potluck.server.clock import now
 from potluck.server.rounds import events as rounds
 from potluck.server.rounds.machine import Phase
-from potluck.server.runs.commit import Aftermath, commit, evaluate, reduce
+from potluck.server.runs.commit import PostCommitTasks, commit, evaluate, reduce
 from potluck.server.runs.live_status import publish_status
 from potluck.server.runs.masked_rounds import MaskedRounds
 from potluck.server.runs.run import Run
@@ -35,7 +35,7 @@ class RoundLoop:
         self._path = _path_of(run)
         self.inbox = UpdateInbox(run, self._path)
         self._training = Training(run, self._path, self.inbox)
-        self._aftermath = Aftermath(run)
+        self._post_commit = PostCommitTasks(run)
         self._slow: asyncio.Task[None] | None = None
         self._stop_listening: Callable[[], None] = lambda: None
 
@@ -85,7 +85,7 @@ class RoundLoop:
 
     async def fail(self, reason: str) -> None:
         """End the run for something that the machine has not heard of."""
-        actions = self.run.machine.handle(rounds.Broke(reason), now())
+        actions = self.run.machine.handle(rounds.ActionFailed(reason), now())
         for action in actions or [rounds.End(rounds.RunEnding.FAILED, reason)]:
             await self._carry_out(action)
 
@@ -97,7 +97,7 @@ class RoundLoop:
                 await self._slow
         self.run.updates.let_go(self.run.updates.late.awaited)
         await self._path.give_up()
-        await self._aftermath.settled()
+        await self._post_commit.settled()
 
     async def stop(self) -> None:
         """The run is not driven any more."""
@@ -105,7 +105,7 @@ class RoundLoop:
         if self._slow is not None:
             self._slow.cancel()
             await asyncio.wait({self._slow})
-        self._aftermath.stop()
+        self._post_commit.stop()
         self._path.stop()
 
     async def _next_event(self) -> rounds.Event:
@@ -123,7 +123,7 @@ class RoundLoop:
         await self.inbox.recorded()
         with contextlib.suppress(asyncio.QueueEmpty):
             return run.events.get_nowait()
-        return rounds.Ticked()
+        return rounds.TimerFired()
 
     def _on_attendance(self, clients: tuple[str, ...], joined: bool) -> None:
         if not joined:
@@ -164,8 +164,8 @@ class RoundLoop:
             case rounds.Evaluate():
                 self._begin_slow(evaluate(run))
             case rounds.Commit():
-                self._begin_slow(commit(run, action, self._aftermath))
-            case rounds.Say(text, warning):
+                self._begin_slow(commit(run, action, self._post_commit))
+            case rounds.PublishNotice(text, warning):
                 run.say(text, warning=warning)
             case rounds.End():
                 await self._end(action)
@@ -179,18 +179,18 @@ class RoundLoop:
         try:
             await work
         except PotluckError as error:
-            run.post(rounds.Broke(run.record.reason(error)))
+            run.post(rounds.ActionFailed(run.record.reason(error)))
         except Exception as error:
             failure = plugin_failure(error, run.plan.plugins, run.machine.round)
             if failure:
                 run.log.exception("plug-in failed", round=run.machine.round)
-                run.post(rounds.Broke(failure))
+                run.post(rounds.ActionFailed(failure))
             elif isinstance(error, OSError):
                 error_of_disk = disk_error(error, "the state directory")
-                run.post(rounds.Broke(run.record.reason(error_of_disk)))
+                run.post(rounds.ActionFailed(run.record.reason(error_of_disk)))
             else:
                 run.log.exception("round failed unexpectedly")
-                run.post(rounds.Broke(f"unexpected {type(error).__name__}: {error}"))
+                run.post(rounds.ActionFailed(f"unexpected {type(error).__name__}: {error}"))
 
 
 def _path_of(run: Run) -> UpdatePath:

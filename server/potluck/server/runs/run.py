@@ -20,9 +20,9 @@ from potluck.server.rounds.machine import RoundMachine
 from potluck.server.rounds.plan import RunPlan
 from potluck.server.rounds.roster import RunRoster
 from potluck.server.runs.models import Models
+from potluck.server.runs.run_updates import Updates
 from potluck.server.runs.selecting import Selecting
 from potluck.server.runs.services import RunServices
-from potluck.server.runs.updates import Updates
 from potluck.server.selection import Answers
 from potluck.server.store.records import (
     AS_THE_RUN_SAYS,
@@ -97,7 +97,7 @@ class Run:
     @property
     def roster(self) -> RunRoster:
         """The run's clients."""
-        return self.machine.gathering.roster
+        return self.machine.pool.roster
 
     def kept_state(self, client: str, *, of_result: bool = False) -> KeptState | None:
         """Which of the states that a client keeps goes with the run's model; None where clients
@@ -155,7 +155,7 @@ class Run:
 
     def is_present(self, client: str) -> bool:
         """Return whether a client attends, or may still come back in time."""
-        return self.machine.gathering.is_present(client, now())
+        return self.machine.pool.is_present(client, now())
 
     def why_over(self, best: BestSoFar | None) -> str:
         """The reason why the run is over early after a round; empty where it goes on."""

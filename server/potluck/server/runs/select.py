@@ -35,10 +35,10 @@ async def select(run: Run, action: rounds.Select) -> None:
     try:
         await _select(run, action, key)
     except ReplayError as error:
-        run.post(rounds.Outdated(error.message))
+        run.post(rounds.StoredAnswersInvalid(error.message))
     except ScarceError as error:
         begun = run.stored_attempt == key
-        run.post((rounds.Outdated if begun else rounds.Scarce)(error.message))
+        run.post((rounds.StoredAnswersInvalid if begun else rounds.TooFewEligible)(error.message))
 
 
 async def _select(run: Run, action: rounds.Select, key: AttemptKey) -> None:
@@ -55,7 +55,7 @@ async def _select(run: Run, action: rounds.Select, key: AttemptKey) -> None:
     cohort = run.roster.clients(selection.rows)
     _check_unmasked_work(run.plan, selection)
     check_declared(run.plan.selector, selection, run.plan.run_file.selector.name)
-    host_of = run.machine.gathering.presence.host_of
+    host_of = run.machine.pool.presence.host_of
     members = {
         client: CohortMember(host=host_of(client), reason=reason, work=work)
         for client, reason, work in zip(cohort, selection.reasons, _works(selection), strict=True)

@@ -123,7 +123,7 @@ class Training:
             self._inbox.fail(client, error.message, error.reason)
             return
         self._run.services.attendance.retire([answer.instruction_id])
-        self._run.post(rounds.Offered(client))
+        self._run.post(rounds.UpdateReady(client))
 
     def abandon(self, action: rounds.Abandon) -> None:
         """Instruct clients to stop."""

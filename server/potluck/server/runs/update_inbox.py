@@ -185,7 +185,7 @@ class UpdateInbox:
                 ) from error
         except StorageError as error:
             self.require(header.client_id, header.update_id)
-            self._run.post(rounds.Broke(error.message))
+            self._run.post(rounds.ActionFailed(error.message))
             raise
 
     def _file(self, client: str, update_id: str, blake3: str) -> Path:

@@ -17,7 +17,7 @@ from potluck.server.rounds import events as rounds
 from potluck.server.rounds.plan import RunPlan
 from potluck.server.runs.interview import OFFERS, read_scalars, stored_answers
 from potluck.server.runs.run import Run
-from potluck.server.runs.updates import Offer
+from potluck.server.runs.run_updates import Offer
 from potluck.server.selection import Offers, Spared
 from potluck.server.store.records import AttemptKey, Exchange, JsonObject
 

@@ -14,7 +14,7 @@ from potluck.common.errors import ProtocolError
 from potluck.common.net.frames import file_messages
 from potluck.common.net.protocol import CHUNK_BYTES, FRAMING_VERSION
 from potluck.rpc.v1 import coordinator_pb2, operator_pb2, transfer_pb2
-from potluck.server.hosts.limits import Turns
+from potluck.server.hosts.limits import TransferSlots
 
 if TYPE_CHECKING:  # it imports the store, which a relay has no use for
     from potluck.server.service.coordinator_metrics import Transfer
@@ -38,7 +38,7 @@ class Transfers:
     def __init__(self, at_once: int) -> None:
         """`at_once`: see `concurrent_transfers` in `config.py`."""
         self._places = asyncio.Semaphore(at_once)
-        self._turns = Turns(_TURNS, seconds=_TURN_SECONDS, least_bytes=_TURN_BYTES)
+        self._slots = TransferSlots(_TURNS, seconds=_TURN_SECONDS, least_bytes=_TURN_BYTES)
 
     @contextlib.asynccontextmanager
     async def place(self) -> AsyncIterator[None]:
@@ -56,7 +56,7 @@ class Transfers:
             async with self._places:
                 yield
         else:
-            async with self._places, self._turns.turn(lambda: transfer.moved):
+            async with self._places, self._slots.turn(lambda: transfer.moved):
                 yield
 
 

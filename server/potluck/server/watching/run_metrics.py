@@ -132,7 +132,7 @@ class RunObserver:
                 self._cohort[client] = MemberOutcome.ANSWERED
             case rounds.SumArrived(updates):
                 self._summed([client for client, _ in updates])
-            case rounds.Scarce():
+            case rounds.TooFewEligible():
                 self._open = False  # there were too few to select among
         for action in actions:
             match action:

@@ -242,7 +242,7 @@ def test_a_missed_quorum_is_counted_once_also_where_it_fails_the_run() -> None:
         *arrive("a"),
         *(rounds.ClientFailed(c, "no memory") for c in "bc"),
     ]
-    events = [*ATTEND, *failing, rounds.Ticked(), *failing]
+    events = [*ATTEND, *failing, rounds.TimerFired(), *failing]
     attempts, became, _ = counted(events)
     assert attempts == {"quorum_missed": 2}
     assert became == {"selected": 6, "answered": 2, "failed": 4}
@@ -259,9 +259,9 @@ def test_a_missed_quorum_is_counted_once_also_where_it_fails_the_run() -> None:
          {"selected": 3, "answered": 2, "spared": 1}),
         ([*ATTEND, ALL, *arrive("b", "a"), *TRAINED], {"committed": 1, "abandoned": 1},
          {"selected": 3, "answered": 2, "spared": 1}),
-        ([*ATTEND, rounds.Outdated("others attend")], {"abandoned": 2}, {}),
-        ([*ATTEND, rounds.Scarce("no profiles")], {}, {}),
-        ([*ATTEND, *[rounds.Ticked()] * 9, rounds.Scarce("no profiles")], {}, {}),
+        ([*ATTEND, rounds.StoredAnswersInvalid("others attend")], {"abandoned": 2}, {}),
+        ([*ATTEND, rounds.TooFewEligible("no profiles")], {}, {}),
+        ([*ATTEND, *[rounds.TimerFired()] * 9, rounds.TooFewEligible("no profiles")], {}, {}),
     ],
     ids=["before", "selecting", "training", "committing", "next", "outdated", "waiting", "late"],
 )  # fmt: skip

@@ -11,7 +11,7 @@ from potluck.common.errors import OverloadedError, ProtocolError, TruncatedError
 from potluck.server.hosts.limits import (
     Admission,
     Limits,
-    Turns,
+    TransferSlots,
     not_left_unread,
     not_too_slow,
     with_first_message,
@@ -57,7 +57,7 @@ async def test_transfers_of_a_peer_wait_for_each_other() -> None:
 
 
 async def test_few_files_set_out_at_once() -> None:
-    turns = Turns(2, seconds=3600, least_bytes=1)
+    turns = TransferSlots(2, seconds=3600, least_bytes=1)
     set_out: asyncio.Queue[str] = asyncio.Queue()
     first_may_end = asyncio.Event()
 
@@ -78,7 +78,7 @@ async def test_few_files_set_out_at_once() -> None:
 
 
 async def test_a_file_that_crawls_leaves_its_turn_to_others() -> None:
-    turns = Turns(1, seconds=0.001, least_bytes=100)
+    turns = TransferSlots(1, seconds=0.001, least_bytes=100)
     moved = 0
 
     async def others_turn() -> None:

@@ -38,12 +38,12 @@ EVENTS: dict[str, Any] = {
         tuple((client, " ".join(words)) for client in clients.split(","))
     ),
     "readmitted": lambda *clients: rounds.Readmitted(clients),
-    "scarce": lambda *words: rounds.Scarce(" ".join(words)),
-    "outdated": lambda *words: rounds.Outdated(" ".join(words)),
+    "scarce": lambda *words: rounds.TooFewEligible(" ".join(words)),
+    "outdated": lambda *words: rounds.StoredAnswersInvalid(" ".join(words)),
     "selected": lambda *clients: rounds.Selected(clients),
     "update": lambda client, seconds="0": rounds.UpdateArrived(client, float(seconds)),
     "sum": lambda *clients: rounds.SumArrived(tuple((client, 0.0) for client in clients)),
-    "offered": lambda client: rounds.Offered(client),
+    "offered": lambda client: rounds.UpdateReady(client),
     "decided": lambda attempt, *spared: rounds.UploadsDecided(
         1, int(attempt), tuple((client, "not needed") for client in spared)
     ),
@@ -54,9 +54,9 @@ EVENTS: dict[str, Any] = {
     "reduced": lambda: rounds.Reduced(),
     "evaluated": lambda: rounds.Evaluated(),
     "committed": lambda *words: rounds.Committed(" ".join(words)),
-    "broke": lambda *words: rounds.Broke(" ".join(words)),
+    "broke": lambda *words: rounds.ActionFailed(" ".join(words)),
     "stop": lambda: rounds.StopRequested(),
-    "tick": lambda: rounds.Ticked(),
+    "tick": lambda: rounds.TimerFired(),
 }
 
 
@@ -106,8 +106,12 @@ def make_machine(line: str) -> RoundMachine:
     return RoundMachine(rules, resumption)
 
 
+WORDS: dict[type[rounds.Action], str] = {rounds.PublishNotice: "Say"}
+"""The words of transcripts for actions, where it is not the name of the class."""
+
+
 def show(action: rounds.Action) -> str:
-    words = [type(action).__name__]
+    words = [WORDS.get(type(action), type(action).__name__)]
     for field in dataclasses.fields(action):
         value = getattr(action, field.name)
         text = ",".join(value) if isinstance(value, tuple) else str(value)
@@ -194,7 +198,7 @@ def test_whatever_happens_a_run_ends_or_waits_for_something(data: st.DataObject)
         elif choice == 2 and machine.cohort.pending:
             event = rounds.ClientFailed(data.draw(st.sampled_from(machine.cohort.pending)), "no")
         elif choice == 3 and machine.cohort.undecided and machine.cohort.training:
-            event = rounds.Offered(data.draw(st.sampled_from(machine.cohort.training)))
+            event = rounds.UpdateReady(data.draw(st.sampled_from(machine.cohort.training)))
         elif choice == 3 and machine.cohort.pending and not machine.cohort.undecided:
             client = data.draw(st.sampled_from(machine.cohort.pending))
             received.add(client)
@@ -204,12 +208,12 @@ def test_whatever_happens_a_run_ends_or_waits_for_something(data: st.DataObject)
             event = rounds.SumFailed(machine.round, machine.attempt, "no sum", troubles)
             outstanding = []
         elif choice == 5 and machine.phase is Phase.SELECTING:
-            event, outstanding = rounds.Scarce("nobody has a profile"), []
+            event, outstanding = rounds.TooFewEligible("nobody has a profile"), []
         elif outstanding:
             event = outstanding.pop()
         elif wakeup is not None:
             assert wakeup > now or machine.phase is Phase.TRAINING
-            now, event = max(now, wakeup), rounds.Ticked()
+            now, event = max(now, wakeup), rounds.TimerFired()
         else:
             assert machine.waiting is not None
             continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from potluck.server.rounds.waiting import LONGEST_PAUSE_SECONDS, Muster, attempt_pause
+from potluck.server.rounds.waiting import LONGEST_PAUSE_SECONDS, QuorumStatus, attempt_pause
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,7 @@ def test_attempts_back_off(failures: int, seconds: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("muster", "suffices", "counted", "lacking"),
+    ("quorum", "suffices", "counted", "lacking"),
     [
         ((6, 9, 6, 0), False, "6 of 9 clients attend", "3 more"),
         ((9, 9, 2, 0), True, "9 of 9 clients attend", ""),
@@ -35,10 +35,10 @@ def test_attempts_back_off(failures: int, seconds: float) -> None:
     ],
 )
 def test_what_is_missing_is_said(
-    muster: tuple[int, int, int, int], suffices: bool, counted: str, lacking: str
+    quorum: tuple[int, int, int, int], suffices: bool, counted: str, lacking: str
 ) -> None:
-    clients, clients_needed, hosts, hosts_needed = muster
-    found = Muster(
+    clients, clients_needed, hosts, hosts_needed = quorum
+    found = QuorumStatus(
         clients=clients, clients_needed=clients_needed, hosts=hosts, hosts_needed=hosts_needed
     )
     assert (found.suffices, found.counted("attend"), found.lacking()) == (

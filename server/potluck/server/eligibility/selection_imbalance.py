@@ -18,7 +18,7 @@ Expected = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lopsidedness:
+class SelectionImbalance:
     """The inequality of the picks of K clients.
 
     gini: 0 where all have equally many, near 1 where few have them all. busiest: the row with most
@@ -32,9 +32,9 @@ class Lopsidedness:
     unlikely: Rows
 
 
-def lopsidedness(
+def selection_imbalance(
     picks: Picks, *, expected: Expected | None = None, chance: float = 1e-3
-) -> Lopsidedness | None:
+) -> SelectionImbalance | None:
     """Measures picks (K ≥ 1, by row); None before the first pick.
 
     expected: picks of each row that uniform selection among the clients that were available would
@@ -57,7 +57,7 @@ def lopsidedness(
     above, fair = np.maximum(picks, fair), np.maximum(fair, np.finfo(np.float64).tiny)
     log_bound = above - fair - above * np.log(np.maximum(above, fair) / fair)
     busiest = int(picks.argmax())
-    return Lopsidedness(
+    return SelectionImbalance(
         gini=gini,
         busiest=busiest,
         times_fair=float(picks[busiest] / mean),

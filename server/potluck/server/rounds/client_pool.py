@@ -16,7 +16,7 @@ from potluck.server.rounds.presence import Presence
 from potluck.server.rounds.roster import RunRoster
 from potluck.server.rounds.round_rules import RoundRules
 from potluck.server.rounds.troubles import LeftOutClients, listed
-from potluck.server.rounds.waiting import Muster, Waiting
+from potluck.server.rounds.waiting import QuorumStatus, Waiting
 from potluck.server.store.records import MemberState
 
 REATTACH_SECONDS = 30.0
@@ -25,7 +25,7 @@ REATTACH_SECONDS = 30.0
 _LONG_AGO = -math.inf
 
 
-class Gathering:
+class ClientPool:
     """The clients of one run, and when they are enough. under_way: a cohort was selected before."""
 
     def __init__(self, rules: RoundRules, roster: RunRoster, *, under_way: bool) -> None:
@@ -112,10 +112,10 @@ class Gathering:
         attending = self.presence.attending
         if not self.rules.roster:  # of a declared one, those that can't take part are met at least
             attending = attending - self.left_out.troubles.keys()
-        muster = self._muster(attending, self.rules.roster or self.rules.count)
-        if muster.suffices:
+        quorum = self._quorum(attending, self.rules.roster or self.rules.count)
+        if quorum.suffices:
             return tuple(sorted(attending))
-        self._wait_for_more(muster, now)
+        self._wait_for_more(quorum, now)
         return ()
 
     def ready(self, now: float) -> tuple[str, ...]:
@@ -126,22 +126,22 @@ class Gathering:
             return ()
         selectable = self.selectable(self.roster)
         available = self._candidates(selectable)
-        muster = self._muster(available, self.rules.needed, at_least=True)
-        if self._short and muster.suffices:
+        quorum = self._quorum(available, self.rules.needed, at_least=True)
+        if self._short and quorum.suffices:
             self._short = False
             self._expect_everybody(now)
         if now < self._pause:
-            self._wait("pausing before the next attempt", self._pause, muster)
+            self._wait("pausing before the next attempt", self._pause, quorum)
             return ()
         returning = self.presence.returning(now)
         expected = [client for client in selectable if client in returning] if returning else []
         if expected and now < self._patience:
             until = min(max(returning[client] for client in expected), self._patience)
-            self._wait(f"waiting for {listed(expected)} to come back", until, muster)
+            self._wait(f"waiting for {listed(expected)} to come back", until, quorum)
             return ()
-        if muster.suffices:
+        if quorum.suffices:
             return available
-        self._wait_for_more(muster, now)
+        self._wait_for_more(quorum, now)
         return ()
 
     def is_overdue(self, now: float) -> bool:
@@ -150,7 +150,7 @@ class Gathering:
 
     def suffices(self, clients: Sequence[str], needed: int) -> bool:
         """Return whether these clients are as many as needed, on enough hosts."""
-        return self._muster(clients, needed).suffices
+        return self._quorum(clients, needed).suffices
 
     def lost_its_hosts(self, cohort: RoundCohort) -> bool:
         """Return whether a cohort was large enough, and is too small without those that went
@@ -178,8 +178,10 @@ class Gathering:
                 return tuple(some)
         return tuple(attending)
 
-    def _muster(self, clients: Collection[str], needed: int, *, at_least: bool = False) -> Muster:
-        return Muster(
+    def _quorum(
+        self, clients: Collection[str], needed: int, *, at_least: bool = False
+    ) -> QuorumStatus:
+        return QuorumStatus(
             clients=len(clients),
             clients_needed=max(needed, self.rules.hosts),
             hosts=len(self.presence.hosts(clients)) if self.rules.hosts else 0,
@@ -190,30 +192,30 @@ class Gathering:
 
     # Waiting ----------------------------------------------------------------------------------
 
-    def _wait_for_more(self, muster: Muster, now: float) -> None:
+    def _wait_for_more(self, quorum: QuorumStatus, now: float) -> None:
         """Wait for more clients; a run that never selected a cohort gives up in the end."""
         if self.is_overdue(now):
             attended = f"attended after {self.rules.roster_timeout_seconds:g} s"
             self.given_up = (
-                f"{muster.counted(attended)}; start more hosts, or lower `count` or `roster` in "
+                f"{quorum.counted(attended)}; start more hosts, or lower `count` or `roster` in "
                 f"the run file{self._and_left_out()}"
             )
             return
         self._short = self.under_way
         until = None if self.under_way else self._last
-        what = f"{muster.counted('attend')}; waiting for {muster.lacking()}{self._and_left_out()}"
-        self._wait(what, until, muster)
+        what = f"{quorum.counted('attend')}; waiting for {quorum.lacking()}{self._and_left_out()}"
+        self._wait(what, until, quorum)
 
     def _and_left_out(self) -> str:
         return f"; {self.left_out.summary()}" if self.left_out else ""
 
-    def _wait(self, what: str, until: float | None, muster: Muster) -> None:
+    def _wait(self, what: str, until: float | None, quorum: QuorumStatus) -> None:
         self.wake = until
         self.waiting = Waiting(
             what=what,
             until=until,
-            clients=muster.clients,
-            clients_needed=muster.clients_needed,
-            hosts=muster.hosts,
-            hosts_needed=muster.hosts_needed,
+            clients=quorum.clients,
+            clients_needed=quorum.clients_needed,
+            hosts=quorum.hosts,
+            hosts_needed=quorum.hosts_needed,
         )

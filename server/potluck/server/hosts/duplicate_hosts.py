@@ -23,7 +23,7 @@ _MOST_SECONDS = 20.0
 """A host that says hello waits for longer, but not for ever."""
 
 
-class Rivals:
+class DuplicateHostGuard:
     """Says which of two processes attends. Lives on the event loop.
 
     One that comes another way, through a relay or through none, counts as another process: a relay

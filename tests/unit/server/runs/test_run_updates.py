@@ -13,7 +13,7 @@ from potluck.server.aggregation.update_files import SpooledUpdate
 from potluck.server.hosts.attendance import Attendance
 from potluck.server.rounds.events import Event, StillTraining
 from potluck.server.rounds.plan import draw_up
-from potluck.server.runs.updates import Offer, Updates
+from potluck.server.runs.run_updates import Offer, Updates
 from potluck.server.store import Store
 from potluck.server.store.records import (
     AttemptKey,

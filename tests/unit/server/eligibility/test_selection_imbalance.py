@@ -2,18 +2,18 @@ import numpy as np
 import pytest
 from support.populations import population, rounds
 
-from potluck.server.eligibility.lopsidedness import lopsidedness
+from potluck.server.eligibility.selection_imbalance import selection_imbalance
 from potluck.server.selectors.uniform import Uniform
 
 
 def test_equal_picks_are_not_lopsided() -> None:
-    found = lopsidedness(np.full(10, 7))
+    found = selection_imbalance(np.full(10, 7))
     assert found is not None
     assert (found.gini, found.times_fair, found.unlikely.tolist()) == (0, 1, [])
 
 
 def test_one_client_with_everything() -> None:
-    found = lopsidedness(np.array([0, 0, 400, 0]))
+    found = selection_imbalance(np.array([0, 0, 400, 0]))
     assert found is not None
     assert found.gini == pytest.approx(0.75)
     assert found.busiest == 2
@@ -22,7 +22,7 @@ def test_one_client_with_everything() -> None:
 
 
 def test_nothing_to_say_before_the_first_pick() -> None:
-    assert lopsidedness(np.zeros(3, dtype=np.int64)) is None
+    assert selection_imbalance(np.zeros(3, dtype=np.int64)) is None
 
 
 def test_uniform_selection_raises_no_alarm() -> None:
@@ -30,7 +30,7 @@ def test_uniform_selection_raises_no_alarm() -> None:
         picks = np.zeros(60, dtype=np.int64)
         for selection in rounds(Uniform(), population(60), 9, 40, seed=seed):
             picks[selection.rows] += 1
-        found = lopsidedness(picks)
+        found = selection_imbalance(picks)
         assert found is not None
         assert not len(found.unlikely)
 
@@ -39,6 +39,6 @@ def test_a_client_in_every_round_raises_one() -> None:
     """40 rounds, 9 of 60: six picks are fair, forty are not."""
     picks = np.full(60, 5)
     picks[17] = 40
-    found = lopsidedness(picks)
+    found = selection_imbalance(picks)
     assert found is not None
     assert found.unlikely.tolist() == [17]
