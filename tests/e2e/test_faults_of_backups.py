@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shutil
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from support.federation import Federation, crash_federation, until
+from support.boundaries import command_points, killed_command, refuses_to_serve
+from support.evidence import check_files, left_over
+from support.federation import SERVER_COMMAND, Federation, crash_federation, until
 from support.repository import ROOT
 
 from potluck.rpc.v1 import operator_pb2
@@ -24,7 +27,9 @@ async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fede
     folder = tmp_path_factory.mktemp("backups")
     # The coordinator is away for several commands, on a machine that may be busy.
     patience = ["round.grace_seconds=80"]
-    async with crash_federation(folder, rounds=6, assignments=patience) as federation:
+    async with crash_federation(
+        folder, rounds=6, assignments=patience, witnessed=SERVER_COMMAND
+    ) as federation:
         yield federation
 
 
@@ -155,6 +160,81 @@ async def test_an_interrupted_restore_is_named_and_can_be_repeated(
     assert code == 0, output
     await shared.restart_coordinator()
     assert await shared.finished(run_id) == undisturbed
+
+
+@pytest.mark.slow
+async def test_a_restore_killed_anywhere_leaves_a_run_that_finishes(
+    shared: Federation, undisturbed: str, tmp_path: Path
+) -> None:
+    shared.points.clear()
+    run_id = await shared.before_round_two()
+    backup = tmp_path / "backup"
+    code, output = await shared.server_command("backup", str(backup))
+    assert code == 0, output
+    shared.points.clear()
+    await shared.until_committed(run_id, 4)
+    await shared.kill_coordinator()
+    crashed = tmp_path / "crashed"
+    shutil.copytree(shared.state, crashed)
+    points = await command_points(shared, "restore", backup)
+    restored = contents(shared.state)
+    interrupted, finished = [], []
+    for point in points:
+        shutil.rmtree(shared.state)
+        shutil.copytree(crashed, shared.state)
+        await killed_command(shared, point, "restore", backup)
+        if (shared.state / "restoring").exists():
+            if not interrupted or point.startswith("after-rename"):
+                await refuses_to_serve(shared, backup)
+            interrupted.append(point)
+            code, output = await shared.server_command("restore", str(backup))
+            assert code == 0, output
+            assert contents(shared.state) == restored, point
+        if contents(shared.state) in finished:
+            continue  # nothing else can come of the same files
+        finished.append(contents(shared.state))
+        await shared.restart_coordinator()
+        assert await shared.finished(run_id) == undisturbed, point
+        assert [each.round for each in await shared.history(run_id)] == [1, 2, 3, 4, 5, 6]
+        check_files(shared)
+        await shared.kill_coordinator()
+    assert {"after-delete-state.sqlite3-wal-1", "after-rename-state.sqlite3-1"} < {*interrupted}
+    assert len(interrupted) < len(points)  # others left the old state, or were as good as over
+    assert len(finished) > 1
+    await shared.restart_coordinator()
+    assert await shared.finished(run_id) == undisturbed
+
+
+@pytest.mark.slow
+async def test_a_killed_backup_harms_no_run_and_can_be_repeated(
+    shared: Federation, undisturbed: str, tmp_path: Path
+) -> None:
+    shared.points.clear()
+    run_id = await shared.before_round_two()
+    points = await command_points(shared, "backup", tmp_path / "first" / "backup")
+    for number, point in enumerate(points[:-1]):
+        backup = tmp_path / str(number) / "backup"
+        await killed_command(shared, point, "backup", backup)
+        assert not backup.exists()
+        code, output = await shared.server_command("restore", str(backup))
+        assert code == 1
+        assert f"{backup} is not a backup" in output
+    backup = tmp_path / "0" / "backup"
+    await killed_command(shared, points[-1], "backup", backup)  # under its name: it is whole
+    shared.points.clear()
+    assert await shared.finished(run_id) == undisturbed
+    await until(lambda: not left_over(shared), "models are deleted again")
+    await shared.kill_coordinator()
+    code, output = await shared.server_command("restore", str(backup))
+    assert code == 0, output
+    await shared.restart_coordinator()
+    assert await shared.finished(run_id) == undisturbed
+
+
+def contents(state: Path) -> dict[str, bytes]:
+    """All files except locks, which hold the number of a process."""
+    files = [path for path in state.rglob("*") if path.is_file() and "lock" not in path.name]
+    return {str(path.relative_to(state)): path.read_bytes() for path in files}
 
 
 async def test_a_damaged_backup_is_refused_and_nothing_changes(

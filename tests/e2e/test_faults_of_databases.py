@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
 import pytest_asyncio
-from support.federation import Federation, crash_federation, until
+from support.boundaries import command_points, killed_command, refuses_to_serve
+from support.federation import SERVER_COMMAND, Federation, crash_federation, until
 from support.postgresql import MISSING, PostgreSQL, programs, running_postgresql
 
 from potluck.deploy.local.demo_files import reserved_port
@@ -59,7 +62,9 @@ async def shared(
     with reserved_port() as port:
         settings = {"database": server.new_schema(), "metrics_address": f"127.0.0.1:{port}"}
         folder = tmp_path_factory.mktemp("databases")
-        async with crash_federation(folder, coordinator=settings) as federation:
+        async with crash_federation(
+            folder, coordinator=settings, witnessed=SERVER_COMMAND
+        ) as federation:
             yield Shared(federation, server, port)
 
 
@@ -139,3 +144,35 @@ async def test_a_coordinator_that_waits_can_be_stopped(shared: Shared, undisturb
     shared.server.start()
     await federation.restart_coordinator()
     assert await federation.finished(run_id) == undisturbed
+
+
+async def test_a_restore_killed_anywhere_leaves_a_run_that_finishes(
+    shared: Shared, undisturbed: str, tmp_path: Path
+) -> None:
+    federation, backup = shared.federation, tmp_path / "backup"
+    federation.points.clear()
+    run_id = await federation.before_round_two()
+    code, output = await federation.server_command("backup", str(backup))
+    assert code == 0, output
+    federation.points.clear()
+    await federation.until_committed(run_id, 2)
+    await federation.kill_coordinator()
+    crashed = tmp_path / "crashed"
+    shutil.copytree(federation.state, crashed)
+    interrupted = []
+    for point in await command_points(federation, "restore", backup):
+        shutil.rmtree(federation.state)
+        shutil.copytree(crashed, federation.state)
+        await killed_command(federation, point, "restore", backup)
+        if (federation.state / "restoring").exists():
+            interrupted.append(point)
+    assert interrupted
+    shutil.rmtree(federation.state)
+    shutil.copytree(crashed, federation.state)
+    await killed_command(federation, interrupted[0], "restore", backup)
+    await refuses_to_serve(federation, backup)
+    code, output = await federation.server_command("restore", str(backup))
+    assert code == 0, output
+    await federation.restart_coordinator()
+    assert await federation.finished(run_id) == undisturbed
+    assert [each.round for each in await federation.history(run_id)] == [1, 2, 3]

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from support.evidence import Evidence, check_files, evidence, left_over
 from support.federation import Federation, until
@@ -181,3 +183,33 @@ def _points(boundaries: Sequence[str]) -> list[str]:
         of_files = boundary.startswith(("rename-", "sync-", "delete-"))
         points += [f"after-{boundary}"] if of_files else [f"before-{boundary}", f"after-{boundary}"]
     return points
+
+
+async def command_points(federation: Federation, command: str, folder: Path) -> list[str]:
+    """Points after the first change of each kind, and the last, that a command makes undisturbed.
+
+    command: `backup` or `restore`. The federation must be one whose `SERVER_COMMAND` is witnessed.
+    """
+    federation.points.note_boundaries()
+    code, output = await federation.server_command(command, str(folder), witnessed=True)
+    assert code == 0, output
+    *others, last = federation.points.boundaries
+    return [f"after-{each}" for each in [*(each for each in others if each[-2:] == "-1"), last]]
+
+
+async def killed_command(federation: Federation, point: str, command: str, folder: Path) -> None:
+    """Run a command that is killed at a point."""
+    federation.points.note_boundaries()
+    federation.points.kill(point)
+    code, output = await federation.server_command(command, str(folder), witnessed=True)
+    assert code == -signal.SIGKILL, output
+    assert not federation.points.spare(point)
+
+
+async def refuses_to_serve(federation: Federation, backup: Path) -> None:
+    """Nothing starts until the restore is repeated, and says so."""
+    for command in ((), ("rebuild",), ("backup", str(backup.with_name("another")))):
+        code, output = await federation.server_command(*command)
+        assert code == 1
+        assert f"repeat it with `potluck-server restore {backup}`" in output
+        assert "listening" not in output

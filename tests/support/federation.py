@@ -25,6 +25,8 @@ from potluck.deploy.operator.operator_client import OperatorClient
 from potluck.rpc.v1 import operator_pb2
 
 PLUGINS = Path(__file__).parent / "crash_plugins"
+SERVER_COMMAND = "potluck-server-command"
+"""The program to name as `witnessed` where a command of `potluck-server` is looked at."""
 PATIENCE_SECONDS = 90.0
 QUESTIONS = (
     "loss",
@@ -187,12 +189,12 @@ class Federation:
         """SIGKILL."""
         await kill(self.coordinator)
 
-    async def server_command(self, *arguments: str) -> tuple[int, str]:
+    async def server_command(self, *arguments: str, witnessed: bool = False) -> tuple[int, str]:
         """Run a command of `potluck-server` with the coordinator's configuration; what it exits
-        with, and all that it prints."""
+        with, and all that it prints. witnessed: its changes are points, see `SERVER_COMMAND`."""
+        command = [str(PLUGINS / SERVER_COMMAND)] if witnessed else ["-m", "potluck.server"]
         process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *("-m", "potluck.server", *arguments, "--config", str(self.files.coordinator)),
+            *(sys.executable, *command, *arguments, "--config", str(self.files.coordinator)),
             cwd=self.files.folder,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,

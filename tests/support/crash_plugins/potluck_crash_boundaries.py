@@ -33,8 +33,8 @@ _UNRELATED: Final = {"see_clients"}
 _AROUND: Final = {"open", "close", "patiently"}
 """Methods that others are called in, or that change nothing."""
 
-_STATE: Final = re.compile(r"coordinator|host-[0-9]+|gate")
-"""What the folders are called that processes keep their state in."""
+_STATE: Final = re.compile(r"coordinator|host-[0-9]+|gate|\.?backup(\.[0-9a-f]+)?")
+"""Names of the folders in which processes keep their state, and of backups."""
 
 _lock = threading.Lock()
 _here = threading.local()
@@ -123,9 +123,14 @@ def _watch_files(reach: Callable[[str], None]) -> None:
         return call
 
     os.replace = watched("rename", os.replace, lambda _source, target, **_: _kind(target))
+    os.rename = watched("rename", os.rename, lambda _source, target, **_: _backup(target))
     os.unlink = watched("delete", os.unlink, _deleted)
     os.fsync = watched("sync", os.fsync, _kind_of_descriptor)
     shutil.rmtree = watched("delete", shutil.rmtree, _deleted)
+
+
+def _backup(path: Any) -> str:
+    return _kind(path) if Path(path).name == "backup" else ""
 
 
 def _deleted(path: Any, **_: Any) -> str:
