@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+from potluck.common.learning.spread import Spread
+from potluck.common.records.round import RoundMember
 from potluck.server.sink import TrackedRound, TrackedRun
 
 AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -23,6 +25,7 @@ TRACKED = TrackedRun(
     reason="",
     changed_at=AT,
 )
+SPREAD = Spread(clients=5, mean=0.75, quantiles={0.5: 0.75}, worst_tenth=0.5)
 FINISHED = replace(TRACKED, state="finished", changed_at=AT + timedelta(seconds=9))
 
 
@@ -32,9 +35,13 @@ def tracked_round(number: int) -> TrackedRound:
     return TrackedRound(
         number=number,
         measures=measures,
-        worst_tenths={"accuracy": 0.5} if measures else {},
-        selected=3,
-        included=2,
+        spreads={"accuracy": SPREAD} if measures else {},
+        members=tuple(
+            RoundMember(
+                client=client, host="h", state=state, reason="", trouble="", samples=0, seconds=1.0
+            )
+            for client, state in (("a", "included"), ("b", "lost"), ("c", "included"))
+        ),
         seconds=0.1 + number,
         bytes_down=number * 10**10,
         bytes_up=3,

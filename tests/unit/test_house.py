@@ -44,7 +44,7 @@ MAY_IMPORT = {
 ROOMS = {
     "common": (
         "plain_text errors interruptible names tags settings trainer task adapters models "
-        "tasks learning tables disclosure tensors net "
+        "tasks learning records tables disclosure tensors net "
         "secagg.rules secagg.primitives secagg.wire secagg.vectors secagg.policy secagg.client "
         "secagg.coordinator secagg updates run_file process monitoring tracing"
     ),

@@ -14,9 +14,11 @@ if sys.platform == "win32":
     raise ImportError(WINDOWS)
 
 from potluck.common.learning.coverage import Coverage
+from potluck.common.learning.spread import Spread
 from potluck.common.net.build_version import software_version
+from potluck.common.records.round import RoundMember as Member
 from potluck.federation.federation import Federation
-from potluck.federation.rounds import Member, Round, Spread
+from potluck.federation.rounds import Round
 from potluck.federation.run import Run
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC
 
+from potluck.common.records.round import INCLUDED
 from potluck.common.settings.extras import extra_named
 from potluck.common.tables.round_columns import ROUND, round_row
 from potluck.deploy.operator.run_view import run_state_name
 from potluck.deploy.view.readable import natural_order
-from potluck.federation.rounds import INCLUDED, Round
+from potluck.federation.rounds import Round
 from potluck.rpc.v1 import operator_pb2
 
 with extra_named():
@@ -23,24 +24,7 @@ def rounds_frame(rounds: Iterable[Round]) -> pd.DataFrame:
     `selected` and `included`, `seconds`, `bytes_down`, `bytes_up`, and the `model`'s digest. Behind
     these for each measure `NAME_clients`, `NAME_asked`, `NAME_partial` and `NAME_samples`.
     """
-    rows = [
-        round_row(
-            each.number,
-            each.measures,
-            {name: spread.worst_tenth for name, spread in each.spreads.items()},
-            selected=len(each.members),
-            included=len(each.included),
-            seconds=each.seconds,
-            bytes_down=each.bytes_down,
-            bytes_up=each.bytes_up,
-            model=each.model,
-            coverage={
-                **each.coverage,
-                **{f"{name}_worst_tenth": of.coverage for name, of in each.spreads.items()},
-            },
-        )
-        for each in rounds
-    ]
+    rows = [round_row(each) for each in rounds]
     return _indexed(rows, ROUND, ("selected", "included", "seconds", "model"))
 
 

@@ -14,11 +14,11 @@ from __future__ import annotations
 import tomllib
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import ClassVar
 
-from potluck.common.learning.coverage import Coverage
+from potluck.common.records.round import Round
 from potluck.common.settings.plugins import SINKS, Plugin
 from potluck.common.tables.round_columns import TableRow, round_row
 
@@ -59,36 +59,15 @@ class TrackedRun:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrackedRound:
-    """A committed round; see `potluck.common.tables.round_columns.round_row` for most of it."""
+class TrackedRound(Round):
+    """A committed round, with the row and the numbers of it that trackers record."""
 
-    number: int
-    measures: Mapping[str, float]
-    worst_tenths: Mapping[str, float] = field(default_factory=dict)
-    selected: int
-    included: int
-    seconds: float
-    bytes_down: int
-    bytes_up: int
-    model: str
     committed_at: datetime
-    coverage: Mapping[str, Coverage] = field(default_factory=dict)
 
     @property
     def row(self) -> TableRow:
         """The row that `potluck export` writes of it."""
-        return round_row(
-            self.number,
-            self.measures,
-            self.worst_tenths,
-            selected=self.selected,
-            included=self.included,
-            seconds=self.seconds,
-            bytes_down=self.bytes_down,
-            bytes_up=self.bytes_up,
-            model=self.model,
-            coverage=self.coverage,
-        )
+        return round_row(self)
 
     @property
     def numbers(self) -> dict[str, float]:

@@ -25,14 +25,15 @@ _FEWEST_WORST: Final = 2
 class Spread:
     """A measure over clients, each of which counts once, however many samples it has.
 
-    clients: how many there are. mean: of their values. quantiles: at `QUANTILES`, linear between
-    two clients. worst_tenth: mean over the tenth of the clients, rounded up, for which the measure
-    is worst, and over two at least. asked, samples, partial: as in `Coverage`.
+    clients: how many there are. mean: of their values. quantiles: by the share of the clients
+    below, at `QUANTILES`, linear between two clients. worst_tenth: mean over the tenth of the
+    clients, rounded up, for which the measure is worst, and over two at least. asked, samples,
+    partial: as in `Coverage`.
     """
 
     clients: int
     mean: float
-    quantiles: tuple[float, ...]
+    quantiles: Mapping[float, float]
     worst_tenth: float
     asked: int = 0
     samples: int = 0
@@ -48,7 +49,7 @@ class Spread:
     @property
     def statistics(self) -> tuple[float, ...]:
         """All its numbers: the mean, the quantiles, the worst tenth."""
-        return (self.mean, *self.quantiles, self.worst_tenth)
+        return (self.mean, *self.quantiles.values(), self.worst_tenth)
 
 
 def spread(values: Sequence[float], *, higher_is_better: bool) -> Spread:
@@ -59,7 +60,7 @@ def spread(values: Sequence[float], *, higher_is_better: bool) -> Spread:
     return Spread(
         clients=len(ordered),
         mean=float(ordered.mean()),
-        quantiles=tuple(np.quantile(ordered, QUANTILES).tolist()),
+        quantiles=dict(zip(QUANTILES, np.quantile(ordered, QUANTILES).tolist(), strict=True)),
         worst_tenth=float(worst.mean()),
     )
 

@@ -11,6 +11,7 @@ from potluck.common.errors import NotFoundError
 from potluck.server.rounds.pretraining import is_pretraining
 from potluck.server.sink import TrackedRound, TrackedRun
 from potluck.server.store.records import RoundRow, RunRow
+from potluck.server.store.round_record import round_record
 from potluck.server.store.round_table import Rounds
 from potluck.server.store.run_table import Runs
 from potluck.server.store.sql import schema
@@ -94,19 +95,4 @@ def stamp(row: RunRow) -> str:
 
 
 def _tracked_round(row: RoundRow) -> TrackedRound:
-    return TrackedRound(
-        number=row.key.round,
-        measures=row.metrics,
-        worst_tenths={name: each.worst_tenth for name, each in row.spreads.items()},
-        selected=len(row.members),
-        included=len(row.included),
-        seconds=row.seconds,
-        bytes_down=row.bytes_down,
-        bytes_up=row.bytes_up,
-        model=row.model_blake3,
-        committed_at=row.committed_at,
-        coverage={
-            **row.coverage,
-            **{f"{name}_worst_tenth": each.coverage for name, each in row.spreads.items()},
-        },
-    )
+    return TrackedRound(**vars(round_record(row)))

@@ -18,6 +18,7 @@ from sqlalchemy import (
     update,
 )
 
+from potluck.common.learning.spread import QUANTILES, Spread
 from potluck.server.store.attempt_table import AttemptState, last_commit
 from potluck.server.store.late_table import put_late, read_late
 from potluck.server.store.member_rows import read_members, take_part, take_part_late
@@ -54,6 +55,17 @@ def decode_coverage(value: object) -> object:
     return {} if value is None else decode_json(value)
 
 
+def _decode_spreads(value: object) -> object:
+    return {
+        name: {**each, "quantiles": dict(zip(QUANTILES, each["quantiles"], strict=False))}
+        for name, each in decode_json(value).items()
+    }
+
+
+def _encoded_spread(spread: Spread) -> dict[str, Any]:
+    return {**vars(spread), "quantiles": [*spread.quantiles.values()]}
+
+
 _read_round = Reader(
     RoundRow,
     "rounds",
@@ -62,7 +74,7 @@ _read_round = Reader(
         "selector_scalars": decode_json,
         "strategy_scalars": decode_json,
         "metrics": decode_json,
-        "spreads": decode_json,
+        "spreads": _decode_spreads,
         "committed_at": decode_time,
         "software": lambda value: {} if value is None else decode_json(value),
         "coverage": decode_coverage,
@@ -179,7 +191,9 @@ def _values(commit: RoundCommit) -> dict[str, Any]:
         "metrics": encode_json(
             {name: value for name, value in commit.metrics.items() if not math.isnan(value)}
         ),
-        "spreads": encode_json({name: vars(each) for name, each in commit.spreads.items()}),
+        "spreads": encode_json(
+            {name: _encoded_spread(each) for name, each in commit.spreads.items()}
+        ),
         "seconds": commit.seconds,
         "bytes_down": commit.bytes_down,
         "bytes_up": commit.bytes_up,

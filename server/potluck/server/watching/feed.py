@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Sequence
 from datetime import datetime
 
-from potluck.common.learning.coverage import Coverage
-from potluck.common.learning.measures import CLASSIFICATION, shown_measures
-from potluck.common.monitoring.metric_labels import SUM
+from potluck.common.learning.measures import shown_measures
 from potluck.common.plain_text import plain
+from potluck.common.records.round_message import coverage_message, round_message
 from potluck.rpc.v1 import coordinator_pb2, operator_pb2
 from potluck.server.aggregation.update_files import SpooledUpdate
 from potluck.server.rounds.waiting import Waiting
-from potluck.server.store.records import MemberState, Metrics, RoundRow, RunRow, RunState
+from potluck.server.store.records import MemberState, RoundRow, RunRow, RunState
+from potluck.server.store.round_record import round_record
 
 _RUN_STATES = {
     RunState.WAITING: operator_pb2.RUN_STATE_WAITING,
@@ -189,72 +189,4 @@ def member_message(
 
 def committed_round_message(row: RoundRow) -> operator_pb2.CommittedRound:
     """A round in the past."""
-    members = [
-        operator_pb2.Member(
-            client_id=member.client_id,
-            host_id=member.host_id,
-            state=_MEMBER_STATES[member.state],
-            reason=member.reason,
-            trouble=member.trouble or "",
-            fraction=1.0 if member.update else 0.0,
-            samples=member.update.samples if member.update else 0,
-            seconds=member.update.seconds if member.update else 0.0,
-            data_epoch=member.provenance.data_epoch,
-            software_version=plain(member.provenance.software or "", _LABEL),
-        )
-        for member in row.members
-    ]
-    sums = {
-        member.update.blake3
-        for member in row.included
-        if member.update is not None and member.update.encoding == SUM
-    }
-    message = operator_pb2.CommittedRound(
-        round=row.key.round,
-        members=members,
-        metrics=metrics_message(row.metrics),
-        seconds=row.seconds,
-        bytes_down=row.bytes_down,
-        bytes_up=row.bytes_up,
-        model_blake3=row.model_blake3,
-        sums=len(sums),
-        late=[
-            operator_pb2.LateUpdate(
-                client_id=late.client_id, round=late.round, weight=late.weight or 0.0
-            )
-            for late in row.late
-        ],
-        spreads={
-            name: operator_pb2.Spread(
-                clients=each.clients,
-                mean=each.mean,
-                quantiles=each.quantiles,
-                worst_tenth=each.worst_tenth,
-                asked=each.asked,
-                samples=each.samples,
-                partial=each.partial,
-            )
-            for name, each in row.spreads.items()
-        },
-        coverage={name: coverage_message(each) for name, each in row.coverage.items()},
-        software=row.software,
-    )
-    message.committed_at.FromDatetime(row.committed_at)
-    return message
-
-
-def coverage_message(coverage: Coverage) -> operator_pb2.Coverage:
-    """The clients and samples behind a metric."""
-    return operator_pb2.Coverage(
-        clients=coverage.clients,
-        asked=coverage.asked,
-        samples=coverage.samples,
-        partial=coverage.partial,
-    )
-
-
-def metrics_message(metrics: Metrics) -> operator_pb2.Metrics:
-    """A model's metrics: those of classification in fields of their own."""
-    named = {name: metrics[name] for name in CLASSIFICATION if name in metrics}
-    others = {name: value for name, value in metrics.items() if name not in named}
-    return operator_pb2.Metrics(**named, others=others)
+    return round_message(round_record(row))

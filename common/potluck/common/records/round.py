@@ -1,0 +1,114 @@
+"""Committed rounds as values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Final
+
+from potluck.common.learning.coverage import Coverage
+from potluck.common.learning.spread import Spread
+
+INCLUDED: Final = "included"
+"""State of a member whose update is part of the model."""
+LEFT_OUT: Final = frozenset({"late", "lost", "failed", "spared"})
+"""States of members whose update is not."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundMember:
+    """A client in a round's cohort.
+
+    state: "included", or why not: "late", "lost", "failed" or "spared". reason: why the selector
+    chose it. trouble: what went wrong, else empty. samples: as far as disclosed. seconds: from
+    instruction to update. fraction: share of its work that was done. data_epoch: version of its
+    data, None if unknown. software: release of Potluck on its host, empty if unknown.
+    """
+
+    client: str
+    host: str
+    state: str
+    reason: str
+    trouble: str
+    samples: int
+    seconds: float
+    fraction: float = 0.0
+    data_epoch: int | None = None
+    software: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinedUpdate:
+    """An update that missed its round and joined a later one.
+
+    round: the one that it was for. weight: its weight beside an update in time, which has 1.
+    """
+
+    client: str
+    round: int
+    weight: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """A committed round.
+
+    number: from 1. measures: of the new model, by name; where it was not evaluated, at most of the
+    round's trainings, such as `training_loss`. members: the cohort in the order it was chosen.
+    seconds: from selection to commit. bytes_down, bytes_up: of models and updates. model: BLAKE3
+    digest of the new model. coverage: clients and samples behind each measure, by name; also of
+    measures that clients were asked for and that none of them measured. late: updates of earlier
+    rounds that are part of the model. sums: files that hosts had added up. committed_at: None if it
+    was not recorded. software: versions of what the coordinator ran, by name.
+    """
+
+    number: int
+    measures: Mapping[str, float]
+    spreads: Mapping[str, Spread]
+    members: tuple[RoundMember, ...]
+    seconds: float
+    bytes_down: int
+    bytes_up: int
+    model: str
+    coverage: Mapping[str, Coverage] = field(default_factory=dict)
+    late: tuple[JoinedUpdate, ...] = ()
+    sums: int = 0
+    committed_at: datetime | None = None
+    software: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share of the evaluation samples classified correctly, in [0, 1]."""
+        return self.measures.get("accuracy")
+
+    @property
+    def loss(self) -> float | None:
+        """Mean loss over the evaluation samples."""
+        return self.measures.get("loss")
+
+    @property
+    def worst_group_accuracy(self) -> float | None:
+        """Accuracy of the group with the lowest, in [0, 1]."""
+        return self.measures.get("worst_group_accuracy")
+
+    @property
+    def cohort(self) -> tuple[str, ...]:
+        """Ids of the clients selected, in the order they were chosen."""
+        return tuple(member.client for member in self.members)
+
+    @property
+    def included(self) -> tuple[str, ...]:
+        """Ids of the clients whose updates are part of the model."""
+        return tuple(member.client for member in self.members if member.state == INCLUDED)
+
+    @property
+    def worst_tenths(self) -> dict[str, float]:
+        """The mean of the tenth of the clients for which a measure is worst, by measure."""
+        return {name: each.worst_tenth for name, each in self.spreads.items()}
+
+    @property
+    def column_coverage(self) -> dict[str, Coverage]:
+        """Clients and samples behind each measure and behind each `NAME_worst_tenth`."""
+        tenths = {f"{name}_worst_tenth": each.coverage for name, each in self.spreads.items()}
+        return {**self.coverage, **tenths}

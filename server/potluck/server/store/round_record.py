@@ -1,0 +1,53 @@
+"""Committed rounds as all programs know them, of the store's rows."""
+
+from __future__ import annotations
+
+from potluck.common.monitoring.metric_labels import SUM
+from potluck.common.plain_text import plain
+from potluck.common.records.round import INCLUDED, JoinedUpdate, Round, RoundMember
+from potluck.server.store.records import MemberRow, MemberState, RoundRow
+
+_LABEL = 40
+
+
+def round_record(row: RoundRow) -> Round:
+    """Return the round of a row."""
+    sums = {
+        member.update.blake3
+        for member in row.included
+        if member.update is not None and member.update.encoding == SUM
+    }
+    return Round(
+        number=row.key.round,
+        measures=row.metrics,
+        spreads=row.spreads,
+        members=tuple(_member(member) for member in row.members),
+        seconds=row.seconds,
+        bytes_down=row.bytes_down,
+        bytes_up=row.bytes_up,
+        model=row.model_blake3,
+        coverage=row.coverage,
+        late=tuple(
+            JoinedUpdate(client=each.client_id, round=each.round, weight=each.weight or 0.0)
+            for each in row.late
+        ),
+        sums=len(sums),
+        committed_at=row.committed_at,
+        software=row.software,
+    )
+
+
+def _member(row: MemberRow) -> RoundMember:
+    update = row.update
+    return RoundMember(
+        client=row.client_id,
+        host=row.host_id,
+        state=INCLUDED if row.state is MemberState.RECEIVED else row.state.value,
+        reason=row.reason,
+        trouble=row.trouble or "",
+        samples=update.samples if update else 0,
+        seconds=update.seconds if update else 0.0,
+        fraction=1.0 if update else 0.0,
+        data_epoch=row.provenance.data_epoch,
+        software=plain(row.provenance.software or "", _LABEL),
+    )
