@@ -30,7 +30,9 @@ from potluck.server.hosts.announce import announce_closed
 from potluck.server.hosts.held_out_evaluation import HeldOut, evaluate_on_clients
 from potluck.server.rounds import events as rounds
 from potluck.server.rounds.plan import RunPlan
+from potluck.server.rounds.roster import RunRoster
 from potluck.server.runs.live_status import publish_status
+from potluck.server.runs.models import RoundModel
 from potluck.server.runs.run import Attempt, Run
 from potluck.server.runs.training_means import (
     TRAINING_LOSS,
@@ -66,7 +68,7 @@ async def reduce(run: Run, path: UpdatePath, clients: tuple[str, ...]) -> None:
     result = await path.reduce(updates)
     if result is not None:
         run.models.result = result
-        for client, reason in _set_aside(run).items():
+        for client, reason in _set_aside(run.models.result, run.roster).items():
             run.say(f"round {run.machine.round}: the update of {client} is left out: {reason}")
         run.post(rounds.Reduced())
 
@@ -136,13 +138,16 @@ async def _on_own_data(
 
 async def commit(run: Run, action: rounds.Commit, post_commit: PostCommitTasks) -> None:
     """Commit the round: its states are on disk before its row is in the store."""
-    result, outcome, set_aside = run.models.result, _outcome(run, action), _set_aside(run)
+    result, outcome = run.models.result, _outcome(run, action)
+    set_aside = _set_aside(result, run.roster)
     included = tuple(client for client in action.included if client not in set_aside)
     late = _close_late(run, action)
     selector_state = run.plan.selector.observe(run.models.states.selector, outcome)
     states = States(selector=selector_state, strategy=result.strategy_state)
     state_blake3 = await in_thread(write_states, run.services.files, states)
-    trained, of_trainings = _of_trainings(run, included)
+    trained, of_trainings = _of_trainings(
+        run.plan, result, [run.updates.received[client].row for client in included]
+    )
     metrics = {**result.metrics, **trained}
     coverage = {**result.coverage, **of_trainings}
     round_commit = RoundCommit(
@@ -225,11 +230,11 @@ def _close_late(run: Run, action: rounds.Commit) -> Sequence[LateRow]:
     )
 
 
-def _set_aside(run: Run) -> Mapping[str, str]:
+def _set_aside(result: RoundModel, roster: RunRoster) -> Mapping[str, str]:
     """The clients whose updates the selector set aside, each with its reason."""
-    aside = run.models.result.judgement.set_aside
+    aside = result.judgement.set_aside
     rows = np.array(sorted(aside), dtype=np.int64)
-    return dict(zip(run.roster.clients(rows), [aside[row] for row in rows.tolist()], strict=True))
+    return dict(zip(roster.clients(rows), [aside[row] for row in rows.tolist()], strict=True))
 
 
 def _outcome(run: Run, action: rounds.Commit) -> RoundOutcome:
@@ -373,15 +378,14 @@ def _reported(row: UpdateRow | None, name: str) -> float:
 
 
 def _of_trainings(
-    run: Run, included: Sequence[str]
+    plan: RunPlan, result: RoundModel, reports: Sequence[UpdateRow]
 ) -> tuple[dict[str, float], dict[str, Coverage]]:
     """Measures of the trainings of the clients in the model, where they say them, and the clients
     and samples behind each."""
-    reports = [run.updates.received[client].row for client in included]
     means, coverage = training_means(reports), training_coverage(reports)
-    every = run.plan.run_file.evaluation.every
-    if run.plan.trainer is None and wants_training_loss(run.models.result.metrics, every):
-        of_sum = run.models.result.training_loss
+    every = plan.run_file.evaluation.every
+    if plan.trainer is None and wants_training_loss(result.metrics, every):
+        of_sum = result.training_loss
         if of_sum is None:
             means |= training_loss(reports)
             coverage |= loss_coverage(reports)

@@ -19,6 +19,7 @@ from potluck.server.runs.interview import OFFERS, read_scalars, stored_answers
 from potluck.server.runs.run import Run
 from potluck.server.runs.run_updates import Offer
 from potluck.server.selection import Offers, Spared
+from potluck.server.state import State
 from potluck.server.store.records import AttemptKey, Exchange, JsonObject
 
 _LARGEST_SAMPLES = 1 << 53
@@ -56,7 +57,7 @@ async def decide_uploads(run: Run, action: rounds.DecideUploads) -> None:
         question: JsonObject = {"kind": "" if asked is None else asked.kind, OFFERS: True}
         step = len(exchanges) + 1
         await run.services.in_store(lambda store: store.add_answers(key, step, question, record))
-    spared = await asyncio.to_thread(_spared, run, offers)
+    spared = await asyncio.to_thread(_spared, run.plan, run.models.states.selector, offers)
     clients = run.roster.clients(spared.rows)
     run.attempt.spared.update(clients)
     run.log.info("uploads decided", round=key.round, attempt=key.attempt, spared=clients)
@@ -64,9 +65,9 @@ async def decide_uploads(run: Run, action: rounds.DecideUploads) -> None:
     run.post(rounds.UploadsDecided(action.round, action.attempt, why))
 
 
-def _spared(run: Run, offers: Offers) -> Spared:
-    name = run.plan.run_file.selector.name
-    spared: Spared = run.plan.selector.spare(run.models.states.selector, offers)
+def _spared(plan: RunPlan, state: State, offers: Offers) -> Spared:
+    name = plan.run_file.selector.name
+    spared: Spared = plan.selector.spare(state, offers)
     rows = [int(row) for row in spared.rows]
     strangers = set(rows) - set(offers.rows.tolist())
     if strangers or len(set(rows)) != len(rows) or len(rows) >= len(offers.rows):

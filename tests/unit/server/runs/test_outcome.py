@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any, cast
+from pathlib import Path
 
 import numpy as np
+from support.small_runs import small_run
 
+from potluck.server.aggregation.update_files import SpooledUpdate
 from potluck.server.rounds import events as rounds
-from potluck.server.rounds.plan import draw_up
-from potluck.server.rounds.roster import RunRoster
 from potluck.server.runs.commit import _outcome
-from potluck.server.runs.run import Run
-from potluck.server.selection import Judgement
-from potluck.server.store.records import AS_THE_RUN_SAYS, UpdateRow
+from potluck.server.store import Store
+from potluck.server.store.records import UpdateRow
+
+RUN_FILE = 'count = 4\n[task]\nname = "digits"\nclients = 4\n[selector]\nname = "oort"\n'
 
 
 def update(loss: float, utility: float) -> UpdateRow:
@@ -31,25 +31,16 @@ def update(loss: float, utility: float) -> UpdateRow:
     )
 
 
-def test_reports_and_seconds_are_per_selected_client() -> None:
+async def test_reports_and_seconds_are_per_selected_client(tmp_path: Path) -> None:
     """Clients a and c have updates; the one of d came too late to be included."""
-    plan = draw_up('[task]\nname = "digits"\n[selector]\nname = "oort"\n', source="test")
-    updates = {"d": update(7.0, 8.0), "a": update(0.5, 3.0), "c": update(0.25, 2.0)}
-    run: Any = SimpleNamespace(
-        plan=plan,
-        roster=RunRoster("abcd"),
-        attempt=SimpleNamespace(
-            cohort=dict.fromkeys("dcba", SimpleNamespace(work=AS_THE_RUN_SAYS)),
-            spared=set(),
-            answers=(),
-        ),
-        updates=SimpleNamespace(
-            received={client: SimpleNamespace(row=row) for client, row in updates.items()},
-            joining=(),
-        ),
-        models=SimpleNamespace(result=SimpleNamespace(judgement=Judgement(), facts=None)),
-    )
-    found = _outcome(cast(Run, run), rounds.Commit(round=1, attempt=1, included=("a", "c")))
+    with Store.open(f"sqlite:///{tmp_path / 'store.sqlite3'}") as store:
+        small = await small_run(tmp_path, store, RUN_FILE)
+        await small.begin_round("d", "c", "b", "a")
+    rows = {"d": update(7.0, 8.0), "a": update(0.5, 3.0), "c": update(0.25, 2.0)}
+    for client, row in rows.items():
+        received = SpooledUpdate(client=client, path=tmp_path / client, row=row)
+        small.run.updates.received[client] = received
+    found = _outcome(small.run, rounds.Commit(round=1, attempt=1, included=("a", "c")))
     assert found.selected.tolist() == [3, 2, 1, 0]
     assert sorted(found.included.tolist()) == [0, 2]
     nothing = np.nan
