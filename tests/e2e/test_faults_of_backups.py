@@ -178,7 +178,8 @@ async def test_a_restore_killed_anywhere_leaves_a_run_that_finishes(
     shutil.copytree(shared.state, crashed)
     points = await command_points(shared, "restore", backup)
     restored = contents(shared.state)
-    interrupted, finished = [], []
+    interrupted: list[str] = []
+    finished: list[dict[str, bytes]] = []
     for point in points:
         shutil.rmtree(shared.state)
         shutil.copytree(crashed, shared.state)

@@ -92,6 +92,24 @@ async def test_workers_killed_again_and_again_in_one_training_change_nothing(
         assert {member.state for member in entry.members} == {operator_pb2.MEMBER_STATE_INCLUDED}
 
 
+async def test_a_training_that_ends_every_worker_fails_and_the_round_goes_on(
+    federation: Federation,
+) -> None:
+    undisturbed = await federation.finished(await federation.start_run())
+    federation.points.kill_always("train-client-1")
+    run_id = await federation.start_run("rounds=1", "count=6", "round.quorum=0.5")
+    await federation.finished(run_id)
+    [entry] = await federation.history(run_id)
+    failed = operator_pb2.MEMBER_STATE_FAILED
+    states = {member.client_id: member.state for member in entry.members}
+    included = {f"client-{number}": operator_pb2.MEMBER_STATE_INCLUDED for number in range(6)}
+    assert states == included | {"client-1": failed}
+    said = federation.files.log("host-0").read_text()
+    assert "was killed by signal 9, 5 times in a row" in said
+    federation.points.clear()
+    assert await federation.finished(await federation.start_run()) == undisturbed
+
+
 async def test_workers_end_with_their_host(federation: Federation) -> None:
     left = workers(federation)
     await federation.kill_host(0)

@@ -67,6 +67,10 @@ class Points:
         """The next process that reaches this point kills itself."""
         (self.folder / f"kill-{point}").touch()
 
+    def kill_always(self, point: str) -> None:
+        """Every process that reaches this point kills itself."""
+        (self.folder / f"die-{point}").touch()
+
     def fail(self, point: str) -> None:
         """The next process that reaches this point raises ValueError there."""
         (self.folder / f"raise-{point}").touch()
