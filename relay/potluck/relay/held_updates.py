@@ -10,10 +10,13 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
 from google.protobuf.message import DecodeError
 
 from potluck.client.base.state_directory import write_atomically
 from potluck.rpc.v1 import transfer_pb2
+
+log = structlog.get_logger()
 
 _STALE_SECONDS = 24 * 3600.0
 """What arrived of a file so long ago is of no use."""
@@ -79,12 +82,18 @@ class HeldUpdates:
         return held if held is not None and held.header.blake3 == blake3 else None
 
     def drop(self, update_id: str) -> None:
-        """Delete an update and what has arrived of it."""
+        """Delete an update and what has arrived of it.
+
+        A disk that refuses is logged: what stays there is read again at the next start, and the
+        coordinator knows whether it still waits for it.
+        """
         self._updates.pop(update_id, None)
-        self._record(update_id).unlink(missing_ok=True)
         path = self.path(update_id)
-        path.unlink(missing_ok=True)
-        path.with_name(f"{path.name}.part").unlink(missing_ok=True)
+        try:
+            for each in (self._record(update_id), path, path.with_name(f"{path.name}.part")):
+                each.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("update not deleted", update=update_id, error=str(error))
 
     def _record(self, update_id: str) -> Path:
         return self._folder / f"{_file_name(update_id)}.json"

@@ -34,6 +34,16 @@ def test_what_is_whole_is_there_after_a_restart(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_an_update_that_its_disk_does_not_delete_is_dropped(tmp_path: Path) -> None:
+    kept(tmp_path, held("stuck"))
+    updates = HeldUpdates(tmp_path, now=NOW)
+    path = updates.path("stuck")
+    path.unlink()
+    path.mkdir()  # `unlink` refuses it
+    updates.drop("stuck")
+    assert not updates.holds("stuck")
+
+
 def test_what_is_broken_or_over_is_deleted(tmp_path: Path) -> None:
     kept(tmp_path, held("short", size=4), held("late", expires=NOW), held("without a file"))
     HeldUpdates(tmp_path, now=NOW - 1).path("without a file").unlink()
