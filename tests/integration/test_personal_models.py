@@ -13,6 +13,7 @@ from potluck.common.tensors.tensor_files import open_tensors
 from potluck.deploy.view.watch_lines import round_line
 from potluck.rpc.v1 import operator_pb2
 from potluck.server.store import RoundRow, RunState, Store
+from potluck.server.store.round_record import round_record
 from potluck.server.watching.feed import committed_round_message, run_status
 
 CLIENTS = 5
@@ -51,7 +52,7 @@ async def test_personal_models_are_measured_and_stay_where_they_are(tmp_path: Pa
             assert 0.0 <= last.metrics[name] <= 1.0
         for better in ("tuned_accuracy", "personal_accuracy"):
             assert last.spreads[better].mean > last.spreads["accuracy"].mean
-        line = round_line(committed_round_message(last), run_status(row))
+        line = round_line(round_record(last), run_status(row))
         for said in ("personal accuracy", "tuned worst tenth", "personal worst tenth"):
             assert said in line
         outgoing = (tmp_path / host_of("client-0") / "outgoing").rglob("*client-0*")

@@ -19,6 +19,7 @@ from potluck.common.learning.spread import QUANTILES
 from potluck.common.monitoring.instruments import Instruments
 from potluck.common.monitoring.metric_labels import MeasuredParty
 from potluck.common.names import ClientId
+from potluck.common.records.round_message import round_of
 from potluck.common.tasks.digits import Digits
 from potluck.common.tensors.tensor_files import open_tensors
 from potluck.deploy.operator.json_view import round_values
@@ -111,7 +112,7 @@ async def test_every_client_counts_once(federation: SumFederation, central: bool
     assert behind.samples > 0
     assert not behind.partial
     assert (behind.samples == spread.samples) is not central
-    shown = round_values(committed)["spreads"]["accuracy"]
+    shown = round_values(round_of(committed))["spreads"]["accuracy"]
     assert shown["quantiles"]["0.5"] == pytest.approx(np.median(accuracies))
     exposition = federation.members.instruments["coordinator"].exposition().decode()
     labels = f'measure="accuracy",run="{run_id}"'

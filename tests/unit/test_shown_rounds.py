@@ -128,7 +128,7 @@ def shown(store: Store, reader: RecordReader, run_id: str) -> dict[str, Any]:
     origin = operator_pb2.ModelOrigin(
         run_id=run_id, round=2, run_file=FILE, committed=committed[-1], best=status.best
     )
-    kept, rounds = list(view.committed.values()), [round_of(each) for each in view.rounds]
+    kept, rounds = view.rounds, [round_of(each) for each in view.rounds]
     card = make_card(status, kept, FILE, [])
     frames = (rounds_frame(rounds), selections_frame(rounds), clients_frame(rounds))
     tracked = reader.rounds(run_id, after=0, limit=9)

@@ -5,9 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from potluck.common.records.round import Round as RoundRecord
-from potluck.common.records.round_message import round_of as record_of
 from potluck.deploy.view.readable import readable_coverage
-from potluck.rpc.v1 import operator_pb2
 
 
 class Round(RoundRecord):
@@ -34,6 +32,6 @@ class Round(RoundRecord):
         )
 
 
-def round_of(committed: operator_pb2.CommittedRound) -> Round:
-    """The round that a message tells of."""
-    return Round(**vars(record_of(committed)))
+def round_of(record: RoundRecord) -> Round:
+    """Return the same round for a notebook."""
+    return Round(**vars(record))

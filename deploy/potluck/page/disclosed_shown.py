@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from potluck.common.records.round import Round
 from potluck.deploy.view.client_disclosures import (
     claim_of_masks,
     client_disclosures,
@@ -21,7 +22,6 @@ from potluck.page.page_shapes import (
     PrivacyShown,
 )
 from potluck.rpc.v1 import operator_pb2
-from potluck.rpc.v1.operator_pb2 import MemberState
 
 Floats = NDArray[np.float64]
 
@@ -30,7 +30,7 @@ MOST_MIXES = 400
 
 
 def shown_disclosures(
-    rounds: Sequence[operator_pb2.CommittedRound],
+    rounds: Sequence[Round],
     classes: int,
     profiles: Sequence[operator_pb2.ClientProfile],
     audits: Sequence[operator_pb2.AuditDisclosuresResponse],
@@ -45,7 +45,7 @@ def shown_disclosures(
 
 
 def shown_mix(
-    rounds: Sequence[operator_pb2.CommittedRound],
+    rounds: Sequence[Round],
     classes: int,
     profiles: Sequence[operator_pb2.ClientProfile],
 ) -> MixShown:
@@ -65,16 +65,12 @@ def shown_mix(
     )
 
 
-def _mix_of(committed: operator_pb2.CommittedRound, counts: dict[str, Floats]) -> MixRound:
-    selected = [counts[each.client_id] for each in committed.members if each.client_id in counts]
-    included = [
-        counts[each.client_id]
-        for each in committed.members
-        if each.client_id in counts and each.state == MemberState.MEMBER_STATE_INCLUDED
-    ]
+def _mix_of(committed: Round, counts: dict[str, Floats]) -> MixRound:
+    selected = [counts[client] for client in committed.cohort if client in counts]
+    included = [counts[client] for client in committed.included if client in counts]
     shares = _shares(selected)
     return MixRound(
-        round=committed.round,
+        round=committed.number,
         selected=shares,
         included=_shares(included),
         entropy=None if shares is None else _entropy(shares),

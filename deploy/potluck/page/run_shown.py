@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import statistics
-from collections import Counter
 from datetime import UTC, datetime
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from potluck.common.learning.measures import MeasuredModel
+from potluck.common.records.round import LEFT_OUT, Round
+from potluck.common.records.round_message import member_state_name
 from potluck.deploy.operator.run_view import (
     ENDED,
-    LEFT_OUT,
-    TROUBLED,
     RunView,
-    all_metrics,
-    coverage_of,
     fraction_done,
-    member_state_name,
     run_state_name,
     shown_measures,
-    spread_coverage,
+    state_counts,
     waiting_text,
 )
 from potluck.deploy.view.run_summary import CoverageSummary, MeasureSummary
@@ -117,7 +113,7 @@ def shown_run(view: RunView, clients: ClientList, now: datetime) -> RunShown | N
         measures=shown_summaries(view),
         rounds=[shown_round(each, clients) for each in newest],
         clients=clients.names,
-        earlier=newest[0].round - 1 if newest else 0,
+        earlier=newest[0].number - 1 if newest else 0,
         cohort=None if view.progress is None else shown_cohort(view.progress),
         live=None if view.progress is None else shown_live(view.progress),
         notices=[shown_notice(each) for each in view.notices],
@@ -126,7 +122,7 @@ def shown_run(view: RunView, clients: ClientList, now: datetime) -> RunShown | N
 
 def shown_summaries(view: RunView) -> list[MeasureSummary]:
     """The measures that some round has, the most important first; two at least."""
-    known = {name for each in view.committed.values() for name in all_metrics(each.metrics)}
+    known = {name for each in view.committed.values() for name in each.measures}
     return [
         MeasureSummary(
             name=name,
@@ -139,18 +135,17 @@ def shown_summaries(view: RunView) -> list[MeasureSummary]:
     ]
 
 
-def shown_round(committed: operator_pb2.CommittedRound, clients: ClientList) -> RoundShown:
+def shown_round(committed: Round, clients: ClientList) -> RoundShown:
     """A committed round; clients met are added to `clients`."""
-    places = [clients.place(member.client_id) for member in committed.members]
+    places = [clients.place(client) for client in committed.cohort]
     states = [member.state for member in committed.members]
     return RoundShown(
-        round=committed.round,
-        values=dict(all_metrics(committed.metrics)),
-        worst_tenth={name: each.worst_tenth for name, each in committed.spreads.items()},
-        coverage={name: CoverageSummary.of(each) for name, each in coverage_of(committed).items()},
+        round=committed.number,
+        values=dict(committed.measures),
+        worst_tenth=committed.worst_tenths,
+        coverage={name: CoverageSummary.of(each) for name, each in committed.coverage.items()},
         spread_coverage={
-            name: CoverageSummary.of(spread_coverage(each))
-            for name, each in committed.spreads.items()
+            name: CoverageSummary.of(each.coverage) for name, each in committed.spreads.items()
         },
         seconds=committed.seconds,
         bytes_down=committed.bytes_down,
@@ -161,15 +156,15 @@ def shown_round(committed: operator_pb2.CommittedRound, clients: ClientList) -> 
     )
 
 
-def shown_details(committed: operator_pb2.CommittedRound) -> RoundDetails:
+def shown_details(committed: Round) -> RoundDetails:
     """Who was in a committed round and why, in the order chosen."""
     return RoundDetails(
-        round=committed.round,
+        round=committed.number,
         members=[
             MemberShown(
-                client=member.client_id,
-                host=member.host_id,
-                state=member_state_name(member.state),
+                client=member.client,
+                host=member.host,
+                state=member.state,
                 reason=member.reason,
                 trouble=member.trouble,
                 samples=member.samples,
@@ -196,7 +191,6 @@ def shown_live(progress: operator_pb2.RoundProgress) -> LiveShown:
     phase = PHASES.get(progress.phase, progress.phase)
     if progress.HasField("trained"):
         phase = f"coordinator trains, {progress.trained:.0%}"
-    counts = Counter(member.state for member in progress.members)
     return LiveShown(
         round=progress.round,
         attempt=progress.attempt,
@@ -206,10 +200,8 @@ def shown_live(progress: operator_pb2.RoundProgress) -> LiveShown:
         bytes_down=progress.bytes_down,
         bytes_up=progress.bytes_up,
         counts=[
-            StateCount(
-                state=member_state_name(state), clients=counts[state], troubled=state in TROUBLED
-            )
-            for state in sorted(counts, key=lambda state: (state in TROUBLED, state))
+            StateCount(state=state, clients=members, troubled=troubled)
+            for state, members, troubled in state_counts(progress)
         ],
         states=[member_state_name(member.state) for member in progress.members],
         fractions=[_fraction(member) for member in progress.members],
@@ -249,7 +241,7 @@ def _identity(progress: operator_pb2.RoundProgress) -> tuple[int, int, int]:
 
 
 def _fraction(member: operator_pb2.Member) -> float:
-    if member.state in LEFT_OUT:
+    if member_state_name(member.state) in LEFT_OUT:
         return 0.0
     if member.state == MemberState.MEMBER_STATE_INCLUDED:
         return 1.0

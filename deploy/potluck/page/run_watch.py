@@ -12,10 +12,10 @@ from datetime import UTC, datetime
 from pydantic import BaseModel
 
 from potluck.common.errors import NotFoundError, PotluckError
+from potluck.common.records.round import Round
 from potluck.deploy.operator.run_view import (
     ENDED,
     RunView,
-    all_metrics,
     is_news,
     observe,
     shown_measures,
@@ -235,7 +235,7 @@ class RunWatch:
                 if before.progress is not None and self.view.progress is None:
                     self._offer(encoded("live", LiveEvent(live=None, cohort=None)))
             case "committed":
-                self._publish_round(event.committed)
+                self._publish_round(self.view.committed[event.committed.round])
             case "progress":
                 self._publish_progress(before.progress, event.progress)
             case "notice":
@@ -243,7 +243,7 @@ class RunWatch:
             case _:
                 return
 
-    def _publish_round(self, committed: operator_pb2.CommittedRound) -> None:
+    def _publish_round(self, committed: Round) -> None:
         if len(self.view.committed) == 1 or self._has_new_measure(committed):
             self._measures = self._measure_names()
             for each in self.all_anew():
@@ -267,8 +267,8 @@ class RunWatch:
         cohort = shown_cohort(progress) if changed else None
         self._offer(encoded("live", LiveEvent(live=shown_live(progress), cohort=cohort)))
 
-    def _has_new_measure(self, committed: operator_pb2.CommittedRound) -> bool:
-        found = all_metrics(committed.metrics).keys() & shown_measures(self.view.status).keys()
+    def _has_new_measure(self, committed: Round) -> bool:
+        found = committed.measures.keys() & shown_measures(self.view.status).keys()
         return not found <= set(self._measures)
 
     def _measure_names(self) -> list[str]:

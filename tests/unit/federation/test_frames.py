@@ -2,6 +2,7 @@
 
 import pandas as pd
 
+from potluck.common.records.round_message import round_of as record_of
 from potluck.federation import Coverage
 from potluck.federation.frames import (
     attendance_frame,
@@ -43,7 +44,7 @@ def two_rounds() -> list[Round]:
         coverage={"dice": rpc.Coverage(clients=3, asked=3, samples=40)},
     )
     second = rpc.CommittedRound(round=2, members=[member("client-10", included, 4.0)])
-    return [round_of(first), round_of(second)]
+    return [round_of(record_of(each)) for each in (first, second)]
 
 
 def test_rounds_have_a_row_each() -> None:

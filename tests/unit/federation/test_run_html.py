@@ -5,6 +5,7 @@ import traceback
 import pytest
 
 from potluck.common.errors import ConfigurationError
+from potluck.common.records.round_message import round_of as record_of
 from potluck.deploy.operator.run_view import RunView
 from potluck.federation.rounds import round_of
 from potluck.federation.run_html import run_html
@@ -17,7 +18,9 @@ def test_a_run_shows_its_rounds_and_the_one_under_way() -> None:
         name="<b>", task="digits", state=rpc.RUN_STATE_RUNNING, rounds=4, committed_rounds=1
     )
     member = rpc.Member(client_id="a&b", state=rpc.MEMBER_STATE_INCLUDED)
-    committed = rpc.CommittedRound(round=1, metrics=rpc.Metrics(accuracy=0.5), members=[member])
+    committed = record_of(
+        rpc.CommittedRound(round=1, metrics=rpc.Metrics(accuracy=0.5), members=[member])
+    )
     progress = rpc.RoundProgress(round=2, phase="train", members=[member])
     view = RunView(status=status, committed={1: committed}, progress=progress)
     html = run_html("3f9a", view, [round_of(committed)])

@@ -2,6 +2,7 @@
 
 from support.operator_service import committed, member
 
+from potluck.common.records.round_message import round_of
 from potluck.page.disclosed_shown import shown_disclosures, shown_mix
 from potluck.page.hosts_shown import shown_hosts
 from potluck.rpc.v1 import operator_pb2
@@ -17,11 +18,11 @@ PROFILES = [
 def test_the_mix_of_a_cohort_is_that_of_its_clients_together() -> None:
     lost = member(1, MemberState.MEMBER_STATE_LOST)
     rounds = [
-        committed(1, 0.5, member(0), lost).committed,
-        committed(2, 0.5, member(0), member(2)).committed,
-        committed(3, 0.5, member(2)).committed,
+        committed(1, 0.5, member(0), lost),
+        committed(2, 0.5, member(0), member(2)),
+        committed(3, 0.5, member(2)),
     ]
-    mix = shown_mix(rounds, 2, PROFILES)
+    mix = shown_mix([round_of(each.committed) for each in rounds], 2, PROFILES)
     assert (mix.clients, mix.disclosed, mix.federation) == (3, 2, [0.5, 0.5])
     first, second, third = mix.rounds
     assert (first.selected, first.included, first.entropy) == ([0.5, 0.5], [1.0, 0.0], 1.0)
@@ -30,7 +31,7 @@ def test_the_mix_of_a_cohort_is_that_of_its_clients_together() -> None:
 
 
 def test_without_label_counts_there_is_no_mix() -> None:
-    mix = shown_mix([committed(1, 0.5).committed], 2, PROFILES[2:])
+    mix = shown_mix([round_of(committed(1, 0.5).committed)], 2, PROFILES[2:])
     assert (mix.clients, mix.disclosed, mix.federation, mix.rounds) == (1, 0, None, [])
 
 

@@ -15,6 +15,7 @@ from support.operator_service import (
     waits,
 )
 
+from potluck.common.records.round_message import round_of
 from potluck.deploy.operator.run_view import RunView, observe
 from potluck.deploy.view.run_summary import CoverageSummary
 from potluck.page.run_shown import (
@@ -137,5 +138,5 @@ def test_a_cohort_is_sent_where_it_is_another_one() -> None:
 
 
 def test_details_say_why_each_was_chosen() -> None:
-    [found] = shown_details(committed(1, 0.5, member(7, LOST)).committed).members
+    [found] = shown_details(round_of(committed(1, 0.5, member(7, LOST)).committed)).members
     assert (found.client, found.reason, found.state) == ("client-7", "uniform", "lost")

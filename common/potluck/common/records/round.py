@@ -12,8 +12,10 @@ from potluck.common.learning.spread import Spread
 
 INCLUDED: Final = "included"
 """State of a member whose update is part of the model."""
-LEFT_OUT: Final = frozenset({"late", "lost", "failed", "spared"})
-"""States of members whose update is not."""
+TROUBLED: Final = frozenset({"late", "lost", "failed"})
+"""States of members that could not deliver an update in time."""
+LEFT_OUT: Final = TROUBLED | {"spared"}
+"""States of members whose update is not part of the model."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from typing import Any
 
 from potluck.common.errors import NotFoundError, PluginError
 from potluck.common.net.build_version import software_version
+from potluck.common.records.round import INCLUDED, Round, RoundMember
 from potluck.common.settings import plugins
 from potluck.deploy.cards.card_parts import (
     CardClient,
@@ -23,8 +24,6 @@ from potluck.deploy.cards.model_card import ModelCard
 from potluck.deploy.operator.operator_client import OperatorClient
 from potluck.deploy.operator.run_view import (
     RunView,
-    all_metrics,
-    coverage_of,
     observe,
     run_state_name,
     shown_measures,
@@ -64,7 +63,7 @@ async def card_of_run(
 
 def make_card(
     status: operator_pb2.RunStatus,
-    rounds: Sequence[operator_pb2.CommittedRound],
+    rounds: Sequence[Round],
     run_file: str,
     disclosures: Sequence[operator_pb2.AuditDisclosuresResponse],
     *,
@@ -79,7 +78,7 @@ def make_card(
         **values,
     }
     last = rounds[-1] if rounds else None
-    measures = {} if last is None else all_metrics(last.metrics)
+    measures = {} if last is None else last.measures
     units = {name: each.unit for name, each in shown_measures(status).items() if each.unit}
     sums = [each for part in disclosures for each in part.sums]
     profiles = [each for part in disclosures for each in part.profiles]
@@ -88,8 +87,8 @@ def make_card(
     return ModelCard(
         run=status.run_id,
         name=status.name,
-        round=0 if last is None else last.round,
-        blake3=status.initial_model_blake3 if last is None else last.model_blake3,
+        round=0 if last is None else last.number,
+        blake3=status.initial_model_blake3 if last is None else last.model,
         best_of=best_of,
         created_at=status.created_at.ToDatetime(tzinfo=UTC).isoformat(),
         state=f"{run_state_name(status.state)}{reason}",
@@ -138,37 +137,31 @@ async def _so_far(client: OperatorClient, run_id: str) -> RunView:
     return view
 
 
-def _round(committed: operator_pb2.CommittedRound) -> CardRound:
-    stored = committed.HasField("committed_at")
+def _round(committed: Round) -> CardRound:
+    at = committed.committed_at
     return CardRound(
-        round=committed.round,
-        model_blake3=committed.model_blake3,
-        committed_at=committed.committed_at.ToDatetime(tzinfo=UTC).isoformat() if stored else "",
-        selected=[member.client_id for member in committed.members],
-        included=[member.client_id for member in committed.members if _included(member)],
-        late=[each.client_id for each in committed.late],
-        measures=dict(sorted(all_metrics(committed.metrics).items())),
+        round=committed.number,
+        model_blake3=committed.model,
+        committed_at="" if at is None else at.isoformat(),
+        selected=list(committed.cohort),
+        included=list(committed.included),
+        late=[each.client for each in committed.late],
+        measures=dict(sorted(committed.measures.items())),
         coverage=_coverage(committed),
     )
 
 
-def _coverage(committed: operator_pb2.CommittedRound) -> dict[str, CardCoverage]:
-    return {name: CardCoverage(**vars(each)) for name, each in coverage_of(committed).items()}
+def _coverage(committed: Round) -> dict[str, CardCoverage]:
+    return {name: CardCoverage(**vars(each)) for name, each in committed.coverage.items()}
 
 
-def _included(member: operator_pb2.Member) -> bool:
-    return member.state == operator_pb2.MEMBER_STATE_INCLUDED
-
-
-def _clients(
-    rounds: Sequence[operator_pb2.CommittedRound], spent: dict[str, float]
-) -> list[CardClient]:
+def _clients(rounds: Sequence[Round], spent: dict[str, float]) -> list[CardClient]:
     """The clients of these rounds' cohorts, in the order of their names."""
-    seen: dict[str, list[tuple[int, operator_pb2.Member]]] = {}
-    late = Counter(update.client_id for each in rounds for update in each.late)
+    seen: dict[str, list[tuple[int, RoundMember]]] = {}
+    late = Counter(update.client for each in rounds for update in each.late)
     for each in rounds:
         for member in each.members:
-            seen.setdefault(member.client_id, []).append((each.round, member))
+            seen.setdefault(member.client, []).append((each.number, member))
     return [
         _client(client, seen[client], late[client], spent.get(client, 0.0))
         for client in sorted(seen, key=natural_order)
@@ -176,21 +169,21 @@ def _clients(
 
 
 def _client(
-    client: str, parts: Sequence[tuple[int, operator_pb2.Member]], late: int, epsilon: float
+    client: str, parts: Sequence[tuple[int, RoundMember]], late: int, epsilon: float
 ) -> CardClient:
     """late: how many of its updates joined later rounds than they were for."""
     members = [member for _, member in parts]
     samples = [member.samples for member in members if member.samples]
     return CardClient(
         client=client,
-        hosts=sorted({member.host_id for member in members}),
+        hosts=sorted({member.host for member in members}),
         selected=len(parts),
-        included=sum(map(_included, members)) + late,
+        included=sum(member.state == INCLUDED for member in members) + late,
         first_round=parts[0][0],
         last_round=parts[-1][0],
         samples=samples[-1] if samples else None,
-        data_epochs=sorted({m.data_epoch for m in members if m.HasField("data_epoch")}),
-        software=sorted({m.software_version for m in members if m.software_version}),
+        data_epochs=sorted({m.data_epoch for m in members if m.data_epoch is not None}),
+        software=sorted({m.software for m in members if m.software}),
         epsilon=epsilon,
     )
 
@@ -211,13 +204,13 @@ def _sum_values(each: operator_pb2.AuditedSum) -> dict[str, Any]:
     }
 
 
-def _software(rounds: Sequence[operator_pb2.CommittedRound]) -> CardSoftware:
+def _software(rounds: Sequence[Round]) -> CardSoftware:
     coordinator: dict[str, dict[str, None]] = {}
     hosts: dict[str, str] = {}
     for each in rounds:
         for name, version in sorted(each.software.items()):
             coordinator.setdefault(name, {})[version] = None
-        hosts |= {m.host_id: m.software_version for m in each.members if m.software_version}
+        hosts |= {m.host: m.software for m in each.members if m.software}
     releases = Counter(hosts[host] for host in sorted(hosts))
     return CardSoftware(
         coordinator={name: list(versions) for name, versions in coordinator.items()},

@@ -20,7 +20,6 @@ from potluck.deploy.operator.run_view import (
     RunView,
     observe,
     shown_measures,
-    spread_coverage,
 )
 from potluck.deploy.view.client_disclosures import claim_of_masks
 from potluck.deploy.view.pictures import check_picture
@@ -120,10 +119,10 @@ def spread_lines(found: RunReport, shown: Mapping[str, Measure]) -> list[str]:
         if name in spreads:
             spread = spreads[name]
             low, _, median, _, high = (
-                readable_measure(value, measure.unit) for value in spread.quantiles
+                readable_measure(value, measure.unit) for value in spread.quantiles.values()
             )
             worst = readable_measure(spread.worst_tenth, measure.unit)
-            over = readable_coverage(spread_coverage(spread))
+            over = readable_coverage(spread.coverage)
             lines.append(
                 f"  {measure.label} of {over}: median {median}, eight tenths from {low} "
                 f"to {high}, mean of the worst tenth {worst}"

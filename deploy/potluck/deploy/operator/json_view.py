@@ -10,15 +10,10 @@ from typing import Any
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from potluck.common.learning.spread import QUANTILES
-from potluck.deploy.operator.run_view import (
-    best_coverage,
-    coverage_of,
-    member_state_name,
-    metric_values,
-    run_state_name,
-    spread_coverage,
-)
+from potluck.common.learning.spread import Spread
+from potluck.common.records.round import Round, RoundMember
+from potluck.common.records.round_message import OWN_FIELDS, member_of, round_of
+from potluck.deploy.operator.run_view import best_coverage, run_state_name
 from potluck.rpc.v1 import operator_pb2
 
 
@@ -99,42 +94,37 @@ def client_values(client: operator_pb2.ClientStatus) -> dict[str, Any]:
     }
 
 
-def round_values(committed: operator_pb2.CommittedRound) -> dict[str, Any]:
+def round_values(record: Round) -> dict[str, Any]:
     """A committed round."""
+    measures = record.measures
     return {
-        "round": committed.round,
-        "members": [_member_values(member) for member in committed.members],
-        **metric_values(committed.metrics),
-        "measures": dict(sorted(committed.metrics.others.items())),
-        "spreads": {
-            name: spread_values(spread) for name, spread in sorted(committed.spreads.items())
-        },
-        "coverage": {name: vars(each) for name, each in coverage_of(committed).items()},
-        "late": late_values(committed),
-        "seconds": committed.seconds,
-        "bytes_down": committed.bytes_down,
-        "bytes_up": committed.bytes_up,
-        "model_blake3": committed.model_blake3,
+        "round": record.number,
+        "members": [_member_values(member) for member in record.members],
+        **{name: measures.get(name) for name in OWN_FIELDS},
+        "measures": other_measures(record),
+        "spreads": {name: spread_values(each) for name, each in record.spreads.items()},
+        "coverage": {name: vars(each) for name, each in record.coverage.items()},
+        "late": [vars(each) for each in record.late],
+        "seconds": record.seconds,
+        "bytes_down": record.bytes_down,
+        "bytes_up": record.bytes_up,
+        "model_blake3": record.model,
     }
 
 
-def late_values(committed: operator_pb2.CommittedRound) -> list[dict[str, Any]]:
-    """The updates of earlier rounds that are part of a round's model."""
-    return [
-        {"client": each.client_id, "round": each.round, "weight": each.weight}
-        for each in committed.late
-    ]
+def other_measures(record: Round) -> dict[str, float]:
+    """The measures that have no key of their own in a round, by name."""
+    found = record.measures.items()
+    return {name: value for name, value in sorted(found) if name not in OWN_FIELDS}
 
 
-def spread_values(spread: operator_pb2.Spread) -> dict[str, Any]:
+def spread_values(spread: Spread) -> dict[str, Any]:
     """A measure over clients; quantiles by the share of the clients below."""
     return {
-        **vars(spread_coverage(spread)),
+        **vars(spread.coverage),
         "mean": spread.mean,
         "worst_tenth": spread.worst_tenth,
-        "quantiles": {
-            f"{share:g}": v for share, v in zip(QUANTILES, spread.quantiles, strict=False)
-        },
+        "quantiles": {f"{share:g}": value for share, value in spread.quantiles.items()},
     }
 
 
@@ -144,7 +134,7 @@ def event_values(event: operator_pb2.WatchRunResponse) -> dict[str, Any]:
         case "status":
             return {"event": "status", **status_values(event.status)}
         case "committed":
-            return {"event": "committed", **round_values(event.committed)}
+            return {"event": "committed", **round_values(round_of(event.committed))}
         case "progress":
             return {"event": "progress", **_progress_values(event.progress)}
         case "notice":
@@ -163,17 +153,17 @@ def _progress_values(progress: operator_pb2.RoundProgress) -> dict[str, Any]:
         "round": progress.round,
         "attempt": progress.attempt,
         "phase": progress.phase,
-        "members": [_member_values(member) for member in progress.members],
+        "members": [_member_values(member_of(member)) for member in progress.members],
         "seconds": progress.seconds,
         "trained": progress.trained if progress.HasField("trained") else None,
     }
 
 
-def _member_values(member: operator_pb2.Member) -> dict[str, Any]:
+def _member_values(member: RoundMember) -> dict[str, Any]:
     return {
-        "client": member.client_id,
-        "host": member.host_id,
-        "state": member_state_name(member.state),
+        "client": member.client,
+        "host": member.host,
+        "state": member.state,
         "reason": member.reason,
         "trouble": member.trouble,
         "fraction": member.fraction,

@@ -16,8 +16,8 @@ from datetime import UTC
 from pathlib import Path
 
 from potluck.common.errors import LayoutError, StorageError
+from potluck.common.records.round_message import round_of
 from potluck.common.tensors.layout import ALIGNMENT, LENGTH_BYTES
-from potluck.deploy.operator.run_view import all_metrics, coverage_of
 from potluck.rpc.v1 import operator_pb2
 
 _TABLES = ("task", "model", "selector", "strategy", "objective", "training")
@@ -36,12 +36,13 @@ def metadata_of(origin: operator_pb2.ModelOrigin, blake3: str) -> dict[str, str]
         "blake3": blake3,
     }
     if origin.HasField("committed"):
-        committed = origin.committed
-        metadata["measures"] = json.dumps(dict(sorted(all_metrics(committed.metrics).items())))
-        coverage = {name: vars(each) for name, each in coverage_of(committed).items()}
+        committed = round_of(origin.committed)
+        metadata["measures"] = json.dumps(dict(sorted(committed.measures.items())))
+        coverage = {name: vars(each) for name, each in committed.coverage.items()}
         metadata["coverage"] = json.dumps(coverage)
-        metadata["software"] = json.dumps(dict(sorted(committed.software.items())))
-        metadata["committed_at"] = committed.committed_at.ToDatetime(tzinfo=UTC).isoformat()
+        metadata["software"] = json.dumps(committed.software)
+        at = origin.committed.committed_at.ToDatetime(tzinfo=UTC)
+        metadata["committed_at"] = at.isoformat()
     if origin.HasField("best"):
         metadata["best_of"] = origin.best.measure
     values = tomllib.loads(origin.run_file)

@@ -6,6 +6,7 @@ rounds: the views of one run share them, and a later view never has fewer.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
@@ -16,29 +17,21 @@ from potluck.common.learning.measures import (
     MeasuredModel,
     of_model,
 )
+from potluck.common.records.round import INCLUDED, LEFT_OUT, TROUBLED, Round
+from potluck.common.records.round_message import coverage_of, member_state_name, round_of
 from potluck.common.trainer import Measure
 from potluck.rpc.v1 import operator_pb2
-from potluck.rpc.v1.operator_pb2 import MemberState, RunState
+from potluck.rpc.v1.operator_pb2 import RunState
 
 ENDED = frozenset(
     {RunState.RUN_STATE_FINISHED, RunState.RUN_STATE_STOPPED, RunState.RUN_STATE_FAILED}
 )
-TROUBLED = frozenset(
-    {
-        MemberState.MEMBER_STATE_LOST,
-        MemberState.MEMBER_STATE_FAILED,
-        MemberState.MEMBER_STATE_LATE,
-    }
-)
 _SHORT = timedelta(minutes=2)
 _AWAY_NAMED = 5
-LEFT_OUT = TROUBLED | {MemberState.MEMBER_STATE_SPARED}
-"""States of members whose update does not become part of the model."""
-METRICS = ("accuracy", "worst_group_accuracy", "weighted_f1", "loss")
 _SHOWN = ("loss", "accuracy", "worst_group_accuracy")
 """The measures of classification that people are shown, in this order."""
 _FIRST = "accuracy"
-_TRAINED = frozenset({MemberState.MEMBER_STATE_UPLOADING, MemberState.MEMBER_STATE_INCLUDED})
+_TRAINED = frozenset({"uploading", INCLUDED})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +43,7 @@ class RunView:
     """
 
     status: operator_pb2.RunStatus | None = None
-    committed: dict[int, operator_pb2.CommittedRound] = field(default_factory=dict)
+    committed: dict[int, Round] = field(default_factory=dict)
     progress: operator_pb2.RoundProgress | None = None
     notices: tuple[operator_pb2.Notice, ...] = ()
 
@@ -60,7 +53,7 @@ class RunView:
         return self.status is not None and self.status.state in ENDED
 
     @property
-    def rounds(self) -> list[operator_pb2.CommittedRound]:
+    def rounds(self) -> list[Round]:
         """The committed rounds in order."""
         return [self.committed[number] for number in sorted(self.committed)]
 
@@ -72,7 +65,7 @@ def observe(view: RunView, event: operator_pb2.WatchRunResponse) -> RunView:
             seen = replace(view, status=event.status)
             return replace(seen, progress=None) if seen.ended else seen
         case "committed":
-            view.committed[event.committed.round] = event.committed
+            view.committed[event.committed.round] = round_of(event.committed)
             over = _is_over(view.progress, event.committed)
             return replace(view, progress=None) if over else view
         case "progress":
@@ -90,7 +83,7 @@ def is_news(view: RunView, event: operator_pb2.WatchRunResponse) -> bool:
             return event.status != view.status or (view.ended and view.progress is not None)
         case "committed":
             known = view.committed.get(event.committed.round)
-            return known != event.committed or _is_over(view.progress, event.committed)
+            return known != round_of(event.committed) or _is_over(view.progress, event.committed)
         case "progress":
             return event.progress != view.progress
         case "notice":
@@ -125,52 +118,14 @@ def waiting_text(waiting: operator_pb2.Waiting, now: datetime) -> str:
     return text
 
 
-def member_state_name(state: MemberState.ValueType) -> str:
-    """A member's state in one lower-case word."""
-    return MemberState.Name(state).removeprefix("MEMBER_STATE_").lower()
-
-
 def run_state_name(state: RunState.ValueType) -> str:
     """A run's state in one lower-case word."""
     return RunState.Name(state).removeprefix("RUN_STATE_").lower()
 
 
-def metric_values(metrics: operator_pb2.Metrics) -> dict[str, float | None]:
-    """The metrics of classification by name; None where one is not defined."""
-    present = all_metrics(metrics)
-    return {name: present.get(name) for name in METRICS}
-
-
-def all_metrics(metrics: operator_pb2.Metrics) -> dict[str, float]:
-    """The metrics that are defined, by name."""
-    named = [name for name in METRICS if metrics.HasField(name)]  # type: ignore[arg-type]  # literals
-    return {**{name: float(getattr(metrics, name)) for name in named}, **metrics.others}
-
-
-def coverage_of(committed: operator_pb2.CommittedRound) -> dict[str, Coverage]:
-    """The clients and samples behind each metric of a round, by name."""
-    return {name: _coverage(each) for name, each in sorted(committed.coverage.items())}
-
-
 def best_coverage(best: operator_pb2.BestModel) -> Coverage | None:
     """The clients and samples behind a best model's value; None if they are unknown."""
-    return _coverage(best.coverage) if best.HasField("coverage") else None
-
-
-def _coverage(found: operator_pb2.Coverage) -> Coverage:
-    return Coverage(
-        clients=found.clients, asked=found.asked, samples=found.samples, partial=found.partial
-    )
-
-
-def spread_coverage(spread: operator_pb2.Spread) -> Coverage:
-    """The clients and samples behind a measure over clients."""
-    return Coverage(
-        clients=spread.clients,
-        asked=max(spread.asked, spread.clients),
-        samples=spread.samples,
-        partial=spread.partial,
-    )
+    return coverage_of(best.coverage) if best.HasField("coverage") else None
 
 
 def shown_measures(status: operator_pb2.RunStatus | None) -> dict[str, Measure]:
@@ -201,12 +156,23 @@ def spread_measures(status: operator_pb2.RunStatus | None) -> dict[str, str]:
     }
 
 
+def state_counts(progress: operator_pb2.RoundProgress) -> list[tuple[str, int, bool]]:
+    """The states of a round's members, how many are in each, and whether they are in trouble, which
+    come last."""
+    counts = Counter(member.state for member in progress.members)
+    found = [(member_state_name(state), counts[state]) for state in sorted(counts)]
+    marked = [(name, members, name in TROUBLED) for name, members in found]
+    return sorted(marked, key=lambda each: each[2])
+
+
 def fraction_done(progress: operator_pb2.RoundProgress) -> float:
     """Share of a round's training that is done, in [0, 1]; a lost client counts as done."""
     if not progress.members:
         return 0.0
     done = [
-        1.0 if member.state in _TRAINED | LEFT_OUT else min(max(member.fraction, 0.0), 1.0)
+        1.0
+        if member_state_name(member.state) in _TRAINED | LEFT_OUT
+        else min(max(member.fraction, 0.0), 1.0)
         for member in progress.members
     ]
     return sum(done) / len(done)

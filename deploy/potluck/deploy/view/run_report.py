@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from potluck.common.errors import RunError
 from potluck.common.learning.coverage import Coverage
 from potluck.common.learning.measures import MeasuredModel
+from potluck.common.learning.spread import Spread
+from potluck.common.records.round import INCLUDED, Round
 from potluck.common.trainer import Measure
-from potluck.deploy.operator.json_view import spread_values
-from potluck.deploy.operator.run_view import coverage_of, metric_values
+from potluck.deploy.operator.json_view import other_measures, spread_values
 from potluck.deploy.view.readable import natural_order
 from potluck.deploy.view.selection_plots import HETEROGENEITIES, dominant_heterogeneity
 from potluck.rpc.v1 import operator_pb2
@@ -45,12 +46,12 @@ class RunReport:
     realised: Mapping[int, Rows]
     accuracies: Mapping[str, Mapping[int, float]]
     measures: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
-    spreads: Mapping[int, Mapping[str, operator_pb2.Spread]] = field(default_factory=dict)
+    spreads: Mapping[int, Mapping[str, Spread]] = field(default_factory=dict)
     coverage: Mapping[int, Mapping[str, Coverage]] = field(default_factory=dict)
 
 
 def run_report(
-    rounds: Sequence[operator_pb2.CommittedRound],
+    rounds: Sequence[Round],
     classes: int,
     clients: Sequence[operator_pb2.ClientProfile],
 ) -> RunReport:
@@ -66,24 +67,22 @@ def run_report(
     realised: dict[int, Rows] = {}
     accuracies: dict[str, dict[int, float]] = {}
     measures: dict[str, dict[int, float]] = {}
-    spreads: dict[int, Mapping[str, operator_pb2.Spread]] = {}
+    spreads: dict[int, Mapping[str, Spread]] = {}
     for one in rounds:
-        rows = [row_of[member.client_id] for member in one.members]
-        included = [each.state == operator_pb2.MEMBER_STATE_INCLUDED for each in one.members]
-        planned[one.round] = np.array(rows, dtype=np.int64)
-        realised[one.round] = planned[one.round][np.array(included, dtype=bool)]
-        metrics = metric_values(one.metrics)
+        rows = [row_of[client] for client in one.cohort]
+        included = [each.state == INCLUDED for each in one.members]
+        planned[one.number] = np.array(rows, dtype=np.int64)
+        realised[one.number] = planned[one.number][np.array(included, dtype=bool)]
         for name, key in (("mean", "accuracy"), ("worst group", "worst_group_accuracy")):
-            value = metrics[key]
-            if value is not None:
-                accuracies.setdefault(name, {})[one.round] = value
+            if key in one.measures:
+                accuracies.setdefault(name, {})[one.number] = one.measures[key]
         for line, value in _accuracies_of_clients(one).items():
-            accuracies.setdefault(line, {})[one.round] = value
-        for name, value in one.metrics.others.items():
+            accuracies.setdefault(line, {})[one.number] = value
+        for name, value in other_measures(one).items():
             if name not in _ACCURACIES:
-                measures.setdefault(name, {})[one.round] = value
+                measures.setdefault(name, {})[one.number] = value
         if one.spreads:
-            spreads[one.round] = one.spreads
+            spreads[one.number] = one.spreads
     return RunReport(
         population=population,
         planned=planned,
@@ -91,17 +90,17 @@ def run_report(
         accuracies=accuracies,
         measures=measures,
         spreads=spreads,
-        coverage={one.round: found for one in rounds if (found := coverage_of(one))},
+        coverage={one.number: one.coverage for one in rounds if one.coverage},
     )
 
 
-def _accuracies_of_clients(one: operator_pb2.CommittedRound) -> dict[str, float]:
+def _accuracies_of_clients(one: Round) -> dict[str, float]:
     """Accuracies of models that clients make of the run's, and of the worst tenth of clients, by
     what they are called in the picture."""
     found = {}
     for name, model in _ACCURACIES.items():
-        if name in one.metrics.others:
-            found[f"{model} mean"] = one.metrics.others[name]
+        if model and name in one.measures:
+            found[f"{model} mean"] = one.measures[name]
         if name in one.spreads:
             found[f"{model} worst tenth".strip()] = one.spreads[name].worst_tenth
     return found
@@ -147,7 +146,7 @@ def report_values(report: RunReport) -> list[dict[str, Any]]:
     ]
 
 
-def _spreads(spreads: Mapping[str, operator_pb2.Spread]) -> dict[str, Any]:
+def _spreads(spreads: Mapping[str, Spread]) -> dict[str, Any]:
     """The measures over clients, under one name; nothing where there are none."""
     values = {name: spread_values(spread) for name, spread in sorted(spreads.items())}
     return {"spreads": values} if values else {}

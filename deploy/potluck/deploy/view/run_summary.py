@@ -7,9 +7,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from potluck.common.errors import RunError
 from potluck.common.learning.coverage import Coverage
 from potluck.common.learning.measures import TRAINING, MeasuredModel
-from potluck.deploy.operator.json_view import late_values, spread_values
-from potluck.deploy.operator.run_view import RunView, coverage_of, metric_values, shown_measures
-from potluck.rpc.v1.operator_pb2 import CommittedRound
+from potluck.common.records.round import Round
+from potluck.deploy.operator.json_view import other_measures, spread_values
+from potluck.deploy.operator.run_view import RunView, shown_measures
 
 
 class MeasureSummary(BaseModel):
@@ -169,22 +169,19 @@ def _seldom(measure: str) -> bool:
     return measure.startswith((TRAINING, MeasuredModel.TUNED, MeasuredModel.PERSONAL))
 
 
-def _round_summary(committed: CommittedRound) -> RoundSummary:
-    metrics = metric_values(committed.metrics)
+def _round_summary(record: Round) -> RoundSummary:
+    own = ("accuracy", "worst_group_accuracy", "loss")
     return RoundSummary(
-        round=committed.round,
-        cohort=[member.client_id for member in committed.members],
-        accuracy=metrics["accuracy"],
-        worst_group_accuracy=metrics["worst_group_accuracy"],
-        loss=metrics["loss"],
-        others=dict(committed.metrics.others),
+        round=record.number,
+        cohort=list(record.cohort),
+        **{name: record.measures.get(name) for name in own},
+        others=other_measures(record),
         spreads={
-            name: SpreadSummary(**spread_values(spread))
-            for name, spread in sorted(committed.spreads.items())
+            name: SpreadSummary(**spread_values(each)) for name, each in record.spreads.items()
         },
-        coverage={name: CoverageSummary.of(each) for name, each in coverage_of(committed).items()},
-        late=[LateSummary(**values) for values in late_values(committed)],
-        seconds=committed.seconds,
-        bytes_down=committed.bytes_down,
-        bytes_up=committed.bytes_up,
+        coverage={name: CoverageSummary.of(each) for name, each in record.coverage.items()},
+        late=[LateSummary(**vars(each)) for each in record.late],
+        seconds=record.seconds,
+        bytes_down=record.bytes_down,
+        bytes_up=record.bytes_up,
     )

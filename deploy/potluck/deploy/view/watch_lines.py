@@ -6,14 +6,12 @@ from datetime import UTC, datetime
 from itertools import zip_longest
 
 from potluck.common.learning.coverage import Coverage
+from potluck.common.records.round import LEFT_OUT, Round
+from potluck.common.records.round_message import round_of
 from potluck.deploy.operator.run_view import (
-    LEFT_OUT,
     RunView,
-    all_metrics,
-    coverage_of,
     run_state_name,
     shown_measures,
-    spread_coverage,
     spread_measures,
     waiting_text,
 )
@@ -47,13 +45,11 @@ def status_line(status: operator_pb2.RunStatus) -> str:
     )
 
 
-def round_line(
-    committed: operator_pb2.CommittedRound, status: operator_pb2.RunStatus | None
-) -> str:
+def round_line(committed: Round, status: operator_pb2.RunStatus | None) -> str:
     """A committed round of a run, in one line."""
-    metrics, rounds = all_metrics(committed.metrics), status.rounds if status else 0
-    parts = [f"round {committed.round}/{rounds}", f"cohort {cohort_text(committed)}"]
-    coverage, shown = coverage_of(committed), shown_measures(status)
+    metrics, rounds = committed.measures, status.rounds if status else 0
+    parts = [f"round {committed.number}/{rounds}", f"cohort {cohort_text(committed)}"]
+    coverage, shown = committed.coverage, shown_measures(status)
     names = [name for name in shown if name in metrics or is_missing(coverage.get(name))]
     for name, following in zip_longest(names, names[1:]):
         parts.append(f"{shown[name].label} {readable_measure(metrics.get(name), shown[name].unit)}")
@@ -64,7 +60,7 @@ def round_line(
         if name in committed.spreads:
             spread, measure = committed.spreads[name], shown[name]
             worst = readable_measure(spread.worst_tenth, measure.unit)
-            parts.append(f"{label} {worst} of {readable_coverage(spread_coverage(spread))}")
+            parts.append(f"{label} {worst} of {readable_coverage(spread.coverage)}")
     parts.append(readable_seconds(committed.seconds))
     parts.append(f"down {readable_bytes(committed.bytes_down)}")
     sums = f" in {committed.sums} sums" if committed.sums else ""
@@ -77,7 +73,7 @@ def is_missing(coverage: Coverage | None) -> bool:
     return coverage is not None and coverage.asked > 0 and not coverage.clients
 
 
-def cohort_text(committed: operator_pb2.CommittedRound) -> str:
+def cohort_text(committed: Round) -> str:
     """Size of a cohort; `included/selected` where some dropped out, `+2 late` where updates of
     earlier rounds joined."""
     selected = len(committed.members)
@@ -97,7 +93,7 @@ def event_line(view: RunView, event: operator_pb2.WatchRunResponse) -> str | Non
         case "status":
             return status_line(event.status)
         case "committed":
-            return round_line(event.committed, view.status)
+            return round_line(round_of(event.committed), view.status)
         case "notice":
             return notice_line(event.notice)
         case _:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from itertools import cycle, islice
@@ -14,17 +13,14 @@ from rich.table import Table
 from rich.text import Text
 
 from potluck.common.learning.coverage import Coverage
+from potluck.common.records.round import TROUBLED, Round
 from potluck.deploy.operator.run_view import (
-    TROUBLED,
     RunView,
-    all_metrics,
-    coverage_of,
     fraction_done,
-    member_state_name,
     run_state_name,
     shown_measures,
-    spread_coverage,
     spread_measures,
+    state_counts,
     waiting_text,
 )
 from potluck.deploy.view.readable import (
@@ -120,8 +116,8 @@ def rounds_table(view: RunView, room: int) -> Table:
     """The newest `room` rounds; measures that none of them has are left out. Where none has any,
     the first two stand for them."""
     shown = view.rounds[-room:]
-    metrics = [all_metrics(entry.metrics) for entry in shown]
-    covered = [coverage_of(entry) for entry in shown]
+    metrics = [entry.measures for entry in shown]
+    covered = [entry.coverage for entry in shown]
     known = shown_measures(view.status)
     measures = {
         name: each
@@ -144,7 +140,7 @@ def rounds_table(view: RunView, room: int) -> Table:
     for entry, found, coverage, first in zip(shown, metrics, covered, behind, strict=True):
         dropped = any(member.state in TROUBLED for member in entry.members)
         cells = [
-            Text(str(entry.round)),
+            Text(str(entry.number)),
             Text(cohort_text(entry), style="yellow" if dropped else ""),
             *(
                 _marked(found.get(name), measure.unit, coverage.get(name), style)
@@ -158,7 +154,7 @@ def rounds_table(view: RunView, room: int) -> Table:
             Text(readable_bytes(entry.bytes_up)),
         ]
         table.add_row(*cells)
-    earlier = shown[0].round - 1 if shown else 0
+    earlier = shown[0].number - 1 if shown else 0
     captions = [f"{earlier} earlier rounds not shown"] * bool(earlier)
     if any(each.partial for found in covered for each in found.values()):
         captions.append(PARTIAL)
@@ -187,13 +183,11 @@ def _marked(value: float | None, unit: str, coverage: Coverage | None, style: st
     return Text(readable_measure(value, unit) + "*" * partial, style="yellow" if partial else style)
 
 
-def _worst_tenth(
-    entry: operator_pb2.CommittedRound, measure: str, status: operator_pb2.RunStatus | None
-) -> Text:
+def _worst_tenth(entry: Round, measure: str, status: operator_pb2.RunStatus | None) -> Text:
     """The mean of a measure over the clients it is worst for; a dash where that is not known."""
     found = entry.spreads.get(measure)
     value = None if found is None else found.worst_tenth
-    coverage = None if found is None else spread_coverage(found)
+    coverage = None if found is None else found.coverage
     return _marked(value, shown_measures(status)[measure].unit, coverage, "magenta")
 
 
@@ -202,10 +196,8 @@ def progress_text(progress: operator_pb2.RoundProgress) -> Text:
     text = Text(PHASES.get(progress.phase, progress.phase))
     if progress.HasField("trained"):
         text = Text(f"coordinator trains, {progress.trained:.0%}")
-    counts = Counter(member.state for member in progress.members)
-    order = sorted(counts, key=lambda state: (state in TROUBLED, state))
-    for state in order:
-        style = "yellow" if state in TROUBLED else "dim"
-        text.append(" · ").append(f"{counts[state]} {member_state_name(state)}", style=style)
+    for state, members, troubled in state_counts(progress):
+        style = "yellow" if troubled else "dim"
+        text.append(" · ").append(f"{members} {state}", style=style)
     text.append(f" · {readable_seconds(progress.seconds)}", style="dim")
     return text

@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from potluck.common.errors import PotluckError, RunError
 from potluck.common.net.build_version import software_version
+from potluck.common.records.round import Round
+from potluck.common.records.round_message import OWN_FIELDS
 from potluck.deploy.local.demo import follow_processes
 from potluck.deploy.local.demo_files import (
     LOOPBACK,
@@ -23,7 +24,7 @@ from potluck.deploy.local.demo_files import (
 )
 from potluck.deploy.local.local_federation import LocalFederation
 from potluck.deploy.operator.operator_client import OperatorClient
-from potluck.deploy.operator.run_view import RunView, coverage_of, metric_values, spread_coverage
+from potluck.deploy.operator.run_view import RunView
 from potluck.deploy.view.run_summary import CoverageSummary
 from potluck.deploy.view.watch import is_finished
 from potluck.deploy.view.watch_lines import status_line
@@ -158,7 +159,7 @@ def _result(
         clients=cell.clients,
         hosts=cell.hosts,
         rounds=[_round(each, costs, label_mix, simulated=simulated) for each in rounds],
-        model_blake3=rounds[-1].model_blake3 if rounds else "",
+        model_blake3=rounds[-1].model if rounds else "",
         version=software_version(),
         timings=Timings(rounds=[each.seconds for each in rounds], total=seconds),
         model_bytes=costs.model_bytes,
@@ -168,30 +169,21 @@ def _result(
 
 
 def _round(
-    committed: operator_pb2.CommittedRound,
-    costs: CellCosts,
-    label_mix: LabelMix,
-    *,
-    simulated: bool,
+    committed: Round, costs: CellCosts, label_mix: LabelMix, *, simulated: bool
 ) -> RoundResult:
-    metrics: dict[str, Any] = metric_values(committed.metrics)
-    included = [
-        member.client_id
-        for member in committed.members
-        if member.state == operator_pb2.MEMBER_STATE_INCLUDED
-    ]
+    metrics = {name: committed.measures.get(name) for name in OWN_FIELDS}
     spread = committed.spreads.get(_ACCURACY)
-    coverage = {name: each for name, each in coverage_of(committed).items() if name in metrics}
+    coverage = {name: each for name, each in committed.coverage.items() if name in metrics}
     if spread is not None:
-        coverage["worst_tenth"] = spread_coverage(spread)
+        coverage["worst_tenth"] = spread.coverage
     return RoundResult(
-        round=committed.round,
-        selected=[member.client_id for member in committed.members],
-        included=included,
-        entropy=label_mix.entropy(included),
+        round=committed.number,
+        selected=list(committed.cohort),
+        included=list(committed.included),
+        entropy=label_mix.entropy(committed.included),
         bytes_down=committed.bytes_down,
         bytes_up=committed.bytes_up,
-        downloads=costs.downloads.get(committed.round, 0),
+        downloads=costs.downloads.get(committed.number, 0),
         simulated_seconds=committed.seconds if simulated else None,
         worst_tenth=None if spread is None else spread.worst_tenth,
         coverage={name: CoverageSummary.of(each) for name, each in coverage.items()},

@@ -12,6 +12,7 @@ from markdown_it import MarkdownIt
 from markdown_it.common.utils import escapeHtml
 from support.operator_service import RUN_ID, member, status
 
+from potluck.common.records.round_message import round_of
 from potluck.deploy.cards.card_files import write_card
 from potluck.deploy.cards.card_source import make_card
 from potluck.deploy.cards.model_card import ModelCard
@@ -78,7 +79,13 @@ def card(best_of: str | None = None, rounds: int = 2) -> ModelCard:
             ],
         )
     ]
-    return make_card(stands, history[:rounds], RUN_FILE, disclosures, best_of=best_of)
+    return make_card(
+        stands,
+        [round_of(each) for each in history[:rounds]],
+        RUN_FILE,
+        disclosures,
+        best_of=best_of,
+    )
 
 
 def test_a_card_names_model_cohorts_data_and_privacy() -> None:
@@ -109,7 +116,7 @@ def test_a_card_names_model_cohorts_data_and_privacy() -> None:
 def test_a_card_says_whether_the_coordinator_trained(strategy: str, trains: bool | None) -> None:
     stands = status(RunState.RUN_STATE_FINISHED, committed=1, rounds=1).status
     run_file = f'{RUN_FILE}[strategy]\nname = "{strategy}"\n'
-    found = make_card(stands, [committed(1)], run_file, [])
+    found = make_card(stands, [round_of(committed(1))], run_file, [])
     assert found.coordinator_trains is trains
     assert ("The coordinator trained the model further" in found.markdown()) is (trains is True)
 
@@ -118,7 +125,10 @@ def test_a_late_update_that_joined_is_part_of_the_model() -> None:
     of_round = operator_pb2.CommittedRound
     late = selected(2, epoch=None, samples=0, state=MemberState.MEMBER_STATE_LATE)
     joined = operator_pb2.LateUpdate(client_id=late.client_id, round=1, weight=0.5)
-    rounds = [of_round(round=1, members=[late]), of_round(round=2, late=[joined])]
+    rounds = [
+        round_of(of_round(round=1, members=[late])),
+        round_of(of_round(round=2, late=[joined])),
+    ]
     stands = status(RunState.RUN_STATE_FINISHED, committed=2, rounds=2).status
     [found] = make_card(stands, rounds, RUN_FILE, []).clients
     assert (found.selected, found.included) == (1, 1)
@@ -157,7 +167,9 @@ def test_a_card_marks_metrics_that_are_partial() -> None:
         operator_pb2.Coverage(clients=3, asked=6, samples=120, partial=True)
     )
     two.coverage["dice"].CopyFrom(operator_pb2.Coverage(asked=6, partial=True))
-    found = make_card(status(RunState.RUN_STATE_FINISHED).status, [one, two], RUN_FILE, [])
+    found = make_card(
+        status(RunState.RUN_STATE_FINISHED).status, [round_of(one), round_of(two)], RUN_FILE, []
+    )
     text = str(found)
     assert "| accuracy | 20.0 % | 3 of 6 clients, 120 samples, partial |" in text
     assert "| dice | – | 0 of 6 clients, partial |" in text

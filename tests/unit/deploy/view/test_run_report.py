@@ -11,6 +11,8 @@ from matplotlib.image import imread
 from support.operator_service import covering, spread_out
 
 from potluck.common.errors import RunError
+from potluck.common.records.round import Round
+from potluck.common.records.round_message import round_message, round_of
 from potluck.deploy.commands.report_command import coverage_lines, spread_lines, summary_lines
 from potluck.deploy.operator.run_view import shown_measures
 from potluck.deploy.view.run_report import report_values, run_report
@@ -25,13 +27,13 @@ CLIENTS = [
 ]
 
 
-def committed(
-    number: int, accuracy: float, **states: rpc.MemberState.ValueType
-) -> rpc.CommittedRound:
-    return rpc.CommittedRound(
-        round=number,
-        members=[rpc.Member(client_id=client, state=state) for client, state in states.items()],
-        metrics=rpc.Metrics(accuracy=accuracy),
+def committed(number: int, accuracy: float, **states: rpc.MemberState.ValueType) -> Round:
+    return round_of(
+        rpc.CommittedRound(
+            round=number,
+            members=[rpc.Member(client_id=client, state=state) for client, state in states.items()],
+            metrics=rpc.Metrics(accuracy=accuracy),
+        )
     )
 
 
@@ -91,8 +93,10 @@ def test_the_picture_shows_what_was_lost(tmp_path: Path, known: bool) -> None:
 
 
 def test_the_report_says_what_metrics_are_over() -> None:
-    second = covering(rpc.WatchRunResponse(committed=ROUNDS[1]), 3, 6, 120, partial=True)
-    report = run_report([ROUNDS[0], second.committed], 2, CLIENTS)
+    second = covering(
+        rpc.WatchRunResponse(committed=round_message(ROUNDS[1])), 3, 6, 120, partial=True
+    )
+    report = run_report([ROUNDS[0], round_of(second.committed)], 2, CLIENTS)
     before, after = report_values(report)
     assert "coverage" not in before
     assert after["coverage"]["loss"]["clients"] == 3
@@ -103,8 +107,8 @@ def test_the_report_says_what_metrics_are_over() -> None:
 
 
 def test_the_report_says_how_clients_fare(tmp_path: Path) -> None:
-    second = spread_out(rpc.WatchRunResponse(committed=ROUNDS[1])).committed
-    report = run_report([ROUNDS[0], second], 2, CLIENTS)
+    second = spread_out(rpc.WatchRunResponse(committed=round_message(ROUNDS[1]))).committed
+    report = run_report([ROUNDS[0], round_of(second)], 2, CLIENTS)
     assert report.accuracies["worst tenth"] == {2: pytest.approx(0.1)}
     before, after = report_values(report)
     assert "spreads" not in before

@@ -23,7 +23,8 @@ from support.operator_service import (
     waits,
 )
 
-from potluck.deploy.operator.json_view import event_values, to_line
+from potluck.common.records.round_message import round_of
+from potluck.deploy.operator.json_view import event_values, round_values, to_line
 from potluck.deploy.operator.run_view import RunView, fraction_done, is_news, observe, waiting_text
 from potluck.deploy.view.listings import client_lines, clients_table, run_table, runs_table
 from potluck.deploy.view.readable import (
@@ -63,7 +64,7 @@ def squeezed(line: str) -> str:
 
 def test_a_view_holds_what_has_happened() -> None:
     view = seen(status(), progress(1), committed(1, 0.5), progress(2), notice("hello"))
-    assert [entry.round for entry in view.rounds] == [1]
+    assert [entry.number for entry in view.rounds] == [1]
     assert view.progress is not None
     assert view.progress.round == 2
     assert [entry.text for entry in view.notices] == ["hello"]
@@ -96,7 +97,7 @@ def test_a_round_is_done_as_far_as_its_clients_are() -> None:
 def test_a_line_says_how_many_sums_came() -> None:
     event = committed(1, 0.5, member(0), member(1))
     event.committed.sums = 2
-    assert round_line(event.committed, status().status).endswith("up 800 kB in 2 sums")
+    assert round_line(round_of(event.committed), status().status).endswith("up 800 kB in 2 sums")
 
 
 def test_lines_tell_every_event_once() -> None:
@@ -128,7 +129,7 @@ def test_lines_tell_every_event_once() -> None:
 
 def test_a_member_that_was_spared_is_no_trouble() -> None:
     spared = committed(1, 0.5, member(0), member(1, MemberState.MEMBER_STATE_SPARED))
-    assert cohort_text(spared.committed) == "1/2"
+    assert cohort_text(round_of(spared.committed)) == "1/2"
     assert fraction_done(progress(1, "train", *spared.committed.members).progress) == 1.0
     assert event_values(spared)["members"][1]["state"] == "spared"
 
@@ -191,7 +192,7 @@ def test_where_nothing_is_evaluated_the_trainings_loss_is_shown() -> None:
     assert lines[1] == "round cohort training loss time down up"
     assert lines[2] == "1 3 0.7500 1.5 s 1.2 MB 800 kB"
     assert "cohort 3 training loss 0.7500 1.5 s" in squeezed(
-        round_line(event.committed, view.status)
+        round_line(round_of(event.committed), view.status)
     )
     assert "training loss" not in drawn(seen(status(), committed(1, 0.5)))
 
@@ -393,7 +394,7 @@ def test_a_spread_over_some_of_the_clients_is_marked_as_partial() -> None:
     event.committed.spreads["accuracy"].partial = True
     view = seen(status(), event)
     assert "10.0 %*" in drawn(view)
-    line = round_line(event.committed, view.status)
+    line = round_line(round_of(event.committed), view.status)
     assert "worst tenth 10.0 % of 12 of 15 clients, partial" in line
 
 
@@ -402,7 +403,7 @@ def test_metrics_that_no_client_measured_are_shown_as_missing() -> None:
     event.committed.ClearField("metrics")
     view = seen(status(), event)
     assert "loss –  accuracy –  worst group –  over 0 of 6 clients, partial" in round_line(
-        event.committed, view.status
+        round_of(event.committed), view.status
     )
     assert any(squeezed(line).startswith("1 3 – – – 0/6 ") for line in drawn(view).splitlines())
 
@@ -410,7 +411,7 @@ def test_metrics_that_no_client_measured_are_shown_as_missing() -> None:
 def test_metrics_on_the_coordinators_data_say_their_samples() -> None:
     event = covering(committed(1, 0.5), 0, 0, 360, partial=False)
     view = seen(status(), event)
-    assert "over 360 samples  1.5 s" in round_line(event.committed, view.status)
+    assert "over 360 samples  1.5 s" in round_line(round_of(event.committed), view.status)
     [head] = [line for line in map(squeezed, drawn(view).splitlines()) if line.startswith("round ")]
     assert "samples" in head
     assert "clients" not in head
@@ -426,7 +427,7 @@ def test_how_clients_fare_is_shown_where_it_is_known() -> None:
     assert "worst tenth" not in drawn(seen(status(), committed(1, 0.5)))
     line = round_line(view.committed[2], view.status)
     assert "worst tenth 10.0 % of 12 clients" in line
-    [_, after] = [event_values(Event(committed=each)) for each in view.rounds]
+    [_, after] = [round_values(each) for each in view.rounds]
     assert after["spreads"]["accuracy"] == {
         "clients": 12,
         "asked": 12,
