@@ -3,9 +3,9 @@
     python benchmarks/reduce.py --clients 10 --megabytes 100
 
 Update files are written once and read from the page cache, as in a round. The bound, taken in the
-same run with as many threads, is numpy summing the same mapped bytes: the least that anything can
-do which reads them all. Speeds count the model's float32 bytes, times the clients; encoded files
-are smaller than that.
+same run with as many threads, is numpy summing the same bytes, read from the files: the least that
+anything can do which reads them all. Speeds count the model's float32 bytes, times the clients;
+encoded files are smaller than that.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from support import mounts
 
-from potluck.common.errors import StorageError
 from potluck.common.net.frames import chunk_of, file_messages
 from potluck.common.net.transfer import FileReceiver
 from potluck.common.tensors.digest import digest_of
@@ -54,14 +53,8 @@ def test_a_draft_with_holes_gets_its_digest(folder: Path) -> None:
         assert draft.finish() == write_tensors(folder.parent / "same", ZEROS)
 
 
-def test_arrays_that_lack_their_pages_are_an_error_and_can_be_read_later(folder: Path) -> None:
+def test_arrays_with_holes_are_read(folder: Path) -> None:
     write_tensors(folder / "model", ZEROS)
-    filler = mounts.fill(folder, leave_bytes=0)
-    with (
-        open_tensors(folder / "model") as file,
-        pytest.raises(StorageError, match="its disk is full or fails"),
-    ):
-        _ = file.arrays
-    filler.unlink()
+    mounts.fill(folder, leave_bytes=0)
     with open_tensors(folder / "model") as file:
         assert not file.arrays["weight"].any()

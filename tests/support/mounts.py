@@ -51,6 +51,15 @@ class FailingDisk:
         """Whatever is open for writing: nothing more is written."""
         _run("mount", "-o", "remount,abort", str(self._folder))
 
+    def lose_data(self, *paths: Path) -> None:
+        """From now on a read of these files, which are closed or only read, fails with EIO."""
+        for path in paths:
+            descriptor = os.open(path, os.O_RDONLY)
+            os.fsync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)  # drop its cached pages
+            os.close(descriptor)
+        os.truncate(self._image, 0)
+
     def mend(self) -> None:
         """Check it and let it be written to again; nobody may use it meanwhile."""
         _run("umount", str(self._folder))

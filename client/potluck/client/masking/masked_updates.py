@@ -92,17 +92,14 @@ def differences(
     trained, origin = FlatVector(arrays, layout), FlatVector(base.arrays, layout)
     body = _joined(trained)
     for begin in range(0, body.size, _BLOCK):
-        for place, piece in origin.pieces(begin, min(begin + _BLOCK, body.size)):
-            body[begin : begin + _BLOCK][place] -= piece
+        some = body[begin : begin + _BLOCK]
+        some -= origin.block(begin, begin + some.size)
     beside = {name: _joined(FlatVector(each, layout)) for name, each in auxiliaries.items()}
     return Differences(body=body, auxiliaries=beside, layout=layout, buffers=buffers)
 
 
 def _joined(vector: FlatVector) -> NDArray[np.float32]:
-    joined = np.empty(len(vector), np.float32)
-    for place, piece in vector.pieces(0, len(vector)):
-        joined[place] = piece
-    return joined
+    return vector.read(0, len(vector), np.empty(len(vector), np.float32))
 
 
 def write_masked(

@@ -20,6 +20,7 @@ from potluck.common.tensors.auxiliary import (
     zero_auxiliary,
 )
 from potluck.common.tensors.layout import Layout
+from potluck.common.tensors.stored_tensors import copied
 from potluck.common.tensors.tensor_files import open_tensors, write_tensors
 
 Arrays = Mapping[str, Mapping[str, NDArray[np.float32]]]
@@ -83,9 +84,9 @@ def _read_kept(path: Path) -> NamedAuxiliaries:
     """What `write_kept` wrote, on the CPU."""
     found: dict[str, dict[str, torch.Tensor]] = {}
     with open_tensors(path) as file:
-        for name, array in file.arrays.items():
+        for name in file.arrays:
             auxiliary, _, tensor = name.removeprefix(PREFIX).partition("/")
-            found.setdefault(auxiliary, {})[tensor] = torch.from_numpy(np.array(array))
+            found.setdefault(auxiliary, {})[tensor] = torch.from_numpy(copied(file.arrays, name))
     return found
 
 
@@ -111,5 +112,5 @@ def _read(path: Path, names: Sequence[str] | None, layout: Layout) -> NamedAuxil
             if name not in found and layout.parameters:
                 raise LayoutError(f"a file of auxiliaries lacks '{name}'")
             arrays = auxiliary_of(file, name, layout).arrays
-            auxiliaries[name] = {n: torch.from_numpy(np.array(a)) for n, a in arrays.items()}
+            auxiliaries[name] = {n: torch.from_numpy(copied(arrays, n)) for n in arrays}
     return auxiliaries

@@ -69,8 +69,7 @@ def write_lane_update(
 
     def difference(begin: int, end: int) -> NDArray[np.float64]:
         values = _copied(vector, begin, end)
-        for place, piece in origin.pieces(begin, end):
-            values[place] -= piece
+        values -= origin.block(begin, end)
         if divisor != 1.0:
             _divide(values, begin, divisor, layout, buffers)
         return values
@@ -84,10 +83,7 @@ def write_lane_update(
 
 
 def _copied(vector: FlatVector, begin: int, end: int) -> NDArray[np.float64]:
-    values = np.empty(end - begin, np.float64)
-    for place, piece in vector.pieces(begin, end):
-        values[place] = piece
-    return values
+    return vector.read(begin, end, np.empty(end - begin, np.float64))
 
 
 def _divide(

@@ -13,6 +13,7 @@ from potluck.client.base.state_directory import KEPT
 from potluck.client.transfer.saved_states import SavedState, saved_states
 from potluck.common.errors import ConfigurationError, LayoutError
 from potluck.common.tensors.layout import quoted
+from potluck.common.tensors.stored_tensors import StoredTensors
 from potluck.common.tensors.tensor_files import open_tensors, write_tensors
 
 
@@ -65,7 +66,7 @@ def write_whole(states: Sequence[SavedState], model: Path | None, output: Path) 
     [state] = states
     with contextlib.ExitStack() as stack:
         own = stack.enter_context(open_tensors(state.path))
-        arrays = dict(own.arrays)
+        stored = dict(own.arrays.stored)
         if model is not None:
             whole = stack.enter_context(open_tensors(model))
             for name, tensor in own.layout.by_name.items():
@@ -76,7 +77,7 @@ def write_whole(states: Sequence[SavedState], model: Path | None, output: Path) 
                         f"{there.shape}, the client's has {tensor.shape}",
                         path=model,
                     )
-            arrays = {**whole.arrays, **arrays}
-        write_tensors(output, arrays, sync=True)
+            stored = {**whole.arrays.stored, **stored}
+        write_tensors(output, StoredTensors(stored), sync=True)
     what = f"{len(own.layout.tensors)} of them {state.client_id}'s own"
-    return f"{output}: {len(arrays)} tensors, {what}, of update {state.update_id}"
+    return f"{output}: {len(stored)} tensors, {what}, of update {state.update_id}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,21 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 
-def output_tensor(model: Mapping[str, NDArray[Any]], classes: int) -> str | None:
+class Form(Protocol):
+    """Type and shape of a tensor; an array has them, and so has a tensor in a file."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of its elements."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its sizes."""
+        ...
+
+
+def output_tensor(model: Mapping[str, Form], classes: int) -> str | None:
     """The name of the output layer's bias, the last tensor of `classes` numbers; where there is
     none, of its weights, the last matrix of `classes` rows. None if there is neither."""
     floating = {name: array for name, array in model.items() if array.dtype.kind == "f"}
@@ -20,7 +34,7 @@ def output_tensor(model: Mapping[str, NDArray[Any]], classes: int) -> str | None
     weights = [
         name
         for name, array in floating.items()
-        if array.ndim == 2 and array.shape[0] == classes and array.size
+        if len(array.shape) == 2 and array.shape[0] == classes and array.shape[1]
     ]
     found = biases or weights
     return found[-1] if classes and found else None

@@ -17,6 +17,7 @@ from potluck.common.errors import LayoutError
 from potluck.common.tensors.encoding import Encoding, encoded_layout
 from potluck.common.tensors.flat import check_float32
 from potluck.common.tensors.layout import Layout, quoted
+from potluck.common.tensors.stored_tensors import picked, stretch
 from potluck.common.tensors.tensor_files import (
     NamedTensors,
     Tensors,
@@ -71,17 +72,15 @@ def joined(auxiliaries: Auxiliaries) -> dict[str, NDArray[Any]]:
 
 
 def weights_of(file: Tensors) -> Tensors:
-    """An update without its auxiliaries; views."""
+    """An update without its auxiliaries; none is copied or read."""
     kept = [t for t in file.layout.tensors if not t.name.startswith(PREFIX)]
     if len(kept) == len(file.layout.tensors):
         return file
-    return NamedTensors(
-        layout=Layout(tuple(kept)), arrays={t.name: file.arrays[t.name] for t in kept}
-    )
+    return NamedTensors.some(file, Layout(tuple(kept)))
 
 
 def auxiliary_of(file: Tensors, name: str, layout: Layout) -> NamedTensors:
-    """One auxiliary of a file, in the order of the model `layout`; views.
+    """One auxiliary of a file, in the order of the model `layout`; none is copied or read.
 
     Raises LayoutError unless it has all its tensors, in float32 and of the model's shapes.
     """
@@ -95,8 +94,8 @@ def auxiliary_of(file: Tensors, name: str, layout: Layout) -> NamedTensors:
     Layout.place(specifications).check_matches(
         wanted, what=f"auxiliary {quoted(name)}:", whose="model"
     )
-    arrays = {tensor.name: file.arrays[start + tensor.name] for tensor in wanted.tensors}
-    return NamedTensors(layout=wanted, arrays=arrays)
+    names = {tensor.name: start + tensor.name for tensor in wanted.tensors}
+    return NamedTensors(layout=wanted, arrays=picked(file.arrays, names))
 
 
 def check_auxiliary_numbers(file: Tensors) -> None:
@@ -105,9 +104,9 @@ def check_auxiliary_numbers(file: Tensors) -> None:
     for tensor in file.layout.tensors:
         if not tensor.name.startswith(PREFIX):
             continue
-        flat = file.arrays[tensor.name].reshape(-1)
-        for begin in range(0, flat.size, _BLOCK_ELEMENTS):
-            block = flat[begin : begin + _BLOCK_ELEMENTS]
+        for begin in range(0, tensor.elements, _BLOCK_ELEMENTS):
+            end = min(begin + _BLOCK_ELEMENTS, tensor.elements)
+            block = stretch(file.arrays, tensor.name, begin, end)
             if not block_is_within_bounds(block):
                 raise out_of_bounds(tensor.name, float(block[first_out_of_bounds(block)]))
 

@@ -29,6 +29,7 @@ from potluck.common.errors import LayoutError
 from potluck.common.interruptible import interruption
 from potluck.common.tensors.flat import FlatVector, check_float32, name_at, unflatten
 from potluck.common.tensors.layout import Layout, quoted
+from potluck.common.tensors.stored_tensors import stretch
 from potluck.common.tensors.tensor_drafts import TensorDraft
 from potluck.common.tensors.tensor_files import (
     Tensors,
@@ -200,7 +201,7 @@ class EncodedUpdate:
 
     @property
     def carried(self) -> dict[str, NDArray[Any]]:
-        """The tensors that are not floating-point, as they are; views of the file."""
+        """The tensors that are not floating-point, as they are."""
         return {t.name: self._arrays[t.name] for t in self.layout.tensors if not t.floating}
 
     def block(
@@ -208,8 +209,8 @@ class EncodedUpdate:
     ) -> NDArray[np.floating[Any]]:
         """Weights [begin, end) of the floating-point vector, float32; don't change them.
 
-        `scratch`: float32, at least end − begin elements. The answer is a view of the file where
-        it holds just these numbers, otherwise the beginning of `scratch`.
+        `scratch`: float32, at least end − begin elements. The answer is a view where an array in
+        memory holds just these numbers, otherwise the beginning of `scratch`.
         """
         if self._encoding is Encoding.FLOAT32 and self._base is None and self._vector is not None:
             return self._vector.block(begin, end, scratch)
@@ -220,14 +221,11 @@ class EncodedUpdate:
         if self._vector is None:
             self._decode_int8(begin, out)
         elif self._encoding is Encoding.BFLOAT16:
-            for place, piece in self._vector.pieces(begin, end):
-                _decode_bfloat16(piece, out[place])
+            _decode_bfloat16(self._vector.block(begin, end), out)
         else:
-            for place, piece in self._vector.pieces(begin, end):
-                out[place] = piece
+            self._vector.read(begin, end, out)
         if self._base is not None:
-            for place, piece in self._base.pieces(begin, end):
-                np.add(piece, out[place], out=out[place])
+            np.add(self._base.block(begin, end), out, out=out)
         return out
 
     def decode_to_arrays(self) -> dict[str, NDArray[Any]]:
@@ -262,15 +260,16 @@ class EncodedUpdate:
                 raise out_of_bounds(name_at(self.layout, begin + place), float(block[place]))
 
     def _decode_int8(self, begin: int, out: NDArray[np.float32]) -> None:
-        values, scales = self._arrays[INT8_VALUES], self._arrays[INT8_SCALES]
-        np.copyto(out, values[begin : begin + out.size])
+        np.copyto(out, stretch(self._arrays, INT8_VALUES, begin, begin + out.size))
         # A block may begin and end inside a scale's 128 elements.
         head = min(-begin % INT8_BLOCK, out.size)
         whole = (out.size - head) // INT8_BLOCK
         tail = head + whole * INT8_BLOCK
-        first = (begin + head) // INT8_BLOCK
+        before = begin // INT8_BLOCK
+        first = (begin + head) // INT8_BLOCK - before
+        scales = stretch(self._arrays, INT8_SCALES, before, before + first + whole + 1)
         if head:
-            out[:head] *= scales[begin // INT8_BLOCK]
+            out[:head] *= scales[0]
         body = out[head:tail].reshape(-1, INT8_BLOCK)
         body *= scales[first : first + whole, None]
         if tail < out.size:
@@ -282,11 +281,9 @@ def _difference(
 ) -> None:
     """Elements of `vector` from `begin` on, less those of `base`, into all of `out`."""
     end = begin + out.size
-    for place, piece in vector.pieces(begin, end):
-        out[place] = piece
+    vector.read(begin, end, out)
     if base is not None:
-        for place, piece in base.pieces(begin, end):
-            out[place] -= piece
+        out -= base.block(begin, end)
 
 
 def _float32_blocks(vector: FlatVector, base: FlatVector | None) -> Iterator[_Block]:

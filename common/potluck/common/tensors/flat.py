@@ -8,14 +8,17 @@ C order. Blocks cross the borders of tensors.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from potluck.common.errors import LayoutError
 from potluck.common.tensors.layout import Layout, quoted
+from potluck.common.tensors.stored_tensors import StoredTensor, StoredTensors
 
 
 def check_float32(layout: Layout) -> None:
@@ -40,38 +43,65 @@ def name_at(layout: Layout, position: int) -> str:
 
 
 class FlatVector:
-    """A read-only view of named arrays as one vector, of whatever type they have."""
+    """A read-only view of named arrays as one vector, of whatever type they have.
+
+    Reading raises StorageError for arrays in files. It is thread-safe.
+    """
 
     def __init__(self, arrays: Mapping[str, NDArray[Any]], layout: Layout) -> None:
         """`arrays` holds at least the floating-point tensors of `layout`, by name."""
-        floating = [tensor for tensor in layout.tensors if tensor.floating and tensor.elements]
-        self._flats = [arrays[tensor.name].reshape(-1) for tensor in floating]
-        self._begins = [0, *accumulate(tensor.elements for tensor in floating)]
+        names = [tensor.name for tensor in layout.tensors if tensor.floating and tensor.elements]
+        self._sources: Sequence[NDArray[Any] | StoredTensor]
+        if isinstance(arrays, StoredTensors):
+            self._sources = _joined([arrays.stored[name] for name in names])
+        else:
+            self._sources = [arrays[name].reshape(-1) for name in names]
+        self._begins = [0, *accumulate(source.size for source in self._sources)]
 
     def __len__(self) -> int:
         return self._begins[-1]
 
-    def pieces(self, begin: int, end: int) -> Iterator[tuple[slice, NDArray[Any]]]:
-        """Elements [begin, end) as views, each with its place in the block."""
+    def block(self, begin: int, end: int, scratch: NDArray[Any] | None = None) -> NDArray[Any]:
+        """Elements [begin, end): a view where one array in memory holds them all, else in
+        `scratch`, or in a new array."""
+        index = bisect_right(self._begins, begin) - 1
+        if not begin < end:
+            return np.empty(0, np.float32) if scratch is None else scratch[:0]
+        source = self._sources[index]
+        if isinstance(source, np.ndarray) and end <= self._begins[index + 1]:
+            first = self._begins[index]
+            return source[begin - first : end - first]
+        if scratch is None:
+            scratch = np.empty(end - begin, source.dtype)
+        return self.read(begin, end, scratch[: end - begin])
+
+    def read(self, begin: int, end: int, out: NDArray[Any]) -> NDArray[Any]:
+        """Copy elements [begin, end) into `out`, which has their number."""
         index = bisect_right(self._begins, begin) - 1
         position = begin
         while position < end:
-            first = self._begins[index]
+            source, first = self._sources[index], self._begins[index]
             stop = min(end, self._begins[index + 1])
-            piece = self._flats[index][position - first : stop - first]
-            yield slice(position - begin, stop - begin), piece
-            position = stop
-            index += 1
+            place = out[position - begin : stop - begin]
+            if isinstance(source, np.ndarray):
+                np.copyto(place, source[position - first : stop - first])
+            else:
+                source.read_into(place, position - first)
+            position, index = stop, index + 1
+        return out
 
-    def block(self, begin: int, end: int, scratch: NDArray[Any]) -> NDArray[Any]:
-        """Elements [begin, end): a view where one tensor holds them all, else in `scratch`."""
-        index = bisect_right(self._begins, begin) - 1
-        if begin < end <= self._begins[index + 1]:
-            first = self._begins[index]
-            return self._flats[index][begin - first : end - first]
-        for place, piece in self.pieces(begin, end):
-            scratch[place] = piece
-        return scratch[: end - begin]
+
+def _joined(tensors: list[StoredTensor]) -> list[StoredTensor]:
+    """The tensors as vectors, those in one where they lie one after another in a file."""
+    found: list[StoredTensor] = []
+    for each in tensors:
+        size = each.size
+        last = found[-1] if found else None
+        if last is not None and last.is_followed_by(each):
+            found[-1] = replace(last, shape=(last.size + size,))
+        else:
+            found.append(replace(each, shape=(size,)))
+    return found
 
 
 class TensorBorders:

@@ -1,8 +1,11 @@
 """Memory for large arrays, in files without a name where a folder is given for them.
 
-Pages of such a file are the kernel's: it writes them out and drops them where memory is short, so
-that an array takes space on the disk and no private memory of the process. Everybody who makes an
-array as large as a part of a model asks here for it; where no folder is given it is in memory.
+The kernel writes pages of such a file out and drops them if memory is short, so an array takes
+space on the disk and no private memory of the process. All code that makes an array as large as a
+part of a model asks here for it; without a folder it is in memory.
+
+Files of this kind are mapped, since an array needs memory: they replace swap space. A page that was
+written out and can't be read back ends the process with SIGBUS, as a failing swap device would.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from potluck.common.errors import LayoutError
+from potluck.common.tensors.stored_tensors import forms
 
 LENGTH_BYTES: Final = 8
 ALIGNMENT: Final = 8
@@ -84,7 +85,7 @@ class Layout:
         Raises LayoutError for a type that the format does not have.
         """
         return cls.place(
-            [(name, _dtype_name(name, a.dtype), a.shape) for name, a in arrays.items()]
+            [(name, _dtype_name(name, a.dtype), a.shape) for name, a in forms(arrays).items()]
         )
 
     @classmethod

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from potluck.common.errors import LayoutError
 from potluck.common.tensors.layout import Layout, quoted
+from potluck.common.tensors.stored_tensors import copied, copy_into
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -59,15 +60,16 @@ def buffer_names(model: Model) -> frozenset[str]:
 def load_arrays(
     model: Model, arrays: Mapping[str, NDArray[Any]], *, only: Container[str] | None = None
 ) -> None:
-    """Overwrites parameters and buffers in place; `arrays` may be read-only.
+    """Overwrite parameters and buffers in place; `arrays` may be read-only, or in a file.
 
     `only`: names of those to be overwritten; by default all are. Raises LayoutError, and leaves
-    the model as it was, unless names, shapes and types are its own.
+    the model as it was, unless names, shapes and types are its own. Raises StorageError, after
+    some may be overwritten, if the file can't be read.
     """
     layout = Layout.of(state_arrays(model, only=only))
     Layout.of(arrays).check_matches(layout, what="received", whose="task's model")
     if isinstance(model, dict):
-        model.update({name: np.array(array) for name, array in arrays.items()})
+        model.update({name: copied(arrays, name) for name in arrays})
     else:
         _load_module(model, arrays, only)
 
@@ -80,9 +82,9 @@ def _load_module(
     with torch.no_grad():
         for name, tensor in _wanted(model, only):
             if tensor.device.type == "cpu":
-                np.copyto(tensor.numpy(), arrays[name])  # straight from the mapped file
+                copy_into(tensor.numpy(), arrays, name)  # straight from the file
             else:  # torch warns of read-only memory, so one tensor at a time is copied first
-                tensor.copy_(torch.from_numpy(np.array(arrays[name])))
+                tensor.copy_(torch.from_numpy(copied(arrays, name)))
 
 
 def _wanted(model: nn.Module, only: Container[str] | None) -> Iterator[tuple[str, Tensor]]:

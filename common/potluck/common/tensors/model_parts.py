@@ -25,6 +25,7 @@ from potluck.common.tensors.digest import hasher
 from potluck.common.tensors.layout import Layout, TensorSpec, quoted
 from potluck.common.tensors.model_arrays import load_arrays, state_arrays
 from potluck.common.tensors.shards import opened_weights
+from potluck.common.tensors.stored_tensors import copied
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -228,8 +229,7 @@ def _load_base(
             for tensor_name, tensor in state.items():
                 specification = found.get(tensor_name)
                 if specification is not None and specification.shape == tuple(tensor.shape):
-                    array = weights.arrays[specification.name]
-                    tensor.copy_(_tensor(array, specification))
+                    tensor.copy_(_tensor(copied(weights.arrays, specification.name), specification))
                 elif tensor_name not in travelling:
                     shape = None if specification is None else specification.shape
                     what = "is missing" if shape is None else f"has shape {shape}"
@@ -263,13 +263,11 @@ def _in_file(state: Mapping[str, Tensor], file: Layout) -> dict[str, TensorSpec]
 
 
 def _tensor(array: NDArray[np.generic], specification: TensorSpec) -> Tensor:
-    """A copy in torch's types."""
+    """The same memory in torch's types."""
     import torch
 
-    copied = torch.from_numpy(np.array(array))
-    if specification.dtype == "BF16":
-        return copied.view(torch.bfloat16)
-    return copied
+    tensor = torch.from_numpy(array)
+    return tensor.view(torch.bfloat16) if specification.dtype == "BF16" else tensor
 
 
 def _digest(base: Mapping[str, Tensor]) -> str:

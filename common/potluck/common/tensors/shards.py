@@ -11,12 +11,11 @@ import contextlib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
-
-from numpy.typing import NDArray
+from typing import Final
 
 from potluck.common.errors import LayoutError, StorageError
 from potluck.common.tensors.layout import Layout, quoted
+from potluck.common.tensors.stored_tensors import StoredTensor, StoredTensors, picked
 from potluck.common.tensors.tensor_files import (
     NamedTensors,
     TensorFile,
@@ -33,7 +32,7 @@ _MAXIMUM_INDEX_BYTES: Final = 64 << 20
 
 @contextlib.contextmanager
 def opened_weights(path: Path) -> Iterator[Tensors]:
-    """The tensors of a .safetensors file, or of shards, mapped while the block runs.
+    """The tensors of a .safetensors file, or of shards, open while the block runs.
 
     `path`: the file, an index of shards, or a folder with either under its usual name. Raises
     LayoutError where there are other tensors than the index says, StorageError.
@@ -68,7 +67,7 @@ def write_shards(
         layout = Layout.place(
             [(t.name, t.dtype, t.shape) for t in tensors.layout.tensors if t.name in group]
         )
-        arrays = {name: tensors.arrays[name] for name in group}
+        arrays = picked(tensors.arrays, {name: name for name in group})
         write_tensors(folder / name, arrays, layout=layout, metadata=metadata)
         written.append(folder / name)
     if len(groups) > 1:
@@ -138,7 +137,7 @@ def _weight_map(path: Path) -> dict[str, str]:
 
 def _joined(places: Mapping[str, str], files: Mapping[str, TensorFile]) -> NamedTensors:
     specifications: list[tuple[str, str, tuple[int, ...]]] = []
-    arrays: dict[str, NDArray[Any]] = {}
+    stored: dict[str, StoredTensor] = {}
     for name, file in places.items():
         tensor = files[file].layout.by_name.get(name)
         if tensor is None:
@@ -147,5 +146,5 @@ def _joined(places: Mapping[str, str], files: Mapping[str, TensorFile]) -> Named
                 tensor=quoted(name),
             )
         specifications.append((name, tensor.dtype, tensor.shape))
-        arrays[name] = files[file].arrays[name]
-    return NamedTensors(layout=Layout.place(specifications), arrays=arrays)
+        stored[name] = files[file].arrays.stored[name]
+    return NamedTensors(layout=Layout.place(specifications), arrays=StoredTensors(stored))

@@ -74,7 +74,9 @@ class TensorDraft:
     def arrays(self) -> Mapping[str, NDArray[Any]]:
         """The tensors, mapped: what is written to them is written to the file.
 
-        Raises StorageError where the disk has no room for all of it.
+        They are mapped since a strategy writes over them; a page that the kernel has written out
+        and can't read back is SIGBUS, as in `potluck.common.tensors.large_arrays`. Raises
+        StorageError if the disk has no room for all of it.
         """
         if self._arrays is None:
             with self._disk():  # a page that is written to later must not lack its place

@@ -1,26 +1,18 @@
-"""Tensor files: safetensors read by mapping them and written by streaming, without copies.
+"""Tensor files: safetensors read tensor by tensor or block by block, and written by streaming.
 
-Reading maps the file: an array is a view of the page cache, and its pages are the kernel's to
-drop. So an update takes no private memory, and numpy and torch compute on it without a copy. The
-kernel answers a failed read of a mapped page with SIGBUS, which ends the process; `TensorFile`
-therefore reads all pages before it returns an array, and a failing disk is an error. Writing hands
-each array's own memory to `write`, hashing on the way.
+Reading copies what is asked for from the page cache (`potluck.common.tensors.stored_tensors`), so
+an update takes no more memory than the block or the tensor that is worked on. Writing hands each
+array's own memory to `write`, hashing on the way.
 """
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import math
-import mmap
 import os
-import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from io import FileIO
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final, Protocol, Self
 
 import numpy as np
@@ -43,6 +35,13 @@ from potluck.common.tensors.layout import (
     TensorSpec,
     parse_header,
     quoted,
+)
+from potluck.common.tensors.stored_tensors import (
+    OpenFile,
+    StoredTensor,
+    StoredTensors,
+    forms,
+    picked,
 )
 
 __all__ = [
@@ -70,8 +69,6 @@ LARGEST_VALUE: Final = 2.0**64
 with it, and sums of smaller ones over any cohort are finite."""
 
 _PIECE_BYTES: Final = 2**20
-_POPULATE_READ: Final = 22
-"""MADV_POPULATE_READ of Linux, which `mmap` has no name for."""
 _BLOCK_ELEMENTS: Final = 2**16
 
 
@@ -99,76 +96,47 @@ class Tensors(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class NamedTensors:
-    """Arrays in memory, or views of some of a file's."""
+    """Arrays in memory, or some of those in files."""
 
     layout: Layout
     arrays: Mapping[str, NDArray[Any]]
 
     @classmethod
     def some(cls, tensors: Tensors, layout: Layout) -> NamedTensors:
-        """Those tensors that are in a layout, in its order; views."""
-        arrays = tensors.arrays
-        return cls(layout=layout, arrays={t.name: arrays[t.name] for t in layout.tensors})
+        """Those tensors that are in a layout, in its order; none is copied or read."""
+        names = {tensor.name: tensor.name for tensor in layout.tensors}
+        return cls(layout=layout, arrays=picked(tensors.arrays, names))
 
 
 class TensorFile:
-    """A mapped tensor file; `arrays` are read-only views of it, in the file's order.
+    """An open tensor file; `arrays` are read from it when they are asked for, in its order.
 
-    The file must not be changed or shortened while it is mapped. Closing drops the arrays; the
-    mapping goes when the last view somebody still holds does.
+    The file must not be changed while it is open. Nothing can be read once it is closed.
     """
 
-    def __init__(self, path: Path, layout: Layout, mapping: mmap.mmap) -> None:
+    def __init__(self, path: Path, layout: Layout, file: OpenFile, data: int) -> None:
+        """data: the first byte after the header."""
         self.path = path
         self.layout = layout
-        self._mapping = mapping
-        self._readable = False
-        data = mapping.size() - layout.data_bytes
-        self._arrays: Mapping[str, NDArray[Any]] = MappingProxyType(
-            {tensor.name: _view(mapping, tensor, data) for tensor in layout.tensors}
+        self._file = file
+        self._data = data
+        self.arrays = StoredTensors(
+            {
+                t.name: StoredTensor(file, data + t.begin, DTYPES[t.dtype], t.shape)
+                for t in layout.tensors
+            }
         )
-
-    @property
-    def arrays(self) -> Mapping[str, NDArray[Any]]:
-        """The tensors by name; bfloat16 appears as its bits in uint16.
-
-        Reads the whole file into the page cache first. Raises StorageError if the disk fails.
-        """
-        if not self._readable and self._arrays and sys.platform == "linux":
-            self._read_pages()
-            self._readable = True
-        return self._arrays
-
-    def _read_pages(self) -> None:
-        """Read every page, as SIGBUS would end the process if one can't be read later.
-
-        A page can't be read if the disk fails, if the file was shortened, or if the page is a hole
-        in a file on a full tmpfs. Linux before 5.14 and macOS have no such call; there the pages
-        are read as they are needed.
-        """
-        size = len(self._mapping)
-        try:
-            for begin in range(0, size, _PIECE_BYTES):  # the call holds the interpreter's lock
-                self._mapping.madvise(_POPULATE_READ, begin, min(_PIECE_BYTES, size - begin))
-        except OSError as error:
-            if error.errno == errno.EINVAL:
-                return
-            cause = "its disk is full or fails, or the file was shortened"
-            raise StorageError(
-                f"can't read tensor file {self.path}: {cause}", path=self.path
-            ) from error
+        """The tensors by name; bfloat16 appears as its bits in uint16."""
 
     @property
     def aligned(self) -> bool:
         """True if every tensor begins at a multiple of its elements' size in the file."""
-        data = self._mapping.size() - self.layout.data_bytes
-        return all((data + t.begin) % DTYPES[t.dtype].itemsize == 0 for t in self.layout.tensors)
+        tensors = self.layout.tensors
+        return all((self._data + t.begin) % DTYPES[t.dtype].itemsize == 0 for t in tensors)
 
     def close(self) -> None:
-        """Drop the arrays; may be called twice."""
-        self._arrays = MappingProxyType({})
-        with contextlib.suppress(BufferError):  # somebody still holds a view
-            self._mapping.close()
+        """Close the file; may be called twice."""
+        self._file.close()
 
     def __enter__(self) -> Self:
         return self
@@ -183,7 +151,7 @@ def open_tensors(
     expected: Layout | None = None,
     maximum_header_bytes: int = MAXIMUM_HEADER_BYTES,
 ) -> TensorFile:
-    """Map a tensor file read-only.
+    """Open a tensor file and read its header.
 
     `expected`: the names, types and shapes it must have; pass it for whatever a stranger sent,
     since it also bounds the header by what such a file needs. `maximum_header_bytes` bounds it
@@ -194,15 +162,18 @@ def open_tensors(
         # Another writer may space its JSON differently, but not without limit.
         maximum_header_bytes = 2 * len(expected.header) + 4096
     try:
-        with path.open("rb", buffering=0) as file:
-            size = os.fstat(file.fileno()).st_size
+        file = OpenFile(path)
+        try:
+            size = file.size
             layout = _read_layout(file, size, expected, maximum_header_bytes)
-            mapping = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+        except BaseException:
+            file.close()
+            raise
     except OSError as error:
         raise StorageError(
             f"can't read tensor file {path}: {error.strerror}", path=path, errno=error.errno
         ) from error
-    return TensorFile(path, layout, mapping)
+    return TensorFile(path, layout, file, size - layout.data_bytes)
 
 
 def write_tensors(
@@ -277,9 +248,9 @@ def check_finite(file: TensorFile) -> None:
     for tensor in file.layout.tensors:
         if not tensor.floating:
             continue
-        flat = file.arrays[tensor.name].reshape(-1)
-        for begin in range(0, flat.size, _BLOCK_ELEMENTS):
-            if not _block_is_finite(flat[begin : begin + _BLOCK_ELEMENTS], tensor.dtype):
+        for begin in range(0, tensor.elements, _BLOCK_ELEMENTS):
+            block = file.arrays.stored[tensor.name][begin : begin + _BLOCK_ELEMENTS]
+            if not _block_is_finite(block, tensor.dtype):
                 raise not_finite(tensor.name)
 
 
@@ -327,9 +298,9 @@ def _block_is_finite(block: NDArray[Any], dtype: str) -> bool:
 
 
 def _read_layout(
-    file: FileIO, size: int, expected: Layout | None, maximum_header_bytes: int
+    file: OpenFile, size: int, expected: Layout | None, maximum_header_bytes: int
 ) -> Layout:
-    prefix = file.read(LENGTH_BYTES)
+    prefix = file.read(0, LENGTH_BYTES)
     length = int.from_bytes(prefix, "little")
     if len(prefix) < LENGTH_BYTES or length > size - LENGTH_BYTES:
         raise LayoutError(f"a file of {size} bytes is too short for the tensors it announces")
@@ -338,7 +309,7 @@ def _read_layout(
             f"a tensor file's header of {length} bytes is announced, "
             f"at most {maximum_header_bytes} are accepted"
         )
-    text = file.read(length)
+    text = file.read(LENGTH_BYTES, length)
     if expected is not None and prefix + text == expected.header:
         layout = expected
     else:
@@ -353,22 +324,13 @@ def _read_layout(
     return layout
 
 
-def _view(mapping: mmap.mmap, tensor: TensorSpec, data: int) -> NDArray[Any]:
-    dtype = DTYPES[tensor.dtype]
-    if tensor.begin == tensor.end:
-        empty = np.empty(tensor.shape, dtype)
-        empty.flags.writeable = False
-        return empty
-    flat = np.frombuffer(mapping, dtype, count=tensor.elements, offset=data + tensor.begin)
-    return flat.reshape(tensor.shape)
-
-
 def _check_fit(arrays: Mapping[str, NDArray[Any]], layout: Layout) -> None:
     if arrays.keys() != layout.by_name.keys():
         missing = sorted(arrays.keys() ^ layout.by_name.keys())
         raise LayoutError(f"arrays and layout differ in tensor {quoted(missing[0])}")
+    found = forms(arrays)
     for tensor in layout.tensors:
-        array = arrays[tensor.name]
+        array = found[tensor.name]
         if array.shape != tensor.shape or array.dtype != DTYPES[tensor.dtype]:
             raise LayoutError(
                 f"tensor {quoted(tensor.name)} is {array.dtype} {array.shape}, "

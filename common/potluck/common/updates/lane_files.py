@@ -85,7 +85,7 @@ class LaneFile:
         self.vectors: Mapping[str, int] = {name: int(arrays[name + _LENGTH][0]) for name in names}
         """Their lengths, as the file says."""
         self._packed = {
-            name: PackedLanes(arrays[name + _WIDTHS], arrays[name + _LANES], length)
+            name: PackedLanes(arrays[name + _WIDTHS], arrays.stored[name + _LANES], length)
             for name, length in self.vectors.items()
         }
 
@@ -108,7 +108,7 @@ class LaneFile:
 
 @contextmanager
 def opened_lanes(path: Path, vectors: Mapping[str, int] | None = None) -> Iterator[LaneFile]:
-    """Map a sum's file while the block runs.
+    """Open a sum's file while the block runs.
 
     vectors: those that it must have. Raises LayoutError, StorageError.
     """

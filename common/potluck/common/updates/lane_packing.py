@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from potluck.common.errors import LayoutError
 from potluck.common.interruptible import interruption
 from potluck.common.tensors.large_arrays import empty
+from potluck.common.tensors.stored_tensors import StoredTensor
 from potluck.common.updates.lanes import Lanes, check_lanes
 
 BLOCK_LANES: Final = 4096
@@ -99,8 +100,8 @@ def _narrow(block: Lanes, width: int, out: Bytes) -> None:
 class PackedLanes:
     """Packed lanes, unpacked as they are read. Thread-safe."""
 
-    def __init__(self, widths: Bytes, packed: Bytes, lanes: int) -> None:
-        """Raises LayoutError where these can't be so many lanes."""
+    def __init__(self, widths: Bytes, packed: Bytes | StoredTensor, lanes: int) -> None:
+        """Raises LayoutError if widths and bytes don't fit that number of lanes."""
         if widths.shape != (blocks_of(lanes),) or packed.ndim != 1:
             raise LayoutError(
                 f"lanes have {widths.size} widths where {blocks_of(lanes)} are needed for "
@@ -123,13 +124,19 @@ class PackedLanes:
         self._packed = packed
 
     def read(self, begin: int, end: int) -> Lanes:
-        """Lanes [begin, end), a copy; begin is a multiple of `BLOCK_LANES`."""
+        """Lanes [begin, end), a copy; begin is a multiple of `BLOCK_LANES`.
+
+        Raises StorageError if they are in a file that can't be read.
+        """
         lanes = np.empty(end - begin, np.int64)
         first = begin // BLOCK_LANES
-        for start, stop, width in _runs(self._widths[first : first + blocks_of(lanes.size)]):
+        last = first + blocks_of(lanes.size)
+        offset = self._begins[first]
+        packed = self._packed[offset : self._begins[last]]
+        for start, stop, width in _runs(self._widths[first:last]):
             some = lanes[start * BLOCK_LANES : stop * BLOCK_LANES]
-            place = self._begins[first + start]
-            _widen(self._packed[place : place + some.size * width], width, some)
+            place = self._begins[first + start] - offset
+            _widen(packed[place : place + some.size * width], width, some)
         return lanes
 
     def check(self, members: int) -> None:

@@ -124,7 +124,7 @@ class OpenUpdates:
 def opened(
     updates: Sequence[SpooledUpdate], files: UpdateFiles, model: Tensors | None
 ) -> Iterator[OpenUpdates]:
-    """Map the updates' files while the block runs. model: the round's, of the tensors that updates
+    """Open the updates' files while the block runs. model: the round's, of the tensors that updates
     have; may be None where these are whole weights of all of them."""
     with contextlib.ExitStack() as stack:
         found = [
@@ -166,7 +166,7 @@ def apply_round(
         updates=updates.single() if strategy.individual else (),
     )
     weights, state = strategy.apply(state, current.arrays, combined, context)
-    return weights, state.apart(current.arrays, combined)
+    return weights, state.apart(combined)
 
 
 def _statistics(

@@ -10,6 +10,7 @@ from torch import nn
 from potluck.common.errors import ConfigurationError, LayoutError, StorageError
 from potluck.common.tensors.model_arrays import load_arrays
 from potluck.common.tensors.shards import INDEX_ENDING, opened_weights
+from potluck.common.tensors.stored_tensors import picked
 
 
 def load_weights(
@@ -50,7 +51,7 @@ def load_weights(
         with opened_weights(path) as file:
             arrays = file.arrays
             if left_out:
-                arrays = {name: arrays[name] for name in arrays if name not in left_out}
+                arrays = picked(arrays, {n: n for n in arrays if n not in left_out})
             load_arrays(network, arrays, only=only)
     except (LayoutError, StorageError) as error:
         raise LayoutError(f"initial_model: {path}: {error.message}", path=path) from None

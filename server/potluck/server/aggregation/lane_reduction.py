@@ -60,7 +60,7 @@ def opened_lane_sum(
     *,
     normalized: bool,
 ) -> Iterator[LaneSum]:
-    """Map the files of sums while the block runs.
+    """Open the files of sums while the block runs.
 
     updates: those that the sums hold, in client order; update_ids: of each. vectors: of the run's
     updates. normalized: whether they are divided by what each client's steps amount to. Raises

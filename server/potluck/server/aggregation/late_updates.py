@@ -66,10 +66,8 @@ class RebasedUpdate(EncodedUpdate):
         self._late.read(begin, end, out)
         parts = self._borders.parts(begin, end) if self._buffers else ()
         kept = [(place, out[place].copy()) for place, name in parts if name in self._buffers]
-        for place, piece in self._began_with.pieces(begin, end):
-            out[place] -= piece
-        for place, piece in self._current.pieces(begin, end):
-            out[place] += piece
+        out -= self._began_with.block(begin, end)
+        out += self._current.block(begin, end)
         for place, values in kept:
             out[place] = values
         return out

@@ -2,8 +2,8 @@
 
 As in `reduction`, a block of the floating-point vector is read from every file in client order and
 depends on nothing outside it: each is summed modulo 2^32 (2^64), its masks are taken off, and what
-remains is the sum of the clients' differences from the model. No single update is ever bare. Files
-stay in the page cache; private memory is a few blocks for each thread.
+remains is the sum of the clients' differences from the model. No single update is ever bare.
+Private memory is a few blocks for each thread.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class MaskedSum:
             stop = min(start + _READ_ELEMENTS, end)
             some = total[start - begin : stop - begin]
             for file in self._files:
-                np.add(some, file.arrays[lane][start:stop], out=some)
+                np.add(some, file.arrays.stored[lane][start:stop], out=some)
         self._unmasking.remove(lane, total, begin)
         return total
 
@@ -100,7 +100,7 @@ class MaskedSum:
 
 @contextmanager
 def opened_sum(paths: Sequence[Path], unmasking: Unmasking) -> Iterator[MaskedSum]:
-    """Map the survivors' files while the block runs."""
+    """Open the survivors' files while the block runs."""
     layout = file_layout(unmasking.header.lanes)
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(open_tensors(path, expected=layout)) for path in paths]

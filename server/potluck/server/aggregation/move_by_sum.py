@@ -95,7 +95,7 @@ def move_by_sum(
         },
     )
     weights, state = strategy.apply(state, current.arrays, combined, context)
-    return weights, state.apart(current.arrays, combined)
+    return weights, state.apart(combined)
 
 
 def _alike(
@@ -166,8 +166,7 @@ def _reduced(
         for place, name in borders.parts(begin, end):
             values[place] *= factors[name]
         if on_top:
-            for place, piece in base.pieces(begin, end):
-                values[place] += piece
+            values += base.block(begin, end)
         with np.errstate(over="ignore"):
             np.copyto(out, values, casting="same_kind")
         if not block_is_finite(out):

@@ -56,8 +56,7 @@ class PartialUpdate(EncodedUpdate):
         for place, name in self._borders.parts(begin, end):
             first, last, ahead = begin + place.start, begin + place.stop, self._missing[name]
             if ahead < 0:
-                for part, piece in self._model.pieces(first, last):
-                    out[place][part] = piece
+                self._model.read(first, last, out[place])
             else:
                 super().read(first - ahead, last - ahead, out[place])
         return out

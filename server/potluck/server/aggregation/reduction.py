@@ -3,7 +3,7 @@
 Each block of the floating-point vector (`potluck.common.tensors.flat`) is read from every update in
 client order and combined in float64, then rounded to float32 once. A block depends on nothing
 outside it, so the result has the same bits in whichever order updates arrived and whichever
-thread takes which block. Updates stay in the page cache, and the result is written to a file as it
+thread takes which block. Updates are read block by block, and the result is written to a file as it
 is made: private memory is a few blocks for each thread (for median and trimmed mean one block of
 every update, at most 8 MiB in all).
 

@@ -61,7 +61,7 @@ class Spool:
         """Forget an attempt's updates; the next one's are written over the `spent` ones. keep: the
         clients whose updates stay.
 
-        Others may still be mapped, by a check of one that came late: those are only deleted.
+        Others may still be open, by a check of one that came late: those are only deleted.
         """
         self._spare.clear()
         with contextlib.suppress(FileNotFoundError):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from potluck.common.tensors.large_arrays import copy
+from potluck.common.tensors.large_arrays import empty
 from potluck.server.state import State
 from potluck.server.store.model_files import ModelFiles
 
@@ -43,9 +43,10 @@ def read_states(
     if blake3 is not None:
         files.verify(blake3)
         with files.large_arrays(), files.opened(blake3) as file:
-            for name, array in file.arrays.items():
+            for name, stored in file.arrays.stored.items():
                 owner, _, own_name = name.partition("/")
-                arrays[owner][own_name] = copy(array)
+                arrays[owner][own_name] = array = empty(stored.shape, stored.dtype)
+                stored.read_into(array)
     return States(
         selector=State(scalars=selector_scalars, arrays=arrays["selector"]),
         strategy=State(scalars=strategy_scalars, arrays=arrays["strategy"]),

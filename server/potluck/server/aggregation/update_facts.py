@@ -17,6 +17,7 @@ from potluck.common.errors import RunError
 from potluck.common.learning.output_layer import output_tensor
 from potluck.common.tensors.encoding import EncodedUpdate
 from potluck.common.tensors.flat import FlatVector, TensorBorders
+from potluck.common.tensors.stored_tensors import forms
 from potluck.common.tensors.tensor_files import Tensors
 from potluck.server.aggregation.blocks import BLOCK_ELEMENTS, for_each_block
 from potluck.server.aggregation.update_files import Update, decoders_of
@@ -134,7 +135,7 @@ def _projection(seed: int, begin: int, end: int) -> tuple[NDArray[np.int64], Flo
 
 def _output_moves(decoders: Sequence[EncodedUpdate], model: Tensors, classes: int) -> Floats:
     """How far each update moves each class of the output layer."""
-    name = output_tensor(model.arrays, classes)
+    name = output_tensor(forms(model.arrays), classes)
     if name is None:
         raise RunError(
             f"the model has no output layer of {classes} classes, by whose moves the selector "

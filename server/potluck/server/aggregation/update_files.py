@@ -84,7 +84,7 @@ class UpdateFiles:
             check_auxiliary_numbers(file)
 
     def open(self, path: Path, *, compressed: bool) -> TensorFile:
-        """Map an update's file. Raises LayoutError where it holds other tensors."""
+        """Open an update's file. Raises LayoutError where it holds other tensors."""
         if compressed:
             packed, path = path, path.with_suffix(".plain")
             if not path.exists():

@@ -172,7 +172,7 @@ async def _states(
 
     def initial() -> States:
         with services.files.large_arrays(), services.files.opened(model.blake3) as file:
-            strategy = plan.strategy.init(file.arrays).apart(file.arrays)
+            strategy = plan.strategy.init(file.arrays)
         population = profiling.population(limits=plan.run_file.sample_limits)
         return States(selector=plan.selector.init(population), strategy=strategy)
 

@@ -224,7 +224,7 @@ class ModelFiles:
 
     @contextlib.contextmanager
     def opened(self, blake3: str, expected: Layout | None = None) -> Iterator[TensorFile]:
-        """A file by its digest, mapped while the block runs."""
+        """A file by its digest, open while the block runs."""
         with self.lent(blake3) as path, open_tensors(path, expected=expected) as file:
             yield file
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 
 from potluck.common.errors import LayoutError, NotFiniteError, StorageError
 from potluck.common.tensors.digest import digest_of
+from potluck.common.tensors.flat import FlatVector
 from potluck.common.tensors.layout import DTYPES, parse_header
 from potluck.common.tensors.tensor_files import (
     Layout,
@@ -88,14 +88,51 @@ def test_reading_maps_the_file_instead_of_copying_it(tmp_path: Path) -> None:
         assert file.arrays["weight"].tolist() == [0, 0, 5]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux reads the pages beforehand")
-def test_a_file_shortened_after_it_was_opened_is_an_error(tmp_path: Path) -> None:
+def test_a_file_shortened_between_two_reads_is_an_error_that_names_it(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
-    write_tensors(path, {"weight": np.ones(100_000, np.float32)})
+    arrays = {"first": np.ones(10, np.float32), "second": np.ones(100_000, np.float32)}
+    write_tensors(path, arrays)
     with open_tensors(path) as file:
+        assert same(file.arrays["second"], arrays["second"])
         os.truncate(path, 1000)
-        with pytest.raises(StorageError, match="or the file was shortened"):
-            _ = file.arrays
+        assert same(file.arrays["first"], arrays["first"])
+        with pytest.raises(StorageError) as caught:
+            _ = file.arrays["second"]
+        assert str(path) in caught.value.message
+        assert "it ends at byte 1000; it was shortened" in caught.value.message
+        vector = FlatVector(file.arrays, file.layout)
+        with pytest.raises(StorageError, match="it was shortened"):
+            vector.block(50_000, 60_000)
+
+
+def test_a_block_of_a_file_is_read_across_tensors_and_into_other_types(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    arrays = {
+        "a": np.arange(5, dtype=np.float32),
+        "count": np.array(3),
+        "b": np.arange(5, 12, dtype=np.float32).reshape(7, 1),
+        "none": np.empty((0, 2), np.float32),
+    }
+    write_tensors(path, arrays)
+    with open_tensors(path) as file:
+        vector = FlatVector(file.arrays, file.layout)
+        assert len(vector) == 12
+        assert vector.block(3, 9).tolist() == [3, 4, 5, 6, 7, 8]
+        assert vector.read(3, 9, np.empty(6)).tolist() == [3, 4, 5, 6, 7, 8]
+        every_second = np.empty(12, np.float32)[::2]
+        assert vector.read(3, 9, every_second).tolist() == [3, 4, 5, 6, 7, 8]
+        assert vector.block(4, 4).size == 0
+
+
+def test_what_is_asked_of_a_files_arrays_but_their_values_reads_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    write_tensors(path, ARRAYS)
+    with open_tensors(path) as file:
+        os.truncate(path, 0)
+        assert Layout.of(file.arrays) == Layout.of(ARRAYS)
+        assert next(iter(ARRAYS)) in file.arrays
+        assert list(file.arrays) == list(ARRAYS)
+        assert NamedTensors.some(file, Layout.of({})).arrays == {}
 
 
 def test_the_library_reads_what_we_write(tmp_path: Path) -> None:
@@ -124,13 +161,14 @@ def test_bfloat16_is_carried_as_its_bits(tmp_path: Path) -> None:
     assert torch.equal(safetensors.torch.load_file(ours)["weight"], tensor)
 
 
-def test_a_view_outlives_the_file_object(tmp_path: Path) -> None:
+def test_an_array_outlives_the_file_object_which_reads_no_more(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     write_tensors(path, {"weight": np.ones(4, np.float32)})
     with open_tensors(path) as file:
         kept = file.arrays["weight"]
-    assert dict(file.arrays) == {}
     file.close()
+    with pytest.raises(StorageError, match="Bad file descriptor"):
+        _ = file.arrays["weight"]
     assert kept.tolist() == [1, 1, 1, 1]
 
 

@@ -19,6 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from potluck.common.disclosure import LABEL_COUNTS, Weighting
 from potluck.common.errors import ConfigurationError, RunError, StorageError
 from potluck.common.tensors.encoding import EncodedUpdate, Encoding
+from potluck.common.tensors.stored_tensors import forms
 from potluck.common.tensors.tensor_files import Tensors
 from potluck.server.aggregation.audit.label_audit import (
     BiasUpdates,
@@ -148,7 +149,7 @@ def bias_changes(
 ) -> dict[str, list[float]]:
     """How each client's update moves the output bias; empty where the model has none."""
     try:
-        name = output_bias(model.arrays, classes)
+        name = output_bias(forms(model.arrays), classes)
     except ConfigurationError:
         return {}
     before = model.arrays[name].astype(np.float64)

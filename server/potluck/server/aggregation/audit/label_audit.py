@@ -19,12 +19,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from potluck.common.errors import ConfigurationError
+from potluck.common.learning.output_layer import Form
 
 Floats = NDArray[np.float64]
 
@@ -263,7 +263,7 @@ def noise_at_most(value: int, rate: float) -> float:
     return 1 - decay ** (value + 1) / (1 + decay)
 
 
-def output_bias(model: Mapping[str, NDArray[Any]], classes: int) -> str:
+def output_bias(model: Mapping[str, Form], classes: int) -> str:
     """The name of the output layer's bias: the last tensor of `classes` numbers, in the model's
     order. Raises ConfigurationError if there is none."""
     names = [name for name, array in model.items() if array.shape == (classes,)]

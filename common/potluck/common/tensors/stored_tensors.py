@@ -1,0 +1,183 @@
+"""Tensors of open files, read into memory when they are asked for.
+
+A file is read and not mapped: the kernel answers a failed read of a mapped page with SIGBUS, which
+ends the process, even if the page could be read before. A failed read here is a StorageError that
+names the file. The copies come from the page cache, a block or one tensor at a time.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.common.errors import StorageError
+
+
+class OpenFile:
+    """A file that is open for reading; closed when it is dropped, as a mapping would be."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError."""
+        self.path = path
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    @property
+    def size(self) -> int:
+        """Its length in bytes."""
+        return os.fstat(self._descriptor).st_size
+
+    def read(self, begin: int, length: int) -> bytes:
+        """Read at most `length` bytes from `begin` on. Raises OSError."""
+        return os.pread(self._descriptor, length, begin)
+
+    def read_into(self, begin: int, out: NDArray[Any]) -> None:
+        """Fill a contiguous array with the bytes from `begin` on. Raises StorageError."""
+        if not out.size:
+            return
+        left = out.reshape(-1).view(np.uint8).data
+        try:
+            while left:
+                length = os.preadv(self._descriptor, [left], begin)
+                if not length:
+                    raise OSError(errno.EIO, f"it ends at byte {begin}; it was shortened")
+                left, begin = left[length:], begin + length
+        except OSError as error:
+            raise StorageError(
+                f"can't read tensor file {self.path}: {error.strerror}",
+                path=self.path,
+                errno=error.errno,
+            ) from error
+
+    def close(self) -> None:
+        """Close the file; may be called twice."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_descriptor"):
+            self.close()
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """One tensor of an open file. begin: its first byte in the file."""
+
+    file: OpenFile
+    begin: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def end(self) -> int:
+        """The byte after its last."""
+        return self.begin + self.size * self.dtype.itemsize
+
+    def is_followed_by(self, other: StoredTensor) -> bool:
+        """Return whether the other begins where this one ends, in one file and of one type."""
+        return self.file is other.file and self.end == other.begin and self.dtype == other.dtype
+
+    def read(self) -> NDArray[Any]:
+        """Read all of it into a new array. Raises StorageError."""
+        array = np.empty(self.shape, self.dtype)
+        self.file.read_into(self.begin, array)
+        return array
+
+    def read_into(self, out: NDArray[Any], first: int = 0) -> None:
+        """Fill an array with the elements from `first` on, in C order. Raises StorageError."""
+        begin = self.begin + first * self.dtype.itemsize
+        if out.dtype == self.dtype and out.flags.c_contiguous:
+            self.file.read_into(begin, out)
+        else:
+            read = np.empty(out.shape, self.dtype)
+            self.file.read_into(begin, read)
+            np.copyto(out, read)
+
+    def __getitem__(self, place: slice) -> NDArray[Any]:
+        """Read a stretch of the elements, in C order, into a new array. Raises StorageError."""
+        begin, end, step = place.indices(self.size)
+        if step != 1:
+            raise IndexError(f"a stored tensor is read in one stretch, got step {step}; use 1")
+        array = np.empty(max(0, end - begin), self.dtype)
+        self.read_into(array, begin)
+        return array
+
+
+class StoredTensors(Mapping[str, NDArray[Any]]):
+    """Named arrays in files: each access reads the whole tensor into a new read-only array.
+
+    Raises StorageError if it can't be read. `stored` reads parts.
+    """
+
+    def __init__(self, stored: Mapping[str, StoredTensor]) -> None:
+        self.stored = stored
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        array = self.stored[name].read()
+        array.flags.writeable = False
+        return array
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.stored  # reads nothing
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.stored)
+
+    def __len__(self) -> int:
+        return len(self.stored)
+
+
+def forms(
+    arrays: Mapping[str, NDArray[Any]],
+) -> Mapping[str, NDArray[Any]] | Mapping[str, StoredTensor]:
+    """Objects that have the arrays' types and shapes; reads no file."""
+    return arrays.stored if isinstance(arrays, StoredTensors) else arrays
+
+
+def picked(
+    arrays: Mapping[str, NDArray[Any]], names: Mapping[str, str]
+) -> Mapping[str, NDArray[Any]]:
+    """Some of the arrays under other names; reads no file. names: old ones by new ones."""
+    if isinstance(arrays, StoredTensors):
+        return StoredTensors({new: arrays.stored[old] for new, old in names.items()})
+    return {new: arrays[old] for new, old in names.items()}
+
+
+def stretch(arrays: Mapping[str, NDArray[Any]], name: str, begin: int, end: int) -> NDArray[Any]:
+    """Elements [begin, end) of an array in C order: a view, or read from its file."""
+    if isinstance(arrays, StoredTensors):
+        return arrays.stored[name][begin:end]
+    return arrays[name].reshape(-1)[begin:end]
+
+
+def copied(arrays: Mapping[str, NDArray[Any]], name: str) -> NDArray[Any]:
+    """A copy of an array that may be written to."""
+    if isinstance(arrays, StoredTensors):
+        return arrays.stored[name].read()
+    return np.array(arrays[name])
+
+
+def copy_into(out: NDArray[Any], arrays: Mapping[str, NDArray[Any]], name: str) -> None:
+    """Overwrite an array with another of its shape."""
+    if isinstance(arrays, StoredTensors):
+        arrays.stored[name].read_into(out)
+    else:
+        np.copyto(out, arrays[name])
