@@ -38,11 +38,11 @@ class AdaptedTrainer(Trainer):
     def over_samples(
         self, found: Mapping[str, Measured | float], samples: int, *, by: str
     ) -> Measures:
-        """Measures, of which bare numbers are means over so many samples. by: the function that
-        returned them, for messages.
+        """Turn bare numbers into measures, as means over the samples; leave the others alone.
 
-        Raises TrainingError for anything but numbers, and for a bare number where the number of
-        samples is not known: 0.
+        samples: the number of samples, 0 if it is not known. by: name of the function that
+        returned the numbers, for messages. Raises TrainingError for values that are not numbers,
+        and for a bare number if the number of samples is not known.
         """
         summed = {}
         for name, value in found.items():

@@ -42,7 +42,7 @@ _BOTH_SIDES: Options = (
     # A peer that went silent (cable, partition, frozen machine) is found within 13 s.
     ("grpc.keepalive_time_ms", 5_000),
     ("grpc.keepalive_timeout_ms", 5_000),
-    # What in fact counts for an unanswered ping in grpcio 1.85, a minute by default. The answer
+    # grpcio 1.85 in fact goes by this for an unanswered ping, a minute by default. The answer
     # waits behind data on their way: files go in pieces that take 3 s (`piece_size.py`).
     ("grpc.http2.ping_timeout_ms", 8_000),
     ("grpc.keepalive_permit_without_calls", 1),

@@ -1650,7 +1650,7 @@ class LocateUploadRequest(_message.Message):
     sha256: _builtins.str
     """SHA-256 digest of the file, 64 lower-case hexadecimal digits: the store takes no other."""
     resume: _builtins.bool
-    """Whether the host resumes the upload from the answer. The coordinator first ends older streams that
+    """True if the host resumes the upload from the answer. The coordinator first ends older streams that
     carry the update.
     """
     @_builtins.property

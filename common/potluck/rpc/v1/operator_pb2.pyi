@@ -785,7 +785,7 @@ class Coverage(_message.Message):
     samples: _builtins.int
     """Number of samples; 0 if masked updates hide it."""
     partial: _builtins.bool
-    """Whether fewer clients measured it than evaluation.least_share demands."""
+    """True if fewer clients measured it than evaluation.least_share demands."""
     def __init__(
         self,
         *,
@@ -856,7 +856,7 @@ class Spread(_message.Message):
     samples: _builtins.int
     """Number of samples, as in Coverage."""
     partial: _builtins.bool
-    """Whether fewer clients measured it than the run demands, as in Coverage."""
+    """True if fewer clients measured it than the run demands, as in Coverage."""
     @_builtins.property
     def quantiles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """Quantiles at 10, 25, 50, 75 and 90 per cent of the clients."""

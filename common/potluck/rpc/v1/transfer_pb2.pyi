@@ -450,8 +450,8 @@ class UpdateHeader(_message.Message):
     located, whether it may have been.
     """
     until: _builtins.int
-    """Where in the file this stream ends, without a trailer: the rest comes in further streams. 0: at
-    the end of the file.
+    """Byte of the file at which this stream ends, without a trailer: the rest comes in further streams.
+    0: the end of the file.
     """
     sequence: _builtins.int
     """Position in the order of the streams that carry this update. A newer stream ends an older one, and

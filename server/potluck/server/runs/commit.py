@@ -198,10 +198,10 @@ async def _store(
 
 
 def _best(run: Run, metrics: Metrics, coverage: Mapping[str, Coverage]) -> BestSoFar | None:
-    """What is known of the measure that the run goes by, with the round that is being committed.
+    """Return the best value so far of the measure in `[stop]`, with the round under commit.
 
-    A partial measure changes nothing: neither the best model, nor the evaluations without
-    improvement."""
+    A partial measure changes nothing: neither the best model, nor the number of evaluations
+    without improvement."""
     rule, so_far, number = run.plan.stop_rule, run.row.best, run.machine.round
     if rule is None or number <= rule.opening:
         return None

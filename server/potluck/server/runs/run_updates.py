@@ -29,7 +29,7 @@ from potluck.server.store.store_thread import InStore
 
 @dataclass(frozen=True, kw_only=True)
 class Offer:
-    """What a client says of an update that it keeps. numbers: in the order of their names."""
+    """A client's report of an update that it keeps. numbers: in the order of their names."""
 
     numbers: Sequence[float]
     samples: int

@@ -182,8 +182,12 @@ def audit_labels(
 
 @dataclass(frozen=True, kw_only=True)
 class _Evidence:
-    """Of one client. rises: C, in how many rounds the bias rose. fewest: C, samples that it holds
-    at least for that. long_rounds: those in which its bias could have moved far enough."""
+    """Evidence about one client's labels from the moves of its bias.
+
+    rounds: number of rounds in which its update is known. long_rounds: number of those in which
+    its bias could have moved far enough. rises: for each class, the number of rounds in which the
+    bias rose. fewest: for each class, the minimum number of samples that explains these rises.
+    """
 
     rounds: int
     long_rounds: int
