@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
+from importlib import resources
 from typing import Any
 
 import tomlkit
@@ -10,52 +12,28 @@ from tomlkit.items import AoT
 
 from potluck.common.errors import ConfigurationError
 from potluck.common.settings.near_names import meant
-from potluck.experiments.presets.compared import COMPARED
-from potluck.experiments.presets.papers import (
-    DC,
-    FEDCONCAT,
-    FEDDF,
-    FEDDIVERSE,
-    FEDENTOPT,
-    FLASH,
-    LORA_STACKING,
-    RHFL_LOGITS,
-)
 from potluck.experiments.presets.preset import Preset
-from potluck.experiments.presets.selectors import SELECTORS
 
-_PRESETS = {
-    each.name: each
-    for each in (
-        DC,
-        FEDCONCAT,
-        FEDDF,
-        FEDDIVERSE,
-        FEDENTOPT,
-        FLASH,
-        LORA_STACKING,
-        RHFL_LOGITS,
-        *SELECTORS,
-        *COMPARED,
-    )
-}
+_FOLDER = resources.files(__package__)
+_ENDING = ".toml"
 
 
 def preset_names() -> list[str]:
     """Names of all presets."""
-    return sorted(_PRESETS)
+    names = (each.name for each in _FOLDER.iterdir())
+    return sorted(name.removesuffix(_ENDING) for name in names if name.endswith(_ENDING))
 
 
 def preset_named(name: str) -> Preset:
     """A preset. Raises ConfigurationError, listing what there is."""
-    preset = _PRESETS.get(name)
-    if preset is None:
+    if name not in preset_names():
         raise ConfigurationError(
             f"there is no preset '{name}'{meant(name, preset_names())}; "
             f"there are: {', '.join(preset_names())}",
             name=name,
         )
-    return preset
+    text = (_FOLDER / f"{name}{_ENDING}").read_text(encoding="utf-8")
+    return Preset.model_validate({"name": name, **tomllib.loads(text)})
 
 
 def preset_run_file(preset: Preset) -> str:

@@ -1,36 +1,41 @@
-"""A preset: a paper's settings as a run file, and what of it is ours."""
+"""A preset: a paper's settings as a run file, and the values in it that are ours."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
-UNCHECKED: Final = "not checked against the paper"
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 
-@dataclass(frozen=True, kw_only=True)
-class Assumption:
-    """A dotted key of the run file whose value is ours, and why it is that value."""
+class Assumption(BaseModel):
+    """A dotted key of the run file whose value is ours, and the reason for that value."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     key: str
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Preset:
-    """run: a run file, without seed and name. paper: whose settings these are. disclosure: what the
-    hosts must allow, in their table of that name, beyond its defaults."""
+class Preset(BaseModel):
+    """A file of this folder.
+
+    paper: the paper and its data set. run: a run file, without seed and name. disclosure: settings
+    that hosts need in their table of that name, besides its defaults. assumptions: in the file a
+    table of reasons by key.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     paper: str
     run: Mapping[str, Any]
-    disclosure: Mapping[str, Any] = field(default_factory=dict)
+    disclosure: Mapping[str, Any] = Field(default_factory=dict)
     assumptions: tuple[Assumption, ...] = ()
 
-
-def because(**reasons: str) -> tuple[Assumption, ...]:
-    """Keys with two underscores for each dot."""
-    return tuple(
-        Assumption(key=key.replace("__", "."), reason=reason) for key, reason in reasons.items()
-    )
+    @field_validator("assumptions", mode="before")
+    @classmethod
+    def _from_table(cls, value: object) -> object:
+        if not isinstance(value, Mapping):
+            return value
+        return tuple({"key": key, "reason": reason} for key, reason in value.items())
