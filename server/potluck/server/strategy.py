@@ -287,8 +287,11 @@ class Strategy(Plugin):
     def apply(
         self, state: State, model: Weights, combined: Weights, context: RoundContext
     ) -> tuple[Weights, State]:
-        """The next model and state. `combined` is what came of the reduction: the update as
-        weights, or the difference from the model if `weigh` said so; it may be written over."""
+        """Return the next model and state.
+
+        model: each access to a tensor reads it from its file. combined: the result of the
+        reduction, as weights, or as the difference from the model if `weigh` said so; it may be
+        written over."""
 
     def train(self, training: ServerTraining) -> None:
         """Train the network on from where it is; what it holds afterwards is the round's model.
