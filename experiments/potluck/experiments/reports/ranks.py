@@ -1,6 +1,9 @@
 """Mean ranks of arms over many comparisons, with Friedman's test and Nemenyi's critical difference.
 
 J. Demšar: Statistical Comparisons of Classifiers over Multiple Data Sets, JMLR 7, 2006.
+
+scikit-posthocs decides alike, but has no function for the critical difference itself, which the
+tables print; it would bring seven packages for Holm's correction and one picture.
 """
 
 from __future__ import annotations
