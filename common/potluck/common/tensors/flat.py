@@ -94,14 +94,19 @@ class FlatVector:
 def _joined(tensors: list[StoredTensor]) -> list[StoredTensor]:
     """The tensors as vectors, those in one where they lie one after another in a file."""
     found: list[StoredTensor] = []
+    sizes: list[int] = []
+    end = -1
     for each in tensors:
         size = each.size
         last = found[-1] if found else None
-        if last is not None and last.is_followed_by(each):
-            found[-1] = replace(last, shape=(last.size + size,))
+        same = last is not None and last.file is each.file and last.dtype == each.dtype
+        if same and each.begin == end:
+            sizes[-1] += size
         else:
-            found.append(replace(each, shape=(size,)))
-    return found
+            found.append(each)
+            sizes.append(size)
+        end = each.begin + size * each.dtype.itemsize
+    return [replace(each, shape=(size,)) for each, size in zip(found, sizes, strict=True)]
 
 
 class TensorBorders:

@@ -86,15 +86,6 @@ class StoredTensor:
         """Number of dimensions."""
         return len(self.shape)
 
-    @property
-    def end(self) -> int:
-        """The byte after its last."""
-        return self.begin + self.size * self.dtype.itemsize
-
-    def is_followed_by(self, other: StoredTensor) -> bool:
-        """Return whether the other begins where this one ends, in one file and of one type."""
-        return self.file is other.file and self.end == other.begin and self.dtype == other.dtype
-
     def read(self) -> NDArray[Any]:
         """Read all of it into a new array. Raises StorageError."""
         array = np.empty(self.shape, self.dtype)
