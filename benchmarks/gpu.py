@@ -41,8 +41,8 @@ from potluck.client.training.steps.loop import TrainingContext, train
 from potluck.client.training.triplet_estimate import (
     EstimateTerms,
     estimate_matrix,
-    released_triplet,
 )
+from potluck.common.learning.heterogeneity import triplet
 from potluck.common.learning.triplet import TripletSettings
 from potluck.common.models.lenet import lenet5
 from potluck.common.models.perceptron import perceptron
@@ -252,7 +252,7 @@ def triplets(setting: Setting) -> dict[str, Any]:
         terms = EstimateTerms(settings=settings, seed=1, device=device)
         started = time.perf_counter()
         found = estimate_matrix(model, weights, data.to(device), classes=2, terms=terms)
-        return time.perf_counter() - started, released_triplet(found, None).triplet
+        return time.perf_counter() - started, triplet(found.matrix)
 
     estimated(setting.device)  # warm up
     seconds, there = estimated(setting.device)

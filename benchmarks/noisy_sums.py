@@ -32,8 +32,8 @@ from rich.console import Console
 from rich.table import Table
 
 from potluck.client.base.laplace import noisy_counts
-from potluck.client.training.samples.signals import label_counts
 from potluck.common.learning.evaluation import evaluate
+from potluck.common.learning.sample_counts import label_counts
 from potluck.common.learning.training import training_for
 from potluck.common.secagg import Noise, complete_thresholds
 from potluck.common.secagg.primitives.cells import cells_of_members

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from potluck.common.disclosure import Parameters, TaskReference
+from potluck.common.signal import signal_named
 from potluck.server.aggregation.states import States, write_states
 from potluck.server.cohorts.selection_checks import check_selection
 from potluck.server.eligibility.eligibility import Eligibility
@@ -34,7 +35,6 @@ from potluck.server.eligibility.left_out import LeftOutRegister
 from potluck.server.eligibility.picks import PickRecord
 from potluck.server.hosts.attendance import Attendance
 from potluck.server.profiles.collect import Profiling
-from potluck.server.profiles.profile_requests import request_for
 from potluck.server.profiles.trust import Trust
 from potluck.server.rounds.events import Select
 from potluck.server.rounds.plan import RunPlan, draw_up
@@ -76,7 +76,7 @@ def stored_profiles(plan: RunPlan, clients: list[str]) -> list[Profile]:
     classes = plan.task.classes
     profiles = []
     for signal in sorted(plan.selector.needs):
-        request = request_for(signal, plan.run_file)
+        request = signal_named(signal).request(plan.run_file.profiles)
         noisy = request.mode.adds_noise
         parameters = Parameters(
             mode=request.mode,

@@ -18,10 +18,10 @@ from potluck.client.training.task_training import LoadedTask, TrainingFiles
 from potluck.client.training.triplet_estimate import (
     EstimateTerms,
     estimate_matrix,
-    released_triplet,
 )
 from potluck.common.errors import ConfigurationError
 from potluck.common.learning.evaluation import evaluate
+from potluck.common.learning.heterogeneity import triplet
 from potluck.common.learning.triplet import TripletSettings
 from potluck.common.names import ClientId
 from potluck.common.task import ClientData, Task
@@ -86,7 +86,7 @@ def test_a_triplet_is_estimated_as_on_a_processor(device: str) -> None:
         there = data.to(torch.device(where))  # as samples that stay on a device are
         terms = EstimateTerms(settings=settings, seed=1, device=torch.device(where))
         found = estimate_matrix(model, weights, there, classes=2, terms=terms)
-        return released_triplet(found, None).triplet
+        return triplet(found.matrix)
 
     expected = estimated("cpu")
     assert estimated(device) == pytest.approx(expected, abs=0 if device == "cpu" else 0.05)

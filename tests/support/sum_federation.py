@@ -24,8 +24,8 @@ from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
 from potluck.client.disclosure.release_ledger import Release, ReleaseLedger
 from potluck.client.disclosure.sum_ledger import SumLedger
 from potluck.client.masking.sum_sessions import SumSessions
-from potluck.client.training.samples.signals import label_counts
 from potluck.common.disclosure import SumKind
+from potluck.common.learning.sample_counts import label_counts
 from potluck.common.monitoring.instruments import Instruments
 from potluck.common.monitoring.metric_labels import MeasuredParty
 from potluck.common.names import ClientId

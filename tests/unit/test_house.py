@@ -46,7 +46,8 @@ ROOMS = {
         "plain_text errors interruptible names tags settings trainer task adapters models "
         "tasks learning records tables disclosure tensors net "
         "secagg.rules secagg.primitives secagg.wire secagg.vectors secagg.policy secagg.client "
-        "secagg.coordinator secagg updates run_file process monitoring tracing"
+        "secagg.coordinator secagg updates run_file signal built_in_signals "
+        "process monitoring tracing"
     ),
     "server": (
         "clock config state store.sql store objects selection strategy sink stopping "

@@ -22,8 +22,8 @@ from potluck.common.settings.old_spelling import old_spellings
 LABEL_COUNTS: Final = "label_counts"
 TRIPLET: Final = "triplet"
 INTERACTION_MATRIX: Final = "interaction_matrix"
+BUILT_IN_SIGNALS: Final = (LABEL_COUNTS, TRIPLET, INTERACTION_MATRIX)
 
-SignalName = Literal["label_counts", "triplet", "interaction_matrix"]
 Adjacency = Literal["add-remove", "replace"]
 
 LEAST_EPSILON = 1e-6
@@ -65,14 +65,6 @@ NoisyOrExact = Annotated[
     Literal["noisy", "exact"], old_spellings({"ldp": "noisy", "plain": "exact"})
 ]
 """The word of a setting for noise or none."""
-
-
-MODES: Mapping[str, tuple[Mode, ...]] = {
-    LABEL_COUNTS: (Mode.NOISY, Mode.EXACT),
-    TRIPLET: (Mode.NOISY_TRIPLET, Mode.EXACT_TRIPLET),
-    INTERACTION_MATRIX: (Mode.EXACT,),
-}
-"""The modes that each signal has."""
 
 
 class Weighting(StrEnum):
@@ -161,26 +153,6 @@ def canonical_json(value: Mapping[str, Any]) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-def parse_request(signal: str, text: str) -> Request:
-    """A request as it came. Raises ProtocolError for one that is malformed or unknown."""
-    modes = MODES.get(signal)
-    if modes is None:
-        raise ProtocolError(
-            f"there is no signal {signal[:40]!r}; this software knows: {', '.join(MODES)}"
-        )
-    try:
-        request = Request.model_validate_json(text)
-    except ValidationError as error:
-        raise ProtocolError(f"parameters of a {signal} request: {_first(error)}") from None
-    if request.mode not in modes:
-        raise ProtocolError(
-            f"{signal} has no mode '{request.mode}'; it has: {', '.join(modes)}", signal=signal
-        )
-    if (request.settings is None) == (signal == TRIPLET):
-        raise ProtocolError(f"a {signal} request must have settings if it is for a triplet only")
-    return request
-
-
 def parse_parameters(text: str) -> Parameters:
     """Parameters as they came. Raises ProtocolError unless they are well-formed and canonical."""
     try:
@@ -189,13 +161,14 @@ def parse_parameters(text: str) -> Parameters:
             return parameters
         why = "no canonical JSON"
     except ValidationError as error:
-        why = _first(error)
+        why = first_fault(error)
     except ValueError as error:  # options with NaN
         why = str(error)
     raise ProtocolError(f"parameters of a profile: {why}")
 
 
-def _first(error: ValidationError) -> str:
+def first_fault(error: ValidationError) -> str:
+    """The first fault of a message, with its place."""
     fault = error.errors(include_url=False, include_input=False)[0]
     place = ".".join(str(part) for part in fault["loc"])
     return f"{place}: {fault['msg']}" if place else str(fault["msg"])

@@ -30,7 +30,7 @@ Floats = NDArray[np.float64]
 
 
 class Signal(StrEnum):
-    """Something a client can disclose once, before selection."""
+    """The built-in signals: what a client can disclose once, before selection."""
 
     LABEL_COUNTS = "label_counts"
     TRIPLET = "triplet"
@@ -68,6 +68,7 @@ class Population:
     triplets: K × 3, float64 in [0, 1] (CI, AI, SC); a row of NaN where a client sent none.
     interaction_matrices: K × classes × 2, float64; NaN where a client sent none.
     label_totals: classes, float64: all clients' label counts, where a secure sum gave them.
+    signals: the columns of other packages' signals by name, K × the signal's shape.
     A column is None where no profile of that kind was asked for.
     """
 
@@ -78,9 +79,31 @@ class Population:
     triplets: NDArray[np.float64] | None = None
     interaction_matrices: NDArray[np.float64] | None = None
     label_totals: NDArray[np.float64] | None = None
+    signals: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def disclosed(self, signal: str) -> NDArray[np.float64] | None:
+        """The column of a signal; None if no profile of that kind was asked for."""
+        known: NDArray[np.float64] | None = (
+            getattr(self, _FIELDS[signal]) if signal in _FIELDS else self.signals.get(signal)
+        )
+        return known
+
+
+_FIELDS: Final[Mapping[str, str]] = {
+    Signal.LABEL_COUNTS: "label_counts",
+    Signal.TRIPLET: "triplets",
+    Signal.INTERACTION_MATRIX: "interaction_matrices",
+}
+"""Fields of `Population` for the built-in signals."""
+
+
+def by_field(columns: Mapping[str, Floats]) -> dict[str, Any]:
+    """Fields of `Population` for the columns of signals."""
+    fields: dict[str, Any] = {_FIELDS[name]: columns[name] for name in columns if name in _FIELDS}
+    return {**fields, "signals": {name: columns[name] for name in columns if name not in _FIELDS}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -328,8 +351,9 @@ class Selector(Plugin):
 
     group = SELECTORS
 
-    needs: frozenset[Signal] = frozenset()
-    """The profiles that a client must have disclosed before it can be selected."""
+    needs: frozenset[str] = frozenset()
+    """Signals that a client must have disclosed before it can be selected; those of other packages
+    by the names under which they are installed."""
     reports: frozenset[str] = frozenset()
     """Names of the numbers that are to come with every update, e.g. "utility"."""
     asks: frozenset[str] = frozenset()

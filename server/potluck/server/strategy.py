@@ -22,7 +22,7 @@ from potluck.common.disclosure import Weighting
 from potluck.common.settings.local_training import LocalTraining
 from potluck.common.settings.plugins import STRATEGIES, Plugin
 from potluck.common.tensors.layout import Layout
-from potluck.server.selection import Population, Signal
+from potluck.server.selection import Population
 from potluck.server.state import State
 
 if TYPE_CHECKING:  # importing torch takes seconds, and most strategies need none
@@ -217,7 +217,7 @@ class Strategy(Plugin):
     rounds, nor beside auxiliaries."""
     training: ClassVar[Mapping[str, object]] = {}
     """Settings of local training that it recommends, as in the run file's `[training]`."""
-    needs_profiles: frozenset[Signal] = frozenset()
+    needs_profiles: frozenset[str] = frozenset()
     """Profiles of clients that `enrol` looks at."""
     parts: bool = False
     """Whether clients train different parts of the model, as `part` says; then `enrol` is called,

@@ -38,6 +38,7 @@ RUN_ELSEWHERE = {
     "python.md": "tests/e2e/test_python_api.py",
     "trackers.md": "tests/unit/server/sinks/test_writing_a_sink.py",
     "writing-a-selector.md": "tests/integration/test_writing_a_selector.py",
+    "writing-a-signal.md": "tests/integration/test_writing_a_signal.py",
     "writing-a-strategy.md": "tests/integration/test_writing_a_strategy.py",
     "writing-a-task.md": "tests/integration/test_writing_a_task.py",
     "writing-a-trainer.md": "tests/integration/test_writing_a_trainer.py",
@@ -77,7 +78,7 @@ TLS = dict.fromkeys(("certificate", "key", "authority"), "file.pem")
 HOST = {"coordinator": "127.0.0.1:7443", "clients": ["a"], "state_directory": "s", "tls": TLS}
 COORDINATOR = {"state_directory": "state", "tls": TLS}
 FEDERATION = {"federation": "demo", "address": "localhost:7443"}
-OF_OTHERS = {"rare-first", "fair", "circle"}
+OF_OTHERS = {"rare-first", "darkest-first", "fair", "circle"}
 """Plug-ins that the pages themselves write."""
 
 

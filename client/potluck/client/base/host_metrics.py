@@ -11,7 +11,6 @@ from potluck.common.errors import PotluckError
 from potluck.common.monitoring import definitions as metrics
 from potluck.common.monitoring.instruments import Instruments
 from potluck.common.monitoring.metric_labels import (
-    SIGNAL,
     Direction,
     DisclosureOutcome,
     HostStage,
@@ -20,12 +19,12 @@ from potluck.common.monitoring.metric_labels import (
     Work,
     WorkOutcome,
     known_reason,
+    known_signal,
 )
 from potluck.common.monitoring.process_metrics import show_certificate, show_disk
 from potluck.common.net.tls import TlsFiles
 
 _WORK = frozenset(Work)
-_SIGNALS = frozenset(SIGNAL.values)
 
 
 def told_speed(samples: int, seconds: float) -> float:
@@ -135,9 +134,8 @@ class HostMetrics:
     # Privacy ----------------------------------------------------------------------------------
 
     def disclosed(self, signal: str, outcome: DisclosureOutcome) -> None:
-        """A client was asked for a profile; signals that are not known are not counted."""
-        if signal in _SIGNALS:
-            self.instruments.count(metrics.DISCLOSURES, signal=signal, outcome=outcome)
+        """A client was asked for a profile."""
+        self.instruments.count(metrics.DISCLOSURES, signal=known_signal(signal), outcome=outcome)
 
     def spent(self, epsilon: float) -> None:
         """A client has spent so much altogether; the most that one has is shown."""

@@ -6,11 +6,11 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from potluck.client.base.laplace import exact_epsilon, sensitivity
 from potluck.common.disclosure import (
-    INTERACTION_MATRIX,
+    BUILT_IN_SIGNALS,
     LABEL_COUNTS,
     TRIPLET,
     Adjacency,
@@ -18,7 +18,6 @@ from potluck.common.disclosure import (
     NoisyOrExact,
     Parameters,
     Request,
-    SignalName,
     SumKind,
     TaskReference,
     Weighting,
@@ -39,6 +38,8 @@ from potluck.common.secagg.policy.sum_policy import (
     SMALLEST_LEAST_HOSTS,
 )
 from potluck.common.settings.configuration import Settings
+from potluck.common.settings.plugins import SIGNALS, installed
+from potluck.common.signal import title_of
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1.transfer_pb2 import ENCODING_MASKED_UINT32
 
@@ -53,10 +54,16 @@ _TABLE = "the [disclosure] table of its configuration"
 class DisclosurePolicy(Settings):
     """The rules for all clients of a host. Each has a privacy budget of its own."""
 
-    signals: tuple[SignalName, ...] = Field(
+    signals: tuple[str, ...] = Field(
         default=(LABEL_COUNTS, TRIPLET),
-        description="What may be disclosed at all: label_counts, triplet, interaction_matrix.\n"
-        "interaction_matrix has no noisy form: whoever allows it gives its counts away.",
+        description="What may be disclosed at all: label_counts, triplet, interaction_matrix, or\n"
+        "others that are installed. interaction_matrix has no noisy form: whoever allows it gives\n"
+        "its counts away.",
+    )
+    exact_signals: tuple[str, ...] = Field(
+        default=(),
+        description="Which signals of other packages, among `signals`, may be disclosed without\n"
+        "noise.",
     )
     exact_label_counts: bool = Field(
         default=False, description="Whether label counts may be disclosed without noise."
@@ -177,6 +184,15 @@ class DisclosurePolicy(Settings):
         "from this seed, so that a run can be repeated, and whoever knows it can undo it.",
     )
 
+    @field_validator("signals", "exact_signals")
+    @classmethod
+    def _installed(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        known = installed(SIGNALS)
+        for name in names:
+            if name not in known:
+                raise ValueError(f"'{name[:40]}' is not installed; installed: {', '.join(known)}")
+        return names
+
     @property
     def of_sums(self) -> ClientPolicy:
         """The rules that a secure sum must keep to."""
@@ -216,7 +232,7 @@ class DisclosurePolicy(Settings):
 def terms(
     policy: DisclosurePolicy,
     client: str,
-    signal: SignalName,
+    signal: str,
     request: Request,
     *,
     task: TaskReference,
@@ -226,8 +242,7 @@ def terms(
 
     Raises DisclosureRefusedError, naming the key of the policy that forbids it.
     """
-    if signal not in policy.signals:
-        raise _refused(client, signal, f"'{signal}' is not among `signals`")
+    check_signal(policy, client, signal)
     if request.mode is Mode.EXACT and signal == LABEL_COUNTS and not policy.exact_label_counts:
         raise _refused(
             client, signal, "exact counts were asked for and `exact_label_counts` is false"
@@ -235,6 +250,12 @@ def terms(
     if request.mode is Mode.EXACT_TRIPLET and policy.triplet != "exact":
         raise _refused(client, signal, 'one without noise was asked for and `triplet` is "noisy"')
     if not request.mode.adds_noise:
+        if signal not in (*BUILT_IN_SIGNALS, *policy.exact_signals):
+            raise _refused(
+                client,
+                signal,
+                f"one without noise was asked for and '{signal}' is not among `exact_signals`",
+            )
         return Parameters(mode=request.mode, task=task, model=model, settings=request.settings)
     epsilon = policy.epsilon if request.epsilon is None else request.epsilon
     if exact_epsilon(epsilon) > exact_epsilon(policy.epsilon):
@@ -256,6 +277,20 @@ def terms(
         model=model,
         settings=request.settings,
     )
+
+
+def check_signal(policy: DisclosurePolicy, client: str, signal: str) -> None:
+    """Raises DisclosureRefusedError where a signal may not be disclosed at all."""
+    if signal not in policy.signals:
+        why = f"'{signal}' is not among `signals`"
+        if signal in BUILT_IN_SIGNALS:
+            raise _refused(client, signal, why)
+        # Without its title: that would load the code of a signal that its owner forbids.
+        raise DisclosureRefusedError(
+            f"client '{client}' does not disclose a signal: {why} in {_TABLE}",
+            client=client,
+            signal=signal,
+        )
 
 
 def check_budget(
@@ -404,15 +439,7 @@ def check_question(policy: DisclosurePolicy, client: str, kind: str) -> None:
 
 def _refused(client: str, signal: str, why: str) -> DisclosureRefusedError:
     return DisclosureRefusedError(
-        f"client '{client}' does not disclose its {WORDS[signal]}: {why} in {_TABLE}",
+        f"client '{client}' does not disclose its {title_of(signal)}: {why} in {_TABLE}",
         client=client,
         signal=signal,
     )
-
-
-WORDS = {
-    LABEL_COUNTS: "label counts",
-    TRIPLET: "heterogeneity triplet",
-    INTERACTION_MATRIX: "interaction matrix",
-}
-"""Signals in plain words."""

@@ -17,26 +17,26 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import structlog
 
 from potluck.client.base.host_metrics import HostMetrics
 from potluck.client.base.laplace import noisy_counts
-from potluck.client.disclosure.disclosure_policy import WORDS, DisclosurePolicy, terms
+from potluck.client.disclosure.disclosure_policy import DisclosurePolicy, check_signal, terms
 from potluck.client.disclosure.member_keys import signing_key
 from potluck.client.disclosure.privacy_budget import PrivacyBudget
 from potluck.client.disclosure.release_ledger import Recipient, Release, ReleaseKey
 from potluck.common.disclosure import (
-    TRIPLET,
+    BUILT_IN_SIGNALS,
     Parameters,
-    SignalName,
     TaskReference,
     canonical_json,
-    parse_request,
 )
-from potluck.common.errors import ConfigurationError, ProtocolError
+from potluck.common.errors import ConfigurationError, ProtocolError, TrainingError
 from potluck.common.monitoring.metric_labels import DisclosureOutcome
 from potluck.common.net.membership import profile_statement
 from potluck.common.net.membership_in_force import MembershipInForce
+from potluck.common.signal import Counts, check_known, parse_request, signal_named, title_of
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 log = structlog.get_logger()
@@ -73,12 +73,15 @@ class Discloser:
         `measure` raises.
         """
         work, client = instruction.disclose, instruction.client_id
-        request = parse_request(work.signal, work.parameters_json)
-        signal = cast(SignalName, work.signal)  # parse_request knows it
+        signal = work.signal
+        check_known(signal)
+        if signal not in BUILT_IN_SIGNALS:  # its code is loaded only where its owner allows that
+            check_signal(self.policy, client, signal)
+        request = parse_request(signal, work.parameters_json)
         parameters = terms(
             self.policy, client, signal, request,
             task=_task(work.task),
-            model=work.model.blake3 if signal == TRIPLET else None,
+            model=work.model.blake3 if signal_named(signal).needs_model else None,
         )  # fmt: skip
         key = ReleaseKey(self.policy.data_epoch, signal, parameters.canonical())
         recipient = Recipient(
@@ -174,9 +177,42 @@ def noised(counts: list[int], parameters: Parameters, generator: random.Random) 
     )
 
 
+class ReleaseNoise:
+    """The noise of one release, which a signal draws once for all of its counts."""
+
+    def __init__(self, signal: str, parameters: Parameters, generator: random.Random) -> None:
+        self._signal, self._parameters, self._generator = signal, parameters, generator
+        self._drawn = False
+
+    def __call__(self, counts: Counts) -> Counts:
+        """Return counts with noise, or unchanged if the release has none.
+
+        Raises TrainingError for numbers that are not whole, and if it is called twice.
+        """
+        if self._drawn:
+            raise TrainingError(
+                f"signal '{self._signal}' drew its noise twice; pass all of its counts at once"
+            )
+        self._drawn = True
+        if counts.dtype.kind not in "iu":
+            raise TrainingError(
+                f"signal '{self._signal}' wants noise on numbers of type {counts.dtype}; give int64"
+            )
+        noisy = noised(counts.ravel().tolist(), self._parameters, self._generator)
+        return np.array(noisy, dtype=np.int64).reshape(counts.shape)
+
+    def check_drawn(self) -> None:
+        """Raise TrainingError if the release is a noisy one, and no noise was drawn."""
+        if self._parameters.mode.adds_noise and not self._drawn:
+            raise TrainingError(
+                f"signal '{self._signal}' drew no noise for a noisy disclosure; pass its counts "
+                "through context.noisy"
+            )
+
+
 def description(release: Release) -> str:
     """A release in plain words."""
-    words = WORDS[release.signal]
+    words = title_of(release.signal)
     if release.epsilon is None:
         return f"the {words}, without noise,"
     adjacency = json.loads(release.parameters_json)["adjacency"]

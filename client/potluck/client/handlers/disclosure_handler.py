@@ -1,14 +1,16 @@
-"""The instruction to disclose: label counts, an interaction matrix, or a triplet."""
+"""The instruction to disclose a signal."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from potluck.client.disclosure.releases import noised, randomness
+from potluck.client.disclosure.releases import ReleaseNoise, randomness
 from potluck.client.handlers.active_instruction import ActiveInstruction
 from potluck.client.handlers.handler_context import HandlerContext
-from potluck.common.disclosure import INTERACTION_MATRIX, LABEL_COUNTS, TRIPLET, Parameters
+from potluck.common.disclosure import Parameters
 from potluck.common.names import ClientId
+from potluck.common.signal import signal_named
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 if TYPE_CHECKING:  # importing it imports torch, which only the worker's thread has time for
@@ -28,28 +30,26 @@ async def disclose(context: HandlerContext, active: ActiveInstruction) -> rpc.An
 async def _measured(
     context: HandlerContext, active: ActiveInstruction, parameters: Parameters
 ) -> dict[str, Any]:
-    """The profile's numbers by signal, noise and all."""
+    """The profile's payload, noise and all."""
     work, client = active.instruction.disclose, ClientId(active.instruction.client_id)
-    noise = randomness(context.policy, client, parameters)
+    noise = ReleaseNoise(work.signal, parameters, randomness(context.policy, client, parameters))
 
-    def count(device: TrainingDevice) -> dict[str, Any]:
-        if work.signal == LABEL_COUNTS:
-            counts = device.label_counts(work.task, client)
-            return {LABEL_COUNTS: noised(counts, parameters, noise)}
-        return {INTERACTION_MATRIX: device.interaction_matrix(work.task, client)}
-
-    if work.signal != TRIPLET:
-        return await context.compute(active, work.task, count)
-    async with context.model(active, work.model, work.task) as model:
-        return await context.compute(
-            active,
-            work.task,
-            lambda device: device.triplet(
-                work.task,
+    async def measured(model: Path | None) -> dict[str, Any]:
+        def measure(device: TrainingDevice) -> dict[str, Any]:
+            return device.disclosed(
+                work,
                 parameters,
                 client,
+                noisy=noise,
                 model=model,
-                randomness=noise,
                 cancelled=active.cancelled.is_set,
-            ),
-        )
+            )
+
+        payload = await context.compute(active, work.task, measure)
+        noise.check_drawn()
+        return payload
+
+    if not signal_named(work.signal).needs_model:
+        return await measured(None)
+    async with context.model(active, work.model, work.task) as model:
+        return await measured(model)

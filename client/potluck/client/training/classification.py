@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,7 +30,6 @@ from potluck.client.training.personal.ditto import halves
 from potluck.client.training.processes.gpu_workers import TrainingMemory
 from potluck.client.training.samples.device_samples import DeviceSamples
 from potluck.client.training.samples.quotas import positions_within
-from potluck.client.training.samples.signals import interaction_matrix, label_counts
 from potluck.client.training.samples.validation import validation_split
 from potluck.client.training.steps.in_turn import train_in_turn
 from potluck.client.training.steps.loop import (
@@ -56,9 +54,8 @@ from potluck.client.training.task_training import (
 from potluck.client.training.training_plan import FinishedTraining, TrainingPlan, plan_training
 from potluck.client.training.triplet_estimate import (
     EstimateTerms,
-    LocalPrivacy,
+    MatrixEstimate,
     estimate_matrix,
-    released_triplet,
 )
 from potluck.common.disclosure import Parameters
 from potluck.common.errors import (
@@ -67,6 +64,7 @@ from potluck.common.errors import (
     TrainingError,
 )
 from potluck.common.learning.evaluation import evaluate
+from potluck.common.learning.sample_counts import label_counts
 from potluck.common.learning.scores import EvaluationCounts
 from potluck.common.learning.task_checks import check_client_data, check_finite, check_labels
 from potluck.common.learning.task_failures import blamed_on_task, crashed
@@ -117,7 +115,7 @@ class Classification(TaskTraining):
         """Train as the instruction says, with the objective and the correction that it names."""
         work, client_id = instruction.train, ClientId(instruction.client_id)
         loaded, plan = self.loaded, plan_training(work, self.loaded.task)
-        data = self._client_data(client_id).train
+        data = self.client_data(client_id).train
         samples = self._samples(client_id, work, plan.settings.validation_share)
         correction = _correction(plan, files, loaded, samples)
         progress(0.0)
@@ -289,7 +287,7 @@ class Classification(TaskTraining):
     ) -> TrainedMember | PotluckError:
         outcome = trained[trainee.member.lane]
         client_id = ClientId(trainee.member.instruction.client_id)
-        data = self._client_data(client_id).train
+        data = self.client_data(client_id).train
         if isinstance(outcome, TrainingError):
             try:  # no learning rate is to blame for NaN in data
                 check_finite(data, f"client '{client_id}'")
@@ -316,7 +314,8 @@ class Classification(TaskTraining):
             for name, tensor in self.loaded.model.named_parameters():
                 tensor.copy_(weights[name])
 
-    def _client_data(self, client_id: ClientId) -> ClientData:
+    def client_data(self, client_id: ClientId) -> ClientData:
+        """A client's data, checked to be `Examples` of the task."""
         name = self.loaded.name
         return self.loaded.client_data(
             client_id, lambda data: check_client_data(data, name, client_id)
@@ -324,9 +323,7 @@ class Classification(TaskTraining):
 
     def _samples(self, client_id: ClientId, work: rpc.Train, share: float) -> _Samples:
         """The samples that a client trains on: not those kept back, no more than its quotas."""
-        training, validation = validation_split(
-            self._client_data(client_id).train, share, client_id
-        )
+        training, validation = validation_split(self.client_data(client_id).train, share, client_id)
         if self._on_device is None:
             self._on_device = DeviceSamples(self._device, sharing=self.loaded.sharing)
         training = self._on_device.of((client_id, share), training)
@@ -364,7 +361,7 @@ class Classification(TaskTraining):
     def measured(self, instruction: rpc.Instruction, files: ClientFiles) -> EvaluationCounts:  # noqa: ARG002 - for trainers
         """Exact counts."""
         loaded, client_id = self.loaded, ClientId(instruction.client_id)
-        held_out = self.held_out(client_id, self._client_data(client_id))
+        held_out = self.held_out(client_id, self.client_data(client_id))
         counts = evaluate(
             loaded.model,
             held_out,
@@ -393,7 +390,7 @@ class Classification(TaskTraining):
             QuestionContext(
                 client=ClientId(client_id),
                 round=instruction.round,
-                data=self._client_data(ClientId(client_id)),
+                data=self.client_data(ClientId(client_id)),
                 classes=loaded.task.classes,
                 groups=loaded.task.groups,
                 device=self._device,
@@ -410,47 +407,29 @@ class Classification(TaskTraining):
 
     def label_counts(self, client_id: ClientId) -> list[int]:
         """A client's training samples by class."""
-        return label_counts(self._client_data(client_id).train, self.loaded.task.classes)
+        return label_counts(self.client_data(client_id).train, self.loaded.task.classes)
 
-    def interaction_matrix(self, client_id: ClientId) -> list[list[int]]:
-        """A client's training samples by class and attribute."""
-        task = self.loaded.task
-        return interaction_matrix(self._client_data(client_id).train, task.classes, task.groups)
-
-    def triplet(
+    def estimated_matrix(
         self,
         parameters: Parameters,
         client_id: ClientId,
         *,
         seed: int,
         model: Path,
-        randomness: random.Random,
         cancelled: Callable[[], bool],
-    ) -> dict[str, Any]:
-        """A client's triplet, estimated with the file `model`, as it is sent.
-
-        `randomness`: what noise is drawn from; see `noisy_counts`.
-        """
-        privacy = None
-        if parameters.epsilon is not None and parameters.adjacency is not None:
-            privacy = LocalPrivacy(
-                epsilon=parameters.epsilon,
-                adjacency=parameters.adjacency,
-                randomness=randomness,
-            )
+    ) -> MatrixEstimate:
+        """A client's interaction matrix, estimated with the file `model`."""
         terms = EstimateTerms(
             settings=parameters.settings or TripletSettings(),
             seed=seed,
             device=self._device,
             cancelled=cancelled,
         )
-        samples, loaded = self._client_data(client_id).train, self.loaded
+        samples, loaded = self.client_data(client_id).train, self.loaded
         with open_tensors(model) as file:
-            found = estimate_matrix(
+            return estimate_matrix(
                 loaded.model, file.arrays, samples, classes=loaded.task.classes, terms=terms
             )
-        estimate = released_triplet(found, privacy)
-        return {"triplet": list(estimate.triplet), "degenerate": estimate.degenerate}
 
 
 def _form_of(data: Examples) -> _Form:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import random
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,18 +29,24 @@ from potluck.client.training.task_training import (
     TrainingFiles,
     UnfitForLanesError,
 )
-from potluck.common.disclosure import Parameters
-from potluck.common.errors import ConfigurationError, PotluckError, TrainingError
+from potluck.common.disclosure import Parameters, canonical_json
+from potluck.common.errors import ConfigurationError, PotluckError, ProtocolError, TrainingError
 from potluck.common.learning.measures import MeasureSums
 from potluck.common.learning.scores import EvaluationCounts
 from potluck.common.names import ClientId
 from potluck.common.settings.plugins import MODEL_MODULES
+from potluck.common.signal import (
+    Counts,
+    EstimatedMatrix,
+    SignalContext,
+    read_payload,
+    signal_named,
+)
 from potluck.common.tensors.layout import LENGTH_BYTES, Layout, parse_header
 from potluck.common.trainer import TrainingProgress
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 if TYPE_CHECKING:
-    from potluck.client.training.classification import Classification
     from potluck.client.training.processes.gpu_workers import TrainingMemory
 
 
@@ -166,46 +172,58 @@ class TrainingDevice:
         """A client's training samples by class. Raises PluginError, TrainingError."""
         return self._tasks.of(plugin).label_counts(client_id)
 
-    def interaction_matrix(self, plugin: rpc.Plugin, client_id: ClientId) -> list[list[int]]:
-        """A client's training samples by class and attribute. Raises PluginError, TrainingError."""
-        found = self._classification(plugin, "interaction matrix")
-        return found.interaction_matrix(client_id)
-
-    def triplet(
+    def disclosed(
         self,
-        plugin: rpc.Plugin,
+        work: rpc.Disclose,
         parameters: Parameters,
         client_id: ClientId,
         *,
-        model: Path,
-        randomness: random.Random,
+        noisy: Callable[[Counts], Counts],
+        model: Path | None,
         cancelled: Callable[[], bool],
     ) -> dict[str, Any]:
-        """A client's triplet, estimated with the file `model`, as it is sent.
+        """The payload of a client's signal, checked as the coordinator will check it.
 
-        `randomness`: what noise is drawn from; see `noisy_counts`.
+        model: file of the pre-trained model, for a signal that needs one.
 
         Raises PluginError, LayoutError, TrainingError, and RoundClosedError when cancelled.
         """
-        return self._classification(plugin, "triplet").triplet(
-            parameters,
-            client_id,
-            seed=_own_seed(client_id, parameters.model or ""),
-            model=model,
-            randomness=randomness,
-            cancelled=cancelled,
-        )
+        found, name = self._tasks.of(work.task), work.signal
+        task = found.loaded.task
 
-    def _classification(self, plugin: rpc.Plugin, wanted: str) -> Classification:
-        from potluck.client.training.classification import Classification
+        def estimated_matrix() -> EstimatedMatrix:
+            from potluck.client.training.classification import Classification
 
-        found = self._tasks.of(plugin)
-        if not isinstance(found, Classification):
-            raise TrainingError(
-                f"task '{plugin.name}' trains by itself and has no {wanted}; choose a selector "
-                "that needs none"
+            if model is None or not isinstance(found, Classification):
+                raise TrainingError(
+                    f"signal '{name}' estimates a matrix without a model; set its `needs_model`"
+                )
+            seed = _own_seed(client_id, parameters.model or "")
+            return found.estimated_matrix(
+                parameters, client_id, seed=seed, model=model, cancelled=cancelled
             )
-        return found
+
+        payload = dict(
+            signal_named(name).measure(
+                SignalContext(
+                    client=client_id,
+                    data=partial(found.client_data, client_id),
+                    task=work.task.name,
+                    classes=task.classes,
+                    groups=task.groups,
+                    trains_by_itself=found.trains_by_itself,
+                    parameters=parameters,
+                    label_counts=partial(found.label_counts, client_id),
+                    estimated_matrix=estimated_matrix,
+                    noisy=noisy,
+                )
+            )
+        )
+        try:
+            read_payload(name, parameters, canonical_json(payload), classes=task.classes)
+        except (ProtocolError, TypeError, ValueError) as error:
+            raise TrainingError(f"signal '{name}' measured no payload: {error}") from error
+        return payload
 
 
 def has_torch() -> bool:

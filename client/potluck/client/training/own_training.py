@@ -39,6 +39,7 @@ from potluck.common.learning.task_loading import numpy_seeded
 from potluck.common.learning.training import training_for
 from potluck.common.names import ClientId
 from potluck.common.settings.local_training import LocalTraining
+from potluck.common.task import ClientData
 from potluck.common.tensors.layout import Layout
 from potluck.common.tensors.tensor_files import block_is_within_bounds
 from potluck.common.trainer import (
@@ -242,6 +243,10 @@ class OwnTraining(TaskTraining):
                 available=partial(loaded.forecast, client_id),
             )
         )
+
+    def client_data(self, client_id: ClientId) -> ClientData[Any]:
+        """A client's data, in whatever form the trainer takes."""
+        return self.loaded.client_data(client_id)
 
     def label_counts(self, client_id: ClientId) -> list[int]:
         """Return the trainer's counts of a client's training samples by class.

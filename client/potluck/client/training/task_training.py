@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -216,6 +216,9 @@ class TaskTraining(ABC):
     TrainingError, StorageError, and RoundClosedError when cancelled.
     """
 
+    trains_by_itself: ClassVar[bool] = False
+    """Whether the task brings its own trainer, whose data need not be `Examples`."""
+
     def __init__(self, loaded: LoadedTask) -> None:
         self.loaded = loaded
 
@@ -341,6 +344,10 @@ class TaskTraining(ABC):
                 for name, array in self.loaded.weights().items()
                 if array.dtype.kind == "f" and name not in buffers
             }
+
+    @abstractmethod
+    def client_data(self, client_id: ClientId) -> ClientData[Any]:
+        """A client's data, checked."""
 
     @abstractmethod
     def label_counts(self, client_id: ClientId) -> list[int]:

@@ -12,7 +12,6 @@ matrix up to the naming of classes and attributes.
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +21,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from potluck.client.base.laplace import Adjacency, Epsilon, noisy_counts
 from potluck.client.objective import Batch, LocalContext, Objective
 from potluck.client.training.features import features_and_logits
 from potluck.client.training.objectives.cross_entropy import CrossEntropy
@@ -32,22 +30,12 @@ from potluck.client.training.objectives.generalized_cross_entropy import (
 )
 from potluck.client.training.steps.loop import TrainingContext, train
 from potluck.common.errors import DataError
-from potluck.common.learning.heterogeneity import triplet
 from potluck.common.learning.triplet import TripletSettings
 from potluck.common.settings.local_training import LocalTraining
 from potluck.common.task import Examples
 from potluck.common.tensors.model_arrays import load_arrays
 
 _LEAST_PIVOT_SAMPLES = 2
-
-
-@dataclass(frozen=True, kw_only=True)
-class LocalPrivacy:
-    """The noise that the matrix gets. `randomness`: see `noisy_counts`."""
-
-    epsilon: Epsilon
-    adjacency: Adjacency
-    randomness: random.Random
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,18 +58,6 @@ class MatrixEstimate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TripletEstimate:
-    """The triplet that a client may disclose. triplet: (CI, AI, SC), each in [0, 1].
-
-    degenerate: the estimate found no attribute; None for a noisy triplet, which does not
-    disclose it.
-    """
-
-    triplet: tuple[float, float, float]
-    degenerate: bool | None
-
-
-@dataclass(frozen=True, kw_only=True)
 class EstimateTerms:
     """The settings and the seed of an estimate, its device, and whether it is cancelled."""
 
@@ -93,28 +69,6 @@ class EstimateTerms:
     def stage_seed(self, stage: int) -> int:
         """Seed of a training. stage: 0 for the head, 1 + y for the biased model of class y."""
         return int(np.random.SeedSequence((self.seed, stage)).generate_state(1, np.uint64)[0] >> 1)
-
-
-def released_triplet(found: MatrixEstimate, privacy: LocalPrivacy | None) -> TripletEstimate:
-    """The triplet of an estimated matrix, plain or (with `privacy`) of a noisy one.
-
-    With `privacy`, every cell of Ñ gets discrete Laplace noise and is clipped at 0; the triplet is
-    computed from that. ε then holds for the counts, given how samples were split. It does not
-    cover that the models were trained on the same samples: one sample more or less can change
-    the attribute found for others. docs/triplet-estimate.md has measurements.
-
-    Raises what `noisy_counts` raises.
-    """
-    if privacy is None:
-        return TripletEstimate(triplet=triplet(found.matrix), degenerate=found.degenerate)
-    noisy = noisy_counts(
-        found.matrix.ravel().tolist(),
-        epsilon=privacy.epsilon,
-        adjacency=privacy.adjacency,
-        randomness=privacy.randomness,
-    )
-    matrix = np.array(noisy, dtype=np.float64).clip(min=0.0).reshape(found.matrix.shape)
-    return TripletEstimate(triplet=triplet(matrix), degenerate=None)
 
 
 def estimate_matrix(

@@ -204,12 +204,18 @@ REASON = Label(name="reason", values=(*REASONS, OTHER))
 SECURE_PHASE = Label(
     name="phase", values=("advertising", "sharing", "uploading", "consenting", "revealing")
 )
-SIGNAL = Label(name="signal", values=(INTERACTION_MATRIX, LABEL_COUNTS, TRIPLET))
+_SIGNALS = (INTERACTION_MATRIX, LABEL_COUNTS, TRIPLET)
+SIGNAL = Label(name="signal", values=(*_SIGNALS, OTHER))
 
 
 def outcome(of: type[StrEnum]) -> Label:
     """The label `outcome` with the values of an enumeration."""
     return Label(name="outcome", values=tuple(of))
+
+
+def known_signal(signal: str) -> str:
+    """A signal that may stand in a label: a built-in one, or OTHER."""
+    return signal if signal in _SIGNALS else OTHER
 
 
 def known_reason(reason: str) -> str:

@@ -1,5 +1,5 @@
-"""Plug-ins by entry point: selectors, strategies, objectives, tasks, questions, sinks,
-commands.
+"""Plug-ins by entry point: selectors, strategies, objectives, tasks, questions, signals,
+sinks, commands.
 
 A plug-in is a class whose constructor takes its options as keyword arguments and only stores
 them. Their annotations say what they may be. Built-in ones are registered the same way as anybody
@@ -29,6 +29,7 @@ CORRECTIONS = "potluck.corrections"
 TASKS = "potluck.tasks"
 MODELS = "potluck.models"
 QUESTIONS = "potluck.questions"
+SIGNALS = "potluck.signals"
 SINKS = "potluck.sinks"
 COMMANDS = "potluck.commands"
 
@@ -40,6 +41,7 @@ KINDS: Final = {
     TASKS: "task",
     MODELS: "model",
     QUESTIONS: "question",
+    SIGNALS: "signal",
     SINKS: "sink",
 }
 """One plug-in of each group, in words."""

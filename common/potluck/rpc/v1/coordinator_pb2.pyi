@@ -705,7 +705,7 @@ class Profile(_message.Message):
     DATA_EPOCH_FIELD_NUMBER: _builtins.int
     SIGNATURE_FIELD_NUMBER: _builtins.int
     signal: _builtins.str
-    """What is disclosed: label_counts, triplet or interaction_matrix."""
+    """What is disclosed: the name of a signal, such as label_counts."""
     parameters_json: _builtins.str
     """How it was made (mode, epsilon, adjacency, task, model), as a canonical JSON object."""
     payload_json: _builtins.str
@@ -1285,7 +1285,7 @@ class Disclose(_message.Message):
     TASK_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     signal: _builtins.str
-    """What: label_counts, triplet or interaction_matrix."""
+    """What: the name of a signal, such as label_counts."""
     parameters_json: _builtins.str
     """What is asked for, as a JSON object: mode, and where the run is particular epsilon and
     adjacency. The client's own configuration decides whether it complies.

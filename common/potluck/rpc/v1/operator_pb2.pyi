@@ -2220,7 +2220,7 @@ class AuditedProfile(_message.Message):
     client_id: _builtins.str
     """Who."""
     signal: _builtins.str
-    """What: label_counts, triplet or interaction_matrix."""
+    """What: the name of a signal, such as label_counts."""
     data_epoch: _builtins.int
     """Version of the client's data."""
     epsilon: _builtins.float

@@ -18,7 +18,6 @@ from potluck.server.selection import (
     Selection,
     SelectionContext,
     Selector,
-    Signal,
 )
 
 
@@ -79,12 +78,7 @@ def _asks(selecting: Interview) -> str:
 
 
 def _check_profiles(selector: Selector, population: Population) -> None:
-    columns = {
-        Signal.LABEL_COUNTS: population.label_counts,
-        Signal.TRIPLET: population.triplets,
-        Signal.INTERACTION_MATRIX: population.interaction_matrices,
-    }
-    missing = sorted(signal for signal in selector.needs if columns[signal] is None)
+    missing = sorted(signal for signal in selector.needs if population.disclosed(signal) is None)
     if missing:
         raise ConfigurationError(
             f"this selector needs the {missing[0]} of clients, and no client has one; "

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from potluck.client.training.samples.signals import label_counts
 from potluck.common.learning.heterogeneity import entropy
+from potluck.common.learning.sample_counts import label_counts
 from potluck.common.learning.virtual_clock import pace
 from potluck.common.names import ClientId
 from potluck.common.task import Examples

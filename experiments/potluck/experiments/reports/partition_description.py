@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from potluck.client.training.samples.signals import interaction_matrix, label_counts
 from potluck.common.errors import ConfigurationError
 from potluck.common.learning.heterogeneity import federated_heterogeneity, triplet
+from potluck.common.learning.sample_counts import interaction_matrix, label_counts
 from potluck.common.names import ClientId
 from potluck.common.settings import plugins
 from potluck.common.task import Task

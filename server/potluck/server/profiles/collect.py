@@ -17,9 +17,7 @@ import numpy as np
 import structlog
 
 from potluck.common.disclosure import (
-    INTERACTION_MATRIX,
     LABEL_COUNTS,
-    TRIPLET,
     Parameters,
     TaskReference,
     parse_parameters,
@@ -32,17 +30,16 @@ from potluck.common.errors import (
 )
 from potluck.common.monitoring.metric_labels import ProfileOutcome
 from potluck.common.run_file.run_settings import SampleLimits
+from potluck.common.signal import Floats, read_payload, signal_named
 from potluck.rpc.v1 import coordinator_pb2
 from potluck.server.cohorts.sample_limits import counted
 from potluck.server.hosts.attendance import LARGEST_EPOCH, Attendance
 from potluck.server.hosts.gather import gather
 from potluck.server.hosts.instructions import model_reference, task_plugin
-from potluck.server.profiles.profile_checks import Floats, read_payload
-from potluck.server.profiles.profile_requests import request_for
 from potluck.server.profiles.trust import Trust
 from potluck.server.rounds.plan import RunPlan
 from potluck.server.rounds.roster import RunRoster
-from potluck.server.selection import Population
+from potluck.server.selection import Population, by_field
 from potluck.server.store import Store
 from potluck.server.store.model_files import ModelVersion
 from potluck.server.store.records import Participation, Profile
@@ -104,7 +101,9 @@ class Profiling:
         self._attendance = attendance
         self._in_store = in_store
         self._trust = trust
-        self._requests = {signal: request_for(signal, plan.run_file) for signal in self.needs}
+        self._signals = {name: signal_named(name) for name in self.needs}
+        wishes = plan.run_file.profiles
+        self._requests = {name: each.request(wishes) for name, each in self._signals.items()}
         task = plan.run_file.task
         self._task = TaskReference(name=task.name, options=task.options)
         self._model: ModelVersion | None = None
@@ -119,7 +118,7 @@ class Profiling:
     @property
     def needs_model(self) -> bool:
         """True if clients need a pre-trained model to describe themselves."""
-        return TRIPLET in self.needs
+        return any(signal.needs_model for signal in self._signals.values())
 
     @property
     def model(self) -> ModelVersion | None:
@@ -165,17 +164,17 @@ class Profiling:
         if limits is not None:
             known = samples > 0
             samples[known] = counted(samples[known], limits)
-        columns = {_COLUMNS[signal]: self._column(signal) for signal in self.needs}
+        columns = {signal: self._column(signal) for signal in self.needs}
         if self.by_cell and cell_counts is not None:
             unknown = np.full(self._plan.task.classes, np.nan)
             rows = [cell_counts.get(client, unknown) for client in self.roster]
-            columns["label_counts"] = np.array(rows).reshape(len(rows), len(unknown))
+            columns[LABEL_COUNTS] = np.array(rows).reshape(len(rows), len(unknown))
         return Population(
             ids=tuple(self.roster.ids),  # clients may join while a selector looks at it
             classes=self._plan.task.classes,
             samples=samples,
             label_totals=label_totals,
-            **columns,
+            **by_field(columns),
         )
 
     def _column(self, signal: str) -> Floats:
@@ -205,8 +204,7 @@ class Profiling:
         return session is not None and session.data_epoch != held[signal].data_epoch
 
     def _shape(self, signal: str) -> tuple[int, ...]:
-        classes = self._plan.task.classes
-        return {LABEL_COUNTS: (classes,), TRIPLET: (3,), INTERACTION_MATRIX: (classes, 2)}[signal]
+        return self._signals[signal].shape(self._plan.task.classes)
 
     def _hold(self, profile: Profile, numbers: Floats, *, present: bool = False) -> None:
         """Use a profile, if it is newer than the one in use or known to be of present data."""
@@ -283,7 +281,7 @@ class Profiling:
             parameters_json=self._requests[signal].canonical(),
             task=task_plugin(self._plan.run_file),
         )
-        if signal == TRIPLET and self._model is not None:
+        if self._signals[signal].needs_model and self._model is not None:
             disclose.model.CopyFrom(model_reference(self._model))
         return coordinator_pb2.Instruction(
             id=f"{self._run_id}/{tag}/{signal}/{client}",
@@ -334,7 +332,8 @@ class Profiling:
         )
 
     def _check_made_as_asked(self, profile: Profile, parameters: Parameters) -> None:
-        model = self._model.blake3 if profile.signal == TRIPLET and self._model else None
+        needs_model = self._signals[profile.signal].needs_model
+        model = self._model.blake3 if needs_model and self._model else None
         if not (
             parameters.satisfies(self._requests[profile.signal])
             and parameters.task == self._task
@@ -372,13 +371,6 @@ async def stored_profiles(
     parts: list[Participation] = await in_store(lambda store: store.participation(run_id))
     roster.note_samples({each.client_id: each.samples or 0 for each in parts})
     return profiling
-
-
-_COLUMNS: Mapping[str, str] = {
-    LABEL_COUNTS: "label_counts",
-    TRIPLET: "triplets",
-    INTERACTION_MATRIX: "interaction_matrices",
-}
 
 
 def _profiles_of(

@@ -16,6 +16,7 @@ from potluck.common.learning.virtual_clock import pace
 from potluck.common.run_file.runfile import RunFile, parse_run_file
 from potluck.common.settings import plugins
 from potluck.common.settings.local_training import LocalTraining
+from potluck.common.signal import signal_named
 from potluck.common.task import Task
 from potluck.common.trainer import Measure, Trainer
 from potluck.common.updates.kept_states import CORRECTION, MODEL, PERSONAL
@@ -25,7 +26,7 @@ from potluck.server.rounds.maskable import check_masking, masked_policy
 from potluck.server.rounds.round_rules import RoundRules
 from potluck.server.rounds.summable import check_summing
 from potluck.server.rounds.trainable import check_trainable
-from potluck.server.selection import BeforeUpload, Selector, Signal, UpdateFact
+from potluck.server.selection import BeforeUpload, Selector, UpdateFact
 from potluck.server.stopping.stop_checks import remarks_on_best, stop_rule
 from potluck.server.stopping.stop_rule import StopRule
 from potluck.server.strategy import Strategy
@@ -163,6 +164,8 @@ def draw_up(
     _check_whole(run_file, choosing, source)
     _check_personal(run_file, source)
     strategy = plugins.create(Strategy, run_file.strategy.name, run_file.strategy.options)
+    for signal in sorted(choosing.needs | strategy.needs_profiles):
+        signal_named(signal)  # or it is not installed
     chosen = {**choosing.training, **strategy.training, **run_file.training}
     training = training_for(task, chosen, source=f"{source}: [training]")
     _check_places(run_file, strategy, source)
@@ -228,7 +231,8 @@ def _check_whole(run_file: RunFile, selector: Selector, source: str) -> None:
     """Raise ConfigurationError where the selector needs a part of the model that does not
     travel."""
     table = run_file.model
-    if table is not None and table.divides and Signal.TRIPLET in selector.needs:
+    estimates = any(signal_named(name).needs_model for name in selector.needs)
+    if table is not None and table.divides and estimates:
         raise ConfigurationError(
             f"{source}: selector '{run_file.selector.name}' needs triplets, which clients estimate "
             "by training all of the model; leave out `trainable` and `keep` of [model], or choose "

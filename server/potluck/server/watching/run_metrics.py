@@ -25,6 +25,7 @@ from potluck.common.monitoring.metric_labels import (
     RunOutcome,
     Target,
     known_reason,
+    known_signal,
 )
 from potluck.common.tensors.encoding import Encoding
 from potluck.server.cohorts.cohort_labels import CohortLabels
@@ -252,7 +253,9 @@ class RunObserver:
 
     def profile(self, signal: str, outcome: ProfileOutcome, count: int = 1) -> None:
         """So many clients were asked for a profile, with this outcome."""
-        self._instruments.count(metrics.PROFILES, count, signal=signal, outcome=outcome)
+        self._instruments.count(
+            metrics.PROFILES, count, signal=known_signal(signal), outcome=outcome
+        )
 
     def _members(self, outcome: MemberOutcome, count: int = 1) -> None:
         self._instruments.count(metrics.MEMBERS, count, outcome=outcome)

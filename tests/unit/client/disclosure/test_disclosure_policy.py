@@ -9,6 +9,7 @@ from pathlib import Path
 from secrets import SystemRandom
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,7 +31,7 @@ from potluck.client.disclosure.release_ledger import (
     ReleaseKey,
     ReleaseLedger,
 )
-from potluck.client.disclosure.releases import Asker, Discloser, noised, randomness
+from potluck.client.disclosure.releases import Asker, Discloser, ReleaseNoise, noised, randomness
 from potluck.common.disclosure import (
     Mode,
     Parameters,
@@ -38,7 +39,6 @@ from potluck.common.disclosure import (
     TaskReference,
     Weighting,
     parse_parameters,
-    parse_request,
 )
 from potluck.common.errors import (
     DataError,
@@ -47,6 +47,7 @@ from potluck.common.errors import (
     StorageError,
     TrainingError,
 )
+from potluck.common.signal import parse_request
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1.transfer_pb2 import ENCODING_MASKED_UINT32
 
@@ -186,6 +187,31 @@ def test_parameters_have_one_text() -> None:
     assert parse_parameters(text) == parameters
     with pytest.raises(ProtocolError):
         parse_parameters(json.dumps(json.loads(text), indent=1))
+
+
+# Noise -----------------------------------------------------------------------------------------
+
+
+def test_a_release_draws_its_noise_once() -> None:
+    noisy = ask(DisclosurePolicy(), "label_counts", mode=Mode.NOISY)
+    noise = ReleaseNoise("label_counts", noisy, SystemRandom())
+    with pytest.raises(TrainingError, match="drew no noise"):
+        noise.check_drawn()
+    with pytest.raises(TrainingError, match="twice"):
+        [noise(np.array(counts)) for counts in ([1, 2], [3, 4])]
+    with pytest.raises(TrainingError, match="float64; give int64"):
+        ReleaseNoise("label_counts", noisy, SystemRandom())(np.array([0.5]))
+    exact = ask(DisclosurePolicy(exact_label_counts=True), "label_counts", mode=Mode.EXACT)
+    ReleaseNoise("label_counts", exact, SystemRandom()).check_drawn()
+
+
+def test_noise_keeps_the_shape_of_counts() -> None:
+    parameters = ask(DisclosurePolicy(epsilon=100), "label_counts", mode=Mode.NOISY)
+    noise = ReleaseNoise("label_counts", parameters, SystemRandom())
+    counts = np.arange(6).reshape(3, 2) * 1000
+    found = noise(counts)
+    assert found.shape == counts.shape
+    assert abs(found - counts).max() < 10
 
 
 # The ledger ------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 import math
 import random
 from collections.abc import Mapping
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from potluck.client.base.laplace import noisy_counts
+from potluck.client.disclosure.releases import ReleaseNoise
 from potluck.client.objective import Batch, LocalContext, Objective
 from potluck.client.training.features import features_and_logits
 from potluck.client.training.objectives.generalized_cross_entropy import (
@@ -22,12 +22,11 @@ from potluck.client.training.objectives.generalized_cross_entropy import (
 )
 from potluck.client.training.triplet_estimate import (
     EstimateTerms,
-    LocalPrivacy,
     MatrixEstimate,
-    TripletEstimate,
     estimate_matrix,
-    released_triplet,
 )
+from potluck.common.built_in_signals import released_triplet
+from potluck.common.disclosure import Mode, Parameters, TaskReference
 from potluck.common.errors import (
     ConfigurationError,
     LayoutError,
@@ -288,14 +287,14 @@ def of_client(number: int, *, groups: bool = True) -> Examples:
 
 
 def of_digits(
-    data: Examples, *, seed: int = 1, privacy: LocalPrivacy | None = None
-) -> TripletEstimate:
+    data: Examples, *, seed: int = 1, noise: ReleaseNoise | None = None
+) -> dict[str, Any]:
     torch.manual_seed(0)
     model = ColoredDigits().model()
     chosen = TripletSettings(bias_steps=5, attribute_steps=50, learning_rate=0.1)
     terms = EstimateTerms(settings=chosen, seed=seed, device=CPU)
     found = estimate_matrix(model, weights_of(model), data, classes=2, terms=terms)
-    return released_triplet(found, privacy)
+    return released_triplet(found, noise)
 
 
 def test_same_seed_same_triplet_whatever_went_before() -> None:
@@ -325,8 +324,15 @@ def test_the_global_generator_is_left_alone() -> None:
 # Privacy
 
 
-def local_privacy(epsilon: Fraction, seed: int) -> LocalPrivacy:
-    return LocalPrivacy(epsilon=epsilon, adjacency="replace", randomness=random.Random(seed))
+def noise(epsilon: float, seed: int) -> ReleaseNoise:
+    """The noise of a release, from a seed."""
+    parameters = Parameters(
+        mode=Mode.NOISY_TRIPLET,
+        task=TaskReference(name="t"),
+        epsilon=epsilon,
+        adjacency="replace",
+    )
+    return ReleaseNoise("triplet", parameters, random.Random(seed))
 
 
 def test_with_privacy_the_triplet_is_that_of_the_noisy_matrix() -> None:
@@ -335,22 +341,24 @@ def test_with_privacy_the_triplet_is_that_of_the_noisy_matrix() -> None:
     model = biased_model(2)
     terms = EstimateTerms(settings=WELL_TRAINED, seed=0, device=CPU)
     found = estimate_matrix(model, weights_of(model), samples(cells, 2), classes=2, terms=terms)
-    released = released_triplet(found, local_privacy(Fraction(1, 5), 3))
-    noisy = noisy_counts(matrix.ravel().tolist(), **vars(local_privacy(Fraction(1, 5), 3)))
+    released = released_triplet(found, noise(0.2, 3))
+    noisy = noisy_counts(
+        matrix.ravel().tolist(), epsilon=0.2, adjacency="replace", randomness=random.Random(3)
+    )
     assert noisy != matrix.ravel().tolist()
-    assert released.triplet == triplet(np.maximum(noisy, 0).reshape(2, 2))
-    assert released.degenerate is None
+    expected = triplet(np.maximum(noisy, 0).reshape(2, 2))
+    assert released == {"triplet": list(expected), "degenerate": None}
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_a_matrix_drowned_in_noise_still_gives_a_triplet(seed: int) -> None:
-    found = of_digits(of_client(0), privacy=local_privacy(Fraction(1, 100), seed))
-    assert all(0 <= component <= 1 for component in found.triplet)
+    found = of_digits(of_client(0), noise=noise(0.01, seed))
+    assert all(0 <= component <= 1 for component in found["triplet"])
 
 
 def test_hardly_any_noise_changes_nothing() -> None:
-    private = of_digits(of_client(2), privacy=local_privacy(Fraction(100), 0))
-    assert private.triplet == of_digits(of_client(2)).triplet
+    private = of_digits(of_client(2), noise=noise(100.0, 0))
+    assert private["triplet"] == of_digits(of_client(2))["triplet"]
 
 
 # What goes wrong

@@ -11,8 +11,8 @@ from potluck.common.disclosure import Mode
 from potluck.common.errors import ConfigurationError, RunError
 from potluck.common.learning.triplet import TripletSettings
 from potluck.common.run_file.runfile import example_run_file
+from potluck.common.signal import signal_named
 from potluck.server.cohorts.selection_checks import check_declared, check_selection
-from potluck.server.profiles.profile_requests import request_for
 from potluck.server.rounds.plan import draw_up
 from potluck.server.selection import Population, Selection, SelectionContext
 from potluck.server.selectors.kl import KullbackLeibler
@@ -29,7 +29,7 @@ name = "feddiverse"
 
 
 def asked(text: str) -> TripletSettings | None:
-    request = request_for("triplet", draw_up(text, source="test").run_file)
+    request = signal_named("triplet").request(draw_up(text, source="test").run_file.profiles)
     assert request.mode is Mode.NOISY_TRIPLET
     return request.settings
 

@@ -39,7 +39,7 @@ class LabelDistance(Question):
 def _label_counts(context: QuestionContext) -> list[int]:
     if context.own is not None:
         return context.own.label_counts()
-    from potluck.client.training.samples.signals import label_counts  # imports torch
+    from potluck.common.learning.sample_counts import label_counts  # imports torch
 
     return label_counts(context.data.train, context.classes)
 

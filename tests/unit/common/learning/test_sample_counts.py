@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from potluck.client.training.samples.signals import interaction_matrix, label_counts
 from potluck.common.errors import TrainingError
+from potluck.common.learning.sample_counts import interaction_matrix, label_counts
 from potluck.common.task import Examples
 
 

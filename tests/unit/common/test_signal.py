@@ -7,7 +7,7 @@ import pytest
 
 from potluck.common.disclosure import Mode, Parameters, TaskReference
 from potluck.common.errors import ProtocolError
-from potluck.server.profiles.profile_checks import read_payload
+from potluck.common.signal import read_payload
 
 EXACT = Parameters(mode=Mode.EXACT, task=TaskReference(name="t"))
 NOISY = Parameters(mode=Mode.NOISY, task=TaskReference(name="t"), epsilon=1, adjacency="replace")

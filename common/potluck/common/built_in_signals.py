@@ -1,0 +1,121 @@
+"""The signals that Potluck brings: label counts, interaction matrix, heterogeneity triplet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from potluck.common.disclosure import INTERACTION_MATRIX, LABEL_COUNTS, TRIPLET, Mode, Request
+from potluck.common.learning.heterogeneity import triplet
+from potluck.common.run_file.run_settings import ProfileSettings
+from potluck.common.signal import (
+    Count,
+    Counts,
+    EstimatedMatrix,
+    Payload,
+    ProfileSignal,
+    Share,
+    SignalContext,
+)
+
+_OF_PRETRAINING = {"pretraining_rounds", "pretraining_participation", "pretraining_always"}
+"""Settings that the model's digest covers."""
+
+
+class _LabelCountsPayload(Payload):
+    label_counts: tuple[Count, ...]
+
+
+class LabelCounts(ProfileSignal):
+    """Training samples of each class."""
+
+    title = "label counts"
+    payload = _LabelCountsPayload
+
+    def shape(self, classes: int) -> tuple[int, ...]:
+        """One count per class."""
+        return (classes,)
+
+    def measure(self, context: SignalContext) -> Mapping[str, Any]:
+        """Count, then add noise."""
+        counts = np.array(context.label_counts(), dtype=np.int64)
+        return {LABEL_COUNTS: context.noisy(counts).tolist()}
+
+
+class _InteractionMatrixPayload(Payload):
+    interaction_matrix: tuple[tuple[Count, Count], ...]
+
+
+class InteractionMatrix(ProfileSignal):
+    """Training samples by class and binary attribute. It has no noisy form."""
+
+    title = "interaction matrix"
+    payload = _InteractionMatrixPayload
+    modes = (Mode.EXACT,)
+
+    def shape(self, classes: int) -> tuple[int, ...]:
+        """Two counts per class."""
+        return (classes, 2)
+
+    def measure(self, context: SignalContext) -> Mapping[str, Any]:
+        """Count by the task's groups."""
+        from potluck.common.learning.sample_counts import interaction_matrix  # imports torch
+
+        examples = context.examples(self.title)
+        return {INTERACTION_MATRIX: interaction_matrix(examples, context.classes, context.groups)}
+
+
+class _TripletPayload(Payload):
+    triplet: tuple[Share, Share, Share]
+    degenerate: bool | None = None
+
+
+class Triplet(ProfileSignal):
+    """How imbalanced and how spuriously correlated a client's data is: (CI, AI, SC)."""
+
+    title = "heterogeneity triplet"
+    payload = _TripletPayload
+    modes = (Mode.NOISY_TRIPLET, Mode.EXACT_TRIPLET)
+    needs_model = True
+
+    def shape(self, classes: int) -> tuple[int, ...]:  # noqa: ARG002  the same for all
+        """Three shares."""
+        return (3,)
+
+    def measure(self, context: SignalContext) -> Mapping[str, Any]:
+        """Estimate the interaction matrix, add noise, and compute the triplet."""
+        context.examples("triplet")
+        noisy = context.noisy if context.parameters.mode.adds_noise else None
+        return released_triplet(context.estimated_matrix(), noisy)
+
+    def request(self, wishes: ProfileSettings) -> Request:
+        """With the settings of the estimate."""
+        settings = type(wishes.triplet).model_validate(
+            wishes.triplet.model_dump(exclude=_OF_PRETRAINING)
+        )
+        if wishes.triplet_mode == "exact":
+            return Request(mode=Mode.EXACT_TRIPLET, settings=settings)
+        return Request(
+            mode=Mode.NOISY_TRIPLET,
+            epsilon=wishes.epsilon,
+            adjacency=wishes.adjacency,
+            settings=settings,
+        )
+
+
+def released_triplet(
+    found: EstimatedMatrix, noisy: Callable[[Counts], Counts] | None
+) -> dict[str, Any]:
+    """The payload for an estimated matrix, plain or (with `noisy`) of a noisy one.
+
+    With `noisy`, every cell of Ñ gets noise and is clipped at 0; the triplet is computed from that,
+    and `degenerate` is not disclosed. ε then holds for the counts, given how samples were split. It
+    does not cover that the models were trained on the same samples: one sample more or less can
+    change the attribute found for others. docs/triplet-estimate.md has measurements.
+    """
+    if noisy is None:
+        return {TRIPLET: list(triplet(found.matrix)), "degenerate": found.degenerate}
+    matrix = noisy(found.matrix).astype(np.float64).clip(min=0.0)
+    return {TRIPLET: list(triplet(matrix)), "degenerate": None}

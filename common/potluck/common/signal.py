@@ -1,0 +1,212 @@
+"""The extension point for signals: a client's one-time disclosures about its data.
+
+A signal is one class, derived from `ProfileSignal` and registered in the entry-point group
+`potluck.signals`. It is installed on both sides: the coordinator asks for it and checks what comes,
+hosts compute it. Everything else is the system's: the owner's policy, the privacy budget, the
+noise, the ledger, signatures, storage, and the columns that selectors read. Each client discloses a
+signal once; numbers that change from round to round answer a `Question` instead.
+
+A module with a signal is loaded on coordinators too: import torch inside `measure` only.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, NoReturn, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from potluck.common.disclosure import Mode, Parameters, Request, first_fault
+from potluck.common.errors import PluginError, ProtocolError, TrainingError
+from potluck.common.names import ClientId
+from potluck.common.run_file.run_settings import ProfileSettings
+from potluck.common.settings.plugins import SIGNALS, Plugin, create, installed
+from potluck.common.task import ClientData, Examples
+
+Counts = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+MOST_SAMPLES = 1 << 40
+"""Upper bound of a plausible count, with or without noise."""
+
+MOST_PAYLOAD_BYTES = 1 << 20
+
+Count = Annotated[int, Field(strict=True, ge=-MOST_SAMPLES, le=MOST_SAMPLES)]
+"""A number of samples in a payload; negative only where noise was added."""
+Share = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
+"""A number in [0, 1] in a payload."""
+
+
+class Payload(BaseModel):
+    """Base of the payloads that clients send, as JSON objects. Other fields are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class EstimatedMatrix(Protocol):
+    """A client's estimated interaction matrix.
+
+    matrix: classes × 2, int64; each sample counts in one cell. degenerate: the estimate found no
+    attribute.
+    """
+
+    @property
+    def matrix(self) -> Counts:
+        """Samples by class and estimated attribute."""
+
+    @property
+    def degenerate(self) -> bool:
+        """True if no class could be split."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SignalContext:
+    """The facts that a signal is computed from, on a host.
+
+    data: returns the client's, with `Examples` unless the task has a trainer of its own
+    (`trains_by_itself`). task: its name. classes, groups: the task's. parameters: of the release.
+    label_counts: returns the training samples of each class. estimated_matrix: estimates the
+    interaction matrix with the run's pre-trained model, for signals that set `needs_model`; takes
+    long. noisy: adds the noise of the release to int64 counts of any shape and returns the result;
+    returns them unchanged if the release has no noise. It can be called once. A sample may add 1 to
+    one count only; otherwise the noise hides less than its ε states.
+    """
+
+    client: ClientId
+    data: Callable[[], ClientData[Any]]
+    task: str
+    classes: int
+    groups: int
+    trains_by_itself: bool
+    parameters: Parameters
+    label_counts: Callable[[], list[int]]
+    estimated_matrix: Callable[[], EstimatedMatrix]
+    noisy: Callable[[Counts], Counts]
+
+    def examples(self, wanted: str) -> Examples:
+        """Return the training samples of a classification task.
+
+        wanted: the signal in plain words. Raises TrainingError if the task has a trainer.
+        """
+        if self.trains_by_itself:
+            raise TrainingError(
+                f"task '{self.task}' trains by itself and has no {wanted}; choose a selector "
+                "that needs none"
+            )
+        found: Examples = self.data().train
+        return found
+
+
+class ProfileSignal(Plugin):
+    """A signal. Its constructor takes no arguments."""
+
+    group = SIGNALS
+
+    title: ClassVar[str]
+    """The signal in plain words, for data owners: "label counts"."""
+    payload: ClassVar[type[Payload]]
+    """The form of what a client sends. The field named like the signal holds its numbers."""
+    modes: ClassVar[tuple[Mode, ...]] = (Mode.NOISY, Mode.EXACT)
+    """The modes that the signal has, at least one: first with noise, last without."""
+    needs_model: ClassVar[bool] = False
+    """Whether clients need the run's pre-trained model. The settings of `[profiles.triplet]` then
+    travel with the request."""
+
+    @abstractmethod
+    def shape(self, classes: int) -> tuple[int, ...]:
+        """Return the shape of the numbers, for a task of so many classes."""
+
+    @abstractmethod
+    def measure(self, context: SignalContext) -> Mapping[str, Any]:
+        """Return the payload of a client. Called on the host, from a worker thread; may block.
+
+        Pass counts through `context.noisy`, and compute everything else from its result. The host
+        refuses a noisy release that drew no noise. Raises TrainingError if the data have no such
+        signal.
+        """
+
+    def request(self, wishes: ProfileSettings) -> Request:
+        """Return the request for the settings of a run: noisy unless these say exact."""
+        mode = self.modes[-1 if wishes.disclosure == "exact" else 0]
+        if not mode.adds_noise:
+            return Request(mode=mode)
+        return Request(mode=mode, epsilon=wishes.epsilon, adjacency=wishes.adjacency)
+
+
+def signal_named(name: str) -> ProfileSignal:
+    """Return the installed signal of that name. Raises PluginError."""
+    signal = create(ProfileSignal, name, {})
+    if name not in signal.payload.model_fields:
+        raise PluginError(
+            f"signal {name}: its payload has no field '{name}'; name a field like the signal",
+            name=name,
+        )
+    return signal
+
+
+def title_of(name: str) -> str:
+    """A signal in plain words; its name if it is not installed any more."""
+    return signal_named(name).title if name in installed(SIGNALS) else f"'{name[:40]}'"
+
+
+def check_known(name: str) -> None:
+    """Raise ProtocolError unless a signal of that name is installed. Loads nothing."""
+    known = installed(SIGNALS)
+    if name not in known:
+        raise ProtocolError(
+            f"there is no signal {name[:40]!r}; this software knows: {', '.join(known)}"
+        )
+
+
+def parse_request(name: str, text: str) -> Request:
+    """A request as it came. Raises ProtocolError for one that is malformed or unknown."""
+    check_known(name)
+    signal = signal_named(name)
+    try:
+        request = Request.model_validate_json(text)
+    except ValidationError as error:
+        raise ProtocolError(f"parameters of a {name} request: {first_fault(error)}") from None
+    if request.mode not in signal.modes:
+        raise ProtocolError(
+            f"{name} has no mode '{request.mode}'; it has: {', '.join(signal.modes)}", signal=name
+        )
+    if (request.settings is None) == signal.needs_model:
+        raise ProtocolError(f"a {name} request must have settings if it is for a triplet only")
+    return request
+
+
+def read_payload(name: str, parameters: Parameters, text: str, *, classes: int) -> Floats:
+    """The numbers of a disclosure, in the signal's shape. A payload comes from another machine.
+
+    Raises ProtocolError for other forms, wrong lengths, NaN and numbers beyond all data sets,
+    whoever signed them. Numbers may be negative only where noise was added.
+    """
+    if len(text) > MOST_PAYLOAD_BYTES:
+        raise ProtocolError(f"a {name} profile of {len(text)} characters is too large")
+    if name not in installed(SIGNALS):
+        _refuse(name, "there is no such signal")
+    signal = signal_named(name)
+    try:
+        numbers = np.array(getattr(signal.payload.model_validate_json(text), name), np.float64)
+    except ValidationError as error:
+        _refuse(name, first_fault(error))
+    except (TypeError, ValueError):  # ragged, or texts
+        _refuse(name, "its numbers have no shape")
+    shape = signal.shape(classes)
+    if numbers.ndim and shape[0] == classes != len(numbers):
+        _refuse(name, f"it has {len(numbers)} entries for {classes} classes")
+    if numbers.shape != shape:
+        _refuse(name, f"its numbers have the shape {numbers.shape}, not {shape}")
+    if not bool((np.abs(numbers) <= MOST_SAMPLES).all()):
+        _refuse(name, "a number is beyond all data sets")
+    if not parameters.mode.adds_noise and bool((numbers < 0).any()):
+        _refuse(name, "a count is negative, though no noise was added")
+    return numbers
+
+
+def _refuse(name: str, why: str) -> NoReturn:
+    raise ProtocolError(f"a {name} profile makes no sense: {why}", signal=name)
