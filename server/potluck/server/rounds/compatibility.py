@@ -34,12 +34,6 @@ def check_composition(
             "tensors of the model, and tensors that go one way; give it one of the two",
             strategy=run_file.strategy.name,
         )
-    if strategy.trains and _keeps(run_file):
-        raise ConfigurationError(
-            f"{source}: strategy {run_file.strategy.name} trains on the coordinator, which has no "
-            "whole model where clients `keep` tensors of [model]; choose another strategy",
-            strategy=run_file.strategy.name,
-        )
     if training.kept_epochs and not _keeps(run_file):
         raise ConfigurationError(
             f"{source}: training.kept_epochs is {training.kept_epochs}, and clients keep nothing; "
@@ -90,58 +84,6 @@ def _on_keeping(run_file: RunFile) -> Sequence[str]:
         return ()
     text = "clients measure the model, with what they keep; the coordinator's data are not used"
     return (f"[model] keep: {text}",)
-
-
-def check_maskable(name: str, strategy: Strategy) -> None:
-    """Raise ConfigurationError where a strategy needs what secure aggregation hides."""
-    if strategy.individual:
-        raise ConfigurationError(
-            f"strategy {name} and secure aggregation don't go together: {name} looks at single "
-            "updates, and of masked ones the coordinator learns only the sum; choose a strategy "
-            "that averages (fedavg, fedavgm, fedadam, fednova, …), or unmasked updates",
-            strategy=name,
-        )
-    if strategy.one_way:
-        raise ConfigurationError(
-            f"strategy {name} and secure aggregation don't go together: masked updates have all "
-            f"tensors of the model, and {name} moves some by itself; choose another strategy, or "
-            "unmasked updates",
-            strategy=name,
-        )
-
-
-def check_work(
-    run_file: RunFile,
-    selector: Selector,
-    strategy: Strategy,
-    training: LocalTraining,
-    *,
-    source: str,
-) -> None:
-    """Raise ConfigurationError where a selector and a strategy don't go together, for what the one
-    makes of clients' work and updates and the other takes them for."""
-    name, other, why = run_file.selector.name, run_file.strategy.name, ""
-    if selector.weighs and not strategy.by_samples:
-        why = f"{name} says what each update counts with, and {other} does not weigh by that"
-    elif selector.measures and strategy.one_way:
-        why = f"{name} has means of updates measured, and those of {other} are only part of a model"
-    elif selector.drops and (strategy.individual or strategy.trains or strategy.auxiliary):
-        why = f"{name} has clients leave tensors out of their updates, and {other} needs whole ones"
-    if why:
-        raise ConfigurationError(
-            f"{source}: selector {name} and strategy {other} don't go together: {why}; choose "
-            f"another strategy (fedavg, fedadam, fednova, …), or other options of {name}",
-            selector=name,
-            strategy=other,
-        )
-    if selector.paces and training.steps is not None:
-        raise ConfigurationError(
-            f"{source}: selector {name} says how many passes over its samples each client makes, "
-            f"and training.steps = {training.steps} counts steps; set training.epochs instead, or "
-            f"other options of {name}",
-            selector=name,
-            steps=training.steps,
-        )
 
 
 def by_protocol(selector: Selector, run_file: RunFile, *, source: str) -> Selector:

@@ -10,9 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from potluck.common.errors import ConfigurationError
-from potluck.common.run_file.runfile import RunFile
-from potluck.server.selection import Selector
 from potluck.server.store.records import (
     AS_THE_RUN_SAYS,
     AttemptKey,
@@ -21,7 +18,6 @@ from potluck.server.store.records import (
     MemberWork,
     UpdateRow,
 )
-from potluck.server.strategy import Strategy
 
 SELECTED_ANEW = "it was selected anew"
 
@@ -134,33 +130,3 @@ class LateRegister:
             trouble = f"not within {self.most_rounds} more rounds"
             return replace(row, state=LateState.DROPPED, trouble=trouble)
         return row
-
-
-def check_late_updates(
-    run_file: RunFile, selector: Selector, strategy: Strategy, *, source: str
-) -> None:
-    """Raise ConfigurationError where late updates don't go with another part of a run."""
-    if not run_file.round.late_updates.rounds:
-        return
-    name, other, what = run_file.strategy.name, run_file.selector.name, ""
-    if run_file.secure_aggregation:
-        what = "secure aggregation: a masked sum is over the clients of one round"
-    elif strategy.auxiliary or strategy.correction is not None:
-        what = f"strategy {name}: what its clients send beside their weights is of one round"
-    elif not strategy.by_samples:
-        what = f"strategy {name}: it does not weigh updates by samples, nor by their age"
-    elif strategy.one_way or strategy.trains or strategy.parts or strategy.needs_profiles:
-        what = f"strategy {name}: its updates are more than steps of one model"
-    elif run_file.host_sums.enabled:
-        what = "host_sums: a sum is over clients of one round"
-    elif selector.drops:
-        what = f"selector {other}: it has clients leave tensors out of their updates"
-    elif selector.weighs:
-        what = f"selector {other}: its weights are for a cohort that is whole"
-    elif selector.before_upload(2) is not None:
-        what = f"selector {other}: it chooses among the updates of one round before they are sent"
-    if what:
-        raise ConfigurationError(
-            f"{source}: round.late_updates does not go with {what}; set round.late_updates.rounds "
-            "= 0, or choose another"
-        )

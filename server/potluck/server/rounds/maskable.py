@@ -1,4 +1,4 @@
-"""What goes together with masked updates, and how they are weighed; checked before a run starts."""
+"""The sizes of masked rounds, checked before a run starts, and how their updates are weighed."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from typing import Final
 
 from potluck.common.disclosure import Weighting
 from potluck.common.errors import ConfigurationError
-from potluck.common.run_file.run_settings import DirectionSettings, RoundPolicy
+from potluck.common.run_file.run_settings import RoundPolicy
 from potluck.common.run_file.runfile import RunFile
 from potluck.common.secagg import complete_thresholds
 from potluck.common.secagg.coordinator.coordinator_side import MOST_ATTEMPTS
 from potluck.common.secagg.policy.sum_policy import ClientPolicy
 from potluck.common.secagg.primitives.thresholds import COMPLETE_LIMIT
-from potluck.server.rounds.compatibility import check_maskable
-from potluck.server.selection import Selector
 from potluck.server.strategy import Strategy, Summation
 
 _STAGES: Final = 4
@@ -23,17 +21,12 @@ _SPARE_SECONDS: Final = 60.0
 """Clients keep their keys for this long beyond training and all stages."""
 
 
-def check_masking(
-    run_file: RunFile, strategy: Strategy, selector: Selector, *, source: str
-) -> None:
-    """Raise ConfigurationError where a run with masked updates needs what is hidden then."""
+def check_sizes(run_file: RunFile, *, source: str) -> None:
+    """Raise ConfigurationError where a run's cohorts are too small or too large for masks, or its
+    rounds too long."""
     if not run_file.secure_aggregation:
         return
     try:
-        check_maskable(run_file.strategy.name, strategy)
-        _check_kept(run_file, strategy)
-        _check_selector(run_file.selector.name, selector)
-        _check_form(run_file)
         _check_sizes(run_file)
     except ConfigurationError as error:
         raise ConfigurationError(f"{source}: {error.message}", **error.metadata) from None
@@ -79,82 +72,6 @@ def _quorum(run_file: RunFile) -> int:
     cohort = run_file.count + run_file.round.over_selection
     hosts = [str(each) for each in range(cohort)]
     return complete_thresholds(hosts, run_file.masking.colluding_hosts).quorum
-
-
-def _check_kept(run_file: RunFile, strategy: Strategy) -> None:
-    """Refuse states that clients keep of earlier trainings and that their updates depend on.
-
-    The coordinator names the training whose state counts, for each client. One that lies would
-    learn a single update from two sums.
-    """
-    what = ""
-    if strategy.correction is not None and strategy.correction.keeps:
-        what = f"strategy {run_file.strategy.name}"
-    elif run_file.model is not None and run_file.model.keep:
-        what = "`keep` of [model]"
-    if what:
-        raise ConfigurationError(
-            f"{what} is not compatible with secure aggregation: clients begin from states of "
-            "earlier trainings, and a coordinator that names another one to a client could "
-            "compute its update from the sums; choose fedavg or fednova without `keep`, or "
-            "unmasked updates"
-        )
-
-
-def _check_selector(name: str, selector: Selector) -> None:
-    reports = sorted(selector.reports)
-    why = ""
-    if reports:
-        why = f"goes by what each client reports with its update ({', '.join(reports)})"
-    elif selector.learns:
-        why = f"learns of each update its {', '.join(sorted(selector.learns))}"
-    elif selector.measures:
-        why = "has means of some updates measured"
-    elif selector.weighs:
-        why = "says what each update counts with"
-    elif selector.limits or selector.paces or selector.drops:
-        what = (
-            "how many samples each client trains on"
-            if selector.limits
-            else "how many passes each client makes"
-            if selector.paces
-            else "what each leaves out"
-        )
-        why = f"says {what}, where all clients of a masked round train alike"
-    if why:
-        raise ConfigurationError(
-            f"selector {name} and secure aggregation don't go together: {name} {why}, and of "
-            "masked updates the coordinator learns only sums; choose another selector, or unmasked "
-            "updates",
-            selector=name,
-        )
-    if selector.before_upload(2) is not None:
-        raise ConfigurationError(
-            f"selector {name} and secure aggregation don't go together: {name} spares clients "
-            "their uploads for what each says of its model, and masks are removed from all updates "
-            "of a cohort together; choose another selector, or unmasked updates",
-            selector=name,
-        )
-    if selector.everybody(1):
-        raise ConfigurationError(
-            f"selector {name} and secure aggregation don't go together: {name} has all clients "
-            "train in a round, and the sum of a masked round is over as many as the run asks for; "
-            "choose another selector or option, or unmasked updates",
-            selector=name,
-        )
-
-
-def _check_form(run_file: RunFile) -> None:
-    if run_file.transport.up != DirectionSettings():
-        raise ConfigurationError(
-            "transport.up and secure aggregation don't go together: masked updates have an "
-            "encoding of their own, and masks don't compress; remove [transport.up]"
-        )
-    if run_file.virtual_clock.enabled:
-        raise ConfigurationError(
-            "virtual_clock and secure aggregation don't go together: the simulated seconds that "
-            "a client reports tell its number of samples; remove one of them"
-        )
 
 
 def _check_sizes(run_file: RunFile) -> None:

@@ -20,13 +20,17 @@ from potluck.common.signal import signal_named
 from potluck.common.task import Task
 from potluck.common.trainer import Measure, Trainer
 from potluck.common.updates.kept_states import CORRECTION, MODEL, PERSONAL
-from potluck.server.rounds.compatibility import by_protocol, check_composition, check_work
-from potluck.server.rounds.lateness import check_late_updates
-from potluck.server.rounds.maskable import check_masking, masked_policy
+from potluck.server.rounds.compatibility import by_protocol, check_composition
+from potluck.server.rounds.maskable import check_sizes, masked_policy
+from potluck.server.rounds.needs_and_hides import (
+    OF_MODELS,
+    OF_STRATEGIES,
+    RunParts,
+    Trait,
+    check_hidden,
+)
 from potluck.server.rounds.round_rules import RoundRules
-from potluck.server.rounds.summable import check_summing
-from potluck.server.rounds.trainable import check_trainable
-from potluck.server.selection import BeforeUpload, Selector, UpdateFact
+from potluck.server.selection import BeforeUpload, Selector
 from potluck.server.stopping.stop_checks import remarks_on_best, stop_rule
 from potluck.server.stopping.stop_rule import StopRule
 from potluck.server.strategy import Strategy
@@ -161,21 +165,25 @@ def draw_up(
     _check_roster(run_file, choosing, source)
     if run_file.profiles.disclosure == PROTOCOL:
         choosing = by_protocol(choosing, run_file, source=source)
-    _check_whole(run_file, choosing, source)
-    _check_personal(run_file, source)
     strategy = plugins.create(Strategy, run_file.strategy.name, run_file.strategy.options)
     for signal in sorted(choosing.needs | strategy.needs_profiles):
         signal_named(signal)  # or it is not installed
     chosen = {**choosing.training, **strategy.training, **run_file.training}
     training = training_for(task, chosen, source=f"{source}: [training]")
+    parts = RunParts(
+        run_file=run_file,
+        selector=choosing,
+        strategy=strategy,
+        training=training,
+        trainer=trainer,
+    )
+    check_hidden(parts, *OF_MODELS, source=source)
     _check_places(run_file, strategy, source)
-    if trainer is not None:
-        check_trainable(run_file, trainer, choosing, strategy, source=source)
-    check_work(run_file, choosing, strategy, training, source=source)
+    check_hidden(parts, Trait.OWN_TRAINER, *OF_STRATEGIES, source=source)
     remarks = check_composition(run_file, strategy, training, source=source)
-    check_masking(run_file, strategy, choosing, source=source)
-    check_summing(run_file, strategy, choosing, source=source)
-    check_late_updates(run_file, choosing, strategy, source=source)
+    check_hidden(parts, Trait.MASKS, source=source)
+    check_sizes(run_file, source=source)
+    check_hidden(parts, Trait.HOST_SUMS, Trait.LATE_UPDATES, source=source)
     return RunPlan(
         run_file=_with_recommendations(run_file, task, source),
         task=task,
@@ -224,35 +232,6 @@ def _check_places(run_file: RunFile, strategy: Strategy, source: str) -> None:
             f"or a smaller {key}",
             strategy=run_file.strategy.name,
             clients=wanted,
-        )
-
-
-def _check_whole(run_file: RunFile, selector: Selector, source: str) -> None:
-    """Raise ConfigurationError where the selector needs a part of the model that does not
-    travel."""
-    table = run_file.model
-    estimates = any(signal_named(name).needs_model for name in selector.needs)
-    if table is not None and table.divides and estimates:
-        raise ConfigurationError(
-            f"{source}: selector '{run_file.selector.name}' needs triplets, which clients estimate "
-            "by training all of the model; leave out `trainable` and `keep` of [model], or choose "
-            "another selector",
-            selector=run_file.selector.name,
-        )
-    if table is not None and table.keep and UpdateFact.OUTPUT_MOVE in selector.learns:
-        raise ConfigurationError(
-            f"{source}: selector '{run_file.selector.name}' learns how updates move the output "
-            "layer, which may be among what clients `keep` of [model]; choose another selector",
-            selector=run_file.selector.name,
-        )
-
-
-def _check_personal(run_file: RunFile, source: str) -> None:
-    """Raise ConfigurationError where clients would have two kinds of tensors of their own."""
-    if run_file.personal.method == "ditto" and run_file.model is not None and run_file.model.keep:
-        raise ConfigurationError(
-            f'{source}: personal.method = "ditto" gives each client a whole model of its own, and '
-            "`keep` of [model] tensors of its own in the run's; remove one of them"
         )
 
 

@@ -6,7 +6,6 @@ import pytest
 
 from potluck.common.errors import ConfigurationError, PluginError
 from potluck.common.settings.plugins import OBJECTIVES, STRATEGIES, create, installed
-from potluck.server.rounds.compatibility import check_maskable
 from potluck.server.rounds.plan import draw_up
 from potluck.server.strategy import Strategy
 
@@ -208,7 +207,8 @@ def test_the_model_of_a_run_file_takes_the_place_of_the_task_s() -> None:
 
 @pytest.mark.parametrize("name", installed(STRATEGIES))
 def test_strategies_that_look_at_single_updates_are_refused_masked_ones(name: str) -> None:
-    strategy = create(Strategy, name, {})
+    text = f'secure_aggregation = true\ncount = 6\n{TASK}[strategy]\nname = "{name}"\n'
+    correction = create(Strategy, name, {}).correction
     if name in (
         "fedatt",
         "median",
@@ -221,9 +221,12 @@ def test_strategies_that_look_at_single_updates_are_refused_masked_ones(name: st
         "fedconcat",
     ):
         with pytest.raises(ConfigurationError, match=f"{name} and secure aggregation don't go"):
-            check_maskable(name, strategy)
+            draw_up(text, source="run file")
+    elif correction is not None and correction.keeps:
+        with pytest.raises(ConfigurationError, match=f"{name} is not compatible with secure"):
+            draw_up(text, source="run file")
     else:
-        check_maskable(name, strategy)
+        draw_up(text, source="run file")
 
 
 PROTOCOL = '[profiles]\ndisclosure = "protocol"\n'

@@ -15,7 +15,7 @@ from support.strategy_rounds import Rounds, Sent
 from potluck.common.errors import ConfigurationError
 from potluck.common.settings.plugins import create
 from potluck.common.tensors.layout import Layout
-from potluck.server.rounds.compatibility import check_maskable
+from potluck.server.rounds.plan import draw_up
 from potluck.server.strategies.lora_stacking import LoraStacking
 from potluck.server.strategy import Strategy
 
@@ -144,6 +144,10 @@ def test_a_model_with_adapters_and_a_head_is_taken() -> None:
 
 def test_masked_rounds_and_steps_of_scaffold_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="lora-stacking looks at single updates"):
-        check_maskable("lora-stacking", LoraStacking())
+        draw_up(
+            'secure_aggregation = true\n[task]\nname = "digits"\n'
+            '[strategy]\nname = "lora-stacking"\n',
+            source="run file",
+        )
     with pytest.raises(ConfigurationError, match="scaffold and lora-stacking don't go together"):
         create(Strategy, "scaffold", {"step": "lora-stacking"})

@@ -1,0 +1,372 @@
+"""What the parts of a run need, and what hides it: one table, checked before a run starts.
+
+A part of a run (selector, strategy, trainer, a table of the run file) has `Trait`s: it needs single
+updates, say, or masks them. `HIDES` lists for each trait the others that it hides, in the order in
+which a run is refused for them, each with the refusal.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from functools import cached_property
+from typing import Final
+
+from potluck.common.errors import ConfigurationError
+from potluck.common.learning.step_by_step import PROTOCOL
+from potluck.common.run_file.run_settings import DirectionSettings
+from potluck.common.run_file.runfile import RunFile
+from potluck.common.settings.local_training import LocalTraining
+from potluck.common.signal import signal_named
+from potluck.common.trainer import Trainer
+from potluck.common.updates.lanes import MOST_MEMBERS
+from potluck.server.selection import Selector, Signal, UpdateFact
+from potluck.server.strategy import Strategy, Summation
+
+
+class Trait(Enum):
+    """Something that a part of a run needs or does."""
+
+    # of strategies
+    SINGLE_UPDATES = auto()
+    """Needs each update by itself, not their mean."""
+    OWN_TENSORS = auto()
+    """Moves some tensors of the model on the coordinator alone."""
+    AUXILIARIES = auto()
+    """Sends tensors beside the weights."""
+    CORRECTION = auto()
+    """Has hosts correct what clients send, or how they train."""
+    KEPT_CORRECTION = auto()
+    """Has clients keep something of one training for the next."""
+    SINGLE_STEPS = auto()
+    """Corrects or counts the single steps of a training."""
+    OTHER_WEIGHTS = auto()
+    """Does not weigh updates by samples."""
+    SERVER_TRAINING = auto()
+    """Trains on the coordinator, with single updates."""
+    GROUPS = auto()
+    """Has clients train different parts of the model, or looks at their profiles."""
+    # of selectors
+    REPORTS = auto()
+    """Needs numbers that clients report with their updates."""
+    FACTS = auto()
+    """Needs facts that the coordinator reads off single updates."""
+    OUTPUT_MOVES = auto()
+    """Needs to know how each update moves the output layer."""
+    MEANS = auto()
+    """Has means of some updates measured."""
+    WEIGHTS = auto()
+    """Chooses the weights of updates."""
+    QUOTAS = auto()
+    """Limits each client's samples."""
+    PASSES = auto()
+    """Chooses each client's number of passes."""
+    PARTIAL_UPDATES = auto()
+    """Has clients leave tensors out of their updates."""
+    OFFERS = auto()
+    """Asks clients after their training, before the upload."""
+    EVERYBODY = auto()
+    """Has all clients train in a round."""
+    ESTIMATES = auto()
+    """Needs signals that clients estimate by training the whole model."""
+    NOT_GIVEN = auto()
+    """Asks for something that the task's trainer does not give."""
+    # of the run file and the task
+    OWN_TRAINER = auto()
+    """The task trains by itself."""
+    DIVIDED_MODEL = auto()
+    """Only part of the model travels."""
+    KEPT_TENSORS = auto()
+    """Clients keep tensors of the model."""
+    OWN_MODELS = auto()
+    """Each client trains a model of its own, near the run's."""
+    OBJECTIVE = auto()
+    """Names a loss for the built-in loop."""
+    COUNTED_STEPS = auto()
+    """Counts the steps of a training, not its passes."""
+    MASKS = auto()
+    """Updates are masked; the coordinator learns sums."""
+    HOST_SUMS = auto()
+    """Hosts add their clients' updates up."""
+    LATE_UPDATES = auto()
+    """Updates may join a later round."""
+    UPLOAD_FORM = auto()
+    """Chooses an encoding or compression of updates."""
+    SIMULATED_TIME = auto()
+    """Clients report simulated seconds."""
+    SIMULATED_LOSSES = auto()
+    """Leaves updates out for their simulated seconds."""
+    LARGE_COHORT = auto()
+    """Has cohorts of more clients than fit in a sum of a host."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunParts:
+    """The parts of a run. trainer: the task's own; None for the built-in loop."""
+
+    run_file: RunFile
+    selector: Selector
+    strategy: Strategy
+    training: LocalTraining
+    trainer: Trainer | None = None
+
+    @cached_property
+    def traits(self) -> Mapping[Trait, str]:
+        """The run's traits, each with a detail for messages."""
+        found = {**self._of_strategy(), **self._of_selector(), **self._of_run_file()}
+        return {trait: str(detail) for trait, detail in found.items() if detail}
+
+    def _of_strategy(self) -> Mapping[Trait, object]:
+        strategy, correction = self.strategy, self.strategy.correction
+        normalized = strategy.summation is Summation.NORMALIZED
+        return {
+            Trait.SINGLE_UPDATES: strategy.individual,
+            Trait.OWN_TENSORS: bool(strategy.one_way),
+            Trait.AUXILIARIES: bool(strategy.auxiliary),
+            Trait.CORRECTION: correction is not None,
+            Trait.KEPT_CORRECTION: correction is not None and correction.keeps,
+            Trait.SINGLE_STEPS: "corrects" if correction else "counts" if normalized else "",
+            Trait.OTHER_WEIGHTS: not strategy.by_samples,
+            Trait.SERVER_TRAINING: strategy.trains,
+            Trait.GROUPS: strategy.parts or bool(strategy.needs_profiles),
+        }
+
+    def _of_selector(self) -> Mapping[Trait, object]:
+        selector = self.selector
+        return {
+            Trait.REPORTS: ", ".join(sorted(selector.reports)),
+            Trait.FACTS: ", ".join(sorted(selector.learns)),
+            Trait.OUTPUT_MOVES: UpdateFact.OUTPUT_MOVE in selector.learns,
+            Trait.MEANS: selector.measures,
+            Trait.WEIGHTS: selector.weighs,
+            Trait.QUOTAS: selector.limits,
+            Trait.PASSES: selector.paces,
+            Trait.PARTIAL_UPDATES: selector.drops,
+            Trait.OFFERS: selector.before_upload(2) is not None,
+            Trait.EVERYBODY: selector.everybody(1),
+            Trait.ESTIMATES: any(signal_named(name).needs_model for name in selector.needs),
+            Trait.NOT_GIVEN: " and ".join(self._not_given()),
+        }
+
+    def _not_given(self) -> list[str]:
+        if self.trainer is None:
+            return []
+        selector = self.selector
+        wanted = {*selector.needs, *selector.asks, *selector.reports}
+        if selector.wants_label_totals or self.run_file.profiles.disclosure == PROTOCOL:
+            wanted.add(Signal.LABEL_COUNTS)
+        return sorted(str(each) for each in wanted - self.trainer.capabilities)
+
+    def _of_run_file(self) -> Mapping[Trait, object]:
+        run_file, clock, model = self.run_file, self.run_file.virtual_clock, self.run_file.model
+        spares = run_file.round.over_selection
+        cohort = run_file.count + spares
+        objective = "objective" in run_file.model_fields_set
+        return {
+            Trait.OWN_TRAINER: self.trainer is not None,
+            Trait.DIVIDED_MODEL: model is not None and model.divides,
+            Trait.KEPT_TENSORS: model is not None and bool(model.keep),
+            Trait.OWN_MODELS: run_file.personal.method == "ditto",
+            Trait.OBJECTIVE: run_file.objective[0].name if objective else "",
+            Trait.COUNTED_STEPS: self.training.steps is not None,
+            Trait.MASKS: run_file.secure_aggregation,
+            Trait.HOST_SUMS: run_file.host_sums.enabled,
+            Trait.LATE_UPDATES: run_file.round.late_updates.rounds,
+            Trait.UPLOAD_FORM: run_file.transport.up != DirectionSettings(),
+            Trait.SIMULATED_TIME: clock.enabled,
+            Trait.SIMULATED_LOSSES: clock.enabled and bool(clock.deadline_seconds or spares),
+            Trait.LARGE_COHORT: str(cohort) if cohort > MOST_MEMBERS else "",
+        }
+
+
+OF_MODELS: Final = (Trait.DIVIDED_MODEL, Trait.KEPT_TENSORS)
+"""Traits of a run's model, of which only part travels."""
+OF_STRATEGIES: Final = (
+    Trait.OTHER_WEIGHTS,
+    Trait.OWN_TENSORS,
+    Trait.SINGLE_UPDATES,
+    Trait.SERVER_TRAINING,
+    Trait.AUXILIARIES,
+    Trait.COUNTED_STEPS,
+)
+"""Traits of strategies and their training that hide something from selectors."""
+
+
+def check_hidden(parts: RunParts, *hiders: Trait, source: str) -> None:
+    """Raise ConfigurationError if a trait of the run hides another one."""
+    run_file, traits = parts.run_file, parts.traits
+    names = {
+        "selector": run_file.selector.name,
+        "strategy": run_file.strategy.name,
+        "task": run_file.task.name,
+        "steps": parts.training.steps,
+    }
+    for hider in hiders:
+        for hidden, refusal in HIDES[hider].items():
+            if hider in traits and hidden in traits:
+                fields = {**names, "detail": traits[hidden]}
+                used = {field for _, field, _, _ in string.Formatter().parse(refusal) if field}
+                about = {name: names[name] for name in names if name in used}
+                raise ConfigurationError(f"{source}: {refusal.format(**fields)}", **about)
+
+
+# The refusals, in parts ---------------------------------------------------------------------------
+
+_MASKED_STRATEGY = "strategy {strategy} and secure aggregation don't go together: "
+_MASKED_SELECTOR = "selector {selector} and secure aggregation don't go together: {selector} "
+_OF_SUMS = (
+    ", and of masked updates the coordinator learns only sums; choose another selector, or "
+    "unmasked updates"
+)
+_ALIKE = f", where all clients of a masked round train alike{_OF_SUMS}"
+_KEPT_FOR_MASKS = (
+    " is not compatible with secure aggregation: clients begin from states of earlier trainings, "
+    "and a coordinator that names another one to a client could compute its update from the sums; "
+    "choose fedavg or fednova without `keep`, or unmasked updates"
+)
+_SUMMED_STRATEGY = "strategy {strategy} and host_sums don't go together: "
+_AVERAGES = "; choose a strategy that averages (fedavg, fedavgm, fedadam, fednova, …), or no sums"
+_SUMMED_SELECTOR = "selector {selector} and host_sums don't go together: {selector} "
+_NO_SUMS = "; choose another selector, or no sums"
+_LATE = "round.late_updates does not go with "
+_NOT_LATE = "; set round.late_updates.rounds = 0, or choose another"
+_LATE_BESIDE = (
+    f"{_LATE}strategy {{strategy}}: what its clients send beside their weights is of one round"
+    f"{_NOT_LATE}"
+)
+_LATE_MORE = (
+    f"{_LATE}strategy {{strategy}}: its updates are more than steps of one model{_NOT_LATE}"
+)
+_PAIR = "selector {selector} and strategy {strategy} don't go together: {selector} "
+_OTHER_PAIR = (
+    "; choose another strategy (fedavg, fedadam, fednova, …), or other options of {selector}"
+)
+_WHOLE = (
+    f"{_PAIR}has clients leave tensors out of their updates, and {{strategy}} needs whole ones"
+    f"{_OTHER_PAIR}"
+)
+_BY_ITSELF = ", and task '{task}' trains by itself"
+_OTHER_STRATEGY = "; choose another strategy (fedavg, fedadam)"
+
+HIDES: Final[Mapping[Trait, Mapping[Trait, str]]] = {
+    Trait.MASKS: {
+        Trait.SINGLE_UPDATES: f"{_MASKED_STRATEGY}{{strategy}} looks at single updates, and of "
+        "masked ones the coordinator learns only the sum; choose a strategy that averages (fedavg, "
+        "fedavgm, fedadam, fednova, …), or unmasked updates",
+        Trait.OWN_TENSORS: f"{_MASKED_STRATEGY}masked updates have all tensors of the model, and "
+        "{strategy} moves some by itself; choose another strategy, or unmasked updates",
+        # The coordinator names the training whose state counts, for each client. One that lies
+        # would learn a single update from two sums.
+        Trait.KEPT_CORRECTION: f"strategy {{strategy}}{_KEPT_FOR_MASKS}",
+        Trait.KEPT_TENSORS: f"`keep` of [model]{_KEPT_FOR_MASKS}",
+        Trait.REPORTS: f"{_MASKED_SELECTOR}goes by what each client reports with its update "
+        f"({{detail}}){_OF_SUMS}",
+        Trait.FACTS: f"{_MASKED_SELECTOR}learns of each update its {{detail}}{_OF_SUMS}",
+        Trait.MEANS: f"{_MASKED_SELECTOR}has means of some updates measured{_OF_SUMS}",
+        Trait.WEIGHTS: f"{_MASKED_SELECTOR}says what each update counts with{_OF_SUMS}",
+        Trait.QUOTAS: f"{_MASKED_SELECTOR}says how many samples each client trains on{_ALIKE}",
+        Trait.PASSES: f"{_MASKED_SELECTOR}says how many passes each client makes{_ALIKE}",
+        Trait.PARTIAL_UPDATES: f"{_MASKED_SELECTOR}says what each leaves out{_ALIKE}",
+        Trait.OFFERS: f"{_MASKED_SELECTOR}spares clients their uploads for what each says of its "
+        "model, and masks are removed from all updates of a cohort together; choose another "
+        "selector, or unmasked updates",
+        Trait.EVERYBODY: f"{_MASKED_SELECTOR}has all clients train in a round, and the sum of a "
+        "masked round is over as many as the run asks for; choose another selector or option, or "
+        "unmasked updates",
+        Trait.UPLOAD_FORM: "transport.up and secure aggregation don't go together: masked updates "
+        "have an encoding of their own, and masks don't compress; remove [transport.up]",
+        Trait.SIMULATED_TIME: "virtual_clock and secure aggregation don't go together: the "
+        "simulated seconds that a client reports tell its number of samples; remove one of them",
+    },
+    Trait.HOST_SUMS: {
+        Trait.MASKS: "secure_aggregation and host_sums don't go together: masked updates are added "
+        "up anyway; remove one of them",
+        Trait.UPLOAD_FORM: "transport.up and host_sums don't go together: sums have an encoding of "
+        "their own, and are differences; remove [transport.up]",
+        Trait.SIMULATED_LOSSES: "virtual_clock and host_sums don't go together: on a virtual clock "
+        "updates that are here are left out for their simulated seconds; remove "
+        "virtual_clock.deadline_seconds and round.over_selection",
+        Trait.LARGE_COHORT: "a cohort of {detail} and host_sums don't go together: sums are over "
+        f"{MOST_MEMBERS} at most; lower `count`",
+        Trait.SINGLE_UPDATES: f"{_SUMMED_STRATEGY}{{strategy}} looks at single updates, and the "
+        f"coordinator gets sums of them{_AVERAGES}",
+        Trait.OWN_TENSORS: f"{_SUMMED_STRATEGY}sums have all tensors of the model, and "
+        f"{{strategy}} moves some by itself{_AVERAGES}",
+        Trait.SERVER_TRAINING: f"{_SUMMED_STRATEGY}{{strategy}} trains on the coordinator with "
+        f"single updates{_AVERAGES}",
+        Trait.FACTS: f"{_SUMMED_SELECTOR}learns of each update its {{detail}}{_NO_SUMS}",
+        Trait.MEANS: f"{_SUMMED_SELECTOR}has means of some updates measured{_NO_SUMS}",
+        Trait.WEIGHTS: f"{_SUMMED_SELECTOR}says what each update counts with{_NO_SUMS}",
+        Trait.PARTIAL_UPDATES: f"{_SUMMED_SELECTOR}says what each client leaves out of its update"
+        f"{_NO_SUMS}",
+        Trait.OFFERS: f"{_SUMMED_SELECTOR}spares clients their uploads for what each says of its "
+        f"model{_NO_SUMS}",
+    },
+    Trait.LATE_UPDATES: {
+        Trait.MASKS: f"{_LATE}secure aggregation: a masked sum is over the clients of one round"
+        f"{_NOT_LATE}",
+        Trait.AUXILIARIES: _LATE_BESIDE,
+        Trait.CORRECTION: _LATE_BESIDE,
+        Trait.OTHER_WEIGHTS: f"{_LATE}strategy {{strategy}}: it does not weigh updates by samples, "
+        f"nor by their age{_NOT_LATE}",
+        Trait.OWN_TENSORS: _LATE_MORE,
+        Trait.SERVER_TRAINING: _LATE_MORE,
+        Trait.GROUPS: _LATE_MORE,
+        Trait.HOST_SUMS: f"{_LATE}host_sums: a sum is over clients of one round{_NOT_LATE}",
+        Trait.PARTIAL_UPDATES: f"{_LATE}selector {{selector}}: it has clients leave tensors out of "
+        f"their updates{_NOT_LATE}",
+        Trait.WEIGHTS: f"{_LATE}selector {{selector}}: its weights are for a cohort that is whole"
+        f"{_NOT_LATE}",
+        Trait.OFFERS: f"{_LATE}selector {{selector}}: it chooses among the updates of one round "
+        f"before they are sent{_NOT_LATE}",
+    },
+    Trait.OWN_TRAINER: {
+        Trait.GROUPS: "strategy {strategy} has groups of clients train parts of a network in the "
+        f"built-in loop{_BY_ITSELF}{_OTHER_STRATEGY}",
+        Trait.NOT_GIVEN: "selector {selector} asks clients for {detail}, which the trainer of task "
+        "'{task}' does not give; choose a selector that does not ask for it (uniform, "
+        "round-robin), or add it to the trainer and its capabilities",
+        Trait.SINGLE_STEPS: "strategy {strategy} {detail} the single steps of the built-in loop"
+        f"{_BY_ITSELF}{_OTHER_STRATEGY}",
+        Trait.SERVER_TRAINING: "strategy {strategy} trains a classifier on the coordinator"
+        f"{_BY_ITSELF}{_OTHER_STRATEGY}",
+        Trait.OWN_MODELS: 'personal.method = "ditto" holds the steps of the built-in loop to the '
+        f"round's model{_BY_ITSELF}; remove [personal], or set evaluation.fine_tune_epochs",
+        Trait.OBJECTIVE: "objective {detail} is a loss for the built-in loop, and task '{task}' "
+        "has its own; remove [objective]",
+    },
+    Trait.DIVIDED_MODEL: {
+        Trait.ESTIMATES: "selector '{selector}' needs triplets, which clients estimate by training "
+        "all of the model; leave out `trainable` and `keep` of [model], or choose another selector",
+    },
+    Trait.KEPT_TENSORS: {
+        Trait.OUTPUT_MOVES: "selector '{selector}' learns how updates move the output layer, which "
+        "may be among what clients `keep` of [model]; choose another selector",
+        Trait.OWN_MODELS: 'personal.method = "ditto" gives each client a whole model of its own, '
+        "and `keep` of [model] tensors of its own in the run's; remove one of them",
+    },
+    Trait.OTHER_WEIGHTS: {
+        Trait.WEIGHTS: f"{_PAIR}says what each update counts with, and {{strategy}} does not weigh "
+        f"by that{_OTHER_PAIR}",
+    },
+    Trait.OWN_TENSORS: {
+        Trait.MEANS: f"{_PAIR}has means of updates measured, and those of {{strategy}} are only "
+        f"part of a model{_OTHER_PAIR}",
+    },
+    Trait.SINGLE_UPDATES: {Trait.PARTIAL_UPDATES: _WHOLE},
+    Trait.SERVER_TRAINING: {
+        Trait.PARTIAL_UPDATES: _WHOLE,
+        Trait.KEPT_TENSORS: "strategy {strategy} trains on the coordinator, which has no whole "
+        "model where clients `keep` tensors of [model]; choose another strategy",
+    },
+    Trait.AUXILIARIES: {Trait.PARTIAL_UPDATES: _WHOLE},
+    Trait.COUNTED_STEPS: {
+        Trait.PASSES: "selector {selector} says how many passes over its samples each client "
+        "makes, and training.steps = {steps} counts steps; set training.epochs instead, or other "
+        "options of {selector}",
+    },
+}
+"""What each trait hides, and the refusal: one line with the fields `selector`, `strategy`, `task`,
+`steps` and `detail` (of what is hidden)."""
