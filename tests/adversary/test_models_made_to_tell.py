@@ -88,7 +88,8 @@ def record_of(client: str) -> NDArray[np.float32]:
     mine = of_clients()[client]
     apart = [row for row in mine if ((samples() - row) @ (row - mean)).max() < 1e-4]
     unique = [row for row in apart if (samples() == row).all(axis=1).sum() == 1]
-    return unique[0]
+    found: NDArray[np.float32] = unique[0]
+    return found
 
 
 @dataclass(frozen=True)

@@ -156,7 +156,7 @@ class World:
     clients: int
     colluders: int
     least_hosts: int = 4
-    limits: Mapping[str, int] = field(default_factory=dict)
+    limits: Mapping[str, Any] = field(default_factory=dict)
     ledgers: dict[str, Ledger] = field(default_factory=dict)
     live: dict[str, dict[bytes, ClientSession]] = field(default_factory=lambda: defaultdict(dict))
     vectors: list[tuple[Row, set[bytes]]] = field(default_factory=list)
