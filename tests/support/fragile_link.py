@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import socket
 import struct
 from collections.abc import AsyncIterator
@@ -15,13 +16,20 @@ _PACKET_BYTES = 1448
 
 @dataclass
 class FragileLink:
-    """A proxy on loopback. `carries`: bytes of a connection, both ways together, before its end."""
+    """A proxy on loopback. `carries`: bytes of a connection, both ways together, before its end.
+    `open`: connections that there are now."""
 
     onward: int
     carries: int
     port: int = 0
     resets: int = 0
+    open: int = 0
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def reset_all(self) -> None:
+        """Reset every connection."""
+        for task in self._tasks:
+            task.cancel()
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         onward_reader, onward_writer = await asyncio.open_connection("127.0.0.1", self.onward)
@@ -39,10 +47,12 @@ class FragileLink:
             asyncio.create_task(relay(onward_reader, writer)),
         ]
         self._tasks.update(ways)
+        self.open += 1
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
             self.resets += left <= 0
         finally:
+            self.open -= 1
             for way in ways:
                 way.cancel()
             for each in (writer, onward_writer):
@@ -76,20 +86,35 @@ async def fragile_link(onward: int, *, carries: int, port: int = 0) -> AsyncIter
 
 
 @dataclass
-class ThinLink:
-    """A proxy on loopback that takes bytes at once and sends them on at the rate of a thin uplink.
+class Line:
+    """One direction of a thin link. `sent`: bytes that it has carried."""
 
-    All connections share the uplink; each has a buffer. What is in a buffer still goes over the
-    uplink when its connection is over. The other way is fast.
+    bytes_per_second: float
+    sent: int = 0
+    _free: float = 0.0
+
+    async def carry(self, size: int) -> None:
+        """Wait until the line has carried this number of bytes more."""
+        clock = asyncio.get_running_loop().time
+        self._free = max(self._free, clock()) + size / self.bytes_per_second
+        await asyncio.sleep(self._free - clock())
+        self.sent += size
+
+
+@dataclass
+class ThinLink:
+    """A proxy on loopback that takes bytes at once and sends them on at the rate of a thin line.
+
+    All connections share the two lines; each has a buffer for each. The content of a buffer still
+    goes over its line when the connection is over.
     """
 
     onward: int
-    bytes_per_second: int
+    up: Line
+    down: Line
     buffer_bytes: int
     port: int = 0
-    sent_up: int = 0
     connections: int = 0
-    _free: float = 0.0
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -100,16 +125,18 @@ class ThinLink:
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         onward_reader, onward_writer = await asyncio.open_connection("127.0.0.1", self.onward)
-        down = asyncio.create_task(_relayed(onward_reader, writer))
+        down = asyncio.create_task(self._relay(onward_reader, writer, self.down))
         try:
-            await self._up(reader, onward_writer)
+            await self._relay(reader, onward_writer, self.up)
         finally:
             down.cancel()
             await asyncio.gather(down, return_exceptions=True)
             for each in (writer, onward_writer):
                 _reset(each)
 
-    async def _up(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _relay(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, line: Line
+    ) -> None:
         waiting: asyncio.Queue[bytes] = asyncio.Queue(max(1, self.buffer_bytes // _PACKET_BYTES))
 
         async def fill() -> None:
@@ -121,34 +148,20 @@ class ThinLink:
         filling = asyncio.create_task(fill())
         try:
             while data := await waiting.get():
-                await self._turn(len(data))
-                self.sent_up += len(data)
+                await line.carry(len(data))
                 if not writer.transport.is_closing():
                     writer.write(data)
         finally:
             filling.cancel()
-
-    async def _turn(self, size: int) -> None:
-        """Wait until the uplink has carried this number of bytes more."""
-        clock = asyncio.get_running_loop().time
-        self._free = max(self._free, clock()) + size / self.bytes_per_second
-        await asyncio.sleep(self._free - clock())
-
-
-async def _relayed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(ConnectionError):
-        while data := await reader.read(_PIECE_BYTES):
-            writer.write(data)
-            await writer.drain()
-    writer.transport.abort()
+        writer.transport.abort()
 
 
 @contextlib.asynccontextmanager
 async def thin_link(
-    onward: int, *, bytes_per_second: int, buffer_bytes: int
+    onward: int, *, up: float = math.inf, down: float = math.inf, buffer_bytes: int
 ) -> AsyncIterator[ThinLink]:
-    """A thin uplink before `onward`, in the event loop of the caller."""
-    link = ThinLink(onward, bytes_per_second, buffer_bytes)
+    """A thin link before `onward`, in the event loop of the caller; rates in bytes per second."""
+    link = ThinLink(onward, Line(up), Line(down), buffer_bytes)
     server = await asyncio.start_server(link.connected, "127.0.0.1", 0)
     link.port = server.sockets[0].getsockname()[1]
     try:
