@@ -158,7 +158,7 @@ async def test_every_answer_forbids_code_from_elsewhere(page: OpenPage) -> None:
 
 
 async def test_the_page_asks_nobody_else(page: OpenPage) -> None:
-    static = Path(__file__).parents[2] / "deploy" / "potluck" / "page" / "static"
+    static = Path(__file__).parents[2] / "page" / "potluck" / "page" / "static"
     for path in sorted(static.iterdir()):
         text = path.read_text().replace("http://www.w3.org/2000/svg", "")
         assert "http://" not in text, path.name

@@ -27,7 +27,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 HOUSE = Path(__file__).resolve().parents[2]
-SOURCE_ROOTS = ("client", "common", "deploy", "experiments", "relay", "server")
+SOURCE_ROOTS = ("api", "client", "common", "deploy", "experiments", "page", "relay", "server")
 
 MAY_IMPORT = {
     "client": {"client", "common", "rpc"},
@@ -125,6 +125,33 @@ def test_no_source_root_makes_potluck_a_regular_package() -> None:
     assert [
         root for root in SOURCE_ROOTS if (HOUSE / root / "potluck" / "__init__.py").exists()
     ] == []
+
+
+def test_every_source_root_is_in_each_list() -> None:
+    # Here, so that the other tests can say what is wrong where nothing can be imported.
+    from potluck.common.net.build_version import SOURCE_ROOTS as OF_THE_VERSION
+
+    roots = set(SOURCE_ROOTS)
+    tool = pyproject()["tool"]
+    wheel = tool["hatch"]["build"]["targets"]["wheel"]
+    images = (HOUSE / "deploy" / "assets" / "images" / "Dockerfile").read_text()
+    stages = {stage.split("\n")[0].split()[-1]: stage for stage in images.split("\nFROM ")}
+    [cleaned] = re.findall(r"find \$\(wildcard (.*?)\)", (HOUSE / "Makefile").read_text())
+    lists = {
+        "folders": {folder.parent.name for folder in HOUSE.glob("*/potluck")} - {"protos"},
+        "build_version.py": set(OF_THE_VERSION),
+        "dev-mode-dirs": set(tool["hatch"]["build"]["dev-mode-dirs"]),
+        "only-include": {path.removesuffix("/potluck") for path in wheel["only-include"]},
+        "sources": set(wheel["sources"]),
+        "mypy_path": {*tool["mypy"]["mypy_path"].split(":")},
+        "pyright": set(tool["pyright"]["extraPaths"]),
+        "ruff": set(tool["ruff"]["src"]),
+        "Makefile": set(cleaned.split()),
+        ".dockerignore": {*re.findall(r"^!(\w+)$", (HOUSE / ".dockerignore").read_text(), re.M)},
+        "Dockerfile, version": {*re.findall(r"COPY (\w+) \1\n", stages["version"])},
+    }
+    assert {name: roots - found for name, found in lists.items() if roots - found} == {}
+    assert lists["folders"] == roots
 
 
 def test_the_folder_that_the_readme_makes_is_ignored() -> None:

@@ -68,12 +68,14 @@ def test_every_function_is_in_the_file_named_with_it() -> None:
 NAMED_FILE = re.compile(r"(?<![\w/.*{}<>$…-])((?:[\w.-]+/)*[\w-]+\.py|tests/[\w./-]*\w)(?![\w/(*])")
 """A Python file or a test, alone or with the folders that it is in."""
 ROOTS = (
+    "api",
     "benchmarks",
     "client",
     "common",
     "deploy",
     "examples",
     "experiments",
+    "page",
     "relay",
     "server",
     "tests",

@@ -21,7 +21,9 @@ VERSION_VARIABLE = "POTLUCK_BUILD_VERSION"
 """Set while a wheel is built, it is the version: for sources that come without git."""
 
 _ROOT = Path(__file__).resolve().parents[4]
-_SOURCES = ("client", "common", "deploy", "experiments", "relay", "server")
+SOURCE_ROOTS = ("api", "client", "common", "deploy", "experiments", "page", "relay", "server")
+"""Folders whose files a digest of the sources covers."""
+
 _DIGITS = 9
 _GIT_SECONDS = 20
 
@@ -97,7 +99,7 @@ def _digest(root: Path) -> str:
 
 
 def _files(root: Path) -> Iterable[Path]:
-    for folder in _SOURCES:
+    for folder in SOURCE_ROOTS:
         for path in (root / folder / "potluck").rglob("*"):
             if path.is_file() and "__pycache__" not in path.parts:
                 yield path
