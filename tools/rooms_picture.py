@@ -35,6 +35,7 @@ COLOURS = {
     "common": "#f1eee4",
     "deploy": "#e6ecf6",
     "experiments": "#efe6f3",
+    "integrations": "#f3efe0",
     "relay": "#e4f1f1",
     "server": "#f6e7e3",
 }

@@ -9,7 +9,7 @@ import time
 import pytest
 from support.tracked import TRACKED
 
-from potluck.server.sinks.trackers.mlflow_sink import Mlflow
+from potluck.integrations.trackers.mlflow_sink import Mlflow
 
 
 def test_a_server_that_is_away_is_an_error_soon(monkeypatch: pytest.MonkeyPatch) -> None:

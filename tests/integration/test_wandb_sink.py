@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from support.tracked import FINISHED, ROUNDS, TRACKED
 
-from potluck.server.sinks.trackers.wandb_sink import Wandb
+from potluck.integrations.trackers.wandb_sink import Wandb
 
 BLOCK, HEADER = 32_768, struct.Struct("<IHB")
 WHOLE, LAST = 1, 4

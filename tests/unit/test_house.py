@@ -27,13 +27,24 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 HOUSE = Path(__file__).resolve().parents[2]
-SOURCE_ROOTS = ("api", "client", "common", "deploy", "experiments", "page", "relay", "server")
+SOURCE_ROOTS = (
+    "api",
+    "client",
+    "common",
+    "deploy",
+    "experiments",
+    "integrations",
+    "page",
+    "relay",
+    "server",
+)
 
 MAY_IMPORT = {
     "client": {"client", "common", "rpc"},
     "common": {"common", "rpc"},
     "deploy": {"client", "common", "deploy", "rpc", "server"},
     "federation": {"client", "common", "deploy", "federation", "rpc", "server"},
+    "integrations": {"client", "common", "integrations", "rpc", "server"},
     "page": {"common", "deploy", "page", "rpc"},
     "relay": {"client", "common", "relay", "rpc", "server"},
     "rpc": {"rpc"},
@@ -52,7 +63,7 @@ ROOMS = {
     "server": (
         "clock config state store.sql store objects selection strategy sink stopping "
         "selectors.parts strategies selectors.asking selectors.bandits selectors rounds cohorts "
-        "aggregation training hosts profiles sums eligibility watching runs sinks.trackers sinks "
+        "aggregation training hosts profiles sums eligibility watching runs sinks "
         "service cli __main__"
     ),
     "client": (
@@ -61,6 +72,7 @@ ROOMS = {
         "__main__"
     ),
     "deploy": ("operator terminal view cards pki machines local doctor commands cli __main__"),
+    "integrations": "trackers",
     "experiments": "tasks models weights data_sets presets grid cluster reports commands",
 }
 """The rooms of each package, and the modules that stand at its root, from the ground up: each may
@@ -260,7 +272,7 @@ def test_libraries_of_sinks_and_traces_are_imported_when_they_are_used() -> None
     libraries = {"alembic", "mlflow", "opentelemetry", "pyarrow", "tensorboard", "wandb"}
     offenders = [
         module.stem
-        for name in ("client", "common", "server")
+        for name in ("client", "common", "integrations", "server")
         for module in package_folder(name).rglob("*.py")
         for node in statements(module.read_text())
         if node.col_offset == 0  # not in a function
@@ -426,16 +438,13 @@ EXTRAS = {
     "deploy": ("operator",),
     "experiments": ("experiments", "ray"),
     "federation": ("notebook",),
+    "integrations": ("mlflow", "parquet", "tensorboard", "wandb"),
     "page": ("page",),
     "server": (
-        "mlflow",
-        "parquet",
         "postgresql",
         "s3",
         "server",
-        "tensorboard",
         "tracing",
-        "wandb",
     ),
 }
 """Of each package the extras that bring what only its machines import."""

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from potluck_crash_points import reach
 
+from potluck.integrations.trackers.table_sinks import CsvFiles
 from potluck.server.sink import Sink, TrackedRound, TrackedRun
-from potluck.server.sinks.trackers.table_sinks import CsvFiles
 
 
 class Watched(CsvFiles):

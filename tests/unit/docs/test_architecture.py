@@ -75,6 +75,7 @@ ROOTS = (
     "deploy",
     "examples",
     "experiments",
+    "integrations",
     "page",
     "relay",
     "server",

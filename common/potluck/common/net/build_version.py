@@ -21,7 +21,17 @@ VERSION_VARIABLE = "POTLUCK_BUILD_VERSION"
 """Set while a wheel is built, it is the version: for sources that come without git."""
 
 _ROOT = Path(__file__).resolve().parents[4]
-SOURCE_ROOTS = ("api", "client", "common", "deploy", "experiments", "page", "relay", "server")
+SOURCE_ROOTS = (
+    "api",
+    "client",
+    "common",
+    "deploy",
+    "experiments",
+    "integrations",
+    "page",
+    "relay",
+    "server",
+)
 """Folders whose files a digest of the sources covers."""
 
 _DIGITS = 9

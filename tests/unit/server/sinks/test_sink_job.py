@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from potluck.common.errors import PotluckError
+from potluck.integrations.trackers.mlflow_sink import Mlflow
 from potluck.server.sinks.sink_job import sink_jobs
-from potluck.server.sinks.trackers.mlflow_sink import Mlflow
 
 
 def jobs(tmp_path: Path, **tables: dict[str, Any]) -> Any:

@@ -10,9 +10,9 @@ import pytest
 from support.tracked import FINISHED, ROUNDS, TRACKED
 
 from potluck.common.errors import StorageError
+from potluck.integrations.trackers.table_sinks import CsvFiles, ParquetFiles
+from potluck.integrations.trackers.tensorboard_sink import TensorBoard
 from potluck.server.sink import Sink
-from potluck.server.sinks.trackers.table_sinks import CsvFiles, ParquetFiles
-from potluck.server.sinks.trackers.tensorboard_sink import TensorBoard
 
 KINDS: list[Callable[..., Sink]] = [CsvFiles, ParquetFiles, TensorBoard]
 
