@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from potluck.common.adapters.lora import keep_rank, with_lora
 from potluck.common.names import ClientId
 from potluck.common.task import ClientData, Task
 from potluck.common.trainer import (
@@ -24,6 +23,7 @@ from potluck.common.trainer import (
     TrainerSettings,
     TrainingProgress,
 )
+from potluck.integrations.adapters.lora import keep_rank, with_lora
 
 LENGTH = 64
 """Bytes of text that the model sees at once."""

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from potluck.common.adapters.loops import LoopTrainer
-from potluck.common.adapters.script import Measure, Measured, script_task
+from potluck.integrations.adapters.loops import LoopTrainer
+from potluck.integrations.adapters.script import Measure, Measured, script_task
 
 Batches = Iterable[tuple[torch.Tensor, torch.Tensor]]
 

@@ -20,8 +20,8 @@ from monai.metrics import DiceMetric
 from monai.networks.nets import UNet
 from monai.transforms import AsDiscrete, Compose, RandFlipd, RandGaussianNoised
 
-from potluck.common.adapters.monai import MonaiLoopTrainer, measured
-from potluck.common.adapters.script import Measure, Measured, script_task, share
+from potluck.integrations.adapters.monai import MonaiLoopTrainer, measured
+from potluck.integrations.adapters.script import Measure, Measured, script_task, share
 
 Batches = Iterable[dict[str, Any]]
 

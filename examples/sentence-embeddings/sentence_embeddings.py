@@ -16,7 +16,6 @@ from torch import nn
 from torch.nn.functional import normalize
 from transformers import AutoTokenizer, BertModel
 
-from potluck.common.adapters.lora import with_lora
 from potluck.common.names import ClientId
 from potluck.common.task import ClientData, Task
 from potluck.common.trainer import (
@@ -28,6 +27,7 @@ from potluck.common.trainer import (
     TrainerSettings,
     TrainingProgress,
 )
+from potluck.integrations.adapters.lora import with_lora
 
 Pairs = list[tuple[str, str]]
 CLIENTS = 6

@@ -17,10 +17,10 @@ from potluck.client.question import Question, QuestionContext
 from potluck.client.training.questions.gradient_norm import GradientNorm
 from potluck.client.training.questions.loss import Loss
 from potluck.client.training.questions.soft_label import SoftLabel
-from potluck.common.adapters.lightning import LightningTrainer
 from potluck.common.names import ClientId
 from potluck.common.task import ClientData, Examples
 from potluck.common.trainer import Measure, TrainingProgress
+from potluck.integrations.adapters.lightning import LightningTrainer
 
 
 def blobs(samples: int = 600) -> Examples:

@@ -13,9 +13,9 @@ from support.adapted_training import check_manners, measured_by, settings_of, tr
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from potluck.common.adapters.lightning import LightningTrainer
 from potluck.common.errors import TrainingError
 from potluck.common.trainer import Measure
+from potluck.integrations.adapters.lightning import LightningTrainer
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::lightning.fabric.utilities.warnings.PossibleUserWarning"

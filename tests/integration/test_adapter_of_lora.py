@@ -10,11 +10,11 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from potluck.common.adapters.lora import keep_rank, with_lora
 from potluck.common.errors import ConfigurationError
 from potluck.common.learning.task_loading import model_maker
 from potluck.common.settings.model_table import ModelTable
 from potluck.common.tensors.model_parts import divided
+from potluck.integrations.adapters.lora import keep_rank, with_lora
 from potluck.server.strategies.lora_stacking import LoraStacking, adapters
 
 RANK = 4

@@ -21,8 +21,8 @@ from monai.transforms import AsDiscrete, AsDiscreted, Compose, RandGaussianNoise
 from support.adapted_training import check_manners, measured_by, settings_of, trained
 from torch import nn
 
-from potluck.common.adapters.monai import MonaiEngineTrainer, MonaiLoopTrainer, measured
 from potluck.common.trainer import SHARE, Measure, Measured, TrainerSettings
+from potluck.integrations.adapters.monai import MonaiEngineTrainer, MonaiLoopTrainer, measured
 
 MEASURES = {
     "dice": Measure(label="Dice", unit=SHARE, higher_is_better=True),

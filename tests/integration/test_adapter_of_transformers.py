@@ -11,9 +11,9 @@ from support.adapted_training import check_manners, measured_by, settings_of, tr
 from torch.utils.data import Dataset
 from transformers import BertConfig, BertForSequenceClassification, Trainer
 
-from potluck.common.adapters.transformers import TransformersTrainer
 from potluck.common.errors import TrainingError
 from potluck.common.trainer import SHARE, Measure
+from potluck.integrations.adapters.transformers import TransformersTrainer
 
 MEASURES = {
     "accuracy": Measure(label="accuracy", unit=SHARE, higher_is_better=True),

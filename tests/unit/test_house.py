@@ -54,7 +54,7 @@ MAY_IMPORT = {
 
 ROOMS = {
     "common": (
-        "plain_text errors interruptible names tags settings trainer task adapters models "
+        "plain_text errors interruptible names tags settings trainer task models "
         "tasks learning records tables disclosure tensors net "
         "secagg.rules secagg.primitives secagg.wire secagg.vectors secagg.policy secagg.client "
         "secagg.coordinator secagg updates run_file signal built_in_signals "
@@ -72,7 +72,7 @@ ROOMS = {
         "__main__"
     ),
     "deploy": ("operator terminal view cards pki machines local doctor commands cli __main__"),
-    "integrations": "trackers",
+    "integrations": "trackers adapters",
     "experiments": "tasks models weights data_sets presets grid cluster reports commands",
 }
 """The rooms of each package, and the modules that stand at its root, from the ground up: each may
@@ -250,10 +250,14 @@ def test_rooms_import_downwards_only(imports: dict[str, set[str]]) -> None:
     assert upwards == []
 
 
-def test_what_hosts_load_of_the_experiments_imports_common_only(
+def test_what_hosts_load_of_guests_imports_common_only(
     imports: dict[str, set[str]],
 ) -> None:
-    loaded = ("potluck.experiments.tasks", "potluck.experiments.models")
+    loaded = (
+        "potluck.experiments.tasks",
+        "potluck.experiments.models",
+        "potluck.integrations.adapters",
+    )
     allowed = (*loaded, "potluck.common")
     offenders = {
         module: sorted(other for other in others if not other.startswith(allowed))
@@ -434,11 +438,20 @@ def providers() -> dict[str, list[str]]:
 
 EXTRAS = {
     "client": ("gpu", "s3", "tracing"),
-    "common": ("lightning", "lora", "monai", "parquet", "tracing", "transformers"),
+    "common": ("parquet", "tracing"),
     "deploy": ("operator",),
     "experiments": ("experiments", "ray"),
     "federation": ("notebook",),
-    "integrations": ("mlflow", "parquet", "tensorboard", "wandb"),
+    "integrations": (
+        "lightning",
+        "lora",
+        "mlflow",
+        "monai",
+        "parquet",
+        "tensorboard",
+        "transformers",
+        "wandb",
+    ),
     "page": ("page",),
     "server": (
         "postgresql",

@@ -51,10 +51,10 @@ def test_a_class_of_ones_own_names_the_extra(
         ("potluck.federation.frames", "pandas", "potluck[notebook]"),
         ("potluck.federation.disclosure_frames", "pandas", "potluck[notebook]"),
         ("potluck.federation.model_report", "sklearn.metrics", "potluck[notebook]"),
-        ("potluck.common.adapters.lightning", "lightning", "potluck[lightning]"),
-        ("potluck.common.adapters.lora", "peft", "potluck[lora]"),
-        ("potluck.common.adapters.monai", "ignite.engine", "potluck[monai]"),
-        ("potluck.common.adapters.transformers", "transformers", "potluck[transformers]"),
+        ("potluck.integrations.adapters.lightning", "lightning", "potluck[lightning]"),
+        ("potluck.integrations.adapters.lora", "peft", "potluck[lora]"),
+        ("potluck.integrations.adapters.monai", "ignite.engine", "potluck[monai]"),
+        ("potluck.integrations.adapters.transformers", "transformers", "potluck[transformers]"),
     ],
 )
 def test_a_module_that_needs_a_library_names_the_extra(

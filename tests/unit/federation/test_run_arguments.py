@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from potluck.common.adapters.loops import LoopTrainer
-from potluck.common.adapters.script import script_task
 from potluck.common.errors import ConfigurationError, PluginError
 from potluck.common.run_file.run_settings import RoundPolicy
 from potluck.common.run_file.runfile import RunFile
@@ -17,6 +15,8 @@ from potluck.common.settings.local_training import LocalTraining
 from potluck.common.trainer import Measure
 from potluck.federation import Federation
 from potluck.federation.run_settings_text import checked_text, run_table
+from potluck.integrations.adapters.loops import LoopTrainer
+from potluck.integrations.adapters.script import script_task
 
 
 def test_every_key_of_a_run_file_is_an_argument() -> None:

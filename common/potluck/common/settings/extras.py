@@ -30,7 +30,7 @@ _MODULES: Final = {
     "potluck.client.transfer.store_requests": "potluck[s3]",
     "potluck.server.objects.object_store": "potluck[s3]",
 } | {
-    f"potluck.common.adapters.{name}": f"potluck[{name}]"
+    f"potluck.integrations.adapters.{name}": f"potluck[{name}]"
     for name in ("lightning", "lora", "monai", "transformers")
 }
 """Extra of each module that needs what only some machines or some tasks do."""

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from potluck.common.adapters.loops import LoopTrainer
-from potluck.common.adapters.script import script_task
 from potluck.common.errors import ConfigurationError
 from potluck.common.learning.measures import own_trainer
 from potluck.common.learning.training import training_for
 from potluck.common.names import ClientId
 from potluck.common.trainer import Measure
+from potluck.integrations.adapters.loops import LoopTrainer
+from potluck.integrations.adapters.script import script_task
 
 CLIENT = ClientId("client-3")
 

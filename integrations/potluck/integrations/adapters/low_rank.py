@@ -8,9 +8,9 @@ from typing import Any
 from pydantic import PositiveFloat, PositiveInt
 from torch import nn
 
-from potluck.common.adapters.lora import with_lora
 from potluck.common.errors import ConfigurationError
 from potluck.common.models.members import member_maker
+from potluck.integrations.adapters.lora import with_lora
 
 
 def low_rank(

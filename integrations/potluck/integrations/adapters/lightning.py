@@ -8,8 +8,6 @@ from collections.abc import Iterator, Mapping
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from potluck.common.adapters.adapted import AdaptedTrainer
-from potluck.common.adapters.watched_loaders import dataset_size, seed_loader
 from potluck.common.errors import TrainingError
 from potluck.common.settings.extras import extra_named
 from potluck.common.trainer import (
@@ -21,6 +19,8 @@ from potluck.common.trainer import (
     TrainerSettings,
     TrainingProgress,
 )
+from potluck.integrations.adapters.adapted import AdaptedTrainer
+from potluck.integrations.adapters.watched_loaders import dataset_size, seed_loader
 
 with extra_named():
     import lightning

@@ -7,9 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from potluck.common.adapters.adapted import AdaptedTrainer, called, name_of
-from potluck.common.adapters.loops import LoopTrainer
-from potluck.common.adapters.watched_loaders import dataset_size, seed_loader
 from potluck.common.errors import TrainingError
 from potluck.common.settings.extras import extra_named
 from potluck.common.trainer import (
@@ -21,6 +18,9 @@ from potluck.common.trainer import (
     TrainerSettings,
     TrainingProgress,
 )
+from potluck.integrations.adapters.adapted import AdaptedTrainer, called, name_of
+from potluck.integrations.adapters.loops import LoopTrainer
+from potluck.integrations.adapters.watched_loaders import dataset_size, seed_loader
 
 with extra_named():
     from ignite.engine import Events

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from potluck.common.adapters.adapted import AdaptedTrainer
 from potluck.common.errors import TrainingError
 from potluck.common.settings.extras import extra_named
 from potluck.common.trainer import (
@@ -20,6 +19,7 @@ from potluck.common.trainer import (
     TrainerSettings,
     TrainingProgress,
 )
+from potluck.integrations.adapters.adapted import AdaptedTrainer
 
 with extra_named():
     import transformers

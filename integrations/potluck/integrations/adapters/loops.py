@@ -5,13 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from potluck.common.adapters.adapted import AdaptedTrainer, called, name_of
-from potluck.common.adapters.watched_loaders import (
-    WatchedLoader,
-    dataset_size,
-    seed_loader,
-    watched_steps,
-)
 from potluck.common.errors import TrainingError
 from potluck.common.trainer import (
     Contribution,
@@ -21,6 +14,13 @@ from potluck.common.trainer import (
     Measures,
     TrainerSettings,
     TrainingProgress,
+)
+from potluck.integrations.adapters.adapted import AdaptedTrainer, called, name_of
+from potluck.integrations.adapters.watched_loaders import (
+    WatchedLoader,
+    dataset_size,
+    seed_loader,
+    watched_steps,
 )
 
 Found = Mapping[str, Measured | float] | float | None

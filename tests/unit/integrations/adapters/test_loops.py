@@ -13,9 +13,9 @@ from support.adapted_training import check_manners, measured_by, settings_of, tr
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from potluck.common.adapters.loops import LoopTrainer
 from potluck.common.errors import RoundClosedError, TrainingError
 from potluck.common.trainer import Measure, Measured, TrainerSettings, TrainingProgress
+from potluck.integrations.adapters.loops import LoopTrainer
 
 MEASURES = {"error": Measure(label="squared error", lowest=0)}
 
