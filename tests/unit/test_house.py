@@ -72,7 +72,7 @@ ROOMS = {
         "__main__"
     ),
     "deploy": ("operator terminal view cards pki machines local doctor commands cli __main__"),
-    "integrations": "trackers adapters",
+    "integrations": "trackers adapters tracing",
     "experiments": "tasks models weights data_sets presets grid cluster reports commands",
 }
 """The rooms of each package, and the modules that stand at its root, from the ground up: each may
@@ -257,6 +257,7 @@ def test_what_hosts_load_of_guests_imports_common_only(
         "potluck.experiments.tasks",
         "potluck.experiments.models",
         "potluck.integrations.adapters",
+        "potluck.integrations.tracing",
     )
     allowed = (*loaded, "potluck.common")
     offenders = {
@@ -282,7 +283,6 @@ def test_libraries_of_sinks_and_traces_are_imported_when_they_are_used() -> None
         if node.col_offset == 0  # not in a function
         for imported in names_imported_by([node], "potluck.any")
         if imported.partition(".")[0] in libraries
-        or imported.startswith("potluck.common.tracing.exporting")
     ]
     assert set(offenders) == {"exporting"}  # which is imported where traces are on
 
@@ -437,8 +437,8 @@ def providers() -> dict[str, list[str]]:
 
 
 EXTRAS = {
-    "client": ("gpu", "s3", "tracing"),
-    "common": ("parquet", "tracing"),
+    "client": ("gpu", "s3"),
+    "common": ("parquet",),
     "deploy": ("operator",),
     "experiments": ("experiments", "ray"),
     "federation": ("notebook",),
@@ -449,6 +449,7 @@ EXTRAS = {
         "monai",
         "parquet",
         "tensorboard",
+        "tracing",
         "transformers",
         "wandb",
     ),
@@ -457,7 +458,6 @@ EXTRAS = {
         "postgresql",
         "s3",
         "server",
-        "tracing",
     ),
 }
 """Of each package the extras that bring what only its machines import."""

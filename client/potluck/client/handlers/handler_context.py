@@ -28,6 +28,7 @@ from potluck.client.transfer.saved_updates import KeptUpdates
 from potluck.common.learning.task_failures import blamed_on_task
 from potluck.common.names import ClientId
 from potluck.common.tensors.layout import Layout
+from potluck.common.tracing.tracer import Tracer
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import transfer_pb2
 
@@ -35,7 +36,6 @@ if TYPE_CHECKING:  # importing it imports torch, which only the worker's thread 
     from potluck.client.training.device import TrainingDevice
     from potluck.client.training.processes.training_seat import TrainingSeat
     from potluck.client.training.task_training import ClientFiles
-    from potluck.common.tracing.exporting import Tracer
 
 Result = TypeVar("Result")
 

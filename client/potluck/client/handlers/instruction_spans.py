@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from potluck.client.handlers.instruction_log import InstructionStage
 from potluck.client.masking.masked_updates import MASKED
+from potluck.common.tracing.tracer import Span, Tracer
 from potluck.rpc.v1 import coordinator_pb2 as rpc
-
-if TYPE_CHECKING:  # imports OpenTelemetry
-    from opentelemetry.trace import Span
-
-    from potluck.common.tracing.exporting import Tracer
 
 _NAMES: Final = {
     InstructionStage.DOWNLOADING: "download",
@@ -45,12 +41,10 @@ class InstructionSpans:
 
     def end(self, trouble: str) -> None:
         """It is over. trouble: what went wrong, or empty."""
-        from potluck.common.tracing.exporting import fail
-
         if self._stage is not None:
             self._stage.end()
         if trouble:
-            fail(self._whole, trouble)
+            self._tracer.fail(self._whole, trouble)
         self._whole.end()
 
 
@@ -66,7 +60,5 @@ def spans_of(tracer: Tracer | None, instruction: rpc.Instruction) -> Instruction
         return None
     if not instruction.HasField("train") or not told:
         return None
-    from potluck.common.tracing.exporting import read
-
-    parent = read(instruction.trace_parent)
+    parent = tracer.read(instruction.trace_parent)
     return None if parent is None else InstructionSpans(tracer, instruction, parent)

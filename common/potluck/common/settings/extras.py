@@ -26,8 +26,8 @@ _EXTRAS: Final = {
 
 _MODULES: Final = {
     "potluck.common.tables.table_files": "potluck[parquet]",
-    "potluck.common.tracing.exporting": "potluck[tracing]",
     "potluck.client.transfer.store_requests": "potluck[s3]",
+    "potluck.integrations.tracing.exporting": "potluck[tracing]",
     "potluck.server.objects.object_store": "potluck[s3]",
 } | {
     f"potluck.integrations.adapters.{name}": f"potluck[{name}]"

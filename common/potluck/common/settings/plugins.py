@@ -32,6 +32,8 @@ QUESTIONS = "potluck.questions"
 SIGNALS = "potluck.signals"
 SINKS = "potluck.sinks"
 COMMANDS = "potluck.commands"
+INTEGRATIONS = "potluck.integrations"
+"""What the core finds by name, as it needs an extra."""
 
 KINDS: Final = {
     SELECTORS: "selector",

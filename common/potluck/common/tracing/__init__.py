@@ -1,5 +1,4 @@
-"""Traces for OpenTelemetry: what a round's time went into, on the coordinator and on its hosts.
+"""Traces: what a round's time went into, on the coordinator and on its hosts.
 
-Off unless configured; then `exporting` alone imports OpenTelemetry. Spans come in by `Tracer`; they
-go out to a collector over OTLP, by a thread that nobody waits for.
+Off unless configured; then `opening` finds by name what makes spans and sends them to a collector.
 """

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import cast
 
-from potluck.common.errors import ConfigurationError
+from potluck.common.errors import ConfigurationError, PluginError
+from potluck.common.settings import plugins
 from potluck.common.settings.extras import missing_library
+from potluck.common.tracing.tracer import Tracer
 from potluck.common.tracing.tracing_settings import TracingSettings
-
-if TYPE_CHECKING:
-    from potluck.common.tracing.exporting import Tracer
 
 
 def open_tracer(settings: TracingSettings, service: str, instance: str = "") -> Tracer | None:
@@ -21,7 +20,8 @@ def open_tracer(settings: TracingSettings, service: str, instance: str = "") -> 
     if not settings.endpoint:
         return None
     try:
-        from potluck.common.tracing.exporting import Tracer
-    except ModuleNotFoundError as error:
-        raise ConfigurationError(f"[tracing]: {missing_library(error) or error}") from error
-    return Tracer(settings, service, instance)
+        maker = plugins.find_callable(plugins.INTEGRATIONS, "tracing")
+    except PluginError as error:
+        why = missing_library(error.__cause__) or error.message
+        raise ConfigurationError(f"[tracing]: {why}") from error
+    return cast(Tracer, maker(settings, service, instance))

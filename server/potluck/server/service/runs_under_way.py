@@ -6,7 +6,6 @@ import asyncio
 import shutil
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import structlog
 
@@ -19,6 +18,7 @@ from potluck.common.errors import (
     StorageError,
     disk_error,
 )
+from potluck.common.tracing.tracer import Tracer
 from potluck.server.aggregation.audit.audit_records import why_not_audited
 from potluck.server.aggregation.model_work import ModelWork
 from potluck.server.aggregation.spool import Spool
@@ -43,9 +43,6 @@ from potluck.server.store.store_thread import InStore
 from potluck.server.sums.counts import SecureSums
 from potluck.server.training.training_job import Workplace, public_inputs
 from potluck.server.watching.run_spans import RunSpans
-
-if TYPE_CHECKING:  # imports OpenTelemetry
-    from potluck.common.tracing.exporting import Tracer
 
 log = structlog.get_logger()
 

@@ -16,17 +16,13 @@ exactly, the spans of its clients all end with the phase in which they train, an
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from potluck.common.tracing.tracer import Span, Tracer
 from potluck.common.tracing.tracing_settings import is_traced
 from potluck.server.rounds import events as rounds
 from potluck.server.rounds.machine import Phase
 from potluck.server.store.records import MemberState, RunRow
-
-if TYPE_CHECKING:  # imports OpenTelemetry
-    from opentelemetry.trace import Span
-
-    from potluck.common.tracing.exporting import Tracer
 
 _NAMES: Final = {
     Phase.SELECTING: "select",
@@ -88,9 +84,7 @@ class RunSpans:
         span = self._clients.get(client)
         if span is None or self._alike:
             return ""
-        from potluck.common.tracing.exporting import written
-
-        return written(span)
+        return self._tracer.written(span)
 
     def close(self) -> None:
         """The run is not driven any more."""
@@ -144,7 +138,5 @@ class RunSpans:
 
     def _end(self, span: Span, trouble: str) -> None:
         if trouble:
-            from potluck.common.tracing.exporting import fail
-
-            fail(span, trouble)
+            self._tracer.fail(span, trouble)
         span.end()

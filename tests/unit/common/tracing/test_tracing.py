@@ -7,6 +7,7 @@ import sys
 import time
 
 import pytest
+from opentelemetry.trace import Span as CollectedSpan
 
 from potluck.common.errors import ConfigurationError
 from potluck.common.settings.configuration import validate
@@ -35,7 +36,7 @@ def test_without_an_endpoint_there_is_no_tracer() -> None:
 
 
 def test_without_opentelemetry_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "potluck.common.tracing.exporting", raising=False)
+    monkeypatch.delitem(sys.modules, "potluck.integrations.tracing.exporting", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc.trace_exporter", None)
     why = r"\[tracing\]: opentelemetry is not installed; pip install 'potluck\[tracing\]'"
     with pytest.raises(ConfigurationError, match=why):
@@ -65,17 +66,16 @@ def test_a_collector_that_is_away_is_said_once_and_draws_nothing(
 
 
 def test_a_span_is_known_by_its_text() -> None:
-    from potluck.common.tracing.exporting import read, written
-
     tracer = open_tracer(AWAY, "potluck-coordinator")
     assert tracer is not None
     span = tracer.begin("round", {"potluck.round": 3})
-    found = read(written(span))
-    assert found is not None
+    found = tracer.read(tracer.written(span))
+    assert isinstance(found, CollectedSpan)
+    assert isinstance(span, CollectedSpan)
     assert found.get_span_context().span_id == span.get_span_context().span_id
     assert found.get_span_context().trace_id == span.get_span_context().trace_id
     for text in ("", "00-1-2-01", f"00-{'0' * 32}-{'0' * 16}-01", f"00-{'x' * 32}-{'1' * 16}-01"):
-        assert read(text) is None
+        assert tracer.read(text) is None
     begun = time.monotonic()
     tracer.close()  # nobody takes the span
     assert time.monotonic() - begun < 20

@@ -8,7 +8,6 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Mapping
 from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
@@ -22,17 +21,18 @@ from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.trace import (
     Link,
     NonRecordingSpan,
-    Span,
     SpanContext,
     Status,
     StatusCode,
     TraceFlags,
     set_span_in_context,
 )
+from opentelemetry.trace import Span as CollectedSpan
 
 from potluck.common.errors import ConfigurationError
 from potluck.common.net.build_version import software_version
 from potluck.common.net.proxies import direct_at_home
+from potluck.common.tracing.tracer import Attributes, Span, Tracer
 from potluck.common.tracing.tracing_settings import TracingSettings
 
 _SECONDS: Final = 2.0
@@ -41,8 +41,6 @@ _CLOSE_SECONDS: Final = 1.0
 _SAY_SECONDS: Final = 600.0
 """A collector that is away would be told of in the log every few seconds."""
 _PARENT: Final = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
-
-Attributes = Mapping[str, str | int | float]
 
 
 class _Ids(IdGenerator):
@@ -80,8 +78,8 @@ otlp.logger.addFilter(_Seldom())
 otlp.__dict__["random"] = random.Random()
 
 
-class Tracer:
-    """Makes spans. Thread-safe; never blocks and never fails: spans are dropped instead."""
+class CollectorTracer(Tracer):
+    """Makes spans for a collector."""
 
     def __init__(self, settings: TracingSettings, service: str, instance: str) -> None:
         """See `open_tracer`, which raises the same."""
@@ -111,38 +109,35 @@ class Tracer:
         it belongs to, of another trace."""
         return self._tracer.start_span(
             name,
-            context=None if parent is None else set_span_in_context(parent),
+            context=None if parent is None else set_span_in_context(cast(CollectedSpan, parent)),
             attributes=dict(attributes),
-            links=[] if linked is None else [Link(linked.get_span_context())],
+            links=[] if linked is None else [Link(cast(CollectedSpan, linked).get_span_context())],
         )
+
+    def written(self, span: Span) -> str:
+        """A span as text, in the format of W3C's `traceparent`, for those who go on with it."""
+        context = cast(CollectedSpan, span).get_span_context()
+        return f"00-{context.trace_id:032x}-{context.span_id:016x}-01"
+
+    def read(self, parent: str) -> Span | None:
+        """The span of another process; None where the text is none."""
+        found = _PARENT.fullmatch(parent)
+        if found is None:
+            return None
+        context = SpanContext(
+            int(found[1], 16), int(found[2], 16), is_remote=True, trace_flags=TraceFlags(1)
+        )
+        return NonRecordingSpan(context) if context.is_valid else None
+
+    def fail(self, span: Span, reason: str) -> None:
+        """Mark a span as that of something that went wrong."""
+        cast(CollectedSpan, span).set_status(Status(StatusCode.ERROR, reason))
 
     def close(self) -> None:
         """Send what is left, for a moment."""
         closing = threading.Thread(target=self._provider.shutdown, daemon=True)
         closing.start()
         closing.join(_CLOSE_SECONDS)
-
-
-def written(span: Span) -> str:
-    """A span as text, in the format of W3C's `traceparent`, for those who go on with it."""
-    context = span.get_span_context()
-    return f"00-{context.trace_id:032x}-{context.span_id:016x}-01"
-
-
-def read(parent: str) -> Span | None:
-    """The span of another process; None where the text is none."""
-    found = _PARENT.fullmatch(parent)
-    if found is None:
-        return None
-    context = SpanContext(
-        int(found[1], 16), int(found[2], 16), is_remote=True, trace_flags=TraceFlags(1)
-    )
-    return NonRecordingSpan(context) if context.is_valid else None
-
-
-def fail(span: Span, reason: str) -> None:
-    """Mark a span as that of something that went wrong."""
-    span.set_status(Status(StatusCode.ERROR, reason))
 
 
 def _exporter(settings: TracingSettings) -> OTLPSpanExporter:
