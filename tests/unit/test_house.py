@@ -61,7 +61,7 @@ ROOMS = {
         "process monitoring tracing"
     ),
     "server": (
-        "clock config state store.sql store objects selection strategy sink stopping "
+        "clock config state store.sql store file_store selection strategy sink stopping "
         "selectors.parts strategies selectors.asking selectors.bandits selectors rounds cohorts "
         "aggregation training hosts profiles sums eligibility watching runs sinks "
         "service cli __main__"
@@ -72,7 +72,7 @@ ROOMS = {
         "__main__"
     ),
     "deploy": ("operator terminal view cards pki machines local doctor commands cli __main__"),
-    "integrations": "trackers adapters tracing",
+    "integrations": "trackers adapters tracing s3",
     "experiments": "tasks models weights data_sets presets grid cluster reports commands",
 }
 """The rooms of each package, and the modules that stand at its root, from the ground up: each may
@@ -258,6 +258,7 @@ def test_what_hosts_load_of_guests_imports_common_only(
         "potluck.experiments.models",
         "potluck.integrations.adapters",
         "potluck.integrations.tracing",
+        "potluck.integrations.s3.store_requests",
     )
     allowed = (*loaded, "potluck.common")
     offenders = {
@@ -437,7 +438,7 @@ def providers() -> dict[str, list[str]]:
 
 
 EXTRAS = {
-    "client": ("gpu", "s3"),
+    "client": ("gpu",),
     "common": ("parquet",),
     "deploy": ("operator",),
     "experiments": ("experiments", "ray"),
@@ -448,17 +449,14 @@ EXTRAS = {
         "mlflow",
         "monai",
         "parquet",
+        "s3",
         "tensorboard",
         "tracing",
         "transformers",
         "wandb",
     ),
     "page": ("page",),
-    "server": (
-        "postgresql",
-        "s3",
-        "server",
-    ),
+    "server": ("postgresql", "server"),
 }
 """Of each package the extras that bring what only its machines import."""
 

@@ -10,7 +10,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol, cast
 from urllib.parse import urlsplit
 
 import structlog
@@ -25,6 +25,7 @@ from potluck.common.errors import (
 )
 from potluck.common.monitoring.metric_labels import Direction
 from potluck.common.net.transfer import FileReceiver
+from potluck.common.settings import plugins
 from potluck.rpc.v1 import transfer_pb2
 
 log = structlog.get_logger()
@@ -32,6 +33,29 @@ log = structlog.get_logger()
 _ATTEMPTS: Final = 3
 """Times that a file is tried through a store before it goes straight."""
 _LONGEST_URL: Final = 8192
+
+
+class FileRequests(Protocol):
+    """The seam for what talks to object stores. Thread-safe, and blocks."""
+
+    def fetch(
+        self,
+        url: str,
+        begin: Callable[[int], FileReceiver],
+        *,
+        offset: int,
+        moved: Callable[[int], None],
+    ) -> None:
+        """Fetch a file from `offset` on, or whole where the store sends no parts, and verify it.
+
+        Raises ObjectStoreError for a store that does not answer, refuses or breaks off, and what
+        `FileReceiver.finish` does.
+        """
+
+    def put(
+        self, url: str, path: Path, *, size: int, sha256: str, moved: Callable[[int], None]
+    ) -> None:
+        """Put a file of this size and SHA-256 digest (hexadecimal). Raises ObjectStoreError."""
 
 
 class ObjectStores:
@@ -46,7 +70,7 @@ class ObjectStores:
     ) -> None:
         """See `object_stores` and `object_store_authority` in `config.py`.
 
-        Raises ConfigurationError; ModuleNotFoundError where the extra s3 is not installed.
+        Raises ConfigurationError; MissingLibraryError where the extra s3 is not installed.
         """
         self._origins = frozenset(origins)
         self._metrics = metrics or HostMetrics()
@@ -56,9 +80,8 @@ class ObjectStores:
         """Whether the last file that was to go through one had to go straight."""
         self._wrong = False
         if origins:
-            from potluck.client.transfer.store_requests import StoreRequests
-
-            self._requests = StoreRequests(authority)
+            maker = plugins.integration("object-store-requests")
+            self._requests = cast(FileRequests, maker(authority))
 
     @property
     def usable(self) -> bool:
@@ -89,7 +112,7 @@ class ObjectStores:
         self._wrong = False
 
     async def fetch(self, url: str, begin: Callable[[int], FileReceiver], *, offset: int) -> None:
-        """See `StoreRequests.fetch`."""
+        """See `FileRequests.fetch`."""
 
         def fetched(check: Callable[[], None]) -> None:
             moved = self._counting(Direction.DOWN, check)
@@ -98,7 +121,7 @@ class ObjectStores:
         await _in_thread(fetched)
 
     async def put(self, url: str, path: Path, *, size: int, sha256: str) -> None:
-        """See `StoreRequests.put`."""
+        """See `FileRequests.put`."""
 
         def put(check: Callable[[], None]) -> None:
             moved = self._counting(Direction.UP, check)

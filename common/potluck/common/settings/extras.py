@@ -26,9 +26,9 @@ _EXTRAS: Final = {
 
 _MODULES: Final = {
     "potluck.common.tables.table_files": "potluck[parquet]",
-    "potluck.client.transfer.store_requests": "potluck[s3]",
+    "potluck.integrations.s3.store_requests": "potluck[s3]",
     "potluck.integrations.tracing.exporting": "potluck[tracing]",
-    "potluck.server.objects.object_store": "potluck[s3]",
+    "potluck.integrations.s3.object_store": "potluck[s3]",
 } | {
     f"potluck.integrations.adapters.{name}": f"potluck[{name}]"
     for name in ("lightning", "lora", "monai", "transformers")

@@ -142,6 +142,20 @@ def find_callable(group: str, name: str) -> Callable[..., Any]:
     return cast("Callable[..., Any]", found)
 
 
+def integration(name: str) -> Callable[..., Any]:
+    """What the core needs an extra for, by name.
+
+    Raises MissingLibraryError where its library is missing, else PluginError as `find` does.
+    """
+    try:
+        return find_callable(INTEGRATIONS, name)
+    except PluginError as error:
+        why = missing_library(error.__cause__)
+        if why is None:
+            raise
+        raise MissingLibraryError(why) from error
+
+
 def options_of(group: str, name: str) -> list[str]:
     """Names of the options that the plug-in called `name` takes. Raises PluginError."""
     return list(signature_of(find(group, name)).parameters)

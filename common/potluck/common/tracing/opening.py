@@ -6,7 +6,7 @@ from typing import cast
 
 from potluck.common.errors import ConfigurationError, PluginError
 from potluck.common.settings import plugins
-from potluck.common.settings.extras import missing_library
+from potluck.common.settings.extras import MissingLibraryError
 from potluck.common.tracing.tracer import Tracer
 from potluck.common.tracing.tracing_settings import TracingSettings
 
@@ -20,8 +20,7 @@ def open_tracer(settings: TracingSettings, service: str, instance: str = "") -> 
     if not settings.endpoint:
         return None
     try:
-        maker = plugins.find_callable(plugins.INTEGRATIONS, "tracing")
-    except PluginError as error:
-        why = missing_library(error.__cause__) or error.message
-        raise ConfigurationError(f"[tracing]: {why}") from error
+        maker = plugins.integration("tracing")
+    except (MissingLibraryError, PluginError) as error:
+        raise ConfigurationError(f"[tracing]: {error.message}") from error
     return cast(Tracer, maker(settings, service, instance))

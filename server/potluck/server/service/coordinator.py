@@ -8,7 +8,7 @@ import secrets
 from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import cast
 
 import structlog
 
@@ -17,9 +17,11 @@ from potluck.common.monitoring.instruments import Instruments
 from potluck.common.names import is_name
 from potluck.common.net.membership import Members
 from potluck.common.net.membership_in_force import MembershipInForce
+from potluck.common.settings import plugins
 from potluck.common.tracing.opening import open_tracer
 from potluck.server.clock import now, utc
 from potluck.server.config import CoordinatorConfig
+from potluck.server.file_store import FileStore
 from potluck.server.hosts.announce import SETTLE_SECONDS, announce_closed
 from potluck.server.hosts.attendance import Attendance
 from potluck.server.hosts.host_registry import HostRegistry
@@ -39,9 +41,6 @@ from potluck.server.store import Store
 from potluck.server.store.model_files import ModelFiles
 from potluck.server.store.records import NewRun, RunRow, RunState
 from potluck.server.store.store_thread import StoreThread
-
-if TYPE_CHECKING:  # imports obstore, which only coordinators with an object store need
-    from potluck.server.objects.stored_files import StoredFiles
 
 log = structlog.get_logger()
 
@@ -125,13 +124,12 @@ class Coordinator:
                         await coordinator.stored.close()
                     await coordinator.hosts.close()
 
-    def _make_stored(self, instruments: Instruments) -> StoredFiles | None:
+    def _make_stored(self, instruments: Instruments) -> FileStore | None:
         """The object store, where files go through one."""
         if not self.config.files.store:
             return None
-        from potluck.server.objects.stored_files import StoredFiles
-
-        return StoredFiles(self.config.files, self.files, instruments)
+        maker = plugins.integration("object-store")
+        return cast(FileStore, maker(self.config.files, self.files, instruments))
 
     def _spread(self, membership: MembershipInForce) -> None:
         """Have hosts get the membership in force, and every newer one."""

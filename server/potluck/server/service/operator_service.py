@@ -223,8 +223,8 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
         described.runs.extend(self._status(row) for row in self._runs.rows())
         stored = self._coordinator.stored
         if stored is not None:
-            described.object_store = stored.store.address
-            described.object_store_trouble = await stored.store.probe()
+            described.object_store = stored.address
+            described.object_store_trouble = await stored.probe()
         return described
 
     async def InstallRevocations(

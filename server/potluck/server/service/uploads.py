@@ -221,8 +221,8 @@ class Uploads:
             header.offset = min(header.size, held)
             receiver = inbox.receiver(header, self._coordinator.config.maximum_model_bytes)
             stack.enter_context(contextlib.closing(receiver))
-            await stored.updates.collect(header, receiver, moved)
-            stack.callback(stored.updates.forget, header)
+            await stored.collect(header, receiver, moved)
+            stack.callback(stored.forget, header)
             return receiver, header.blake3
 
 

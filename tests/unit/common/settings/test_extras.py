@@ -34,8 +34,8 @@ def import_from(module: str, statement: str) -> BaseException:
         ("potluck.integrations.adapters.lightning", "potluck[lightning]"),
         ("potluck.integrations.adapters.lora", "potluck[lora]"),
         ("potluck.integrations.adapters.loops", "potluck"),
-        ("potluck.client.transfer.store_requests", "potluck[s3]"),
-        ("potluck.server.objects.object_store", "potluck[s3]"),
+        ("potluck.integrations.s3.store_requests", "potluck[s3]"),
+        ("potluck.integrations.s3.object_store", "potluck[s3]"),
     ],
 )
 def test_the_extra_is_that_of_the_package_that_imports(module: str, extra: str) -> None:

@@ -11,7 +11,7 @@ from botocore.credentials import Credentials as TheirCredentials
 from hypothesis import given
 from hypothesis import strategies as st
 
-from potluck.server.objects.presigning import Credentials, presigned_url
+from potluck.integrations.s3.presigning import Credentials, presigned_url
 
 AT = datetime(2013, 5, 24, tzinfo=UTC)
 CREDENTIALS = Credentials(

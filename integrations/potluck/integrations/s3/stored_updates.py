@@ -11,8 +11,8 @@ from typing import Final
 
 from potluck.common.errors import DigestMismatchError, ObjectStoreError, ProtocolError
 from potluck.common.net.transfer import FileReceiver
+from potluck.integrations.s3.object_store import LARGEST_PUT_BYTES, ObjectStore
 from potluck.rpc.v1 import transfer_pb2
-from potluck.server.objects.object_store import LARGEST_PUT_BYTES, ObjectStore
 
 FOLDER: Final = "updates/"
 

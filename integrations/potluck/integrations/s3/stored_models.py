@@ -7,8 +7,8 @@ import math
 from collections import OrderedDict
 from typing import Final
 
+from potluck.integrations.s3.object_store import ObjectStore
 from potluck.server.clock import now
-from potluck.server.objects.object_store import ObjectStore
 from potluck.server.store.model_files import ModelFiles
 
 FOLDER: Final = "models/"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Final
 
@@ -11,13 +12,15 @@ import structlog
 
 from potluck.common.errors import ConfigurationError, ObjectStoreError, UnreachableError
 from potluck.common.monitoring.instruments import Instruments
+from potluck.common.net.transfer import FileReceiver
+from potluck.integrations.s3 import stored_models, stored_updates
+from potluck.integrations.s3.object_store import ObjectStore
+from potluck.integrations.s3.stored_models import StoredModels, model_key
+from potluck.integrations.s3.stored_updates import StoredUpdates
 from potluck.rpc.v1 import transfer_pb2
 from potluck.server.clock import utc
 from potluck.server.config import FilesSettings
-from potluck.server.objects import stored_models, stored_updates
-from potluck.server.objects.object_store import ObjectStore
-from potluck.server.objects.stored_models import StoredModels, model_key
-from potluck.server.objects.stored_updates import StoredUpdates
+from potluck.server.file_store import FileStore
 from potluck.server.store.model_files import ModelFiles
 
 log = structlog.get_logger()
@@ -28,7 +31,7 @@ _ABANDONED: Final = timedelta(hours=1)
 _AT_ONCE: Final = 1000
 
 
-class StoredFiles:
+class StoredFiles(FileStore):
     """Models and updates in the store of `[files]`. Lives on the event loop."""
 
     def __init__(
@@ -40,6 +43,15 @@ class StoredFiles:
         self._models = StoredModels(self.store, files)
         self._files = files
         self._direct = settings.fallback
+
+    @property
+    def address(self) -> str:
+        """Where the store is, for people."""
+        return self.store.address
+
+    async def probe(self) -> str:
+        """Ask the store for something; what is wrong with it, or empty."""
+        return await self.store.probe()
 
     def require_direct(self, host_name: str) -> None:
         """Raise ConfigurationError where files go through the store alone."""
@@ -83,6 +95,19 @@ class StoredFiles:
                 return None, False
             raise
         return transfer_pb2.StoredFile(url=url, direct=self._direct), there
+
+    async def collect(
+        self,
+        header: transfer_pb2.UpdateHeader,
+        receiver: FileReceiver,
+        moved: Callable[[int], None],
+    ) -> None:
+        """See `StoredUpdates.collect`."""
+        await self.updates.collect(header, receiver, moved)
+
+    def forget(self, header: transfer_pb2.UpdateHeader) -> None:
+        """See `StoredUpdates.forget`."""
+        self.updates.forget(header)
 
     async def doubt(self) -> None:
         """Check the store, as an update that a host put there is not what it announced: either of

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from potluck.common.errors import ConfigurationError
-from potluck.server.objects.presigning import Credentials
+from potluck.integrations.s3.presigning import Credentials
 
 _NAMES = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
 
