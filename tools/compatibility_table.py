@@ -1,9 +1,9 @@
-"""The table in docs/strategies.md of what goes with what, each combination tried out.
+"""Generate the compatibility table in docs/strategies.md by trying every combination.
 
     .venv/bin/python tools/compatibility_table.py docs/strategies.md
 
-writes it anew. Every selector, strategy and objective of Potluck's own is drawn up as the
-coordinator would before a run; what it refuses is listed with the reason it gives.
+rewrites the table. Every built-in selector, strategy and objective is planned as the coordinator
+plans them before a run. A refused combination is listed with the reason of the refusal.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MARKED = re.compile(f"{BEGIN}.*{END}", re.DOTALL)
 
 @dataclass
 class Tables:
-    """What was tried, and what came of it."""
+    """Rows of the table, refused combinations and the number of combinations tried."""
 
     rows: list[list[str]] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)

@@ -167,7 +167,7 @@ def guest_imports(modules: Iterable[Module]) -> dict[str, dict[str, set[str]]]:
 
 
 def importers(modules: Iterable[Module]) -> dict[str, set[str]]:
-    """Of each module those that import it."""
+    """Return the importing modules, by imported module."""
     modules = list(modules)
     found: dict[str, set[str]] = {module.name: set() for module in modules}
     for module in modules:
@@ -223,7 +223,7 @@ def read_schema() -> dict[str, str]:
 
 
 def figures(modules: Sequence[Module]) -> list[tuple[str, str, str]]:
-    """What is counted, how many, and the goal."""
+    """Return one row per count: its description, its value and its goal."""
     core = [module for module in modules if module.package in CORE and not guest_of(module.name)]
     lines = sum(module.lines for module in modules)
     share = sum(module.import_lines for module in modules) / lines
@@ -279,7 +279,7 @@ def aligned(head: tuple[str, str, str], rows: Sequence[tuple[str, str, str]]) ->
 
 
 def names_counted(modules: Sequence[Module]) -> Iterator[str]:
-    """What is behind the figures, one per line."""
+    """Yield the names behind the counts, one per line."""
     for guest, by_name in sorted(guest_imports(modules).items()):
         for name, others in sorted(by_name.items()):
             yield f"{guest}: {name} ← {', '.join(sorted(others))}"

@@ -18,7 +18,7 @@ _METADATA = {
     "language_info": {"name": "python"},
 }
 _SHOWN = "# pyright: strict, reportUnusedExpression=false, reportUnknownMemberType=false\n"
-"""What a cell ends with is shown; and torch and matplotlib are typed in part only."""
+"""Pyright settings: a cell may end with an expression; torch and matplotlib lack some types."""
 
 
 def cleaned(text: str) -> str:

@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def summary_of(plan: ExperimentFile, source: Path, folder: Path) -> Summary:
-    """What is finished of an experiment."""
+    """Return the summary of an experiment's finished cells."""
     cells = cells_of(plan, hosts=plan.hosts, source=source)
     results = ResultsFolder(folder).finished(cells)
     done = [

@@ -23,13 +23,13 @@ from svg_parts import drawing, rectangle, text
 HOUSE = Path(__file__).resolve().parents[1]
 
 Graph: TypeAlias = Mapping[str, set[str]]
-"""Of each name the names that it points to."""
+"""Names that each name points to."""
 
 BOX_WIDTH, BOX_HEIGHT = 104, 38
 GAP, STEP = 22, 74
-"""Between boxes side by side, and from one level to the next."""
+"""Space between neighbouring boxes, and distance from one level to the next."""
 PADDING, HEADING, MARGIN, BETWEEN = 22, 52, 24, 56
-"""Around the boxes of a package, above them, around the picture, between packages."""
+"""Space around a package's boxes, above them, around the picture and between packages."""
 COLOURS = {
     "client": "#e3f1e4",
     "common": "#f1eee4",
@@ -60,7 +60,7 @@ def package_folders() -> list[Path]:
 
 
 def imported_names(module: Path) -> Iterator[list[str]]:
-    """What a module imports of the product, as the parts of a name: package, room, and so on."""
+    """Yield a module's imports from the product, split into name parts: package, subpackage, …"""
     for node in ast.walk(ast.parse(module.read_text())):
         names: list[str] = []
         if isinstance(node, ast.Import):
@@ -121,7 +121,7 @@ def levels(graph: Graph) -> dict[str, int]:
 
 @dataclass
 class Arrangement:
-    """Where the boxes of a package stand. paths: of each arrow the points that it passes."""
+    """Positions of a package's boxes. paths: the points on each arrow's way."""
 
     columns: int
     height: int

@@ -16,17 +16,17 @@ from svg_parts import ARROW, drawing, line, rectangle, text
 
 WIDTH = 860
 CLIENT, COORDINATOR, OTHERS = 168, 560, 780
-"""Where the lines of the three stand."""
+"""Horizontal positions of the three participants' lines."""
 NAMES = {CLIENT: "Client", COORDINATOR: "Coordinator", OTHERS: "The others"}
 BANDS = ("#f4f8f4", "#faf4f2")
-"""Behind the stages, in turn."""
+"""Background colours of the stages, used in turn."""
 TOP = 56
 NOTE_WIDTH, NOTE_LETTERS = 316, 50
 
 
 @dataclass(frozen=True)
 class Message:
-    """What one sends another; without a type it is none of the protocol's messages."""
+    """Arrow from a sender to a receiver. type: None if it is not a message of the protocol."""
 
     start: int
     end: int
@@ -36,7 +36,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Note:
-    """What one does by itself."""
+    """Local step of one participant."""
 
     at: int
     words: str

@@ -1,8 +1,8 @@
-"""What MkDocs is told beside mkdocs.yml: pages from outside `docs`, and links that lead there.
+"""MkDocs hooks that add pages from outside `docs` and rewrite the links to them.
 
-Pages link to files of the repository, as one reads them there. In the site README.md is the first
-page, examples and notebooks are pages, and any other file that a page links to is a page that shows
-its text, so that every link leads somewhere without a network.
+Pages link to files as they lie in the repository. In the site, README.md is the first page, and
+examples and notebooks are pages. Any other linked file becomes a page that shows its text, so that
+every link works without a network.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NOT_FOUND_BY_SEARCH = "---\nsearch:\n  exclude: true\n---\n\n"
 
 
 def site_path(path: str) -> str:
-    """Where a file or folder of the repository is in the site."""
+    """Return the path in the site of a file or folder of the repository."""
     if path in _NAMED:
         return _NAMED[path]
     parts = PurePosixPath(path).parts

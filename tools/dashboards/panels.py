@@ -1,4 +1,4 @@
-"""What several dashboards share: ways to ask, and panels."""
+"""Query helpers and panels that several dashboards share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the time of a round goes."""
+"""Dashboard of how the time of a round is spent."""
 
 from __future__ import annotations
 

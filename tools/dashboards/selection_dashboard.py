@@ -1,4 +1,4 @@
-"""Who trains, and why it is balanced."""
+"""Dashboard of the selected clients and of the balance of the selection."""
 
 from __future__ import annotations
 
