@@ -1,12 +1,13 @@
-"""What experiments take at a paper's own scale, reckoned from one cell of the first file.
+"""Estimate the cost of experiments at a paper's own scale from one cell of the first file.
 
 That cell (the paper's own method, in its first setting, with the first seed) is run for N rounds
-and for 2N (`--rounds`). The difference is the processor time of N rounds with one evaluation; what
-the first N take beyond that, and pre-training, is a cell's start. The other cells, and those of the
-other files, are taken to cost as much a round for each client, whatever their method.
+and for 2N (`--rounds`). The difference is the processor time of N rounds with one evaluation. The
+cell's start is the remaining time of the first run, without pre-training. All other cells are
+assumed to cost as much per client and round, whatever their method.
 
-GPU hours are not measured, but steps times an assumption: what a step takes on a GPU, one client
-after another. Small networks' steps are bound by launching some hundred kernels, not by computing.
+GPU hours are not measured: they are the number of steps times an assumed time per step on a GPU,
+one client after another. The limit of small networks' steps is launching some hundred kernels, not
+computing.
 
     python benchmarks/experiment_costs.py --data data experiments/flash-*.toml [--step 1.0] [--json]
 """
@@ -35,8 +36,8 @@ from potluck.experiments.grid.results import CellResult
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """Processor seconds of a cell's start but for pre-training, and of a round for each client; and
-    the local steps of a client's round."""
+    """Processor seconds of a cell's start (without pre-training) and of one client's round, and the
+    number of local steps in one client's round."""
 
     start: float
     client_round: float
@@ -117,7 +118,7 @@ def steps(cell: CellResult) -> int:
 
 
 def cost_of(experiment: ExperimentFile, measured: Measured, step: float) -> Cost:
-    """What all cells of a file take, each by its rounds and clients. step: milliseconds."""
+    """Return the cost of all cells of a file, from their rounds and clients. step: milliseconds."""
     runs = [run for _, run in experiment.points() for _ in experiment.seeds]
     client_rounds = sum((int(run["rounds"]) + pretraining(run)) * run["count"] for run in runs)
     seconds = client_rounds * measured.client_round + len(runs) * measured.start
@@ -139,7 +140,7 @@ def pretraining(run: Mapping[str, Any]) -> int:
 def _seconds(
     experiment: ExperimentFile, run: Mapping[str, Any], rounds: int, times: int, data: Path
 ) -> tuple[float, CellResult]:
-    """Processor seconds of a cell, all its processes, with so many times the rounds; the cell."""
+    """Run a cell for `rounds * times` rounds; return its total processor seconds and its result."""
     table = {**copy.deepcopy(dict(run)), "rounds": rounds * times, "evaluation": {"every": rounds}}
     content = {
         "name": experiment.name,

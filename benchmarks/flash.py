@@ -1,16 +1,16 @@
-"""Whom FLASH prefers: the share of fast clients with clean labels in its cohorts, beside uniform's.
+"""Share of fast clients with clean labels in the cohorts of FLASH, compared with uniform selection.
 
-A federation of real processes learns digits. Some clients' labels are wrong, and how long a client
-takes is simulated: shifted-exponential seconds for each of its samples, drawn once for each client,
-or with --draw round anew in each round. Fast is who takes no longer than the median client, by what
-it takes on average. Each seed is another partition, other noise and other durations.
+A federation of real processes learns digits. Some clients' labels are wrong. The time a client
+takes is simulated: shifted-exponential seconds per sample, drawn once for each client, or in each
+round with `--draw round`. A client is fast if its mean time is at most that of the median client.
+Each seed has another partition, other noise and other durations.
 
     python benchmarks/flash.py [--seeds 5] [--rounds 60] [--draw client] [--tail 10] [--json]
 
-Besides the shares it prints what the bandit has to learn from: how far clients' robust losses moved
-in the rounds they trained in; how high all clients' are in the last 20 rounds, as a ratio to their
-first; and the slope of the moves over the ratios, over all rounds taken together (`pooled`, as the
-bandit sees it) and within a round (`within`, which would tell one client from another).
+It also prints what the bandit learns from: how far clients' robust losses moved in the rounds they
+trained in; the losses of all clients in the last 20 rounds, as a ratio to their first; and the
+slope of the moves over the ratios. `pooled` is the slope over all rounds together, as the bandit
+sees them; `within` is the slope within a round, which would distinguish clients from each other.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ ARMS: dict[str, Sequence[str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What is simulated."""
+    """Parameters of the simulation."""
 
     clients: int
     count: int
@@ -68,7 +68,7 @@ class Setting:
         )
 
     def assignments(self, seed: int) -> list[str]:
-        """What a run of a seed replaces in the run file."""
+        """Return the assignments that adapt the run file to a seed."""
         return [
             f"seed={seed}",
             f"task.seed={seed}",
@@ -149,7 +149,7 @@ def measured(arm: str, seed: int, setting: Setting, rounds: list[Any], told: Flo
 
 
 def learned_from(told: Floats, picked: Flags, clean: Flags) -> dict[str, float]:
-    """Of each round but the last: what the clients picked in it told before and after it."""
+    """Return how the picked clients' losses moved in each round except the last, and the slopes."""
     moved = np.abs(np.diff(told, axis=0))
     ratio = (told / told[0])[:-1]
     chosen = picked[:-1] & np.isfinite(moved)

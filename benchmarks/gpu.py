@@ -1,10 +1,10 @@
-"""What a GPU gives: speed beside the bare loop, bfloat16, several clients at once, memory.
+"""Benchmarks on a GPU: speed compared with a bare loop, bfloat16, several clients at once, memory.
 
-And what determinism costs there, how near triplets come to a processor's, and a cell of FLASH with
-ResNet-18.
+Also the cost of determinism, the difference between triplets computed on a GPU and on a processor,
+and a cell of FLASH with ResNet-18.
 
-Everything also runs on a processor, smaller, so that the benchmark itself can be tried there; what
-says nothing without a GPU is left out, and said to be.
+Everything also runs on a processor, at a smaller size, so that the benchmark itself can be tried
+there. Sections that are meaningless without a GPU are skipped and reported as skipped.
 
     python benchmarks/gpu.py --data data                       # on cuda:0
     python benchmarks/gpu.py --device cpu --data data
@@ -73,7 +73,7 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """Where, and how much."""
+    """Device, number of repetitions, data folder and number of rounds."""
 
     device: torch.device
     repeats: int
@@ -82,7 +82,7 @@ class Setting:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether it is one."""
+        """True if the device is a GPU."""
         return self.device.type == "cuda"
 
     def cases(self) -> dict[str, Case]:
@@ -209,7 +209,7 @@ def memory(setting: Setting) -> dict[str, Any]:
 
 
 def determinism(setting: Setting) -> dict[str, Any]:
-    """Whether two processes end with the same bits, and what deterministic kernels cost."""
+    """Compare the final bits of two processes, and measure the cost of deterministic kernels."""
     found: dict[str, Any] = {}
     for which in ("free", "deterministic"):
         runs = [_in_a_process_of_its_own(which, setting.device) for _ in range(2)]

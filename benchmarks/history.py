@@ -1,7 +1,7 @@
-"""What a long history costs a coordinator: its start, a commit, what operators ask, many clients.
+"""Cost of a long history to a coordinator: its start, a commit, operator requests, many clients.
 
-Histories are written into the database at once; what is timed are the coordinator's own parts on
-them, over gRPC where somebody would ask over it.
+Histories are written straight into the database. Timed are the coordinator's own parts on them,
+over gRPC if real requests would come over it.
 
     python benchmarks/history.py
     python benchmarks/history.py --quick --json
@@ -65,7 +65,7 @@ def digest(number: int) -> str:
 
 
 def fill(url: str, *, rounds: int, runs: int, clients: int, run_file: str) -> None:
-    """One run with so many rounds of ten clients that is over, other runs, clients ever met."""
+    """Write a finished run with `rounds` rounds of ten clients, other runs, and known clients."""
     Store.open(url).close()
     engine = create_engine(url)
     at = AT.isoformat(timespec="microseconds")

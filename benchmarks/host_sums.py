@@ -76,7 +76,7 @@ async def one_run(client: OperatorClient, files: DemoFiles, *assignments: str) -
 
 @contextlib.asynccontextmanager
 async def relays(files: DemoFiles, count: int) -> AsyncIterator[None]:
-    """So many relays, each before a part of the hosts; none for 0."""
+    """Run `count` relays, each for a part of the hosts."""
     running: list[TetheredProcess] = []
     with contextlib.ExitStack() as ports:
         try:

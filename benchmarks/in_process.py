@@ -56,7 +56,7 @@ def client_data(task: Task, client: int, data: Path | None = None) -> Examples:
 def fedavg(
     task: Task, *, clients: int, count: int, rounds: int, seed: int
 ) -> Iterator[PlayedRound]:
-    """Rounds with `count` of so many clients, drawn uniformly, and the task's own settings."""
+    """Play rounds with `count` of `clients` clients, drawn uniformly, with the task's settings."""
     model, weights = initial(task, seed)
     settings = training_for(task, {}, source="benchmark")
     generator = np.random.default_rng(seed)

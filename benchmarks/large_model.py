@@ -1,10 +1,10 @@
-"""Rounds of a model that is large beside everything else: seconds, and private memory by its size.
+"""Rounds of a model larger than everything else: seconds, and private memory relative to its size.
 
 A coordinator and a few hosts on this machine, one client each, all selected. The model's tensors
 all get a gradient, one step of SGD is taken, and the coordinator evaluates each round. Memory is
-RssAnon, the private pages that nobody can drop, above what the process has before the run; mapped
-files are not in it. Both sides are given as multiples of the model. Processor time is that of all
-processes, and what a machine with other things to do should be judged by.
+RssAnon, the private pages that the kernel can't drop, above the process's value before the run. It
+excludes mapped files. Both sides' memory is given in multiples of the model's size. Processor time
+is that of all processes; on a busy machine, compare it instead of the seconds.
 
     python benchmarks/large_model.py --megabytes 600 --hosts 2 --rounds 3
 """

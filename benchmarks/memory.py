@@ -13,10 +13,10 @@ _LOOK_SECONDS = 0.05
 
 
 class PeakMemory:
-    """The most private memory that each process had, in bytes, while this was looking.
+    """Maximum private memory of each process, in bytes, while `watch` runs.
 
-    peaks: by process; a process that was started anew is another one. idle: what it had when it
-    was first looked at.
+    peaks: maximum by process; a restarted process has an entry of its own. idle: memory at the
+    first look at the process.
     """
 
     def __init__(self, federation: LocalFederation) -> None:
@@ -35,5 +35,5 @@ class PeakMemory:
             await asyncio.sleep(_LOOK_SECONDS)
 
     def of(self, *, hosts: bool) -> int:
-        """The most of one side."""
+        """Return the maximum over the processes of one side: hosts or coordinator."""
         return max(held for name, held in self.peaks.items() if name.startswith("host") == hosts)

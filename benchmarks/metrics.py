@@ -1,4 +1,4 @@
-"""What watching costs: the share of a round that goes into metrics, and a scrape.
+"""Cost of monitoring: the share of a round's time that metrics take, and a scrape.
 
 python benchmarks/metrics.py --clients 100 --rounds 10 --attending 1000
 """
@@ -123,7 +123,7 @@ def cost_of_rounds(clients: int, count: int, number: int) -> dict[str, float]:
 
 
 def attending(instruments: Instruments, clients: int, state: Path) -> CoordinatorMetrics:
-    """A coordinator's metrics with so many clients, a host for each, and every series shown."""
+    """Return a coordinator's metrics with one host per client and every series shown."""
     attendance = Attendance(time.monotonic)
     for number in range(clients):
         attendance.attach(

@@ -1,4 +1,4 @@
-"""What noise in totals and cells costs: in distances of cohorts to their target, and in scores.
+"""Cost of noise in totals and cells: in the cohorts' distances to their target, and in scores.
 
     potluck data prepare mnist --from FOLDER --to data     # and cifar10
     python benchmarks/noisy_sums.py dc --data data
@@ -53,14 +53,14 @@ Floats = NDArray[np.float64]
 
 FILES = {"dc": "dc-mnist", "fedentopt": "fedentopt-cifar10"}
 COUNTS_EPSILON = 1.0
-"""Of noisy label counts of single clients, as clients have it by default."""
+"""ε of single clients' noisy label counts: the clients' default."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """A selector and what it is given. counts: of each client `exact`, `noisy` or by `cells`.
+    """A selector and its input. counts: each client's label counts, `exact`, `noisy` or by `cells`.
 
-    sums: ε of cells and of the total; None for exact ones. total: whether it has a secure total.
+    sums: ε of cells and of the total; None for exact ones. total: True if it has a secure total.
     """
 
     selector: str
@@ -96,10 +96,11 @@ ARMS = {"dc": DC, "fedentopt": FEDENTOPT}
 
 @dataclass(frozen=True, kw_only=True)
 class Played:
-    """Of one run: means over its cohorts, and the model's score at the end (None untrained).
+    """Result of one run: means over its cohorts, and the final model's score.
 
-    even, federation: 1 − cos between the cohort's labels and the same number of each class, and
-    those of the whole federation. score: as the experiment reads it.
+    even: 1 − cos between the cohort's labels and the same number of each class. federation: 1 − cos
+    between the cohort's labels and those of the whole federation. score: as the experiment reads
+    it; None if nothing was trained.
     """
 
     arm: str
@@ -124,7 +125,7 @@ def summed(counts: Floats, epsilon: float | None, source: random.Random) -> Floa
 
 
 def population(arm: Arm, counts: Floats, seed: int) -> Population:
-    """What the coordinator knows. counts: the true ones, clients × classes."""
+    """Return the population as the coordinator knows it. counts: true ones, clients × classes."""
     source = random.Random(f"noise {seed}")
     ids = [f"client-{number}" for number in range(len(counts))]
     told = counts.copy()

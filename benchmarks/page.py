@@ -1,14 +1,14 @@
-"""What the page costs: its first paint with many clients, and a round while many pages are open.
+"""Cost of the web UI: its first paint with many clients, and a round while many pages are open.
 
 python benchmarks/page.py --clients 1000 --count 100 --rounds 60 --pages 50
 
-One federation and one run. Blocks of rounds with so many pages open and with none take turns, so
-that a machine which is busy otherwise slows both alike; the cost is the median over pairs of
-neighbouring blocks. On a machine too busy for that, what the coordinator computes more tells more:
-its processor seconds, and those of the page's server, by the time of a round. The first round of a
-block is left out. A page is here what a browser asks of the page's server, in another process;
-drawing is the browser's own and no coordinator's. The first paint is that of the run's page in
-Chromium, from the navigation until everything is drawn.
+There is one federation and one run. Blocks of rounds with `--pages` open pages and with none take
+turns, so that other load on the machine slows both alike. The cost is the median over pairs of
+neighbouring blocks. If the machine is too busy for that, compare the processor seconds of the
+coordinator and of the web UI's server, as a share of a round's time. The first round of a block is
+not counted. A page is simulated by the requests a browser sends to that server, in another process;
+drawing takes the browser's time, not the coordinator's. The first paint is that of the run's page
+in Chromium, from the navigation until everything is drawn.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class OpenPages:
         await self._read(f"/api/events?run={self._run_id}")
 
     async def _ask(self) -> None:
-        """What was disclosed, as often as `refresh.js` asks while rounds are committed."""
+        """Request what was disclosed, as often as `refresh.js` does while rounds are committed."""
         while True:
             await self._read(f"/api/runs/{self._run_id}/disclosed")
             await asyncio.sleep(_REFRESH_SECONDS)

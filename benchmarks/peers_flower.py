@@ -32,7 +32,7 @@ FIRST_WITH_HTTP = Version("1.40")
 
 
 def settings(home: Path, binaries: Path) -> list[str]:
-    """Environment of all of Flower's processes: nothing of the user's, nobody told."""
+    """Return the environment of all of Flower's processes: no user settings, no telemetry."""
     return [
         f"FLWR_HOME={home}",
         f"PATH={binaries}:/usr/bin:/bin",
@@ -76,7 +76,7 @@ def supernode(authority: Path, fleet: int, runtime: int, *, http: bool) -> list[
 
 
 def listening(port: int) -> list[str]:
-    """Where a program listens for HTTP."""
+    """Return the arguments that name a program's HTTP address."""
     return ["--host", LOOPBACK, "--port", str(port)]
 
 

@@ -114,7 +114,7 @@ def _anonymous(pid: int) -> int:
 
 
 def _name(pid: int) -> str:
-    """What a Python process runs: its module or script."""
+    """Return the name of the module or script that a Python process runs."""
     parts = command_line(pid)
     if "-m" in parts[:-1]:
         return parts[parts.index("-m") + 1].rpartition(".")[2]

@@ -25,11 +25,11 @@ from potluck.deploy.local.processes import TetheredProcess
 APP = Path(__file__).parent / "peers" / "nvflare"
 ADMINISTRATOR = "admin@benchmark.test"
 MODEL_MOVED = re.compile(r"\[client\] download ref=.* done: .*\(([\d,]+) bytes\)")
-"""What NVFlare logs on the side that has taken a model; `client` is the one of the transfer."""
+"""NVFlare's log line on the side that received a model; `client` is the transfer's client."""
 
 
 def project(clients: int, port: int) -> dict[str, Any]:
-    """What NVFlare makes startup kits from."""
+    """Return the project file from which NVFlare makes startup kits."""
     server: dict[str, Any] = {
         "name": "server",
         "type": "server",
@@ -59,7 +59,7 @@ def project(clients: int, port: int) -> dict[str, Any]:
 
 
 def names(clients: int) -> list[str]:
-    """What NVFlare calls its clients."""
+    """Return NVFlare's names of the clients."""
     return [f"site-{number}" for number in range(clients)]
 
 

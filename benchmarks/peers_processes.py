@@ -18,7 +18,7 @@ from potluck.deploy.local.fork_server import GRACE_SECONDS
 from potluck.deploy.local.processes import TetheredProcess, stop_all
 
 MARK = "POTLUCK_PEERS"
-"""Environment variable by which the processes of one measurement are told from all others."""
+"""Environment variable that marks the processes of one measurement."""
 
 LOOK_SECONDS = 0.03
 
@@ -48,7 +48,7 @@ class Programs:
         return process
 
     def log(self, name: str) -> str:
-        """What that process has said so far."""
+        """Return the output of a process so far."""
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
     async def end(self) -> None:

@@ -1,4 +1,4 @@
-"""What every system is given to do, what it notes while doing so, and what is measured."""
+"""The work of every system, the notes it writes meanwhile, and the measurements."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from peers_memory import Memory
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What every system is given to do."""
+    """The work of every system."""
 
     clients: int
     megabytes: float
@@ -31,10 +31,10 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """What a system took for it: times in seconds, memory in bytes.
+    """Cost of the work on one system: times in seconds, memory in bytes.
 
-    The server's memory is RssAnon, summed over its processes: `server_peak` all of it,
-    `server_private` above what it was when the run was submitted.
+    The server's memory is RssAnon, summed over its processes: `server_peak` is the whole of it,
+    `server_private` the part above its value when the run was submitted.
     """
 
     version: str
@@ -50,14 +50,14 @@ class Measurement:
 
 
 class Notes:
-    """What the apps of a system write down: one JSON object per line, with a monotonic time."""
+    """Notes that a system's apps write: one JSON object per line, with a monotonic time."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         path.touch()
 
     def read(self, what: str) -> list[dict[str, Any]]:
-        """The notes of that kind so far."""
+        """Return the notes of that kind so far."""
         lines = self.path.read_text().split("\n")[:-1]  # the last may be half written
         return [note for note in map(json.loads, lines) if note["what"] == what]
 

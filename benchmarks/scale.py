@@ -62,7 +62,7 @@ round = {{ deadline_seconds = 3600.0 }}
 
 
 def system_files(process: LocalProcess) -> Path:
-    """Where the system tells of a process."""
+    """Return the folder in /proc of a process."""
     child = str(process.group)
     if isinstance(process, TetheredProcess):
         [child] = Path(f"/proc/{child}/task/{child}/children").read_text().split()

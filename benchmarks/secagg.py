@@ -1,16 +1,16 @@
-"""What secure aggregation costs in processor time, against the keystreams it can't do without.
+"""Processor time of secure aggregation, compared with the keystreams that it requires.
 
     python benchmarks/secagg.py --clients 50 --length 1000000 --drop 5
 
-A session over the complete graph runs in this process, no network: `--drop` clients are lost after
-they have shared. Times are CPU milliseconds: of one client to mask its update, and to do everything
-else (checks, keys, shares, fixed point, signatures); of the coordinator to rebuild the secrets and
-take the masks off the sum. Masking and unmasking are repeated, and the fastest counts. The limits
-are what the stream cipher alone takes in the same run for as many keystreams, into a buffer that
-stays in the cache.
+A session over the complete graph runs in this process, without a network. `--drop` clients drop
+out after they have shared. Times are CPU milliseconds: of one client to mask its update, and for
+everything else (checks, keys, shares, fixed point, signatures); of the coordinator to rebuild the
+secrets and to remove the masks from the sum. Masking and unmasking are repeated, and the fastest
+time counts. The limits are the times of the stream cipher alone, in the same run, for as many
+keystreams, into a buffer that stays in the cache.
 
-Flower's SecAgg+ functions do the same in an environment of their own, which the first run makes;
-`--no-flower` leaves them out.
+Flower's SecAgg+ functions do the same in an environment of their own, which the first run creates;
+`--no-flower` skips them.
 """
 
 from __future__ import annotations
@@ -316,7 +316,7 @@ def measure(clients: int, length: int, drop: int, repeats: int) -> dict[str, Any
 
 
 def is_exact(bench: Bench, survivors: tuple[str, ...], sums: Vectors) -> bool:
-    """Whether the sum is that of the fixed-point inputs, and its mean that of the updates."""
+    """True if the sum is that of the fixed-point inputs, and its mean that of the updates."""
     lane = bench.header.lane("body")
     plain = np.zeros(bench.length, np.uint32)
     mean = np.zeros(bench.length)
@@ -341,7 +341,7 @@ def least(repeats: int, work: Callable[[], Any]) -> float:
 
 
 def keystream_seconds(streams: int, size: int) -> float:
-    """CPU seconds of so many AES-256-CTR keystreams of `size` bytes; the fastest of three."""
+    """Return the CPU seconds of `streams` AES-256-CTR keystreams of `size` bytes; best of three."""
     zeros, buffer = memoryview(bytes(CHUNK_BYTES)), bytearray(CHUNK_BYTES)
 
     def work() -> None:

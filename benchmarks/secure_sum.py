@@ -82,7 +82,7 @@ class Federation:
         return cls(folder, found)
 
     def tls(self, name: str) -> TlsFiles:
-        """Of a host or the coordinator."""
+        """Return the TLS files of a host or of the coordinator."""
         return TlsFiles(
             certificate=self.folder / f"{name}.pem",
             key=self.folder / f"{name}.key",

@@ -1,12 +1,12 @@
-"""What selecting adds to a round of a run.
+"""Time that the selection adds to a round of a run.
 
     python benchmarks/selection_in_round.py --clients 1000 --count 100 --json
 
-Prints milliseconds by selector: looking whether anybody still has to disclose something, making the
-population of stored profiles, choosing, checking the choice, observing, and writing what the
-selector remembers to disk. `--cpu` counts processor time instead, on a machine that has more to do.
-All with the coordinator's own parts, the median of some rounds; what
-rounds with any selector do besides, and clients' answers where a selector asks, are not counted.
+Prints milliseconds by selector: checking if a client still has to disclose something, building the
+population from stored profiles, choosing, checking the choice, observing, and writing the
+selector's state to disk. `--cpu` counts processor time instead, for a busy machine. All parts are
+the coordinator's own, and each time is the median of some rounds. Not counted: the other work of a
+round, which every selector has, and clients' answers to a selector's questions.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def plan_of(name: str, count: int) -> RunPlan:
 
 
 def stored_profiles(plan: RunPlan, clients: list[str]) -> list[Profile]:
-    """What clients would have disclosed for that run."""
+    """Return the profiles that clients would have disclosed for that run."""
     generator = np.random.default_rng(0)
     task = plan.run_file.task
     classes = plan.task.classes

@@ -52,9 +52,9 @@ LOOK_SECONDS = 0.25
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """What a system took for the rounds of one turn but the first. processor: of all its
-    processes, for each round. elsewhere: processors that were busy with anything else meanwhile,
-    at the mean. training: the way clients were trained, and the reason; of Potluck alone."""
+    """Cost of a system's rounds in one turn, except the first. processor: processor seconds of all
+    its processes, for each round. elsewhere: mean number of processors busy with anything else
+    meanwhile. training: how clients were trained, and the reason; Potluck only."""
 
     seconds: Sequence[float]
     processor: float
@@ -85,7 +85,7 @@ class Processor:
 
 
 def at(samples: Sequence[tuple[float, float]], moment: float) -> float:
-    """What was sampled at some time, between two samples in proportion."""
+    """Return the sampled value at a moment, interpolated linearly between two samples."""
     for (before, less), (after, more) in itertools.pairwise(samples):
         if before <= moment <= after:
             return less + (more - less) * (moment - before) / (after - before)

@@ -1,6 +1,6 @@
-"""What is simulated: networks, clients and settings, the same for every system.
+"""Simulated cases: networks, clients and settings, the same for every system.
 
-Needs torch alone, since peers import it in environments of their own.
+This module needs only torch, since peers import it in environments of their own.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A case of `simulation.py` on Potluck: CASE WORKERS ROUNDS NOTES [KEY=VALUE …].
 
-A federation of real processes with mutual TLS, as `potluck demo` starts it: a coordinator, and a
-host with so many worker processes, of a thread each, that share the clients.
+Runs a federation of real processes with mutual TLS, as `potluck demo` starts it: a coordinator and
+a host. The host has WORKERS worker processes with one thread each, which share the clients.
 """
 
 from __future__ import annotations

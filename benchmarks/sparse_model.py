@@ -1,9 +1,10 @@
 """Rounds of a model of many gigabytes, the coordinator killed after the first: private memory.
 
-A coordinator and two hosts on this machine, one client each. The model's tensors are zeros but for
-a tiny classifier, the only part that is trained, and all files of it are sparse: a machine with
-little disk can run it. What is copied, hashed, checked and reduced is as much as with any model of
-that size. Memory is RssAnon, the private pages that nobody can drop, of the whole process.
+A coordinator and two hosts run on this machine, one client each. The model's tensors are zeros,
+except a tiny classifier, the only part that is trained. All files of the model are sparse, so that
+a machine with little disk space can run it. As many bytes are copied, hashed, checked and reduced
+as with any model of that size. Memory is RssAnon, the private pages that the kernel can't drop, of
+the whole process.
 
     python benchmarks/sparse_model.py --gigabytes 6
 """
@@ -35,7 +36,7 @@ _ROUNDS = 2
 
 
 def allow(files: DemoFiles, size: int) -> None:
-    """Let all processes take models of so many bytes, and hosts keep one."""
+    """Allow models of `size` bytes in all processes, and space for one on each host."""
     for path in (files.coordinator, *files.hosts):
         values = tomlkit.parse(path.read_text())
         limits: dict[str, int] = {"maximum_model_bytes": size}

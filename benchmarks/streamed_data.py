@@ -1,10 +1,9 @@
 """Training on more samples than a host has memory: a file that is read while it is trained on.
 
-A coordinator and a host on this machine, one client. The host trains one pass over a file of
-samples, a batch at a time, by a trainer of the task's own. The file is sparse: its samples are
-zeros, and reading them takes as much memory as reading others. Memory is RssAnon, the private pages
-that nobody can drop, of the whole host process, beside that of a process that has only imported
-torch.
+A coordinator and a host run on this machine, with one client. The task's own trainer makes one pass
+over a file of samples, a batch at a time. The file is sparse: its samples are zeros, and reading
+them takes as much memory as reading others. Memory is RssAnon, the private pages that the kernel
+can't drop, of the whole host process, compared with a process that has only imported torch.
 
     python benchmarks/streamed_data.py --gigabytes 10
 """

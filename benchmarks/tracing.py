@@ -1,4 +1,4 @@
-"""What traces cost: every second round of one run is traced, to a collector on this machine.
+"""Cost of traces: every second round of one run is traced, to a collector on this machine.
 
 python benchmarks/tracing.py --clients 20 --rounds 40 --epochs 100
 
@@ -38,7 +38,7 @@ _EXPORT = "opentelemetry.proto.collector.trace.v1.TraceService"
 
 @dataclass(frozen=True)
 class Cost:
-    """Of a round: seconds between two commits, and processor seconds meanwhile."""
+    """Cost of a round: seconds between two commits, and processor seconds meanwhile."""
 
     number: int
     seconds: float
@@ -78,7 +78,7 @@ def running_collector(folder: Path) -> Iterator[int]:
 
 
 def processor_seconds(folder: Path) -> float:
-    """Of all processes whose command line names the federation's folder, and their threads."""
+    """Sum over all threads of the processes whose command line names the federation's folder."""
     total = 0
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -113,7 +113,7 @@ async def costs(files: DemoFiles) -> list[Cost]:
 
 
 def cost(clients: int, number: int, epochs: int) -> dict[str, float]:
-    """With so many clients in two hosts, all of them in every round."""
+    """Run `clients` clients on two hosts, all of them in every round."""
     options = DemoOptions(
         task="digits", selector="uniform", strategy="fedavg", clients=clients, hosts=2,
         count=clients, rounds=number + 2, seed=7, device="cpu",

@@ -72,7 +72,7 @@ def bare_loop(
 
 
 def potluck_loop(model: nn.Module, data: Examples) -> None:
-    """What a client does."""
+    """Train as a client does."""
     train(
         model,
         data,
@@ -120,7 +120,7 @@ class Own(Task):
 
 
 def own_loop(model: nn.Module, data: Examples) -> None:
-    """What a client does for a task that trains by itself."""
+    """Train as a client does for a task that has its own trainer."""
     device = "cpu" if data.labels.device.type == "cpu" else str(data.labels.device)
     loaded = LoadedTask("own", Own(network=model, samples=data), device, None)
     with tempfile.TemporaryDirectory() as folder:

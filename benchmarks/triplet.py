@@ -67,10 +67,10 @@ class Error:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What settings achieve.
+    """Result of some settings.
 
-    degenerate: the share of estimates that found no attribute. head_accuracy: the mean of those
-    that did; a client knows it without knowing the truth.
+    degenerate: the share of estimates that found no attribute. head_accuracy: the mean over the
+    other estimates; a client knows it without knowing the truth.
     """
 
     settings: dict[str, Any]
@@ -94,7 +94,7 @@ def true_matrices() -> NDArray[np.int64]:
 
 @cache
 def pretrained(seed: int, rounds: int, count: int) -> Weights:
-    """The model after so many rounds of FedAvg with `count` random clients each."""
+    """Return the model after `rounds` rounds of FedAvg with `count` random clients each."""
     weights = initial(TASK, seed)[1]
     for played in fedavg(TASK, clients=TASK.clients, count=count, rounds=rounds, seed=seed):
         weights = played.model
@@ -137,7 +137,7 @@ def measure(seeds: int, settings: TripletSettings) -> Measured:
 
 
 def constants() -> dict[str, Error]:
-    """What knowing only the federation's typical triplet achieves."""
+    """Return the error if every client's estimate is the federation's median or mean triplet."""
     true = triplets(true_matrices())
     return {
         "median": Error.of(np.broadcast_to(np.median(true, axis=0), true.shape), true),
@@ -165,7 +165,7 @@ def recommendation(**changed: object) -> TripletSettings:
 
 
 def with_noise(found: Sequence[Sequence[MatrixEstimate]], epsilon: float) -> Error:
-    """Of triplets from matrices with noise (add-remove), clipped at 0."""
+    """Return the error of triplets from matrices with noise (add-remove), clipped at 0."""
     randomness = random.Random(0)
     estimated = []
     for of_seed in found:

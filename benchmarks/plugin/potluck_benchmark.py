@@ -25,7 +25,7 @@ class _Network(nn.Module):
 
 
 class Ballast:
-    """Two classes, two features, so many parameters."""
+    """Task with two classes, two features and `parameters` parameters."""
 
     classes = 2
     groups = 0
@@ -89,7 +89,7 @@ class _Deep(nn.Module):
 
 
 class Deep:
-    """As `Ballast`, in so many tensors, all of them trained, and evaluated by the coordinator."""
+    """Like `Ballast`, in `tensors` tensors, all of them trained; the coordinator evaluates it."""
 
     classes = 2
     groups = 0
@@ -127,7 +127,7 @@ class _Frozen(nn.Module):
 
 
 class Sparse(Ballast):
-    """As `Ballast`, in so many tensors, all zeros: files of it take hardly any space."""
+    """Like `Ballast`, in `tensors` tensors, all zeros: its files take hardly any space."""
 
     def __init__(self, parameters: int = 1000, tensors: int = 10) -> None:
         super().__init__(parameters)

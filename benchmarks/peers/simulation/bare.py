@@ -1,4 +1,4 @@
-"""FedAvg by a bare PyTorch loop, in so many processes: CASE PROCESSES ROUNDS NOTES.
+"""FedAvg by a bare PyTorch loop in several processes: CASE PROCESSES ROUNDS NOTES.
 
 The model and the sums lie in memory that all processes share.
 """
