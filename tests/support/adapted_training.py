@@ -37,7 +37,7 @@ def trained(
     settings: TrainerSettings,
     report: TrainingProgress | None = None,
 ) -> tuple[Contribution, nn.Module]:
-    """What a training of a copy of the model contributes, and the copy."""
+    """Train a copy of the model; return the contribution and the copy."""
     model = copy.deepcopy(model)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
@@ -61,7 +61,8 @@ def check_manners(
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It reports, ends where nobody waits, repeats itself, writes nothing here, calls nobody."""
+    """Check that a trainer reports progress, repeats itself, stops when cancelled, writes no files
+    to the working directory and opens no connections."""
     folder.mkdir()
     monkeypatch.chdir(folder)
     monkeypatch.setattr(socket.socket, "connect", refuse)

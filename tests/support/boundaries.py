@@ -23,7 +23,7 @@ from potluck.deploy.local.processes import LocalProcess
 _TRIES = 5
 """A change that comes only sometimes (two updates may be recorded at once) is tried so often."""
 _FAILURES_ENOUGH = 3
-"""After so many there is no need for more: each may wait long for what never comes."""
+"""Number of failures after which to stop: each may wait long for what never comes."""
 
 
 @dataclass(kw_only=True)
@@ -39,11 +39,11 @@ class Kills:
     unequal: Collection[str] = ()
     pretrained: bool = False
     aimed: list[str] = field(default_factory=list)
-    """Where runs were killed."""
+    """Points at which runs were killed."""
     missed: list[str] = field(default_factory=list)
     """Changes that came in no other run."""
     failures: dict[str, str] = field(default_factory=dict)
-    """What went wrong, by where the run was killed."""
+    """Failures, by the point at which the run was killed."""
 
     _connection: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
 
@@ -143,7 +143,7 @@ class Kills:
         return True
 
     async def _evidence(self, run_id: str) -> list[Evidence]:
-        """Of a run, and of the one before it that trained its model."""
+        """Return the evidence of a run, and of its pre-training run if there is one."""
         federation, unequal = self.federation, self.unequal
         self._check_logs()
         history = await federation.history(run_id)
@@ -174,9 +174,10 @@ class Kills:
 
 
 def _points(boundaries: Sequence[str]) -> list[str]:
-    """After each change; and before those of the database, with what others were told until then.
+    """Return the kill points: after each change, and before each change of the database.
 
-    Between two changes of files nobody is told anything, so after the one is before the other.
+    Before a change of the database, others may have received messages since the last change.
+    Nothing is sent between two changes of files, so "after one" is the same as "before the next".
     """
     points: list[str] = []
     for boundary in boundaries:

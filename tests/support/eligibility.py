@@ -1,4 +1,4 @@
-"""Who may be selected, with real parts, for runs that no coordinator drives."""
+"""Eligibility of clients, built from real parts, for runs without a coordinator."""
 
 from __future__ import annotations
 

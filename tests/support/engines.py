@@ -298,8 +298,8 @@ def show_as_state(
 
 
 def _links(shown: str) -> bytes:
-    """A file system of links to where an installation is shown, but for what the engine itself
-    writes."""
+    """Return an archive of links to the place where an installation is shown, except the files that
+    the engine itself writes."""
     tops = {place.parts[1] for place in _PLACES} | {"bin", "lib", "lib64"}
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:

@@ -1,7 +1,7 @@
-"""What a run left behind, as somebody sees it who has the disk but none of our code for it.
+"""Evidence that a run left on disk, read without the product's code.
 
-The database is read with sqlite3, files by their bytes; so a wrong row can't be explained away by
-what wrote it.
+The database is read with sqlite3, files as bytes. So a bug in the code that writes can't hide a
+wrong row from the test.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class Evidence:
 
 
 def evidence(federation: Federation, run_id: str, *, unequal: Collection[str] = ()) -> Evidence:
-    """What a run has left; also that each part of it is whole, and counts once.
+    """Return a finished run's rows; assert that each part is complete and recorded once.
 
-    unequal: columns of members that differ from one time to the next as well.
+    unequal: further columns of members that differ between repetitions of a run.
     """
     with _database(federation) as database:
         [run] = _rows(database, "SELECT * FROM runs WHERE run_id = ?", run_id)
@@ -77,7 +77,10 @@ _LAST_TWO = """
 """
 _MEASURED = ("run_id", "bytes_down", "bytes_up", "committed_at")
 _UNEQUAL = ("run_id", "attempt", "seconds", "data_epoch", "software")
-"""Of members; the last two are missing where their host was away when they were chosen."""
+"""Columns of members that differ between repetitions of a run.
+
+The last two are missing if a member's host was disconnected when the member was selected.
+"""
 _OF_COMMITTED = """
     SELECT one.* FROM {table} AS one JOIN rounds USING (run_id, round, attempt)
     WHERE run_id = ? ORDER BY round, {order}
@@ -94,14 +97,14 @@ def check_files(federation: Federation) -> None:
 
 
 def left_over(federation: Federation) -> list[Path]:
-    """Files that nobody needs, where no run is under way."""
+    """Return the files that are no longer needed while no run is active."""
     wanted = _wanted_files(federation)
     models = [path for path in (federation.state / "models").iterdir() if path.name not in wanted]
     return [*models, *federation.state.glob("spool/*")]
 
 
 def _wanted_files(federation: Federation) -> set[str]:
-    """Of each run the last two models and the last state; none has fewer rounds."""
+    """Return the file names of each run's last two models and last state; runs have ≥ 2 rounds."""
     wanted: set[str] = set()
     with _database(federation) as database:
         for row in database.execute(_LAST_TWO):

@@ -39,7 +39,7 @@ class Example:
 
     @property
     def log(self) -> str:
-        """What the terminals have shown."""
+        """Output of all terminals so far."""
         return (self.folder / "terminals.log").read_text()
 
     async def tried(self, commands: str) -> tuple[int, str]:
@@ -50,7 +50,7 @@ class Example:
         return await asyncio.wait_for(process.wait(), PATIENCE_SECONDS), log.read_text()
 
     async def done(self, commands: str) -> str:
-        """What these commands print. They must succeed."""
+        """Run commands, which must succeed; return their output."""
         code, said = await self.tried(commands)
         assert code == 0, said + self.log
         return said
@@ -148,6 +148,6 @@ def link_libraries(environment: Path, *, without: Collection[str] = ()) -> None:
 
 
 def _libraries(environment: Path) -> Path:
-    """Where an environment has its libraries."""
+    """Return the folder of an environment's libraries."""
     variables = {"base": str(environment), "platbase": str(environment)}
     return Path(sysconfig.get_path("purelib", "venv", variables))

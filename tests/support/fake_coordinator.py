@@ -39,7 +39,7 @@ async def refuse(context: Context, error: PotluckError) -> NoReturn:
 
 @dataclass
 class Upload:
-    """What has arrived of an update."""
+    """The received part of an update."""
 
     header: transfer_pb2.UpdateHeader
     content: bytes = b""
@@ -64,11 +64,11 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
     port: int = 0
     versions: Mapping[str, int] = field(default_factory=lambda: VERSIONS)
     coordinator_id: str = "fake"
-    """What it calls its process; another one says that it was restarted."""
+    """Identifier of its process; another value means that it was restarted."""
     refuse_hello: PotluckError | None = None
     refuse_update: PotluckError | None = None
     judge: Callable[[transfer_pb2.UpdateHeader], PotluckError | None] = lambda _: None
-    """Whether an announced update is refused."""
+    """Returns the error with which an announced update is refused, or None."""
     mismatches: int = 0
     """How many uploads are said to have a wrong digest."""
     corrupt: int = 0
@@ -83,9 +83,9 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
     held_uploads: int = 0
     """How many are waiting."""
     store: FakeStore | None = None
-    """Where files are to be fetched and put."""
+    """Store from which hosts fetch files and to which they upload."""
     direct: bool = True
-    """Whether they may go straight as well."""
+    """True if files may also be sent directly."""
     named: str = ""
     """Another address that hosts are told of instead."""
     distrusted: int = 0

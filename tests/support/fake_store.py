@@ -20,11 +20,11 @@ class FakeStore:
     asked: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
     """Method, path and headers of each request."""
     changes: list[Change] = field(default_factory=list)
-    """What is done to the next contents that are sent."""
+    """Changes made to the contents of the next answers."""
     cuts: list[int] = field(default_factory=list)
     """After how many bytes the next answers break off."""
     statuses: list[int] = field(default_factory=list)
-    """What the next requests are answered with instead."""
+    """HTTP statuses of the next answers, in place of the contents."""
 
     @property
     def origin(self) -> str:

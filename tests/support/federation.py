@@ -59,7 +59,7 @@ async def until(condition: Callable[[], bool], what: str = "condition") -> None:
 
 @dataclass(frozen=True)
 class Points:
-    """Where processes are to stop; see `crash_plugins/potluck_crash.py`."""
+    """Points at which processes stop; see `crash_plugins/potluck_crash.py`."""
 
     folder: Path
 
@@ -76,7 +76,7 @@ class Points:
         (self.folder / f"raise-{point}").touch()
 
     def spare(self, point: str) -> bool:
-        """Nobody is to be killed there any more; false if that has happened."""
+        """Cancel a kill at a point; return False if a process was already killed there."""
         try:
             (self.folder / f"kill-{point}").unlink()
         except FileNotFoundError:
@@ -96,7 +96,7 @@ class Points:
                 path.unlink(missing_ok=True)
 
     def reached(self, point: str) -> bool:
-        """Whether a process has been there since it was last held there."""
+        """True if a process has reached the point since the last `hold` of it."""
         return (self.folder / f"at-{point}").exists()
 
     def note_boundaries(self) -> None:
@@ -106,7 +106,7 @@ class Points:
 
     @property
     def boundaries(self) -> list[str]:
-        """What there was of them since."""
+        """Boundaries noted since `note_boundaries` was called."""
         return (self.folder / "boundaries").read_text().splitlines()
 
     def clear(self) -> None:
@@ -169,7 +169,7 @@ class Federation:
             await self.processes.start_host(number)
 
     async def until_attending(self, hosts: int | None = None) -> None:
-        """Wait until so many hosts attend; all by default."""
+        """Wait until this number of hosts is connected; all by default."""
         wanted = len(self.files.hosts) if hosts is None else hosts
         async with asyncio.timeout(PATIENCE_SECONDS):
             while True:
@@ -219,7 +219,7 @@ class Federation:
         return await self.operator.start_run(text)
 
     async def status(self, run_id: str) -> operator_pb2.RunStatus:
-        """Where a run stands."""
+        """Return a run's status."""
         runs = await self.operator.list_runs()
         return next(status for status in runs if status.run_id == run_id)
 
@@ -256,7 +256,7 @@ class Federation:
         return rounds
 
     async def until_committed(self, run_id: str, rounds: int) -> None:
-        """Wait until so many rounds are committed."""
+        """Wait until this number of rounds is committed."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while (await self.status(run_id)).committed_rounds < rounds:  # noqa: ASYNC110  # likewise
                 await asyncio.sleep(_LOOK_SECONDS)

@@ -72,7 +72,7 @@ def _reset(writer: asyncio.StreamWriter) -> None:
 
 @contextlib.asynccontextmanager
 async def fragile_link(onward: int, *, carries: int, port: int = 0) -> AsyncIterator[FragileLink]:
-    """A proxy before `onward`, in the event loop of whoever asks."""
+    """Run a proxy in front of port `onward`, in the caller's event loop."""
     link = FragileLink(onward, carries)
     server = await asyncio.start_server(link.connected, "127.0.0.1", port)
     link.port = server.sockets[0].getsockname()[1]

@@ -1,8 +1,7 @@
-"""What an attacker who has all that the coordinator received makes of it: four attacks on DC
-selection with secure sums.
+"""Four attacks on DC selection with secure sums, from everything that the coordinator received.
 
-`Received.by` reads the coordinator's own store. Each attack gives the label counts it is certain
-of, by client.
+`Received.by` reads the coordinator's own store. Each attack returns the label counts that it is
+certain of, by client.
 """
 
 from __future__ import annotations
@@ -108,7 +107,7 @@ def by_differencing(received: Received) -> Counts:
 
 
 def by_intersection(sums: list[tuple[frozenset[str], tuple[int, ...]]]) -> Counts:
-    """2: whoever is the only one in some combination of sums; exact arithmetic."""
+    """Attack 2: solve for clients that are alone in a combination of sums; exact arithmetic."""
     clients = sorted(frozenset().union(*(each for each, _ in sums)))
     rows = [
         [*(Fraction(client in each) for client in clients), *map(Fraction, total)]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 async def processes_of(folder: Path) -> list[str]:
-    """All processes whose command line names the demo's folder, but for the demo itself."""
+    """Return all processes whose command line names the demo's folder, except the demo itself."""
     listing = await asyncio.create_subprocess_exec(
         "ps", "-A", "-ww", "-o", "stat=,args=", stdout=asyncio.subprocess.PIPE
     )

@@ -61,7 +61,7 @@ class FailingDisk:
         os.truncate(self._image, 0)
 
     def mend(self) -> None:
-        """Check it and let it be written to again; nobody may use it meanwhile."""
+        """Repair the file system and mount it writable again; it must not be in use meanwhile."""
         _run("umount", str(self._folder))
         _run("e2fsck", "-fp", str(self._image), fine=(0, 1))
         self.mount()
@@ -103,7 +103,7 @@ def _run(*command: str, fine: tuple[int, ...] = (0,)) -> None:
 
 
 def fill(folder: Path, *, leave_bytes: int) -> Path:
-    """Fill a file system but for so many bytes; delete the file to make room again."""
+    """Fill a file system except `leave_bytes`; delete the returned file to free the space."""
     filler = folder / "filler"
     with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while file.write(bytes(1 << 16)):

@@ -49,7 +49,7 @@ class Namespace:
         return ["ip", "netns", "exec", self.name, *words]
 
     def cut(self, direction: Direction) -> None:
-        """Lose packets from now on; nobody is told."""
+        """Drop packets silently from now on."""
         for chain in ("OUTPUT", "INPUT"):
             if direction in (_LOSES[chain], Direction.BOTH):
                 _run(*self.command("iptables", "--append", chain, "--jump", "DROP"))

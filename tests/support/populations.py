@@ -79,7 +79,7 @@ def context(
 
 
 Respond = Callable[[Ask], Answers]
-"""What clients answer to a question."""
+"""Function that returns the clients' answers to a question."""
 
 QUESTIONS = {
     "loss": ("loss",),
@@ -133,7 +133,7 @@ PARAMETERS, CLASSES = 30, 3
 
 
 def facts(rows: Rows, number: int = 1, *, seed: int = 0) -> UpdateFacts:
-    """Of updates that follow from round and client, some of them alike; 2 steps, 5 samples each."""
+    """Return facts of updates derived from round and client; some are equal; 2 steps, 5 samples."""
     updates = np.array(
         [np.random.default_rng([number % 2, row % 5]).normal(size=PARAMETERS) for row in rows]
     ).reshape(len(rows), PARAMETERS)
@@ -143,7 +143,7 @@ def facts(rows: Rows, number: int = 1, *, seed: int = 0) -> UpdateFacts:
 def facts_of(
     updates: ArrayLike, *, rows: Rows | None = None, number: int = 1, seed: int = 0
 ) -> UpdateFacts:
-    """Of these updates, one row each, whose first numbers are the output layer's bias."""
+    """Return facts of these updates, one per row; a row begins with the output layer's bias."""
     table = np.array(updates, dtype=np.float64)
     sketches = np.zeros((len(table), SKETCH_SIZE))
     sketches[:, : table.shape[1]] = table

@@ -19,7 +19,7 @@ MISSING = f"PostgreSQL is not installed: no {_ROOM}/*/bin/initdb; apt-get instal
 
 
 class PostgreSQL:
-    """A server that listens on a Unix socket in its own directory; nobody else can reach it."""
+    """A server that listens only on a Unix socket in its own directory."""
 
     def __init__(self, programs: Path, directory: Path) -> None:
         self._programs = programs
@@ -36,7 +36,7 @@ class PostgreSQL:
         self._control("stop", "-m", mode)
 
     def new_schema(self) -> str:
-        """The URL of an empty schema: to whoever follows it, an empty database."""
+        """Create an empty schema and return a URL for which it looks like an empty database."""
         self._schemas += 1
         name = f"potluck{self._schemas}"
         with psycopg.connect(host=str(self._directory), user="postgres", autocommit=True) as link:
@@ -62,7 +62,7 @@ class PostgreSQL:
 
 
 def programs() -> Path | None:
-    """Where the newest installed PostgreSQL keeps its programs; None where there is none."""
+    """Return the program folder of the newest installed PostgreSQL; None if none is installed."""
     found = sorted(_ROOM.glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
     return found[-1].parent if found else None
 

@@ -65,6 +65,6 @@ async def profile_federation(
 
 
 def ledgers(federation: Federation) -> dict[str, dict[str, Any]]:
-    """What each client has on record, by client."""
+    """Return each client's disclosure ledger, by client."""
     paths = federation.files.folder.glob("host-*/disclosures/*.json")
     return {path.stem: json.loads(path.read_text()) for path in paths}

@@ -1,6 +1,6 @@
-"""A real Prometheus for tests, with Potluck's own rules and dashboards, in a hurry.
+"""A real Prometheus for tests, with Potluck's own rules and dashboards, at a faster pace.
 
-Rules are as shipped but for their times: windows of minutes become seconds.
+Rules are as shipped, except that windows of minutes become seconds.
 """
 
 from __future__ import annotations

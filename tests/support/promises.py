@@ -1,4 +1,4 @@
-"""What the product promises to do within some seconds, held against it on a busy machine."""
+"""Check of the product's time limits that also works on a busy machine."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ Result = TypeVar("Result")
 
 _LOOK_SECONDS = 0.1
 _SPARE = 2
-"""So many times what is promised may pass: the machine has other things to do."""
+"""Factor by which a limit may be exceeded, since the machine has other things to do."""
 
 
 async def in_time(seconds: float, awaited: Awaitable[Result]) -> Result:
-    """What comes of it. Raises AssertionError where it takes much longer than so many seconds.
+    """Return the result. Raises AssertionError if it takes much longer than `seconds`.
 
-    Counted is how often this process could look, so that time in which the machine stood still is
-    nobody's.
+    The time is counted in the looks that this process could take, so that time in which the machine
+    stood still does not count.
     """
     task = asyncio.ensure_future(awaited)
     try:

@@ -35,7 +35,7 @@ def refusal_of(error: grpc.aio.AioRpcError) -> Refusal:
 
 
 UNTOLD: Refusal = (grpc.StatusCode.INTERNAL, "")
-"""Where the coordinator refuses before all is written, grpc may tell that instead."""
+"""Error that grpc may report instead if the coordinator refuses before everything is written."""
 
 
 class RawHost:

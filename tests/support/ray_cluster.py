@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 STORE_BYTES = 80 * 2**20
-"""Of each node; the least that Ray takes."""
+"""Size of each node's object store; the minimum that Ray accepts."""
 
 
 class RayCluster:
-    """Nodes with so many processors each; a context manager. Their temporary files are in `folder`.
+    """Ray nodes, one per number in `cpus`, with that many processors each. Context manager.
 
-    The first is the head and can't be killed.
+    Their temporary files are in `folder`. The first is the head and can't be killed.
     """
 
     def __init__(self, folder: Path, cpus: Sequence[int]) -> None:
@@ -74,7 +74,7 @@ class RayCluster:
         return found
 
     def is_idle(self) -> bool:
-        """Whether no process and no folder of a cell is left."""
+        """Return True if no process and no folder of a cell is left."""
         return not self.processes() and not [
             each for each in (self.folder / "cells").glob("*") if each.is_dir()
         ]

@@ -66,7 +66,7 @@ class Relay:
         await kill(self.process)
 
     def events(self) -> list[str]:
-        """What its log tells."""
+        """Return the events in the relay's log."""
         lines = self.log.read_text().splitlines() if self.log.exists() else []
         return [json.loads(line)["event"] for line in lines if line.startswith("{")]
 

@@ -1,4 +1,4 @@
-"""Where the repository lies, for tests that read its other files."""
+"""Location of the repository, for tests that read its other files."""
 
 from pathlib import Path
 

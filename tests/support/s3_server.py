@@ -40,7 +40,7 @@ class S3Server:
 
     @property
     def origin(self) -> str:
-        """What a host's owner allows."""
+        """Origin that a host's owner allows."""
         return f"http://127.0.0.1:{self.port}"
 
     def files(self, **changes: Any) -> dict[str, Any]:
@@ -98,12 +98,12 @@ class S3Server:
         return [path.removeprefix(start) for path in paths if path.startswith(start)]
 
     def put(self, folder: str, name: str, content: bytes) -> None:
-        """Put what nobody asked for."""
+        """Upload an unsolicited object."""
         url = f"{self.origin}/{BUCKET}/{PREFIX}/{folder}/{name}"
         assert self._pool.request("PUT", url, body=content).status == 200
 
     def names(self, folder: str) -> list[str]:
-        """What lies there now."""
+        """Return the names of the objects in a folder."""
         url = f"{self.origin}/{BUCKET}?list-type=2&prefix={PREFIX}/{folder}/"
         text = self._pool.request("GET", url).data.decode()
         keys = re.findall(r"<Key>([^<]+)</Key>", text)

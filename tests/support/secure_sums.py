@@ -165,7 +165,7 @@ class Federation:
         return Header(**(values | changes))
 
     def expected(self, header: Header, **changes: Any) -> Expectation:
-        """What clients expect, if the header is right."""
+        """Return the clients' expectation that a correct header meets."""
         values: dict[str, Any] = {
             "purpose": header.purpose,
             "input_id": f"input {header.model_digest.hex()}",
@@ -227,7 +227,7 @@ class Run:
         )
 
     def tell(self, name: str, envelope: Envelope) -> ClientStep:
-        """What the client would answer; nothing changes."""
+        """Return the client's answer without changing any state."""
         party = self.federation.parties[name]
         if envelope.type is MessageType.INVITATION:
             expected = self.federation.expected(self.header)
@@ -347,7 +347,7 @@ class Run:
         }
 
     def is_exact(self) -> bool:
-        """Whether there is a sum, and it is that of its survivors' inputs."""
+        """Return True if there is a sum and it equals that of the survivors' inputs."""
         unmasking = self.session.unmasking
         if unmasking is None:
             return False

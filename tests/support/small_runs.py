@@ -42,7 +42,7 @@ class SmallRun:
     store: Store
 
     def handle(self, event: rounds.Event) -> list[rounds.Action]:
-        """What the machine answers."""
+        """Return the state machine's actions for an event."""
         return list(self.run.machine.handle(event, now()))
 
     def posted(self) -> list[rounds.Event]:

@@ -26,7 +26,7 @@ Arrays = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Sent:
-    """What a client sends."""
+    """A client's update."""
 
     weights: Arrays
     auxiliaries: Auxiliaries = field(default_factory=dict)

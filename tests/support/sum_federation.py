@@ -50,8 +50,7 @@ from potluck.server.sums.sum_session import SumSession, SumTerms
 
 PATIENCE_SECONDS = 90.0
 EXACT = DisclosurePolicy(exact_sums=True, questions=("label-entropy",), masked_runs=1000)
-"""Of hosts, where a test has no other: sums are looked at without noise, and one question may be
-asked."""
+"""Hosts' default disclosure policy in tests: exact sums and one question are allowed."""
 
 
 def host_of(client: str) -> str:
@@ -60,14 +59,14 @@ def host_of(client: str) -> str:
 
 @dataclass
 class Members:
-    """Certificates, a root, and a member record for each of so many clients."""
+    """Certificates, a root, and one member record per client."""
 
     folder: Path
     names: Sequence[str]
     tls: TestFederation
     root: Path
     instruments: dict[str, Instruments] = field(default_factory=dict)
-    """What the host of each client measures."""
+    """Metrics of each client's host."""
 
     @classmethod
     def make(cls, folder: Path, clients: int) -> Members:
@@ -184,7 +183,7 @@ class SumFederation:
         return total
 
     def ledger(self, client: str) -> SumLedger:
-        """What the host has on disk about a client's sums."""
+        """Return the host's ledger on disk of a client's sums."""
         return SumLedger(self.folder / host_of(client) / "sums")
 
     async def finished(self, run_file: str) -> RunRow:
@@ -213,7 +212,7 @@ class SumFederation:
         return bool(self.ledger(client).of(client).releases)
 
     def disclosed(self, client: str) -> list[Release]:
-        """What the host has on disk about a client's other disclosures."""
+        """Return the host's record on disk of a client's other disclosures."""
         ledger = ReleaseLedger(self.folder / host_of(client) / "disclosures")
         return list(ledger.of(client).releases)
 
@@ -274,7 +273,7 @@ async def sum_federation(
 def silent(monkeypatch: Any, stages: Mapping[str, MessageType]) -> Iterator[None]:
     """Hosts of these clients never answer from this message of the coordinator on.
 
-    A stage that waits for nobody else any more has taken its time: so all others may take theirs.
+    A stage that waits only for silent clients times out at once; other stages keep their time.
     """
     honest, patient = SumSessions.answer, SumSession._next
     quiet = set[str]()

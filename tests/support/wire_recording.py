@@ -67,7 +67,7 @@ class Recording(grpc.aio.ServerInterceptor):
 
 
 def forms(number: int) -> Mapping[str, bytes]:
-    """What a number ≥ 2^32 looks like where somebody has written it down."""
+    """Return the encodings in which a number ≥ 2^32 may have been written, by name."""
     return {
         "little-endian": number.to_bytes(8, "little"),
         "big-endian": number.to_bytes(8, "big"),

@@ -43,5 +43,5 @@ class Task:
         return ClientData(train=_examples(label_counts(number), number))
 
     def evaluation_data(self, data: Path | None) -> Examples:
-        """Nobody's samples."""
+        """Return samples that belong to no client."""
         return _examples((50, 50, 50), 99)

@@ -97,12 +97,12 @@ class Task:
         )
 
     def evaluation_data(self, data: Path | None) -> Examples | None:
-        """Nobody's samples, if the coordinator evaluates."""
+        """Return samples that belong to no client; None if the coordinator doesn't evaluate."""
         if not self.central:
             return None
         examples = _examples(999)
         return _EvaluatedOn(inputs=examples.inputs, labels=examples.labels)
 
     def public_data(self, data: Path | None) -> Tensor | None:
-        """Inputs of nobody's samples."""
+        """Return inputs of samples that belong to no client."""
         return _examples(998).inputs

@@ -49,7 +49,7 @@ def watch(reach: Callable[[str], None]) -> None:
 
 
 def _numbered(name: str) -> str | None:
-    """Note a change; None while nobody wants to know."""
+    """Note a change and return its numbered name; None while changes are not noted."""
     path = Path(os.environ["POTLUCK_POINTS"]) / "boundaries"
     with _lock, contextlib.suppress(FileNotFoundError), path.open("r+") as file:
         before = sum(line.rpartition("-")[0] == name for line in file)
@@ -138,7 +138,7 @@ def _deleted(path: Any, **_: Any) -> str:
 
 
 def _kind(path: Any) -> str:
-    """What of the state directory a path belongs to; empty for what does not."""
+    """Return the part of the state directory a path belongs to; "" if outside it."""
     parts = Path(os.fsdecode(path)).absolute().parts
     places = [place for place, part in enumerate(parts) if _STATE.fullmatch(part)]
     if not places:

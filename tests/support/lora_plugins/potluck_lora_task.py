@@ -110,10 +110,10 @@ class MixedRanks(Task):
         return inputs, inputs @ mixing / INPUTS**0.5, self.spoils
 
     def client_data(self, client: ClientId, data: Path | None) -> ClientData[Any]:
-        """Of one line; each client has more samples than the one before."""
+        """Return the client's samples: 10 plus the client's number."""
         number = int(client.rpartition("-")[2])
         return ClientData(train=self._data(number, 10 + number))
 
     def evaluation_data(self, data: Path | None) -> Any:
-        """Of one more client."""
+        """Return the samples of one more client."""
         return self._data(100, 20)

@@ -123,7 +123,7 @@ class Descent(Trainer):
         return {"squared_error": squares, "near": near, "loss": squares}
 
     def gradient_norm(self, model: Any, data: Any) -> float:
-        """Of half the mean squared error."""
+        """Return the gradient norm of half the mean squared error."""
         points = np.array(list(data))
         errors = model["slope"][0] * points[:, 0] + model["offset"] - points[:, 1]
         return float(np.hypot((errors * points[:, 0]).mean(), errors.mean()))
