@@ -29,9 +29,9 @@ from potluck.rpc.v1 import coordinator_pb2_grpc, transfer_pb2
 
 
 class Script:
-    """What is done to messages on their way; by default each goes on as it came.
+    """Changes to messages on their way; by default each is forwarded unchanged.
 
-    A method returns the messages that go on in place of the one it is given, which it may change.
+    A method returns the messages to forward in place of the given one, which it may modify.
     `host` is the host's id.
     """
 

@@ -1,4 +1,4 @@
-"""What leaves a host beside a masked round's sum."""
+"""Data that leaves a host besides a masked round's sum."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def cells(members: Members, least: int) -> list[tuple[str, ...]]:
 
 
 def test_sizes_of_choice_would_give_single_hosts_away() -> None:
-    """Where clients drew by the header: cuts after 7 and after 8 of 35 hosts leave one between."""
+    """If clients drew cells by the header: cuts after 7 and after 8 of 35 hosts isolate a host."""
     hosts = {f"client-{number}": f"host-{number}" for number in range(MANY)}
     cuts = set()
     for least in range(5, MANY + 1):

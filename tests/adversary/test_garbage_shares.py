@@ -47,7 +47,7 @@ def rewritten(message: wire.SecureEnvelope, edit: Callable[[Envelope], Envelope]
 
 
 class Malicious(Script):
-    """One member, whose key is known, says other things than its host does."""
+    """Replaces the envelopes of one member, whose key is known, by other signed ones."""
 
     def __init__(self, scene: Scene, client: str) -> None:
         self.client = client
@@ -56,7 +56,7 @@ class Malicious(Script):
         self._key = load_private_key(folder / f"{client}.key")
 
     def edit(self, envelope: Envelope) -> Envelope:
-        """What it says instead."""
+        """Return the envelope that the malicious member sends in place of this one."""
         raise NotImplementedError
 
     def signed(self, kind: MessageType, message: Any) -> Envelope:

@@ -1,4 +1,4 @@
-"""Metrics asked for by whoever is on the network."""
+"""Requests for metrics from anyone on the network."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def record_of(client: str) -> NDArray[np.float32]:
 
 @dataclass(frozen=True)
 class Seen:
-    """What an operator sees of a run."""
+    """The operator's view of a run."""
 
     state: RunState
     members: Mapping[str, tuple[MemberState, str]]

@@ -1,7 +1,7 @@
-"""Memberships that count no longer, that nobody signed, or that differ from client to client.
+"""Memberships that are outdated, unsigned, or different from client to client.
 
-While a member record lasted ten years, and nothing could take it back, whoever had a member's key
-was in sums for good, and a coordinator could show each group of clients other members.
+When a member record was valid for ten years and could not be revoked, a holder of a member's key
+was in sums for good. A coordinator could also show different members to each group of clients.
 """
 
 from __future__ import annotations

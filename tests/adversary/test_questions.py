@@ -104,7 +104,7 @@ async def asked_to_evaluate(scene: Scene, folder: Path) -> rpc.Answer:
 
 
 def sent(scene: Scene, kind: Outgoing) -> list[Mapping[str, Any]]:
-    """What the victim's log says was sent."""
+    """Return the entries of this kind in the victim's log of outgoing data."""
     log = OutgoingLog(scene.federation.folder / "host-0" / "outgoing")
     return [entry for entry in log.entries(VICTIM) if entry["kind"] == kind]
 

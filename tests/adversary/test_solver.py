@@ -65,7 +65,7 @@ from potluck.common.secagg.wire.transcript import Roster, sharers_digest, sign, 
 
 PRIME = 2**61 - 1
 SAMPLES = (120, 900, 340, 510, 700, 250, 430, 80, 610, 160, 820)
-"""Of each client, in the order of their names: its weight, up to the weight bound."""
+"""Number of samples of each client, in name order: its weight, up to the weight bound."""
 Row = dict[Any, Any]
 """How often each input, and each mask, is in a vector.
 
@@ -99,15 +99,15 @@ def echelon(rows: Iterable[Row], columns: Sequence[Any], prime: int | None) -> d
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a coordinator does in one session. The sets are of clients that are lost, or left out.
+    """The coordinator's actions in one session. The sets hold clients that are lost or excluded.
 
-    update: the family of models that updates are of; None for label counts. model: which of the
-    family, whose models are so alike that updates of them are the same. run: for which run.
-    settings: of the training; 0, or the number of the client that has one sample trained on
-    otherwise than with settings 0. weight_bound: of a client's weight. deceived: those who are told
-    of the second set of survivors. shown: whether the certificates of earlier sessions come along.
-    held: whether nobody is told of a set for now. resumed: whether earlier sessions are gone on
-    with. members: which of `MEMBERSHIPS` the root has signed by then; none comes back.
+    update: family of models of the updates; None for label counts. model: index in the family,
+    whose models are so similar that their updates are equal. run: number of the run. settings: 0,
+    or the number of the client for which training treats one sample differently than settings 0
+    do. weight_bound: maximum of a client's weight. deceived: clients that receive the second set of
+    survivors. shown: True if the certificates of earlier sessions are sent along. held: True if no
+    client receives a set for now. resumed: True if earlier sessions are continued. members: index
+    in `MEMBERSHIPS` of the newest one that the root has signed; an older one never returns.
     """
 
     update: int | None = None
@@ -210,7 +210,7 @@ class World:
         )
 
     def forget(self, names: Iterable[str]) -> None:
-        """Hosts are started anew: their sessions are gone, their ledgers are not."""
+        """Restart the clients' hosts: they lose their sessions and keep their ledgers."""
         for name in names:
             self.live[name].clear()
 
@@ -272,7 +272,7 @@ class Attack:
         self.uploaded: list[str] = []
 
     def tell(self, name: str, kind: MessageType, message: Any) -> Envelope | None:
-        """What a client answers; None where it refuses, or has forgotten."""
+        """Return a client's answer; None if it refuses or no longer has the session."""
         world = self.world
         session_id = self.header.session_id
         envelope = Envelope(kind, encode(message))
@@ -469,7 +469,7 @@ UNASKED = [
     Plan(update=1, unasked=frozenset("a"), dead=frozenset("c")),
     Plan(update=1, dead=frozenset("d")),
 ]
-"""Who uploaded and was not asked for shares remembered no set."""
+"""A client that uploaded, but received no request for shares, did not remember a set."""
 
 
 @pytest.mark.parametrize(

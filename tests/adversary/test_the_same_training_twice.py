@@ -31,7 +31,7 @@ async def trained(
     masking: str = "",
     spaced: bool = False,
 ) -> RunRow:
-    """A run of one round that begins from the same model, with so many of the clients."""
+    """Run one round with `count` clients from the same initial model."""
     scene.liar.script = Spaced() if spaced else Script()
     return await scene.federation.finished(
         f"""

@@ -238,7 +238,7 @@ def test_images_built_without_a_version_have_a_digest_of_the_sources() -> None:
 
 @contextlib.contextmanager
 def project_files() -> Iterator[tuple[Path, dict[str, Any]]]:
-    """What differs under test: Prometheus is published and in a hurry, rounds take seconds."""
+    """Files changed for the test: Prometheus is published and scrapes fast, rounds take seconds."""
     with tempfile.TemporaryDirectory(prefix="potluck-compose-") as name:
         folder = Path(name)
         shipped = yaml.safe_load((ROOT / "deploy/assets/prometheus/prometheus.yml").read_text())
@@ -256,7 +256,7 @@ def project_files() -> Iterator[tuple[Path, dict[str, Any]]]:
             }
         }
         for path in (folder, *folder.rglob("*")):
-            path.chmod(0o755 if path.is_dir() else 0o644)  # Prometheus runs as nobody
+            path.chmod(0o755 if path.is_dir() else 0o644)  # for Prometheus's own user
         yield folder, override
 
 

@@ -37,9 +37,9 @@ OPTIONS = {
     "dc-exhaustive": ["selector.added=1"],
     "feddf": ["strategy.steps=2"],
 }
-"""Of selectors and strategies."""
+"""Options of selectors and strategies, by name."""
 SPARED = {"fedentropy": 2, "fedpns": 1}
-"""How many updates of a round a selector may leave out."""
+"""Number of uploads per round that a selector may skip, by selector."""
 REFUSED = [
     ['strategy.name="scaffold"', 'strategy.step="fednova"'],
     ['strategy.name="scaffold"', 'strategy.step="scaffold"'],

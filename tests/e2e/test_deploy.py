@@ -82,7 +82,7 @@ class Lab:
         return self.folder / "federation.toml"
 
     def potluck(self, *arguments: str, fails: bool = False) -> str:
-        """What a command prints."""
+        """Run a command; return its standard output, or errors and exception if `fails`."""
         done = CliRunner().invoke(app, [*arguments, "--file", str(self.file)])
         assert (done.exit_code != 0) == fails, (done.output, done.exception)
         return f"{done.stderr}{done.exception}" if fails else done.stdout
@@ -241,7 +241,7 @@ def test_a_federation_on_two_machines_from_nothing_to_nothing(lab: Lab) -> None:
     assert lab.containers() == {}
     assert not (lab.folder / "pki").exists()
 
-    # An engine that dies amid `up` is told, and keeps nobody from working.
+    # An engine that dies during `up` is reported, and does not keep the others from working.
     inventory = load_inventory(lab.file)
     deployment = Killing.prepared(inventory, inventory.machines, issue=True)
     assert isinstance(deployment, Killing)

@@ -33,7 +33,7 @@ STOP = (
 
 @dataclass(frozen=True)
 class End:
-    """What a run ended with."""
+    """Final state of a run."""
 
     reason: str
     best: operator_pb2.BestModel

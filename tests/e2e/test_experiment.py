@@ -1,4 +1,4 @@
-"""`potluck experiment` with real federations: killed half-way, run again, run anew."""
+"""`potluck experiment` with real federations: killed half-way, resumed, and repeated."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def tables(output: Path) -> list[bytes]:
 
 
 def under_way(output: Path) -> bool:
-    """Whether a cell has been begun after the first was finished."""
+    """Return True if the first cell is finished and another has begun."""
     return bool(cells(output)) and any((output / "running").glob("*/coordinator/potluck.sqlite3"))
 
 

@@ -107,7 +107,7 @@ async def test_what_a_cluster_lacks_is_said_at_once(file: Path, cluster: RayClus
 
 
 async def under_way_after(count: int, run: subprocess.Popen[bytes], file: Path) -> None:
-    """Wait until so many cells are finished; the run must still go on."""
+    """Wait until `count` cells are finished; the experiment must still be running."""
     output = str(run.args[4])  # type: ignore[index]  # a list, as it was given
     await until(lambda: run.poll() is not None or finished(file, output) >= count)
     assert run.poll() is None, said(file, output)

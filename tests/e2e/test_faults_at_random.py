@@ -34,7 +34,7 @@ async def federation(tmp_path: Path) -> AsyncIterator[Federation]:
         hosts=2,
         count=3,
         rounds=100_000,
-        assignments=["round.grace_seconds=120"],  # whoever was killed is back in time
+        assignments=["round.grace_seconds=120"],  # killed hosts are back in time
     ) as federation:
         yield federation
 
@@ -42,7 +42,7 @@ async def federation(tmp_path: Path) -> AsyncIterator[Federation]:
 def same(
     before: list[operator_pb2.CommittedRound], after: list[operator_pb2.CommittedRound]
 ) -> bool:
-    """Whether what was committed before is as it was, and nothing is missing in between."""
+    """Return True if the earlier rounds are unchanged, and no round is missing."""
     numbered = [entry.round for entry in after] == list(range(1, len(after) + 1))
     return numbered and after[: len(before)] == before
 

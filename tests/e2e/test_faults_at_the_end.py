@@ -40,7 +40,7 @@ async def federation(shared: Federation) -> Federation:
 
 
 async def ended_well(federation: Federation, run_id: str, digest: str) -> None:
-    """Wait for the end; so many rounds as planned are committed, and no more."""
+    """Wait for the end; assert the digest, and that exactly the planned rounds are committed."""
     assert await federation.finished(run_id) == digest
     assert [each.round for each in await federation.history(run_id)] == [*range(1, ROUNDS + 1)]
     assert not list(federation.state.glob("spool/*"))
@@ -60,7 +60,7 @@ async def test_killed_when_its_last_round_is_committed(federation: Federation, p
     for number in range(2):
         await federation.kill_host(number)
     await federation.restart_coordinator()
-    await ended_well(federation, run_id, digest)  # nobody is needed for that
+    await ended_well(federation, run_id, digest)  # needs no host
     await federation.start_hosts()
 
 
@@ -93,7 +93,7 @@ async def test_resumed_when_it_failed_after_its_last_round(federation: Federatio
 
 
 async def test_clients_learn_of_the_end_from_the_next_coordinator(federation: Federation) -> None:
-    """They keep what they have delivered until they are told that nobody will ask again."""
+    """They keep delivered updates until a coordinator reports that it needs them no longer."""
     federation.points.note_boundaries()
     federation.points.hold(LAST_COMMIT)
     run_id = await federation.start_run()

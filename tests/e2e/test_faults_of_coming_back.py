@@ -1,7 +1,7 @@
-"""A coordinator that comes back asks hosts for work that they have dropped meanwhile.
+"""A restarted coordinator asks hosts for work that they have dropped meanwhile.
 
-Hosts are never restarted. Each run must end with the model of an undisturbed one, and wait out no
-deadline: that of a round is ten minutes by default, and nobody here has so much patience.
+Hosts are never restarted. Each run must end with the model of an undisturbed one without waiting
+for a deadline: a round's deadline is ten minutes by default, longer than these tests wait.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ async def federation(shared: Federation) -> Federation:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def undisturbed(shared: Federation) -> str:
-    """What a run ends with that nothing happened to."""
+    """Final model digest of an undisturbed run."""
     run_id = await shared.start_run()
     return await shared.finished(run_id)
 
@@ -86,7 +86,7 @@ async def test_a_run_stopped_by_a_coordinator_that_is_killed_then(
 
 @contextlib.contextmanager
 def end_cannot_be_stored(federation: Federation) -> Iterator[None]:
-    """The database refuses to note that nobody works for a run any more, as if it had gone down."""
+    """Make the database refuse to mark attempts as abandoned, as if the database were down."""
     trigger = (
         "CREATE TRIGGER stays BEFORE UPDATE ON attempts WHEN NEW.state = 'abandoned' "
         "BEGIN SELECT RAISE(ABORT, 'not now'); END"

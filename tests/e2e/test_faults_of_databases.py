@@ -30,7 +30,7 @@ class Shared:
     metrics_port: int
 
     async def ready(self) -> int:
-        """What /readyz answers."""
+        """Return the HTTP status of /readyz."""
 
         def ask() -> int:
             try:

@@ -59,8 +59,8 @@ sys.stdin.read()
 
 @contextlib.contextmanager
 def reader(federation: Federation) -> Iterator[None]:
-    """A program that reads the database: as long as it does, commits stay in the log. It is killed,
-    since whoever closes the database last empties the log."""
+    """Run a program that reads the database: while it reads, commits stay in the log. It is killed
+    at the end, since the last process that closes the database empties the log."""
     command = [sys.executable, "-c", READ, str(federation.state / "potluck.sqlite3")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

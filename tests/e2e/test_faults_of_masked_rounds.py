@@ -22,7 +22,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 INCLUDED, LOST = operator_pb2.MEMBER_STATE_INCLUDED, operator_pb2.MEMBER_STATE_LOST
 
 CLIENTS = 7
-"""Of whom two may be lost."""
+"""Number of clients, two of which may be lost."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -165,7 +165,7 @@ async def test_the_same_updates_are_not_summed_without_somebody(
 async def test_a_backup_restored_while_hosts_run_on(
     federation: Federation, undisturbed: list[str], tmp_path: Path
 ) -> None:
-    """What hosts keep of masked updates is of sums that nobody knows any more."""
+    """Hosts keep masked updates for sums that the restored coordinator does not know."""
     run_id = await federation.start_run()
     await federation.until_committed(run_id, 1)
     await federation.kill_coordinator()

@@ -95,7 +95,7 @@ async def test_all_hosts_are_killed_amid_a_round(
 
 
 async def test_a_demo_ends_with_the_last_of_its_hosts(tmp_path: Path) -> None:
-    """Nobody would start them again."""
+    """Nothing would restart the hosts."""
     output = io.StringIO()
     async with crash_federation(tmp_path, clients=2, hosts=2, count=2) as federation:
         federation.points.hold("train-client-0")
@@ -124,7 +124,7 @@ async def test_a_run_says_until_when_it_waits_for_its_roster(federation: Federat
 
 @pytest.mark.slow
 async def test_all_hosts_freeze_amid_a_round(federation: Federation) -> None:
-    """With the settings that a run has by default, but for the only attempt."""
+    """Use a run's default settings, except that there is only one attempt."""
     undisturbed = await federation.finished(await federation.start_run("round.grace_seconds=5"))
     held = [f"train-client-{number}" for number in range(CLIENTS)]
     federation.points.hold(*held)

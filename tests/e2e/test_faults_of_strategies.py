@@ -189,7 +189,10 @@ def trainings() -> list[int]:
 
 
 async def until_agreed(federation: Federation, run_id: str) -> None:
-    """What clients have committed sums up to what the coordinator remembers: c is their mean."""
+    """Wait until the clients' committed control variates add up to the coordinator's sums.
+
+    c is their mean.
+    """
 
     def agreed() -> bool:
         theirs = committed_controls(federation.files.folder, run_id)
@@ -291,7 +294,7 @@ async def test_where_the_coordinator_keeps_them_a_lost_disk_loses_nothing(
 async def test_personal_models_survive_kills_of_coordinator_and_host(
     federation: Federation,
 ) -> None:
-    """Whoever dies, clients end with the same models of their own, and measure the same."""
+    """After any kill, clients end with the same personal models and the same metrics."""
     ditto = ['personal.method="ditto"', "task.central=false", "evaluation.fine_tune_epochs=1"]
     undisturbed = await federation.start_run(*ditto)
     wanted = await federation.finished(undisturbed)

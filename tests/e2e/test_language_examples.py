@@ -37,7 +37,7 @@ class Relay:
     count: int = 0
 
     async def pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Until one side closes. Where the coordinator does not listen yet, nobody does."""
+        """Forward until one side closes; close at once if the coordinator does not listen yet."""
         try:
             there, back = await asyncio.open_connection("127.0.0.1", self.port)
         except OSError:

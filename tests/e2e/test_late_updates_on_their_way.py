@@ -51,7 +51,7 @@ async def test_late_updates_join_whichever_way_they_come(tmp_path: Path) -> None
 
 
 async def nothing() -> None:
-    """Nobody is killed."""
+    """Kill no process."""
 
 
 async def through_a_relay(federation: Federation, straight: str) -> None:

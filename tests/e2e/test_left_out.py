@@ -70,7 +70,7 @@ async def odd_host(federation: Federation, **values: str) -> AsyncIterator[Tethe
 
 
 async def told(federation: Federation, run_id: str) -> list[str]:
-    """What is said of a run until it ends."""
+    """Return all notices of a run until it ends."""
     return [
         event.notice.text
         async for event in federation.operator.watch_run(run_id)

@@ -50,7 +50,7 @@ SCRIPTS: dict[str, tuple[str, str, Callable[[Path], None], str, str]] = {
     "module.py": ("temperatures", ".csv", write_readings, "error", "error"),
     "squares.py": ("squares", ".npz", write_images, "dice", "Dice: 0."),
 }
-"""Of each script its task, the form of its data, a measure, and what it prints in the end."""
+"""By script: task, data file suffix, data writer, metric, and a part of its final output."""
 
 
 def blocks(language: str) -> dict[str, str]:

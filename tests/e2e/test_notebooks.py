@@ -50,7 +50,7 @@ assert run.rounds["accuracy"].iloc[-1] > 0.8
 assert set(walking.selections["reason"]) == {f"step {number}" for number in range(1, 13)}
 """,
 }
-"""Of each notebook what must hold when it is over."""
+"""Assertions that must hold at the end of each notebook."""
 CLOSED = """
 from potluck.common.errors import RunError
 try:
@@ -63,7 +63,7 @@ SAID = {
     "secure-sums": ["hosts"],
     "your-own-model": ["width"],
 }
-"""What the refusals that it shows must name."""
+"""Words that the errors shown in each notebook must contain."""
 
 
 @pytest.fixture(autouse=True)
@@ -139,7 +139,7 @@ def says(text: str) -> Callable[[dict[str, Any]], bool]:
 
 
 def texts(messages: list[dict[str, Any]]) -> str:
-    """What was printed, and what errors were shown."""
+    """Return everything printed, and the tracebacks of errors."""
     contents = [message["content"] for message in messages]
     return "".join(each.get("text", "") + "\n".join(each.get("traceback", [])) for each in contents)
 

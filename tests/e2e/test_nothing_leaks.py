@@ -65,7 +65,7 @@ _OF_THE_MACHINE = re.compile(
 
 
 class Secrets:
-    """What must not come out."""
+    """Values that must not leak."""
 
     def __init__(self) -> None:
         self.counts: set[int] = set()
@@ -145,7 +145,7 @@ async def run_to_its_end(client: OperatorClient, files: DemoFiles, *changes: str
 
 
 async def said_by(files: DemoFiles, *command: str) -> str:
-    """What a command of the operator prints, and its errors."""
+    """Run an operator's command; return its standard output and errors."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "potluck.deploy.cli", *command),
         *("--config", str(files.folder / "operator.toml")),

@@ -285,7 +285,7 @@ async def test_each_alert_fires_by_its_fault_and_resolves(tmp_path: Path) -> Non
 
 
 async def check_same_truth(federation: Scene) -> None:
-    """What the dashboards show is what `potluck clients` and `potluck watch` show."""
+    """Check that the dashboards show the same values as `potluck clients` and `potluck watch`."""
     prometheus, client = federation.prometheus, federation.operator
     [first, *_] = reversed(await client.list_runs())
     await client.stop_run(first.run_id)

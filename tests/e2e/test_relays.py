@@ -40,7 +40,7 @@ async def flat(federation: Federation) -> dict[str, str]:
 
 
 async def moved(federation: Federation, relays: dict[str, Relay]) -> None:
-    """Start the hosts anew, and wait until they attend through the relays."""
+    """Restart the hosts and wait until they are connected through the relays."""
     for host in list(federation.processes.hosts.values()):
         await host.stop()
     for path in federation.files.folder.glob("host-*/models/*"):  # what it holds, it does not fetch

@@ -1,4 +1,4 @@
-"""Runs are recorded round by round, once each, whoever is killed, hangs or dies."""
+"""Sinks record each round of a run once, even if processes are killed, hang or die."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def federation(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[
 
 
 def delivered(federation: Federation, sink: str, run_id: str) -> bool:
-    """Whether a sink has the whole run."""
+    """Return True if a sink has received the whole run."""
     notes = federation.state / "sinks" / sink / "delivered.json"
     return notes.exists() and run_id in notes.read_text()
 

@@ -60,7 +60,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Page]:
 
 
 def internal(page: Path, links: list[str]) -> Iterator[tuple[Path, str]]:
-    """Where links within the site lead: the file and the anchor."""
+    """Yield the target file and anchor of each link within the site."""
     for link in links:
         parts = urlsplit(link)
         if not parts.scheme and not parts.netloc and link:

@@ -61,7 +61,7 @@ async def test_a_host_that_is_started_with_another_tag_takes_part(federation: Fe
 
 
 async def restarted(federation: Federation, number: int, *, site: str) -> None:
-    """A host is started anew with another tag."""
+    """Restart a host with another tag."""
     await federation.kill_host(number)
     await federation.until_attending(len(SITES) - 1)
     set_values(federation.files.hosts[number], {"tags": {"site": site}})

@@ -19,8 +19,10 @@ def named(spans: list[ReceivedSpan], service: str, *names: str) -> list[Received
 
 
 async def run_that_waits_for_one(federation: Federation) -> tuple[str, int]:
-    """A run of two rounds of which nobody is told who takes how long: in the second, three updates
-    are there before the last training goes on; the run, and when that was, in ns since 1970."""
+    """Run two rounds; in the second, hold one training until three updates have arrived.
+
+    Return the run's id, and the time at which the training was released, in ns since 1970.
+    """
     points = federation.points
     points.hold("observe")
     run_id = await federation.start_run('weighting="equal"', "rounds=2", "count=6")
@@ -38,7 +40,7 @@ async def run_that_waits_for_one(federation: Federation) -> tuple[str, int]:
 
 
 def complete(spans: list[ReceivedSpan], run_id: str, private: str) -> bool:
-    """Whether both runs' last spans are there, and those of hosts' trainings in two rounds."""
+    """Return True if both runs' last spans have arrived, and the hosts' spans of two rounds."""
     ends = {
         (each.name, each.attributes.get("potluck.run"))
         for each in named([*spans], COORDINATOR, "run", "round")

@@ -1,4 +1,4 @@
-"""Who installs Potluck has its types: a strict checker sees them in a program elsewhere."""
+"""The installed package has types: a strict checker finds them in a program outside it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each test runs on: the processor always, and a GPU where there is one."""
+"""Devices on which each test runs: always the processor, and a GPU if there is one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a host does on a device beside training: measuring, estimating, telling of it."""
+"""Work of a host on a device besides training: measuring, estimating and reporting."""
 
 from __future__ import annotations
 

@@ -42,7 +42,10 @@ def on(device: str) -> Classification:
 
 @cache
 def first_weights() -> Arrays:
-    """What all clients begin with. Made once: other threads draw from the global generator too."""
+    """Return the initial weights of all clients.
+
+    Computed once, because other threads draw from the global generator too.
+    """
     torch.manual_seed(0)
     return state_arrays(Digits(clients=6).model())
 
@@ -144,7 +147,7 @@ def trained(device: str, objective: Objective | None = None, **changes: Any) -> 
 
 
 def generator_state(device: str) -> Tensor:
-    """Where the device's global generator stands."""
+    """Return the state of the device's global random generator."""
     if device == "cpu":
         return torch.get_rng_state()
     return torch.cuda.get_rng_state(device)
@@ -196,7 +199,7 @@ def test_every_optimiser_steps_on_the_device(device: str, optimizer: str) -> Non
 
 
 class Hungry(CrossEntropy):
-    """Takes so many bytes of the device for each sample; a processor's are only counted."""
+    """Objective that takes `each` bytes of the GPU per sample; a processor fails above `most`."""
 
     def __init__(self, each: int, most: int) -> None:
         super().__init__()
