@@ -177,7 +177,7 @@ async def test_a_host_that_was_stopped_makes_the_same_sum(scene: Scene) -> None:
     await scene.fake.until(lambda: scene.fake.held_uploads == 0)  # it would take the cut
     scene.fake.hold_uploads.set()
     scene.fake.cut_upload_after = [1000]
-    scene.fake.files.clear()  # nobody could train again
+    scene.fake.files.clear()  # no client could train again
     async with scene.host():
         instruct(scene, *NAMES)
         await arrived(scene, "abc")

@@ -1,4 +1,4 @@
-"""A client process that is asked to disclose: killed, asked again, asked by whoever."""
+"""Disclosures of a client process that is killed, asked repeatedly, or asked for too much."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ async def test_killed_at_any_moment_it_gives_one_disclosure_only(
     async with host(tmp_path, federation, fake) as process:
         fake.instruct(disclose("a"))
         await until(ledger.exists, "a release on disk")
-        process.kill()  # before or after the answer left, nobody can tell
+        process.kill()  # before or after it sent the answer
         await process.wait()
     kept = ledger.read_text()
     async with host(tmp_path, federation, fake):

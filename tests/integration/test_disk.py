@@ -48,7 +48,7 @@ async def federation(shared: Federation) -> Federation:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def undisturbed(shared: Federation) -> str:
-    """What a run ends with that nothing happened to."""
+    """Final model digest of an undisturbed run."""
     return await shared.finished(await shared.start_run())
 
 
@@ -71,7 +71,7 @@ async def refuses_to_start(federation: Federation) -> str:
 
 
 def last_line(federation: Federation) -> str:
-    """What the coordinator said last; never a traceback."""
+    """Return the last line of the coordinator's log, which must hold no traceback."""
     text = federation.files.log("coordinator").read_text()
     assert "Traceback" not in text
     return text.splitlines()[-1]

@@ -1,4 +1,4 @@
-"""Folders that one process at a time may use: who comes second is told so, and harms nobody."""
+"""Folders for one process at a time: a second one is refused and changes nothing."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""What hosts say that is no message, or over what no longer counts: refused for what it is,
-counted, and told in a few lines."""
+"""Bytes that are not a message, and calls with expired certificates or old TLS versions.
+
+The coordinator refuses each with the right status, counts it and logs only a few lines.
+"""
 
 from __future__ import annotations
 

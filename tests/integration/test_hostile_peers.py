@@ -1,6 +1,6 @@
-"""Peers with good certificates and bad intentions: refused with the right status, harm nobody.
+"""Peers with valid certificates and bad intentions: refused with the right status, without harm.
 
-A coordinator process, two honest hosts, and a third whose certificate the tests use as they like.
+There are a coordinator process, two honest hosts, and a third whose certificate the tests use.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ async def federation(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[
 
 
 class Told:
-    """What the lying host was told, and what it may send."""
+    """Instructions that the lying host received, and the sums it can send."""
 
     def __init__(
         self, host: RawHost, run_id: str, trainings: Mapping[str, rpc.Instruction]
@@ -189,7 +189,7 @@ def wider_than_needed(path: Path, told: Told) -> bytes:
 async def test_a_sum_that_cannot_be_takes_its_members_along(
     federation: Federation, tmp_path: Path, made: Callable[[Path, Told], bytes]
 ) -> None:
-    """And nobody else: the honest host's client makes the round."""
+    """Only those members: the honest host's client completes the round."""
     async with told_to_train(federation, "round.quorum=0.3") as told:
         answer = await told.send(made(tmp_path / "sum", told), *map(told.member, MINE))
         assert isinstance(answer, tuple)
@@ -205,7 +205,7 @@ async def test_a_sum_that_cannot_be_takes_its_members_along(
 async def test_who_tells_too_many_samples_costs_the_attempt(
     federation: Federation, tmp_path: Path
 ) -> None:
-    """What is in a sum can't be weighed less, so the round is tried again without that client."""
+    """A part of a sum can't get a lower weight, so the round is repeated without that client."""
     async with told_to_train(federation, "round.quorum=0.3", "round.attempts=3") as told:
         lanes = np.zeros(told.parameters, np.int64)
         content = lanes_file(tmp_path / "sum", lanes, *map(told.id_of, MINE))

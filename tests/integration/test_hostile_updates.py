@@ -104,7 +104,7 @@ async def test_who_tells_too_many_samples_counts_with_few(
     path.write_bytes(before)
     with open_tensors(path) as file:
         moved = await ballast_of(federation, run_id, tmp_path) - file.arrays["ballast"]
-    # Nobody else moves the ballast, so it says how much the lie counted.
+    # No other client changes the ballast, so its difference shows the weight of the lie.
     assert moved == pytest.approx(counts / (counts + 2 * SAMPLES), rel=1e-5)
     alarm = f"{ME} ({MOST_SAMPLES}, counts with {counts}), beyond the run's sample_limits"
     assert alarm in federation.files.log("coordinator").read_text()

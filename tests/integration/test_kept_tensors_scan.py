@@ -28,7 +28,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 CLIENTS = 6
 HEAD = ("3.weight", "3.bias")
-"""Of the task's network."""
+"""Names of the kept tensors of the task's network."""
 SEED = 11
 OPEN = DisclosurePolicy(exact_sums=True, questions=("loss",), held_out_counts=True)
 KEEP = "[model]\nkeep = ['3.*']\n"

@@ -155,7 +155,7 @@ async def test_whoever_tells_zero_is_always_selected(
             played[mode] = (await play(federation, mode, rounds=4)).cohorts
     assert all(liar in cohort for cohort in played["protocol"])
     assert not all(liar in cohort for cohort in by_protocol.cohorts[:4])
-    # Elsewhere nobody is asked, so there is nothing to lie about.
+    # In the other modes, clients receive no question, so they can't lie.
     assert played["cells"] == by_cells.cohorts
     assert played["noisy"] == with_noise.cohorts
 
@@ -178,7 +178,7 @@ async def test_noisy_counts_are_all_there_is_to_learn(with_noise: Played) -> Non
     assert by_intersection(received.sums) == {}
     assert received.profiles.keys() == truth.keys()
     noise = np.array([np.subtract(received.profiles[name], truth[name]) for name in truth])
-    assert (noise != 0).any(axis=1).all()  # what was given is nobody's own counts
+    assert (noise != 0).any(axis=1).all()  # no disclosed counts are exact
     # With the exact total, the most that the sums add: one's own noise for that of nine others.
     [(_, total)] = received.sums
     for place, name in enumerate(truth):

@@ -131,7 +131,7 @@ async def test_label_entropies_are_told_where_updates_are_masked(
 
 
 async def sums_of(federation: SumFederation, run_id: str) -> list[SessionRecord]:
-    """What came of a run's sums, in order."""
+    """Return the session records of a run's sums, in order."""
     stored = await federation.stored()
     return [SessionRecord.model_validate(s.record) for s in stored if s.run_id == run_id]
 
@@ -168,7 +168,7 @@ async def test_clients_that_fall_silent_are_left_out_or_counted(
 async def test_with_too_few_left_the_round_is_tried_again_with_other_keys(
     federation: SumFederation, stage: MessageType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three of seven are one too many to lose, at first; nobody is told to give up."""
+    """Losing three of seven is one too many, at first; no client is told to give up."""
     sessions: dict[str, set[str]] = {}
     with silent(monkeypatch, dict.fromkeys(federation.members.names[:3], stage)):
         row = await federation.coordinator.start_run(ONE_ROUND + IMPATIENT)

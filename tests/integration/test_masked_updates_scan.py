@@ -40,7 +40,7 @@ PLACES = ("received", "spool", "store", "logs", "metrics")
 
 
 class Salted:
-    """What each client sends, in place of what its training made."""
+    """Values that each client sends in place of its training's results."""
 
     def __init__(self, clients: int) -> None:
         generator = random.Random(32)
@@ -61,7 +61,7 @@ class Salted:
         return write_masked(path, update, numbers, masking)
 
     def found(self, places: dict[str, bytes]) -> set[tuple[str, str]]:
-        """Where something of one client is, and what."""
+        """Return each place that holds a single client's value, with the kind of value."""
         found = {(place, "samples") for place, _ in traces(self.samples, places)}
         for place, content in places.items():
             for loss in self.losses:
@@ -79,7 +79,7 @@ class Salted:
 async def scanned(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> set[tuple[str, str]]:
-    """What is found after a run of all clients."""
+    """Run all clients; return the single clients' values found afterwards."""
     members, salted = Members.make(folder / "members", CLIENTS), Salted(CLIENTS)
     recording = Recording(spool=folder / "coordinator" / "spool")
     instruments = Instruments(MeasuredParty.COORDINATOR)

@@ -1,4 +1,4 @@
-"""What metrics tell of real runs over real gRPC: each round, member and run once."""
+"""Metrics of real runs over real gRPC count each round, member and run once."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ def test_a_server_that_is_away_is_an_error_soon(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setenv(name, "to be put back")
         del os.environ[name]
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # and nobody listens
+        taken.bind(("127.0.0.1", 0))  # and no process listens
         port = taken.getsockname()[1]
         sink = Mlflow(tracking_uri=f"http://127.0.0.1:{port}")
         begun = time.monotonic()

@@ -43,7 +43,7 @@ async def played(
     clients: int = CLIENTS,
     selector: str = '"dc-real", added = 1',
 ) -> RunRow:
-    """A run of one round over so many clients, with these lines about profiles."""
+    """Run one round over `clients` clients, with these lines in the table `profiles`."""
     lines = [
         "rounds = 1",
         "count = 3",
@@ -58,7 +58,7 @@ async def played(
 
 
 def spent(federation: SumFederation) -> set[Fraction]:
-    """What clients have paid for sums."""
+    """Return the ε that clients have spent on sums."""
     return {federation.ledger(name).of(name).spent for name in federation.members.names}
 
 

@@ -105,7 +105,7 @@ class Liar:
         return content
 
     def put(self, url: str, content: bytes) -> None:
-        """What a store that checks nothing takes."""
+        """Upload content to a store that checks nothing."""
         assert POOL.request("PUT", url, body=content).status == 200
 
 

@@ -207,7 +207,7 @@ async def _next(stream: AsyncIterator[tuple[str, Any]], wanted: str) -> Any:
     raise AssertionError(f"the stream ended without {wanted}")
 
 
-# Runs that nobody looks at any more ---------------------------------------------------------------
+# Runs that are no longer shown --------------------------------------------------------------------
 
 
 async def test_of_the_runs_that_are_over_the_last_looked_at_are_kept(

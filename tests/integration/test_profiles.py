@@ -322,7 +322,7 @@ async def test_a_run_weighs_clients_as_their_policy_allows(tmp_path: Path) -> No
 
 
 def answer(payload: str, **changes: Any) -> Respond:
-    """Answers a request with a well-made profile, but for `changes`."""
+    """Answer a request with a well-formed profile, except for `changes`."""
 
     def respond(instruction: rpc.Instruction) -> rpc.Answer:
         work = instruction.disclose
@@ -391,7 +391,7 @@ async def test_where_there_is_a_root_members_sign_what_they_disclose(tmp_path: P
         await federation.finished(run_id)
         _, clients = await federation.operator.fetch_profiles(run_id)
     assert [bool(each.label_counts) for each in clients] == [True, True, True, False]
-    # Signed with another member's key: kept by its owner, believed by nobody.
+    # Signed with another member's key: kept by its owner, rejected by the coordinator.
     assert ledgers(federation)["client-3"]["releases"][0]["signature"]
 
 
@@ -412,7 +412,7 @@ async def test_pretraining_survives_kills_and_can_be_stopped(tmp_path: Path) -> 
         status = await federation.operator.stop_run(run_id)
         assert status.state == operator_pb2.RUN_STATE_STOPPED
         assert status.committed_rounds == 0
-        assert ledgers(federation) == {}  # nobody had to describe itself yet
+        assert ledgers(federation) == {}  # no client had to disclose yet
         short = await federation.start_run("profiles.triplet.pretraining_rounds=2")
         digest = await federation.finished(short)
         # The same again, killed in between: the same model, bit for bit.

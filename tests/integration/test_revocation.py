@@ -29,7 +29,7 @@ from potluck.rpc.v1 import operator_pb2
 pytestmark = pytest.mark.slow
 
 CUT_OFF_SECONDS = 5.0
-"""A promise of the product: whoever is revoked is gone by then."""
+"""Time within which the product promises to disconnect a revoked peer."""
 
 
 def pki_folder(federation: Federation) -> Path:
@@ -155,7 +155,7 @@ def shown_by_host(clients: Sequence[operator_pb2.ClientStatus]) -> set[datetime]
 
 
 async def test_a_host_shows_a_renewed_certificate_by_itself(tmp_path: Path) -> None:
-    policy = ["round.leavers=drop"]  # whoever were away for a moment would be lost
+    policy = ["round.leavers=drop"]  # a client that disconnects for a moment is lost
     async with crash_federation(
         tmp_path, rounds=1, clients=2, hosts=1, count=2, assignments=policy
     ) as federation:

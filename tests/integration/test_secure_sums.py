@@ -109,7 +109,7 @@ async def test_a_run_steers_by_one_sum_and_uses_it_again(federation: SumFederati
     for _ in range(2):
         row = await federation.finished(RUN_FILE)
         assert row.state is RunState.FINISHED, row.reason
-    [stored] = await federation.stored()  # the second run asks nobody
+    [stored] = await federation.stored()  # the second run asks no client
     assert stored.total == tuple(federation.counts(names).tolist())
 
 
@@ -274,7 +274,7 @@ async def test_selection_by_cell_learns_sums_over_cells_only(tmp_path: Path) -> 
         for selector in ('"dc-real", added = 1', '"fedentopt"', '"kl"'):
             row = await federation.finished(run_file.replace('"dc-real", added = 1', selector))
             assert row.state is RunState.FINISHED, row.reason
-        stored = await federation.stored()  # later runs ask nobody again
+        stored = await federation.stored()  # later runs ask no client again
         cells = [sorted(each.record["clients"]) for each in stored]  # type: ignore[call-overload]
         assert [len(cell) for cell in cells] == [7, 7]
         assert sorted(client for cell in cells for client in cell) == sorted(members.names)

@@ -64,7 +64,7 @@ async def federation(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[
 
 
 Edit = Callable[[Any], Any]
-"""What becomes of a message, as a value of `secagg.messages`."""
+"""Function that changes a decoded message of `secagg.messages`."""
 
 KINDS: dict[MessageType, type[Any]] = {
     INVITATION: Invitation,
@@ -77,7 +77,7 @@ KINDS: dict[MessageType, type[Any]] = {
 
 @dataclass
 class Attack:
-    """What the victim was sent, and what it answered to the forgery."""
+    """Envelopes sent to the victim, and its answers to the forged one."""
 
     sent: list[Envelope] = field(default_factory=list)
     answers: list[rpc.Answer] = field(default_factory=list)
@@ -412,7 +412,7 @@ def flipped_share(share: bytes) -> bytes:
 async def test_false_shares_of_few_hosts_do_no_harm_and_those_of_many_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, liars: int, exact: bool
 ) -> None:
-    """Of ten hosts, seven of whose shares are needed, some sign shares that they made up."""
+    """Some of ten hosts sign invented shares; shares of seven hosts are needed."""
     members = Members.make(tmp_path / "members", 10)
     lying = frozenset(members.names[:liars])
     honest = SumSessions.answer

@@ -73,7 +73,7 @@ async def last_round(
 def measured_apart(
     federation: SumFederation, blake3: str, *, central: bool
 ) -> Mapping[str, Mapping[str, float]]:
-    """What each client measures of a model of the coordinator's."""
+    """Return each client's metrics of a stored model, computed outside the run."""
     task = Digits(clients=CLIENTS, held_out=0.3, central_test=central, alpha=0.2)
     network = task.model()
     with open_tensors(

@@ -1,4 +1,4 @@
-"""Who may connect to whom, over real sockets."""
+"""Allowed and refused TLS connections between roles, over real sockets."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def stranger(tmp_path_factory: pytest.TempPathFactory) -> TestFederation:
 
 
 async def echo(request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
-    """Who called, then what was sent."""
+    """Return the caller's identity and the request."""
     return peer_credential(context.auth_context()).identity.uri().encode() + b"|" + request
 
 

@@ -361,7 +361,7 @@ async def lying(
                 answers.append(await host.submit(upload))
                 if isinstance(answers[-1], rpc.SubmitUpdateResponse):
                     return
-                reply.failure.reason = "REFUSED"  # so that nobody waits for it
+                reply.failure.reason = "REFUSED"  # so that the round does not wait for it
             elif kind == "check":
                 reply.checked.SetInParent()
             elif kind == "evaluate":

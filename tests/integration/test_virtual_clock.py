@@ -1,4 +1,4 @@
-"""Simulated durations in a federation of processes: nobody waits, and everybody counts by them."""
+"""Simulated durations in a federation of processes: they are counted, without real waiting."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def held(client: str) -> int:
 
 
 def simulated(client: str, round_number: int) -> float:
-    """What a client takes in the runs of this module, whose seed is 7."""
+    """Return a client's simulated seconds in the runs of this module, whose seed is 7."""
     return held(client) * pace(CLOCK, seed=7, client=client, round_number=round_number)
 
 

@@ -47,14 +47,14 @@ def members(tmp_path_factory: pytest.TempPathFactory) -> Members:
 
 
 def salted(names: Iterable[str]) -> dict[str, list[int]]:
-    """Counts that nobody else has: each uses all 40 bits that a count may have."""
+    """Return unique counts, each of which uses all 40 bits that a count may have."""
     generator = random.Random(40)
     return {name: [generator.randrange(2**39, 2**40) for _ in range(10)] for name in names}
 
 
 @dataclass
 class Scan:
-    """What a run left where, the numbers to look for, and the sums the coordinator has learned."""
+    """Bytes that a run left, by place; the numbers to look for; sums the coordinator received."""
 
     places: Mapping[str, bytes]
     counts: Mapping[str, list[int]]

@@ -57,7 +57,7 @@ except StorageError as error:
 
 
 def edit(url: str, *statements: str) -> None:
-    """What no coordinator would do."""
+    """Change the database with statements that no coordinator runs."""
     engine = create_engine(url)
     with engine.begin() as connection:
         for statement in statements:

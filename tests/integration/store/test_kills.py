@@ -1,4 +1,4 @@
-"""What survives when the coordinator is killed, and a model of what a store must remember."""
+"""Data that survives a kill of the coordinator, and a model of what a store must remember."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_no_committed_round_is_lost_to_a_kill(sqlite_url: str) -> None:
 
 
 def write_and_kill(url: str, *, lines: int) -> list[tuple[str, int]]:
-    """Let a process write until it has said so many lines; kill it; all that it said."""
+    """Kill a writing process after `lines` lines of output; return its whole output."""
     writer = subprocess.Popen(
         [sys.executable, "-c", WRITE_UNTIL_KILLED, url],
         env={"PYTHONPATH": str(Path(__file__).parents[2])},

@@ -1,4 +1,4 @@
-"""What a run costs doesn't grow with the rounds behind it, nor with the runs before."""
+"""The cost of a run does not grow with its past rounds or with earlier runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ name = "digits"
 keep_last = 3
 """
 STEPS = 10
-"""SQLite tells after so many instructions of its machine."""
+"""Number of SQLite instructions between two calls of the progress handler."""
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def instructions() -> Iterator[Callable[[], int]]:
 
 @contextmanager
 def long_run(url: str, folder: Path, rounds: int) -> Iterator[tuple[Store, Tidying, ModelFiles]]:
-    """A run with so many rounds behind it, whose coordinator was started again."""
+    """Open the store of a run with `rounds` committed rounds after a restart of the coordinator."""
     with Store.open(url) as store:
         begun_run(store)
     add_rounds(url, RUN.run_id, range(1, rounds + 1))

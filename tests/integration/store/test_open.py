@@ -139,7 +139,7 @@ def kind(column_type: TypeEngine[Any]) -> type[TypeEngine[Any]]:
 
 
 def shape(inspector: Inspector, table: str) -> dict[str, object]:
-    """What matters of a table, told alike by every database."""
+    """Return the relevant properties of a table in the same form for every database."""
     columns = inspector.get_columns(table)
     return {
         "columns": {c["name"]: (kind(c["type"]), c["nullable"]) for c in columns},

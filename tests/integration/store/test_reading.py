@@ -1,4 +1,4 @@
-"""What sinks read of a database that a coordinator has open."""
+"""Reading a database for sinks while a coordinator has it open."""
 
 from __future__ import annotations
 

@@ -366,7 +366,7 @@ def test_the_best_of_a_run_comes_back_with_its_rounds(begun: Store) -> None:
     assert run.best_coverage == behind
     assert {each.best_round for each in begun.holders([digest(0), digest(2)])} == {1}
     assert [each.round for each in begun.best_references(RUN.run_id, first=1, last=2)] == [1]
-    # Nothing is known yet, but for how often.
+    # No best round is known yet, only the number of stalled evaluations.
     unknown = BestSoFar(measure="loss", stalled=1)
     third = AttemptKey(RUN.run_id, 3, 1)
     selected(begun, third)

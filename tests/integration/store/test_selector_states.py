@@ -1,4 +1,4 @@
-"""What selectors remember goes through the real store and the real files after every round."""
+"""Selector states pass through the real store and the real files after every round."""
 
 from __future__ import annotations
 
