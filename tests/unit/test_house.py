@@ -214,7 +214,7 @@ def test_dependencies_point_one_way(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def imports() -> dict[str, set[str]]:
-    """Of each module of the product the other modules that it imports, wherever it does so."""
+    """Imported product modules by importing module, wherever in the module the import is."""
     trees = {
         ".".join(module.relative_to(folder.parents[1]).with_suffix("").parts): module.read_text()
         for folder in packages()
@@ -458,7 +458,7 @@ EXTRAS = {
     "page": ("page",),
     "server": ("postgresql", "server"),
 }
-"""Of each package the extras that bring what only its machines import."""
+"""Extras, by package, with the libraries that only that package's machines import."""
 
 
 @pytest.mark.parametrize("package", EXTRAS)
@@ -488,7 +488,7 @@ _SHIPPED = {".css", ".gz", ".html", ".js", ".py", ".pyi", ".sbatch", ".svg", ".t
 
 
 def source_files(parent: Path, package: str) -> set[Path]:
-    """What a package consists of, as paths beginning with its name."""
+    """Return the source files of a package, as paths beginning with its name."""
     return {
         path.relative_to(parent)
         for path in (parent / package).rglob("*")

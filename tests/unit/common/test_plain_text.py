@@ -126,7 +126,7 @@ def test_errors_are_one_plain_line(text: str) -> None:
 
 @contextlib.contextmanager
 def logged(kind: LogFormat) -> Iterator[io.StringIO]:
-    """What is logged meanwhile."""
+    """Capture the log lines written within the context."""
     with contextlib.redirect_stderr(io.StringIO()) as lines:
         configure_logging(kind)
         try:

@@ -1,4 +1,4 @@
-"""What hostile clients claim to disclose is refused."""
+"""Malformed disclosures of hostile clients are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ships for Kubernetes, systemd and Slurm is well-formed, and says what our programs read."""
+"""Shipped Kubernetes, systemd and Slurm files are well-formed and match our programs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from potluck.server.config import CoordinatorConfig
 ASSETS = ROOT / "deploy" / "assets"
 BASE = ASSETS / "kubernetes" / "base"
 OWN_KINDS = {"ServiceMonitor", "PodMonitor", "PrometheusRule"}
-"""Of the Prometheus operator, whose schemas no validator of Kubernetes's own kinds has."""
+"""Kinds of the Prometheus operator; validators of Kubernetes's own kinds lack their schemas."""
 
 UNITS = ("potluck-server.service", "potluck-client@.service", "potluck-relay.service")
 

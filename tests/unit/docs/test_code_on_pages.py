@@ -83,7 +83,7 @@ OF_OTHERS = {"rare-first", "darkest-first", "fair", "circle"}
 
 
 def kind_of(values: Mapping[str, Any]) -> tuple[type[Settings], dict[str, Any]]:
-    """What file such settings stand in, and what it must have besides."""
+    """Return the model of the file that such settings belong to, and its other required values."""
     if "machines" in values:
         return Inventory, FEDERATION
     if {"files", "sinks", "tracing"} & set(values):

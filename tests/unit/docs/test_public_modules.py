@@ -1,4 +1,4 @@
-"""What pages, notebooks and examples import has its types for who installs Potluck."""
+"""Modules that pages, notebooks and examples import have types in an installed Potluck."""
 
 import ast
 import re

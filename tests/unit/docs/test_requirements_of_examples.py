@@ -1,4 +1,4 @@
-"""What the examples' own lists of libraries have in common with the project's."""
+"""The examples' own lists of libraries agree with the project's."""
 
 from __future__ import annotations
 

@@ -360,7 +360,7 @@ def test_mean_ranks_are_a_picture() -> None:
 
 
 def test_arms_are_told_apart_from_the_baseline_or_not() -> None:
-    """flash is 0.2 above uniform in both seeds, but for a little; round-robin in one of them."""
+    """flash is about 0.2 above uniform in both seeds; round-robin in only one of them."""
     ends = {"uniform": (0.5, 0.5), "flash": (0.7, 0.701), "round-robin": (0.6, 0.7)}
     found = [
         cell(selection, scenario, seed, accuracies=(0.4, 0.5, ends[selection][seed]))

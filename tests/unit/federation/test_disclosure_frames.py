@@ -1,4 +1,4 @@
-"""What clients have disclosed, as tables."""
+"""Clients' disclosures as tables."""
 
 import math
 

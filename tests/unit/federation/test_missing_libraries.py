@@ -1,4 +1,4 @@
-"""What a smaller installation lacks is named where Python is used, as commands name it."""
+"""The Python API names the extra of a missing library, as commands do."""
 
 from __future__ import annotations
 

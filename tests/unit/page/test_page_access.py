@@ -1,4 +1,4 @@
-"""Who may talk to the page's server."""
+"""Access to the web UI's server."""
 
 import os
 import sys
@@ -66,7 +66,7 @@ def test_the_policy_allows_no_code_from_elsewhere_and_none_within_documents() ->
 
 
 MAPPED = f"{'0' * 16}FFFF0000"
-"""What stands before an IPv4 address that is written as an IPv6 one."""
+"""Prefix of an IPv4 address that is written as an IPv6 one."""
 CLIENT, SERVER = ("127.0.0.1", 0xD78C), ("127.0.0.1", 0x8A37)
 MINE, OTHERS = os.getuid(), os.getuid() + 1
 

@@ -6,7 +6,7 @@ from potluck.page.page_connections import OpenStreams, WaitingConnections
 def test_the_oldest_connection_that_waits_makes_room() -> None:
     closed = list[str]()
     waiting = WaitingConnections(2)
-    for name in ("a", "b", "a", "c"):  # a has sent a request meanwhile, and waits anew
+    for name in ("a", "b", "a", "c"):  # a has sent a request meanwhile, and waits again
         waiting.add(name, lambda name=name: closed.append(name))  # type: ignore[misc]
     assert closed == ["b"]
     waiting.remove("a")

@@ -1,4 +1,4 @@
-"""What the page shows of a run follows from what an operator is told of it."""
+"""The web UI's view of a run follows from the run's operator events."""
 
 from datetime import UTC, datetime
 

@@ -1,4 +1,4 @@
-"""What a coordinator's log says of its configuration holds no password."""
+"""A coordinator logs its configuration without passwords."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is remembered between rounds is nobody else's memory."""
+"""State kept between rounds does not share memory with other arrays."""
 
 from __future__ import annotations
 

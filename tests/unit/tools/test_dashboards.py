@@ -65,7 +65,10 @@ def test_grafana_understands_all_of_it(path: Path) -> None:
 
 
 def missing(written: Any, understood: Any, where: str = "") -> list[str]:
-    """What is in the one and not, or otherwise, in the other; nulls and defaults may be added."""
+    """Return the places where `understood` lacks or changes a written value.
+
+    It may add nulls and defaults.
+    """
     if isinstance(written, dict):
         if not isinstance(understood, dict):
             return [where]

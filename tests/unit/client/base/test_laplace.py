@@ -124,7 +124,7 @@ def exact_accuracy(epsilon: float) -> float:
 
 @pytest.mark.parametrize("epsilon", [epsilon for epsilon, _ in PUBLISHED])
 def test_noise_does_not_hide_which_labels_a_client_holds(epsilon: float) -> None:
-    """What an ε per record does not promise."""
+    """An ε per record does not promise that."""
     accuracy = exact_accuracy(epsilon)
     deviation = math.sqrt(accuracy * (1 - accuracy) / 1500)
     found = recovered_labels(epsilon, seed=4)

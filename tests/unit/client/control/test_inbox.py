@@ -1,4 +1,4 @@
-"""What arrives on a control stream and is no work."""
+"""Messages on a control stream that are not work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client's policy makes of a request, its budget and its ledger."""
+"""A client's policy applied to a request, its budget and its ledger."""
 
 from __future__ import annotations
 

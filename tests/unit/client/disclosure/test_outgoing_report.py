@@ -1,4 +1,4 @@
-"""What was sent, in plain words: a line for each, or one for all of a run."""
+"""The report of sent data in plain words: a line for each entry, or one for a whole run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a host has on disk about its clients' sums, whatever happened while it was written."""
+"""A host's ledger of its clients' sums on disk, also after interrupted writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a host's spans show of an instruction: nothing where they would tell a secret."""
+"""A host's spans of an instruction; none if they would reveal a secret."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ FILES = ClientFiles(model=Path("model"))
 
 @dataclass
 class Gpu:
-    """What its seats say that a training takes: half of a process's own, of 10."""
+    """Fake GPU: a training takes 1 of 10 units of memory, and its process 2."""
 
     error: Exception | None = None
     seats: int = 0

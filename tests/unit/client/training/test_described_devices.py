@@ -1,4 +1,4 @@
-"""What a host says of its devices."""
+"""A host's description of its devices."""
 
 import pytest
 import torch

@@ -74,7 +74,7 @@ def read(path: Path) -> Arrays:
 def trained(
     training: Classification, folder: Path, client: str, before: Path | None = None
 ) -> tuple[Path, Arrays]:
-    """Where what the client keeps is, and its update."""
+    """Train once; return the path of the client's kept tensors, and its update."""
     folder.mkdir()
     model = folder / "model"
     torch.manual_seed(0)

@@ -145,7 +145,7 @@ KEEP = ModelTable(keep=("slope",), keep_seed=3)
 
 
 def trained_keeping(folder: Path, fault: str = "", **changes: Any) -> dict[str, float]:
-    """What is kept of a training of which only the offset travels."""
+    """Train with only the offset in the update; return the kept values."""
     write_tensors(folder / "model", {"offset": np.zeros((), np.float32)})
     these = TrainingFiles(
         model=folder / "model",
@@ -208,7 +208,7 @@ def test_measures_out_of_their_range_are_refused(tmp_path: Path) -> None:
 
 
 def test_it_answers_with_the_gradient_that_the_trainer_computes(tmp_path: Path) -> None:
-    """Of half the mean squared error at slope and offset 0."""
+    """The gradient is that of half the mean squared error at slope and offset 0."""
     asked = rpc.Instruction(client_id="client-1", round=1)
     told = training().answer(GradientNorm(), asked, lambda: False, files(tmp_path))
     x, y = np.array(list(Stream("client-1", 1))).T

@@ -165,7 +165,7 @@ def weights_of(model: nn.Module) -> Mapping[str, NDArray[Any]]:
 
 
 def samples(cells: Mapping[tuple[int, int], int], classes: int) -> Examples:
-    """So many samples of (class, the class that the attribute suggests); both as one-hots."""
+    """Return samples by counts of (class, class that the attribute suggests), both as one-hots."""
     pairs = [pair for pair, count in cells.items() for _ in range(count)]
     labels = torch.tensor([label for label, _ in pairs], dtype=torch.int64)
     suggested = torch.tensor([attribute for _, attribute in pairs], dtype=torch.int64)
@@ -188,7 +188,7 @@ def estimate(
 
 
 def test_two_classes_get_their_matrix() -> None:
-    """The attribute goes with the class for 40 and 25; the pivot is the class split most evenly."""
+    """The attribute matches the class for 40 and 25; the pivot is the most evenly split class."""
     found = estimate({(0, 0): 40, (0, 1): 5, (1, 1): 25, (1, 0): 12})
     assert found.matrix.tolist() == [[5, 40], [25, 12]]
     assert (found.pivot, found.degenerate, found.head_accuracy) == (1, False, 1.0)
@@ -242,7 +242,7 @@ def test_where_no_class_can_be_split_it_is_degenerate() -> None:
 
 @pytest.mark.parametrize("classes", [2, 3])
 def test_a_client_of_one_class(classes: int) -> None:
-    """Of more than two classes there is nothing to tell the one from."""
+    """With more than two classes, there is no other class from which to distinguish the one."""
     found = estimate({(1, 1): 30, (1, 0): 10}, classes)
     class_imbalance, attribute_imbalance, correlation = triplet(found.matrix)
     assert (class_imbalance, correlation) == (1.0, 0.0)

@@ -1,4 +1,4 @@
-"""How many processes train side by side where nobody says."""
+"""Default number of processes that train side by side."""
 
 from __future__ import annotations
 

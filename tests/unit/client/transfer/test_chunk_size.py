@@ -1,4 +1,4 @@
-"""What breaks of a link do to the size of chunks."""
+"""Effect of interrupted connections on the chunk size."""
 
 from __future__ import annotations
 

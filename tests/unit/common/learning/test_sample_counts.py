@@ -1,4 +1,4 @@
-"""What is counted of a client's samples."""
+"""Counts of a client's samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a task brings is checked, and what it fails at is said with its name."""
+"""A task's data is checked, and errors in a task name it."""
 
 from __future__ import annotations
 

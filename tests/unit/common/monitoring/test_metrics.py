@@ -1,4 +1,4 @@
-"""What every metric promises, and the registry that counts."""
+"""Rules for every metric, and the registry that counts."""
 
 from __future__ import annotations
 

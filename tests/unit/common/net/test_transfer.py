@@ -174,7 +174,7 @@ def test_any_streams_leave_a_true_file_or_a_small_part(
 
 
 def feed(path: Path, offset: int, messages: list[object]) -> None:
-    """What the coordinator does with an upload after its header."""
+    """Process an upload's messages after its header, as the coordinator does."""
     into = receiver(path, offset=offset)
     try:
         for message in messages:
@@ -199,5 +199,5 @@ def test_no_message_grows_in_decoding(text: bytes) -> None:
         reference = coordinator_pb2.SubmitUpdateRequest.FromString(text)
         assert reference.frame.chunk == bytes(message)
     elif message is not None:
-        # Text fields may be encoded anew, unknown fields are kept: never more than came.
+        # Text fields may be encoded again, unknown fields are kept: never more bytes than came.
         assert message.ByteSize() <= len(text)

@@ -1,4 +1,4 @@
-"""What the control groups of a process let it use."""
+"""Limits that a process's control groups set."""
 
 from __future__ import annotations
 

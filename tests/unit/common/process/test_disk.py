@@ -1,4 +1,4 @@
-"""What is written gets to the disk, whatever the system has for it."""
+"""Written data is synced to disk with the call that the system has."""
 
 from __future__ import annotations
 

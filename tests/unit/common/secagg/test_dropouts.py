@@ -1,4 +1,4 @@
-"""Whoever is lost, whenever: the exact sum, or none."""
+"""Any loss of clients at any stage results in the exact sum, or in none."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_dropped_client_is_not_in_the_sum_even_if_its_vector_comes_late() -> N
 
 
 def test_hosts_count_not_clients() -> None:
-    # Eight clients, but whoever breaks one host has five of them.
+    # Eight clients, but an attacker on one host controls five of them.
     shared = dict.fromkeys("abcde", "big")
     federation = Federation(clients=8, hosts_of=shared)
     assert federation.header().threshold == (8 + 5) // 2 + 1

@@ -91,7 +91,7 @@ def test_whoever_seals_garbage_is_proven_to_and_alone(victims: str) -> None:
     assert aborted.abort.rule is Rule.SHARE
     assert aborted.conviction is not None
     assert (aborted.conviction.accused, aborted.conviction.accuser in victims) == ("f", True)
-    assert run.session.refusals == {}  # who was in the right is in nobody's way
+    assert run.session.refusals == {}  # honest accusers are not refused
     assert aborted.abort.missing == ()
     record = session_record(run.session, NOW)
     assert list(record.convicted) == ["f"]
@@ -299,7 +299,7 @@ def test_evidence_is_given_once_and_its_session_is_over() -> None:
     assert b"PrivateKey" not in repr(step.session).encode()
 
 
-# Whoever reads the record.
+# Readers of the record
 
 
 def test_a_verdict_that_was_changed_proves_nothing() -> None:

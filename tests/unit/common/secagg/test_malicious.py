@@ -500,7 +500,7 @@ def test_wrong_shares_do_no_harm_while_enough_are_right(liars: str) -> None:
     assert run.is_exact()
     unmasking = run.session.unmasking
     assert unmasking is not None
-    # Whoever lied before the sum was had is named; later words are not even read.
+    # Liars are named if they lied before the sum was known; later messages are not read.
     assert set(unmasking.suspects) <= set(liars)
     assert unmasking.suspects or liars == "f"
 

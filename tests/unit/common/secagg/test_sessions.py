@@ -58,7 +58,7 @@ def test_chacha20_masks_a_session_as_well() -> None:
 
 
 def test_a_ring_of_neighbours_gives_the_sum() -> None:
-    # With nobody colluding a ring is safe for few; it is enough to drive the machines.
+    # Without colluding hosts, a ring is safe for few clients; that suffices to drive the machines.
     policy = ClientPolicy(
         least_hosts=5, colluding_hosts=0, circulant=True, disclosures=frozenset({"cells"})
     )

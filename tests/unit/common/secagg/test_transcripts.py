@@ -1,4 +1,4 @@
-"""Over all transcripts: no bit may change, nobody's both shares come out, inputs stay unseen."""
+"""All transcripts: flipped bits are rejected, one kind of share per client, inputs stay hidden."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def check_flips(step: int) -> int:
             if answer.refusal is not None:
                 assert answer.session.over or isinstance(answer.session.state, Accusing)
                 continue
-            # Only what is not checked before it is answered gets so far; nobody takes the answer.
+            # Only fields that are not checked before the answer get here; no client accepts it.
             assert heard.type is MessageType.INVITATION
             fork = run.fork()
             fork.sessions[FLIPPED] = answer.session

@@ -1,4 +1,4 @@
-"""What is said of configuration files that are wrong, through the programs that read them."""
+"""Errors on wrong configuration files, from the programs that read them."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ MODELS: dict[str, type[Settings]] = {
 
 
 def said_of(kind: str, key: str, value: object) -> str:
-    """What is said of a file of this kind with another value of a key; empty for nothing."""
+    """Return the error for a file of this kind with another value of a key; "" without one."""
     try:
         parse(MODELS[kind], FILES[kind], source="my.toml", overrides={key: value})
     except ConfigurationError as error:

@@ -14,7 +14,7 @@ from potluck.common.settings.extras import (
 
 
 def import_from(module: str, statement: str) -> BaseException:
-    """What a module of that name raises when it imports."""
+    """Return the error that a module of this name raises when it runs the import statement."""
     try:
         exec(statement, {"__name__": module})  # noqa: S102  # as a module of that name would
     except ImportError as error:

@@ -200,7 +200,7 @@ def test_any_name_goes_where_the_constructor_takes_any() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plain:
-    """What a task must have, and nothing that it may have."""
+    """Task with all required members, and no optional ones."""
 
     alpha: Annotated[float, Field(gt=0)] = 1.0
 

@@ -1,4 +1,4 @@
-"""What a look at arriving bytes says of the numbers in them: never 'clean' of what is not."""
+"""Screening of arriving bytes: bytes with unusable numbers are never reported as clean."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NUMBERS = st.floats(width=32, allow_nan=True, allow_infinity=True)
 
 
 def seen(content: bytes, cuts: list[int], header: bytes = b"") -> bool:
-    """Whether a file with this after its header is clean, in pieces that end at these places."""
+    """Screen a file with this content after its header, cut at these places; return `clean`."""
     content = len(header).to_bytes(8, "little") + header + content
     cuts = [8 + len(header) + cut for cut in cuts]
     screen, begin = FiniteScreen(), 0

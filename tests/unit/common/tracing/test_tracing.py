@@ -1,4 +1,4 @@
-"""Where traces go, which rounds have one, and what names a span to another process."""
+"""The traces' endpoint, the choice of traced rounds, and a span's name for other processes."""
 
 from __future__ import annotations
 
@@ -77,5 +77,5 @@ def test_a_span_is_known_by_its_text() -> None:
     for text in ("", "00-1-2-01", f"00-{'0' * 32}-{'0' * 16}-01", f"00-{'x' * 32}-{'1' * 16}-01"):
         assert tracer.read(text) is None
     begun = time.monotonic()
-    tracer.close()  # nobody takes the span
+    tracer.close()  # no collector takes the span
     assert time.monotonic() - begun < 20

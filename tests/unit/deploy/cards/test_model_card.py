@@ -1,4 +1,4 @@
-"""What a model's card says, and how it is written."""
+"""Contents of a model card, and its files."""
 
 from __future__ import annotations
 

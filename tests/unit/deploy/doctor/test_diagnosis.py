@@ -1,4 +1,4 @@
-"""What `potluck doctor` finds, on files and on its own figures."""
+"""Findings of `potluck doctor`, on files and on its own numbers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def described(
 
 
 def verdicts(answer: operator_pb2.DescribeCoordinatorResponse, now: datetime = NOW) -> set[str]:
-    """What is not good."""
+    """Return the findings whose verdict is not good."""
     found = list(diagnosis.federation(answer, 0.1, now))
     for each in found:
         assert bool(each.remedy) == (each.verdict is not Verdict.GOOD), each

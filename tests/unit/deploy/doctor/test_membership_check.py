@@ -1,4 +1,4 @@
-"""What `potluck doctor` says of a party's membership."""
+"""Findings of `potluck doctor` about a party's membership."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a demo leaves: its files, its summary, its picture."""
+"""Results of a demo: its files, its summary, its picture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Certificates after their first day, and what damaged files of theirs do to whoever reads them."""
+"""Renewal and revocation of certificates, and errors on damaged certificate files."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def test_a_file_removed_during_a_run_is_made_anew(
     removed.unlink()
     try:
         sink.write(TRACKED, ROUNDS[3:])
-    except FileNotFoundError:  # then whoever feeds it asks anew
+    except FileNotFoundError:  # then its feed asks again
         last = sink.open(TRACKED)
         assert last is not None
         sink.write(TRACKED, ROUNDS[last:])

@@ -1,4 +1,4 @@
-"""What updates count with where the selector says so, and those that it sets aside."""
+"""Weights of updates that the selector sets, and updates that it excludes."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def mean(run: Filed, names: list[str], values: dict[str, NDArray[Any]]) -> NDArr
 
 
 def bound(run: Filed, names: list[str]) -> float:
-    """What fixed point may be off by."""
+    """Return the maximum error of the fixed-point numbers."""
     scale = lane_scale(run.header.lane(BODY), 6)
     return len(names) / 2 / scale * CAP / sum(min(run.numbers[n].samples, CAP) for n in names)
 

@@ -1,4 +1,4 @@
-"""What a client's number of samples counts: no more than the others' bear out."""
+"""Limits on a client's number of samples, relative to the other clients' numbers."""
 
 from __future__ import annotations
 

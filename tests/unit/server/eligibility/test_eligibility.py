@@ -1,4 +1,4 @@
-"""Who may be selected: the rules of a run, applied to what asking for profiles brought."""
+"""Eligible clients: the rules of a run, applied to the results of profile requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nobody is selected too often where the run sets a limit."""
+"""No client is selected more often than the run's limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a peer may not do: too much at once, nothing for too long."""
+"""Limits on peers: too much at once, or silence for too long."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whoever keeps sending updates without usable numbers is put into quarantine."""
+"""Clients that repeatedly send updates without usable numbers are quarantined."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ async def test_the_third_offence_is_one_too_many() -> None:
     assert excluded == {
         "b": "3 of its updates held NaN, infinity or numbers beyond all bounds",
     }
-    assert await offences.add(["b"]) == {}  # readmitted, it begins anew
+    assert await offences.add(["b"]) == {}  # readmitted, it begins again at zero
     assert list(await offences.add(["a"])) == ["a"]

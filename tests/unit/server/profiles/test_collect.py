@@ -1,4 +1,4 @@
-"""What is asked for, what is known already, and what becomes columns."""
+"""Requested profiles, profiles that are known already, and the resulting columns."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ async def admitted(store: Store, attendance: Attendance, clients: list[str]) -> 
 
 
 def first_count(found: Profiling) -> float:
-    """Of the first client's labels."""
+    """Return the first client's first label count."""
     counts = found.population().label_counts
     assert counts is not None
     return float(counts[0, 0])
@@ -181,7 +181,7 @@ async def test_a_thousand_clients_cost_a_round_little(store: Store) -> None:
     await disclosed.admit(clients)
 
     async def once() -> float:
-        """Nobody is waited for: their host does not answer whether it can train."""
+        """Return the processor seconds of a call. Hosts don't answer, so it waits for no client."""
         begun = time.process_time()
         rows = await eligibility.eligible(Select(1, 1, tuple(clients), 100), lambda _: False)
         assert len(rows) == 1000

@@ -1,4 +1,4 @@
-"""What goes together in a run file and what does not, before anybody is asked to train."""
+"""Compatible and incompatible settings in a run file, checked before any training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is awaited after its round, until when, and what late updates don't go with."""
+"""Clients awaited after their round, until when, and settings incompatible with late updates."""
 
 from __future__ import annotations
 

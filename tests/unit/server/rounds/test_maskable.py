@@ -1,4 +1,4 @@
-"""What a run with masked updates is refused for, before anybody is asked to train."""
+"""Reasons to refuse a run with masked updates, checked before any training."""
 
 from __future__ import annotations
 

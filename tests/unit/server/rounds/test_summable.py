@@ -1,4 +1,4 @@
-"""What does not go with sums that hosts make is refused before the run starts, with both named."""
+"""Settings incompatible with host sums are refused before the run; the error names both."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What goes together with a task that trains by itself, before anybody is asked to train."""
+"""Settings compatible with a task that has its own trainer, checked before any training."""
 
 from __future__ import annotations
 

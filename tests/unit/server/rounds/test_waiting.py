@@ -1,4 +1,4 @@
-"""What a run says it waits for, and how long it pauses."""
+"""Reported reason for which a run waits, and the length of its pauses."""
 
 from __future__ import annotations
 

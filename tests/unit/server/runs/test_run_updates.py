@@ -94,7 +94,7 @@ class Scene:
         return [row.client_id for row in self.updates.late.awaited]
 
     def dropped(self, key: AttemptKey, client: str) -> bool:
-        """Whether the client's host is about to hear that its update joins no model."""
+        """Return True if the instruction that drops the client's update is still pending."""
         return self.attendance.pending(f"r/{key.round}.{key.attempt}/{client}/settle") is not None
 
 

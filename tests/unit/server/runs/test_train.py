@@ -1,4 +1,4 @@
-"""What is stored of a cohort's members, in which order."""
+"""Stored states of a cohort's members, and their order."""
 
 from __future__ import annotations
 

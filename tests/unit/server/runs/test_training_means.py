@@ -46,7 +46,7 @@ def test_measures_of_trainings_say_whose_they_are() -> None:
     ("measured", "every", "wanted"),
     [
         ({"loss": 0.5, "accuracy": 0.9}, 1, False),  # there is a better one
-        ({}, 1, True),  # nobody has samples to evaluate on
+        ({}, 1, True),  # no client has samples to evaluate on
         ({}, 0, True),
         ({}, 5, True),
         ({"loss": 0.5}, 5, True),  # or the curve would have gaps

@@ -51,7 +51,7 @@ def update(small: SmallRun, client: str, blake3: str = "0" * 64) -> dict[str, Sp
 
 
 def states(small: SmallRun) -> dict[str, MemberState]:
-    """Of the attempt under way, in the store."""
+    """Return the stored member states of the current attempt, by client."""
     attempt = small.store.current_attempt("r")
     assert attempt is not None
     return {member.client_id: member.state for member in attempt.members}

@@ -1,4 +1,4 @@
-"""What holds for every selector, whatever the profiles and whoever comes and goes."""
+"""Properties of every selector, for any profiles and any arrivals and departures."""
 
 import dataclasses
 import functools
@@ -130,7 +130,7 @@ SPECIAL = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e308, -1.0, 5e-324])
 
 @st.composite
 def anything(draw: st.DrawFn, length: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """What clients may say: anything that a double can be. Drawn by a seed, as there are many."""
+    """Draw any values of a double, as clients may send; by a seed, since there are many."""
     generator = np.random.default_rng(draw(st.integers(0, 2**32)))
     kinds = [
         generator.choice(SPECIAL, length),
@@ -189,8 +189,8 @@ def replayed(answers: Sequence[Answers]) -> Respond:
 def test_cohorts_are_complete_distinct_and_available(
     name: str, federation: Population, count: int, data: st.DataObject
 ) -> None:
-    """In every round, whoever has vanished since the last, whoever of the cohort failed, and
-    whatever clients answer and report."""
+    """This holds in every round, for any disconnected clients, any failures in the cohort, and any
+    answers and reports."""
     selector = selector_called(name)
     state = selector.init(federation)
     for number in range(1, 5):

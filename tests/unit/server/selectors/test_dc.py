@@ -98,7 +98,7 @@ def test_a_small_cohort_begins_with_one(selector: Selector) -> None:
 
 
 def test_early_stop_leaves_the_cohort_smaller() -> None:
-    """Equal clients are as near as they can be: nobody is added."""
+    """Equal clients are already as near as possible: no client is added."""
     federation = labelled([[3, 3]] * 20)
     assert len(next(rounds(DcBalanced(stop_early=True), federation, 15, 1)).rows) == 10
     assert len(next(rounds(DcBalanced(), federation, 15, 1)).rows) == 15
@@ -158,7 +158,7 @@ def test_exhaustive_draws_among_ties() -> None:
 
 
 def test_every_pick_is_the_nearest_of_many() -> None:
-    """Enough clients for several threads; each pick is a least distance, computed anew."""
+    """Enough clients for several threads; each pick is a least distance, computed again here."""
     generator = np.random.default_rng(3)
     counts = np.floor(generator.dirichlet([0.3] * 10, 70_000) * 300)
     federation = population(70_000, classes=10, label_counts=counts)

@@ -36,7 +36,7 @@ FIVE = [[1, 3, 0], [5, 1, 4], [1, 0, 1], [2, 1, 1], [1, 0, 1]]
 
 
 def told(counts: Counts, ask: Ask) -> dict[int, float]:
-    """What clients with these label counts answer, by row."""
+    """Return the answers of clients with these label counts, by row."""
     found = {}
     for row in ask.rows.tolist():
         labels = torch.repeat_interleave(

@@ -151,7 +151,7 @@ def test_scores_are_entropies(counts: NDArray[np.float64], base: NDArray[np.floa
 
 
 def test_every_pick_is_the_best_of_many() -> None:
-    """Enough clients for several threads; each pick is a largest entropy, computed anew."""
+    """Enough clients for several threads; each pick is a largest entropy, computed again here."""
     generator = np.random.default_rng(3)
     counts = np.floor(
         generator.dirichlet([0.3] * 10, 70_000) * generator.integers(9, 400, (70_000, 1))

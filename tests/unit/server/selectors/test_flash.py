@@ -256,7 +256,7 @@ def test_everybody_may_train_in_the_first_round() -> None:
 
 
 def cohorts(selector: Selector, number_of_rounds: int) -> list[list[int]]:
-    """Of five of 30 clients, whose losses fall each at a pace of its own."""
+    """Select five of 30 clients per round; each client's losses fall at a pace of their own."""
     federation, chosen = population(30), []
     state, paces = selector.init(federation), np.linspace(0.8, 0.99, 30)
     for number in range(1, number_of_rounds + 1):

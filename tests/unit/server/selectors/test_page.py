@@ -25,7 +25,7 @@ ALL = {
     for line in re.findall(r"^\| (`.*) \|$", COSTS, re.MULTILINE)
     if len(cells := line.split(" | ")) == 6
 }
-"""What each needs, tells and costs, whether it goes with masked updates, its paper."""
+"""By selector: needs, disclosures, cost, compatibility with masked updates, and paper."""
 RUN = 'secure_aggregation = true\n[task]\nname = "colored-digits"\nclients = 20\n'
 
 
@@ -47,7 +47,7 @@ def test_the_table_has_all_selectors() -> None:
 
 
 def masked(name: str) -> bool:
-    """Whether a run with masked updates may have this selector."""
+    """Return True if a run with masked updates may have this selector."""
     added = "added = 2\n" if name == "dc-exhaustive" else ""
     try:
         draw_up(f'{RUN}[selector]\nname = "{name}"\n{added}', source="run file")
@@ -65,7 +65,7 @@ def test_the_second_table_has_all_selectors_and_says_which_go_with_masked_update
 
 @pytest.mark.parametrize("name", ALL)
 def test_the_second_table_says_what_each_needs(name: str) -> None:
-    """What stands after a semicolon is needed with an option."""
+    """Words after a semicolon name needs of an option."""
     said = ALL[name][0].partition(";")[0]
     selector = find(SELECTORS, name)()
     profiles = {

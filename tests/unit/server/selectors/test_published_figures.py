@@ -17,7 +17,7 @@ Floats = NDArray[np.float64]
 
 
 def all_two_by_two(samples: int) -> NDArray[np.int64]:
-    """Every 2 × 2 interaction matrix of so many samples."""
+    """Return every 2 × 2 interaction matrix of `samples` samples."""
     first, second, third = np.meshgrid(*[np.arange(samples + 1)] * 3, indexing="ij")
     kept = first + second + third <= samples
     cells = [part[kept] for part in (first, second, third)]
@@ -28,7 +28,7 @@ def all_two_by_two(samples: int) -> NDArray[np.int64]:
     "matrix", [[[110, 23], [10, 23]], [[89, 39], [1, 29]], [[81, 35], [9, 31]], [[126, 1], [1, 31]]]
 )
 def test_a_triplet_and_the_number_of_samples_give_the_matrix_away(matrix: list[list[int]]) -> None:
-    """But for the order of its rows and columns, even when rounded to two decimals."""
+    """They determine it except for the order of rows and columns, even rounded to two decimals."""
     candidates = all_two_by_two(int(np.sum(matrix)))
     assert 657_000 <= len(candidates) < 791_000
     all_triplets, own = triplets(candidates), np.array(triplet(matrix))

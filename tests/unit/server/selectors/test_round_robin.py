@@ -23,7 +23,7 @@ def test_order_among_equals_is_random() -> None:
 
 
 def test_failures_count_as_selections() -> None:
-    """Whoever is never included is not picked again before its turn."""
+    """A client that is never included is not picked again before its turn."""
     selector, federation = RoundRobin(), population(4)
     state = selector.init(federation)
     selection = select(selector, state, context(federation, 2))

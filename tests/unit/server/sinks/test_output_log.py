@@ -1,4 +1,4 @@
-"""What a sink's libraries print is kept within bounds."""
+"""The output of a sink's libraries is limited in size."""
 
 from pathlib import Path
 

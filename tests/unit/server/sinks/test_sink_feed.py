@@ -19,7 +19,7 @@ from potluck.server.store.records import AttemptKey, RunState
 
 
 class Tracker(Sink):
-    """What would outlive the process: rounds by run, and how runs ended."""
+    """Sink that keeps, as if outside the process, rounds by run and final states."""
 
     def __init__(self, *, lost: bool = False) -> None:
         self.rounds: dict[str, list[int]] = {}
@@ -257,7 +257,7 @@ def test_the_database_can_only_be_read(url: str, store: Store) -> None:
     ):
         connection.exec_driver_sql("DELETE FROM runs")
     reader.close()
-    assert store.checkpoint()  # nobody holds the log
+    assert store.checkpoint()  # no connection holds the log
 
 
 def test_a_database_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What `[stop]` and `retention.keep_best` may say, and what a run does about it."""
+"""Allowed values of `[stop]` and `retention.keep_best`, and their effect on a run."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def start(generator: np.random.Generator) -> Arrays:
 
 
 def trained(model: Arrays, rank: int, generator: np.random.Generator) -> Arrays:
-    """What a client of this rank returns: the rest of both factors is zero."""
+    """Return the weights of a client of this rank: the rest of both factors is zero."""
     down = model[A] + generator.standard_normal((RANK, IN)).astype(np.float32)
     up = generator.standard_normal((OUT, RANK)).astype(np.float32)
     down[rank:], up[:, rank:] = 0, 0

@@ -251,7 +251,7 @@ def drawn() -> tuple[nn.Linear, Examples, dict[str, Any], dict[str, Any]]:
 
 
 def trained_with(control: str, optimizer: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """What is sent of c_k, and the trained weights, after three steps over all samples."""
+    """Train three steps over all samples; return the sent part of c_k and the weights."""
     model, samples, common, own = drawn()
     result = train(
         model,

@@ -1,4 +1,4 @@
-"""Who watches a run is told when it is over, even if it just was."""
+"""Watchers of a run receive its end, even if it has just ended."""
 
 from __future__ import annotations
 

@@ -328,7 +328,7 @@ def test_a_member_whose_data_are_bad_hurts_no_other(
 def test_a_member_whose_samples_have_another_form_is_trained_by_itself(
     tmp_path: Path, there: Sequence[int]
 ) -> None:
-    """Whoever is there: it is by its companions that it is the odd one."""
+    """Client 1 differs from the other clients of its group, whichever members are present."""
     task = Clouds(sizes=[8, 5, 4], network=mlp(), wide=1)
     scene = Scene(tmp_path, task, batch_size=4)
     members = [scene.member(scene.clients[number]) for number in there]

@@ -57,7 +57,7 @@ def test_a_soft_label_is_the_mean_of_what_the_model_says() -> None:
 
 
 def test_the_gradient_is_that_of_the_mean_loss() -> None:
-    """Of −log softmax(w, 0)₀ by w and the other weight, each 1 − p: at w = 0 it is (−½, ½)."""
+    """The gradient of −log softmax(w, 0)₀ by both weights is ±(1 − p): (−½, ½) at w = 0."""
     for samples in (4, 600):
         found = GradientNorm().answer(context(0.0, samples))
         assert found["gradient-norm"] == pytest.approx(0.5**0.5, rel=1e-6)

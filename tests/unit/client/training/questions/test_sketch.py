@@ -80,7 +80,7 @@ def test_a_projection_adds_every_coordinate_once() -> None:
 
 
 def test_enough_sketches_give_the_update_away() -> None:
-    """Whoever chooses the seeds solves linear equations; the threat model says it."""
+    """A coordinator that chooses the seeds can solve linear equations (see the threat model)."""
     update = np.random.default_rng(6).standard_normal(60).astype(np.float32)
     units = np.eye(60, dtype=np.float32)
     seeds = range(4)

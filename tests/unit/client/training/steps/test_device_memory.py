@@ -25,7 +25,7 @@ from potluck.common.tensors.model_arrays import state_arrays
 
 
 class Hungry(CrossEntropy):
-    """Has memory for so many samples at once."""
+    """Objective that runs out of memory above `most` samples at once."""
 
     def __init__(self, most: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a client keeps is trained first, and then the rest."""
+"""The kept tensors of a client are trained first, then the others."""
 
 from __future__ import annotations
 

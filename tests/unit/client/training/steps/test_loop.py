@@ -109,7 +109,7 @@ def trained(*, dropout: float = 0.0, **changes: Any) -> dict[str, NDArray[Any]]:
 def bare_loop(
     model: nn.Module, data: Examples, optimizer: torch.optim.Optimizer, *, epochs: int, batch: int
 ) -> None:
-    """What local training is, in plain PyTorch."""
+    """Train locally in plain PyTorch, as the product should."""
     order = torch.Generator().manual_seed(3)
     for _ in range(epochs):
         permutation = torch.randperm(len(data), generator=order)

@@ -1,4 +1,4 @@
-"""What clients remember of sums, what noise costs them, and what the coordinator keeps."""
+"""The clients' ledger of sums, the budget that noise costs, and the coordinator's records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Noise made by many: the sum of the shares is discrete Laplace, whoever is lost."""
+"""Distributed noise: the sum of the shares is discrete Laplace even if clients are lost."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ WORD = 2.0**128
 
 
 def probabilities(epsilon: float, contributors: int) -> NDArray[np.float64]:
-    """Of one share's difference of two numbers, at −N … N for a table of N + 1."""
+    """Return the probabilities of a share, a difference of two numbers, at −N … N.
+
+    The share table has N + 1 entries.
+    """
     cumulative = share_table(epsilon, 1, contributors).cumulative
     masses = np.diff([0, *cumulative]).astype(np.float64) / WORD
     return np.convolve(masses, masses[::-1])

@@ -116,7 +116,7 @@ def two_kinds(number: int) -> Floats:
 
 
 def through_rounds(selector: FedCor, rounds: int) -> list[tuple[list[int], list[str], int]]:
-    """Of each round the cohort, its reasons and how many were asked."""
+    """Play rounds; return each round's cohort, its reasons and the number of clients asked."""
     given, told = population(12), answering(two_kinds)
     state, found = selector.init(given), list[tuple[list[int], list[str], int]]()
     for number in range(1, rounds + 1):

@@ -87,7 +87,7 @@ def test_the_first_of_a_cohort_is_drawn_by_these_probabilities() -> None:
 
 
 def test_durations_are_those_of_the_last_training() -> None:
-    """What was told of a virtual clock holds until the client has trained; who fails is slow."""
+    """A duration from a virtual clock holds until the client has trained; a failure is slow."""
     given, told = population(3), answering([1, 1, 1], [2, 3, 0])
     selector = Feel()
     selection, answers = played(selector, selector.init(given), context(given, 3), told)
