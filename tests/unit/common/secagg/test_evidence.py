@@ -299,7 +299,7 @@ def test_evidence_is_given_once_and_its_session_is_over() -> None:
     assert b"PrivateKey" not in repr(step.session).encode()
 
 
-# Readers of the record
+# Readers of the record.
 
 
 def test_a_verdict_that_was_changed_proves_nothing() -> None:

@@ -65,7 +65,7 @@ def check_flips(step: int) -> int:
             if answer.refusal is not None:
                 assert answer.session.over or isinstance(answer.session.state, Accusing)
                 continue
-            # Only fields that are not checked before the answer get here; no client accepts it.
+            # Only fields that are not checked before the answer get here; the answer is rejected.
             assert heard.type is MessageType.INVITATION
             fork = run.fork()
             fork.sessions[FLIPPED] = answer.session
