@@ -15,31 +15,32 @@ class FileStore(ABC):
     @property
     @abstractmethod
     def address(self) -> str:
-        """Where the store is, for people."""
+        """Address of the store, for people."""
 
     @abstractmethod
     async def probe(self) -> str:
-        """Ask the store for something; what is wrong with it, or empty."""
+        """Send a request to the store. Return what is wrong with it, or an empty text."""
 
     @abstractmethod
     def require_direct(self, host_name: str) -> None:
-        """Raise ConfigurationError where files go through the store alone."""
+        """Raise ConfigurationError if files may only go through the store."""
 
     @abstractmethod
     async def model(self, blake3: str, *, distrust: bool) -> transfer_pb2.StoredFile | None:
-        """Where a host may fetch a model file; None where it is to come from here.
+        """Return the place where a host may fetch a model file.
 
-        distrust: what was there is said not to be the file. Raises NotFoundError,
-        ObjectStoreError.
+        None if the host must fetch it from the coordinator. distrust: True if a host reported
+        that the object there is not the file. Raises NotFoundError, ObjectStoreError.
         """
 
     @abstractmethod
     async def place(
         self, header: transfer_pb2.UpdateHeader, sha256: str
     ) -> tuple[transfer_pb2.StoredFile | None, bool]:
-        """Where a host may put an announced update, and whether it may lie there already.
+        """Return the place where a host may put an announced update.
 
-        None where it is to be sent here. Raises ProtocolError, ObjectStoreError.
+        None if the host must send it to the coordinator. Also returns whether the update may
+        be there already. Raises ProtocolError, ObjectStoreError.
         """
 
     @abstractmethod
@@ -49,9 +50,9 @@ class FileStore(ABC):
         receiver: FileReceiver,
         moved: Callable[[int], None],
     ) -> None:
-        """Fetch what a receiver lacks of an update; `moved` is told how many bytes came.
+        """Fetch the bytes of an update that a receiver lacks; call `moved` with their number.
 
-        Raises ObjectStoreError where it is not there, DigestMismatchError for another size.
+        Raises ObjectStoreError if the update is not there, DigestMismatchError if its size differs.
         """
 
     @abstractmethod
@@ -60,13 +61,15 @@ class FileStore(ABC):
 
     @abstractmethod
     async def doubt(self) -> None:
-        """Check the store, as an update that a host put there is not what it announced: either of
-        them may be at fault."""
+        """Check the store after an update there was not what its host had announced.
+
+        The store or the host may be at fault.
+        """
 
     @abstractmethod
     async def sweep_for_ever(self) -> None:
-        """Delete now and then what nobody needs, until cancelled."""
+        """Regularly delete the objects that are no longer needed, until cancelled."""
 
     @abstractmethod
     async def close(self) -> None:
-        """End what is under way."""
+        """Cancel the transfers under way."""

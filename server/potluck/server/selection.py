@@ -1,4 +1,4 @@
-"""The seam for selectors: who trains.
+"""The extension point for selectors, which choose the clients that train.
 
 A selector derives from `Selector`. It is a pure object: no network, clock or hidden generator. Its
 constructor takes its options (from the run file's `[selector]` table) as keyword arguments and only
@@ -108,7 +108,7 @@ def by_field(columns: Mapping[str, Floats]) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class SelectionContext:
-    """The facts a selector chooses by in one round.
+    """The facts from which a selector chooses one round's cohort.
 
     round: from 1. seed: the run's. count: how many clients to select; take all if fewer are
     available. available: rows, sorted, without repeats. rounds: how many the run has; 0 where
@@ -173,8 +173,9 @@ class Answers:
 class AskSum:
     """A secure sum of clients' label counts, of the kind that is called `protocol`.
 
-    Clients take part only where their owner allows it: sums over groups that a selector chooses
-    can be told apart. rows: of the clients to sum over, without repeats, all available.
+    Clients take part only if their owner allows it, because the difference of two sums over groups
+    that a selector chooses may reveal a single client's counts. rows: of the clients to sum over,
+    without repeats, all available.
     """
 
     rows: Rows
@@ -199,15 +200,15 @@ class Selection:
     """The cohort in the order chosen, and for each of its clients why it was chosen.
 
     quotas: cohort × classes, float64: how many samples of a class a client may train on at most,
-    infinite where it may use all; only where the selector says that it `limits` them. None: no
-    client is limited.
-    weights: float64 > 0, what each client's update counts with in place of its samples; only where
-    the selector says that it `weighs`. None: each counts with its samples.
-    epochs: int64 ≥ 1, how many passes over its samples each client makes; only where the selector
-    says that it `paces`. None: as many as the run says.
-    dropped: for each client the names of tensors that its update leaves out, never all there are;
-    only where the selector says that it `drops` some. A tensor of the round's model is the mean
-    over those that sent it, and stays as it is where nobody did. None: updates are whole.
+    infinite if it may use all; only if the selector declares that it `limits` them. None: no client
+    is limited.
+    weights: float64 > 0, the weight of each client's update in place of its samples; only if the
+    selector declares that it `weighs`. None: each update is weighted by its samples.
+    epochs: int64 ≥ 1, number of passes over its samples that each client makes; only if the
+    selector declares that it `paces`. None: the run's number.
+    dropped: for each client the names of tensors that its update omits, never all of them; only if
+    the selector declares that it `drops` some. A tensor of the round's model is the mean over the
+    clients that sent it, or unchanged if none did. None: updates are whole.
     """
 
     rows: Rows
@@ -220,14 +221,14 @@ class Selection:
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateFacts:
-    """What the coordinator knows of a round's updates once they are in; one row for each.
+    """Facts about a round's updates that the coordinator has received; one row per update.
 
     round, seed: as in the selection's context. rows: of their clients, without repeats. samples:
-    float64 > 0, what each counts with. steps: int64 ≥ 1, as far as clients tell them. gram: updates
-    × updates. sketches: updates × `SKETCH_SIZE`. output_moves: updates × classes. norms: updates,
-    ≥ 0. These four are float64, and without rows unless the selector `learns` them; tensors that
-    an update leaves out don't move in it. shares: float64 in (0, 1], the share of the model's
-    floating-point numbers that each update has; without rows where all have all.
+    float64 > 0, the weight of each update. steps: int64 ≥ 1, as far as clients report them. gram:
+    updates × updates. sketches: updates × `SKETCH_SIZE`. output_moves: updates × classes. norms:
+    updates, ≥ 0. These four are float64, and have no rows unless the selector `learns` them;
+    tensors that an update omits have a delta of 0. shares: float64 in (0, 1], the share of the
+    model's floating-point numbers that each update has; no rows if every update has all of them.
     """
 
     round: int
@@ -248,11 +249,11 @@ class UpdateFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasureMean:
-    """Asks how good the mean of some updates would be as a model; answered with a float.
+    """Request to evaluate the mean of some updates as a model; answered with a float.
 
-    The answer is the loss on the coordinator's own evaluation data, infinite where it is not
-    finite. rows: of the updates' clients, without repeats; nobody for the model as it was. weights:
-    float64 > 0, one for each row; by default what they count with.
+    The answer is the loss on the coordinator's own evaluation data, infinite if it is not finite.
+    rows: of the updates' clients, without repeats; empty for the model before the round. weights:
+    float64 > 0, one for each row; by default the updates' own weights.
     """
 
     rows: Rows
@@ -261,9 +262,9 @@ class MeasureMean:
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """What a selector makes of a round's updates.
+    """A selector's verdict on a round's updates.
 
-    set_aside: rows of the clients whose update is not to become part of the model, each with the
+    set_aside: rows of the clients whose update must not become part of the model, each with the
     reason in words; never all. values: numbers for `observe`, by name.
     """
 
@@ -272,7 +273,7 @@ class Judgement:
 
 
 Judging = Generator[MeasureMean, float, Judgement]
-"""A judgement that has means of updates measured first."""
+"""A generator that has means of updates measured and then returns its judgement."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,7 +308,7 @@ class Offers:
 
 @dataclass(frozen=True, kw_only=True)
 class Spared:
-    """The clients whose updates are not wanted, and for each of them why. Not all of them."""
+    """Clients that need not upload, each with the reason; never the whole cohort."""
 
     rows: Rows
     reasons: Sequence[str]
@@ -355,75 +356,86 @@ class Selector(Plugin):
     """Signals that a client must have disclosed before it can be selected; those of other packages
     by the names under which they are installed."""
     reports: frozenset[str] = frozenset()
-    """Names of the numbers that are to come with every update, e.g. "utility"."""
+    """Names of the numbers that clients must send with every update, e.g. "utility"."""
     asks: frozenset[str] = frozenset()
-    """Kinds of the questions that it asks. A client whose owner does not allow them is left out of
-    the run before round 1; one that is asked otherwise refuses when it is asked."""
+    """Kinds of the questions that it asks. A client whose owner does not allow them is excluded
+    from the run before round 1. If a selector asks a kind that it does not list, such a
+    client refuses the question."""
     wants_label_totals: bool = False
-    """Whether it wants `Population.label_totals`."""
+    """True if it uses `Population.label_totals`."""
     training: ClassVar[Mapping[str, object]] = {}
     """Settings of local training that it recommends, as in the run file's `[training]`."""
     learns: frozenset[UpdateFact] = frozenset()
-    """What it learns of each round's updates, in `judge` and `observe`. Not of masked ones."""
+    """Facts of each round's updates that `judge` and `observe` get. Masked updates have none."""
     measures: bool = False
-    """Whether its judgement has means of updates measured, which needs evaluation data on the
-    coordinator."""
+    """True if `judge` has means of updates evaluated, on evaluation data of the coordinator."""
     weighs: bool = False
-    """Whether it says what updates count with, in `Selection.weights`."""
+    """True if it sets the updates' weights, in `Selection.weights`."""
     limits: bool = False
-    """Whether it says how many samples of each class a client trains on at most, in
-    `Selection.quotas`. Not in masked rounds."""
+    """True if it sets the maximum number of samples of each class that a client trains on, in
+    `Selection.quotas`. Not for masked rounds."""
     paces: bool = False
-    """Whether it says how many passes each client makes, in `Selection.epochs`. Not in masked
-    rounds, nor where the run counts steps."""
+    """True if it sets each client's number of passes over its samples, in `Selection.epochs`. Not
+    for masked rounds, nor for runs that count steps."""
     drops: bool = False
-    """Whether it has clients leave tensors out of their updates, in `Selection.dropped`. Not in
-    masked rounds, nor beside strategies that need whole updates."""
+    """True if it makes clients omit tensors from their updates, in `Selection.dropped`. Not for
+    masked rounds, nor with strategies that need whole updates."""
     most_clients: int | None = None
-    """The most clients that it can choose among, where it compares all with one another. A run with
-    a larger roster is refused before it starts; with more that come, its selection fails."""
+    """Maximum number of clients that it can choose among, for selectors that compare all pairs. A
+    run with a larger roster is refused before it starts. If more clients join later, selection
+    fails."""
     added: int = 0
-    """How many of a cohort are chosen step by step, once the others were drawn uniformly."""
+    """Number of the cohort's clients that are chosen step by step, after a uniform draw of the
+    others."""
 
     def everybody(self, round_number: int) -> bool:  # noqa: ARG002  part of the seam
-        """Whether all available clients may train in a round, however many the run asks for: the
-        `count` of its context is then how many there are. Not in masked rounds."""
+        """Return True if all available clients may train in a round, whatever the run's count.
+
+        The `count` of the context is then the number of available clients. Not for masked rounds.
+        """
         return False
 
     def by_protocol(self) -> Selector | None:
-        """The selector that does the same from sums and questions (`disclosure = "protocol"`);
-        None where there is none."""
+        """Return the selector that does the same from sums and questions; None if there is none.
+
+        Runs with `disclosure = "protocol"` use it.
+        """
         return None
 
     def init(self, population: Population) -> State:  # noqa: ARG002  part of the seam
-        """The state before round 1."""
+        """Return the state before round 1."""
         return State()
 
     @abstractmethod
     def select(self, state: State, context: SelectionContext) -> Selection | Interview:
-        """The cohort of a round, or a generator that asks before it returns one."""
+        """Return a round's cohort, or a generator that first asks clients, then returns it."""
 
     def judge(
         self,
         state: State,  # noqa: ARG002  part of the seam
         facts: UpdateFacts,  # noqa: ARG002  likewise
     ) -> Judgement | Judging:
-        """What is to become of a round's updates, or a generator that has means of them measured
-        before it returns that. Called from a worker thread once they are in, before they are
-        weighed; not where they are masked. After a kill it is called again, with the same facts."""
+        """Return the judgement on a round's updates, or a generator that returns it.
+
+        The generator may have means of updates measured first. A worker thread calls this method
+        once the updates are in, before they are weighed, and never for masked updates. After the
+        coordinator was killed, it is called again with the same facts.
+        """
         return Judgement()
 
     def before_upload(self, classes: int) -> BeforeUpload | None:  # noqa: ARG002  part of the seam
-        """The question that clients answer once they have trained; its kind is among `asks`. None
-        where they send their updates at once."""
+        """Return the question that clients answer after training; its kind is among `asks`.
+
+        None if clients send their updates at once.
+        """
         return None
 
     def spare(self, state: State, offers: Offers) -> Spared:  # noqa: ARG002  part of the seam
-        """The clients that need not send their updates, once all have answered or are lost."""
+        """Return the clients that need not upload; called once all answered or are lost."""
         return Spared(rows=np.zeros(0, dtype=np.int64), reasons=())
 
     def observe(self, state: State, outcome: RoundOutcome) -> State:  # noqa: ARG002  part of the seam
-        """The state after a committed round; called once for each, in order."""
+        """Return the state after a committed round. Called once for each, in order."""
         return state
 
 

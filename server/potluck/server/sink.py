@@ -1,9 +1,9 @@
-"""The seam for sinks: where runs are recorded beside the coordinator's database.
+"""The extension point for sinks, which record runs in addition to the coordinator's database.
 
 A sink derives from `Sink`. Its constructor takes its options (from the coordinator's `[sinks.NAME]`
 table) as keyword arguments and only stores them; their annotations say what they may be. It lives
 in a process of its own, which reads the database and calls it from one thread: it may block, and
-it may raise anything. Then the round is handed over again later, and training goes on meanwhile.
+it may raise anything. After an error it gets the round again later; training continues meanwhile.
 
 That process may be killed at any moment. So a sink keeps no account of what it has recorded: asked
 by `open`, it looks at the tracker itself.
@@ -46,7 +46,7 @@ class TrackedRun:
 
     @property
     def settings(self) -> dict[str, str]:
-        """What the run file says, by dotted name, with what every run has."""
+        """Settings from the run file, by dotted name, with those that every run has."""
         found = {
             "task": self.task,
             "selector": self.selector,
@@ -93,26 +93,28 @@ class Sink(Plugin):
     """The option that names a folder in which no other sink of its kind may record: it would write
     the same files. Its default is the sink's own folder, ".". Empty where there is none."""
     pause_seconds: float = 0.0
-    """Least time between two writings; rounds that are committed meanwhile come together."""
+    """Minimum seconds between two writes. Rounds committed meanwhile come in one write."""
 
     @abstractmethod
     def open(self, run: TrackedRun) -> int | None:
-        """Begin to record a run, or go on with it; the last round that is wholly recorded.
+        """Start or resume recording a run. Return the last round that is completely recorded.
 
-        0 before any; None where this run is not to be recorded. Called once for each run in a
+        0 if no round is; None if this run must not be recorded. Called once for each run in a
         process, and again after an error.
         """
 
     @abstractmethod
     def write(self, run: TrackedRun, rounds: Sequence[TrackedRound]) -> None:
-        """Record some rounds, one at least, which follow what is recorded, in order."""
+        """Record at least one round, in order; the rounds follow those already recorded."""
 
     def end(self, run: TrackedRun) -> None:
-        """All rounds of a run that is over are recorded. May come again, also after more rounds: a
-        stopped run can be resumed."""
+        """Finish the record of a run that is over; all its rounds are recorded.
+
+        May be called again, also after more rounds: a stopped run can be resumed.
+        """
 
     def close(self) -> None:
-        """The process is about to end; not called where it is killed."""
+        """Called before the process ends, but not if it is killed."""
 
 
 def _flat(table: Mapping[str, object], prefix: str) -> dict[str, str]:

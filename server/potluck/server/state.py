@@ -1,4 +1,4 @@
-"""What selectors and strategies remember between rounds."""
+"""The state that selectors and strategies keep between rounds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ class State:
     arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
     def apart(self, *others: Mapping[str, NDArray[Any]]) -> State:
-        """The same with copies of arrays in the memory of others, which may be written over."""
+        """Return this state, with copies of arrays that share memory with `others`.
+
+        The memory of `others` may be overwritten.
+        """
         theirs = {_memory(array) for each in others for array in each.values()}
         arrays = {
             name: copy(array) if _memory(array) in theirs else array
@@ -35,7 +38,7 @@ class State:
 
 
 def _memory(array: NDArray[Any]) -> int:
-    """Identity of what an array is a view of, itself where it is none."""
+    """Return the identity of the object that an array is a view of, or of the array itself."""
     holder: Any = array
     while isinstance(holder, np.ndarray) and holder.base is not None:
         holder = holder.base

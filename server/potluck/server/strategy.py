@@ -1,10 +1,10 @@
-"""The seam for strategies: how updates combine and how the model moves.
+"""The extension point for strategies: how updates are combined and how the model changes.
 
 A strategy derives from `Strategy`, or from `strategies.averaging.Averaging`, which is FedAvg. It is
 a pure object: its constructor takes its options (from the run file's `[strategy]` table) as keyword
-arguments and only stores them; their annotations say what they may be. Per round the engine calls
-`weigh` with what is known of the updates, reduces them block by block as it says, and calls
-`apply` with the result. What a strategy remembers is the `State` it returns, nothing else.
+arguments and only stores them; their annotations define the valid values. Per round the engine
+calls `weigh` with the statistics of the updates, reduces them block by block as `weigh` returned,
+and calls `apply` with the result. A strategy's only memory is the `State` it returns.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ Weights = Mapping[str, NDArray[Any]]
 
 
 class Reduction(StrEnum):
-    """How the updates of a round become one."""
+    """Method by which the updates of a round are combined into one."""
 
     MEAN = "mean"
-    """Weighted sum; a mean where the weights sum to 1."""
+    """Weighted sum; a mean if the weights sum to 1."""
     MEDIAN = "median"
     """Coordinate-wise median; weights are ignored."""
     TRIMMED_MEAN = "trimmed-mean"
@@ -47,7 +47,7 @@ class Reduction(StrEnum):
 
 
 class Statistic(StrEnum):
-    """What a strategy may have measured of the updates before it weighs them: one more pass."""
+    """Statistics that a strategy can have before it weighs updates, from one more pass."""
 
     NORMS = "norms"
     """The L2 norm of each update − model."""
@@ -56,29 +56,29 @@ class Statistic(StrEnum):
 
 
 class Summation(StrEnum):
-    """What masked updates are summed to, where no single one is seen."""
+    """Sums that can be made of masked updates, none of which the coordinator sees."""
 
     BY_SAMPLES = "by-samples"
     """The mean difference, weighted by samples."""
     EQUAL = "equal"
     """The mean difference, all clients alike."""
     NORMALIZED = "normalized"
-    """By samples, of differences divided by what each client's steps amount to (a_k of FedNova);
-    times the mean of these."""
+    """The mean, weighted by samples, of differences divided by each client's normalizer (a_k of
+    FedNova), times the mean of the normalizers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateStatistics:
-    """What is known of a round's updates, in client order.
+    """Numbers of a round's updates, in client order.
 
-    samples: what each counts with: int64 ≥ 1 as disclosed, or float64 > 0 where the selector says
-    something else (`Selection.weights`). steps: int64, optimiser steps taken. normalizers: float64
-    > 0, what a client's steps amount to (a_k of FedNova): how far they would have moved it against
-    a gradient of 1 at a learning rate of 1. losses: float64. buffers: names of the floating-point
-    tensors that are no parameters (running statistics). norms: float64, L2 norm of update − model
-    over all floating-point tensors. tensor_norms: the same of each floating-point tensor by its
-    name. Norms are None unless the strategy `needs` them. state: what the strategy remembers.
-    tensors: names of the floating-point tensors that updates have.
+    samples: the weight of each: int64 ≥ 1 as disclosed, or float64 > 0 if the selector sets
+    weights (`Selection.weights`). steps: int64, optimiser steps taken. normalizers: float64 > 0,
+    the effective number of a client's steps (a_k of FedNova): the distance that they would cover
+    against a gradient of 1 at a learning rate of 1. losses: float64. buffers: names of the
+    floating-point tensors that are not parameters (running statistics). norms: float64, L2 norm of
+    update − model over all floating-point tensors. tensor_norms: the same for each floating-point
+    tensor, by its name. Norms are None unless the strategy `needs` them. state: the strategy's
+    state. tensors: names of the floating-point tensors that updates have.
     """
 
     clients: Sequence[str]
@@ -117,31 +117,31 @@ class ReadableUpdate(Protocol):
 
     @property
     def client(self) -> str:
-        """Who sent it."""
+        """The client that sent it."""
         ...
 
     def tensor(self, name: str) -> NDArray[np.float32]:
-        """One of the floating-point tensors, decoded: a copy in memory."""
+        """Return one of the floating-point tensors, decoded: a copy in memory."""
         ...
 
     def weights(self) -> Weights:
-        """All tensors of the client's model, decoded: a copy of the model in memory."""
+        """Return all tensors of the client's model, decoded: a copy of the model in memory."""
         ...
 
     def auxiliary(self, name: str) -> Weights:
-        """One of the auxiliaries it came with."""
+        """Return one of the auxiliaries that came with the update."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoundContext:
-    """What a strategy may look at when it moves the model.
+    """Facts about the round that a strategy may use in `apply`.
 
-    round: from 1. clients: the run's clients so far, selected or not (K). included: whose updates
-    were reduced, in client order. weights: what `weigh` gave them. losses: what each of them
-    reported, NaN where nothing. buffers: floating-point tensors that are no parameters. auxiliary:
-    the reduced auxiliaries by name. updates: each of the included ones by itself, to be read one
-    after another; empty unless the strategy is `individual`.
+    round: from 1. clients: number of the run's clients so far, selected or not (K). included: the
+    clients whose updates were reduced, in client order. weights: theirs, from `weigh`. losses:
+    those that they reported, NaN if none. buffers: names of the floating-point tensors that are
+    not parameters. auxiliary: the reduced auxiliaries by name. updates: the included updates, to
+    be read one after another; empty unless the strategy is `individual`.
     """
 
     round: int
@@ -157,11 +157,11 @@ class RoundContext:
 @dataclass(frozen=True, kw_only=True)
 class Correction:
     """The client's half of a strategy: a plug-in of the group `potluck.corrections`, installed on
-    hosts, that corrects local steps and makes what a client sends beside its weights.
+    hosts. It corrects local steps and computes the auxiliaries that a client sends.
 
-    keeps: whether clients keep something of one training for the next; then a client that has
-    lost it fails, and says why. descends: whether it computes the gradients itself; then the run's
-    objective is not asked, and must be plain cross-entropy.
+    keeps: True if clients keep a state from one training for the next. A client that has lost it
+    fails and reports why. descends: True if the plug-in computes the gradients itself. The run's
+    objective is then not used, and must be plain cross-entropy.
     """
 
     name: str
@@ -172,13 +172,13 @@ class Correction:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerTraining:
-    """What a strategy has at hand for its own training on the coordinator.
+    """Inputs of a strategy's own training on the coordinator.
 
-    network: with the model that `apply` gave, on the CPU; it is trained in place. weights: copies
-    its tensors. load: overwrites them by such a copy, or by those of an update. updates: those of
-    the round, in client order, each to be read by itself. inputs: n × …, the task's public data.
-    seed: of this round's training, in [0, 2^63); torch's global generator begins with it. round:
-    from 1. progress: gets the share that is done, in [0, 1], now and then.
+    network: has the weights that `apply` returned, on the CPU; it is trained in place. weights:
+    returns a copy of its tensors. load: overwrites them with such a copy, or with those of an
+    update. updates: those of the round, in client order, each to be read separately. inputs: n × …,
+    the task's public data. seed: of this round's training, in [0, 2^63); torch's global generator
+    starts from it. round: from 1. progress: call it regularly with the share done, in [0, 1].
     """
 
     network: nn.Module
@@ -197,91 +197,91 @@ class Strategy(Plugin):
     group = STRATEGIES
 
     auxiliary: frozenset[str] = frozenset()
-    """Names of what is sent down and up beside the weights; each has the tensors of the model
-    that are floating-point, as float32."""
+    """Names of the auxiliaries, which travel in both directions beside the weights. Each has the
+    model's floating-point tensors, as float32."""
     correction: Correction | None = None
-    """The clients' half, which uses the auxiliaries; None where there are none."""
+    """The clients' half, which uses the auxiliaries; None if there is none."""
     needs: frozenset[Statistic] = frozenset()
     """Statistics of the updates that `weigh` needs beyond what clients report."""
     individual: bool = False
-    """True where it must see single updates, which secure aggregation hides: for other reductions
-    than a mean, norms, or `RoundContext.updates`."""
+    """True if it must see single updates, which secure aggregation hides: for reductions other than
+    a mean, for norms, or for `RoundContext.updates`."""
     by_samples: bool = True
-    """Whether updates count by `UpdateStatistics.samples`: otherwise it does not go with a selector
-    that says what they count with."""
+    """True if updates are weighted by `UpdateStatistics.samples`. If False, the strategy is not
+    compatible with selectors that set weights."""
     summation: Summation = Summation.BY_SAMPLES
-    """What masked updates are summed to, where no single one is seen."""
+    """The sum that is made of masked updates."""
     one_way: tuple[str, ...] = ()
-    """Patterns of names of tensors that only `apply` moves: they go down, and clients neither train
-    them nor send them back. Updates, and so what `combined` holds, leave them out. Not for masked
-    rounds, nor beside auxiliaries."""
+    """Name patterns of tensors that only `apply` changes: clients receive them, and neither train
+    them nor send them back. Updates, and therefore `combined`, omit them. Not for masked rounds,
+    nor with auxiliaries."""
     training: ClassVar[Mapping[str, object]] = {}
     """Settings of local training that it recommends, as in the run file's `[training]`."""
     needs_profiles: frozenset[str] = frozenset()
     """Profiles of clients that `enrol` looks at."""
     parts: bool = False
-    """Whether clients train different parts of the model, as `part` says; then `enrol` is called,
-    and so is it where there are `needs_profiles`."""
+    """True if clients train different parts of the model, as `part` returns. `enrol` is then
+    called, as it also is with `needs_profiles`."""
     most_clients: int | None = None
-    """The most clients that it has a place for. A run with a larger roster or cohort is refused
-    before it starts; with more that come, `enrol` should raise RunError."""
+    """Maximum number of clients. A run with a larger roster or cohort is refused before it starts.
+    If more clients join later, `enrol` should raise RunError."""
     opening: int = 0
-    """How many rounds come first that train for what follows: in them the run is not stopped early,
+    """Number of first rounds that only prepare the others: in them the run is not stopped early,
     and no model counts as its best."""
     trains: bool = False
-    """True where `train` goes on from the model that `apply` gives."""
+    """True if `train` continues from the model that `apply` returns."""
 
     def review(
         self,
         training: LocalTraining,  # noqa: ARG002  part of the seam
         weighting: Weighting,  # noqa: ARG002  likewise
     ) -> Sequence[str]:
-        """Called before a run starts. Returns remarks on it, a sentence each.
+        """Return remarks on a run, a sentence each. Called before the run starts.
 
-        training: the clients' settings. weighting: how exactly they disclose their samples. Raises
-        ConfigurationError, naming both parts and the reason, where they don't go together.
+        training: the clients' settings. weighting: how exactly clients disclose their samples.
+        Raises ConfigurationError, naming both parts and the reason, if they are not compatible.
         """
         return ()
 
     def enrol(self, state: State, population: Population, seed: int) -> State:  # noqa: ARG002  part of the seam
-        """The state that a round goes by, once it is known whose profiles there are.
+        """Return the state for a round, once the clients' profiles are known.
 
-        Called before clients are instructed, with the state after the last committed round, and
-        perhaps again: the same must come of the same. seed: the run's.
+        Called before clients are instructed, with the state after the last committed round. It may
+        be called again: the same arguments must give the same result. seed: the run's.
         """
         return state
 
     def part(self, state: State, client: str) -> int | None:  # noqa: ARG002  part of the seam
-        """Which part of the model a client is to train, from 0; None for all of it.
+        """Return the part of the model that a client must train, from 0; None for all of it.
 
-        The network says what that means: its method `use_part` is called with the number before
-        a training, and with None after it.
+        The network defines the parts: its method `use_part` is called with the number before a
+        training, and with None after it.
         """
         return None
 
     def check_model(self, layout: Layout) -> None:
-        """Called before a run starts, where the model is made then: where a part of it travels, it
-        has tensors that go `one_way`, or the strategy has `parts` or `needs_profiles`.
+        """Raise ConfigurationError, naming the tensor, if the strategy can't train such a model.
 
-        layout: of the tensors that travel. Raises ConfigurationError, naming the tensor, where the
-        strategy can't move such a model.
+        Called before a run starts, if the model is created then: if only a part of it travels, if
+        it has tensors that go `one_way`, or if the strategy has `parts` or `needs_profiles`.
+        layout: of the tensors that travel.
         """
 
     def init(self, model: Weights) -> State:  # noqa: ARG002  part of the seam
-        """The state before round 1."""
+        """Return the state before round 1."""
         return State()
 
     def broadcast(self, state: State) -> Mapping[str, Weights]:  # noqa: ARG002  part of the seam
-        """The auxiliaries that all clients of the next cohort get, by name."""
+        """Return the auxiliaries that all clients of the next cohort get, by name."""
         return {}
 
     def personal(self, state: State, client: str) -> Mapping[str, Weights]:  # noqa: ARG002  as above
-        """The auxiliaries that only this client gets, by name; empty for none."""
+        """Return the auxiliaries that only this client gets, by name; empty for none."""
         return {}
 
     @abstractmethod
     def weigh(self, statistics: UpdateStatistics) -> Combine:
-        """How to reduce the updates of a round; at least one."""
+        """Return how to reduce the updates of a round; there is at least one."""
 
     @abstractmethod
     def apply(
@@ -290,8 +290,8 @@ class Strategy(Plugin):
         """Return the next model and state.
 
         model: each access to a tensor reads it from its file. combined: the result of the
-        reduction, as weights, or as the difference from the model if `weigh` said so; it may be
-        written over."""
+        reduction, as weights, or as the difference from the model if `weigh` asked for that. It may
+        be overwritten."""
 
     def train(self, training: ServerTraining) -> None:
         """Train the network on from where it is; what it holds afterwards is the round's model.
