@@ -80,13 +80,13 @@ class FilesSettings(Settings):
 
     @property
     def prefix(self) -> str:
-        """What all keys begin with, with a slash behind; empty for nothing."""
+        """Common prefix of all keys, with a slash at its end; empty for none."""
         found = _STORE.fullmatch(self.store)
         return f"{found['prefix'].strip('/')}/" if found and found["prefix"] else ""
 
 
 class CoordinatorConfig(Settings):
-    """What a coordinator needs to know of its machine; what it trains comes from run files."""
+    """Settings of a coordinator on its machine. Run files define what it trains."""
 
     kind = COORDINATOR
 

@@ -48,7 +48,7 @@ class RoundNumbers:
     weights: Mapping[str, float] = field(default_factory=dict)
 
     def counts(self, updates: OpenUpdates) -> Counts:
-        """What each update counts with, in client order."""
+        """Return the weight of each update, in client order."""
         if self.weights:
             return np.array([self.weights[client] for client in updates.clients])
         samples = np.array([row.samples for row in updates.rows], dtype=np.int64)

@@ -51,9 +51,9 @@ the model as it was."""
 def judged(
     selector: Selector, name: str, state: State, facts: UpdateFacts, loss_of_mean: LossOfMean
 ) -> Judgement:
-    """What the selector called `name` makes of the updates.
+    """Return the judgement of the selector called `name` on the updates.
 
-    Raises RunError, naming the selector, where what it says makes no sense.
+    Raises RunError, naming the selector, if its judgement is not valid.
     """
     said: Any = selector.judge(state, facts)
     if isinstance(said, Generator):

@@ -314,7 +314,7 @@ class ModelWork:
     def _judge(
         self, updates: OpenUpdates, before: Tensors, numbers: RoundNumbers, seen: UpdatesSeen
     ) -> tuple[UpdateFacts, Judgement]:
-        """What the selector learns of the updates, and makes of them."""
+        """Return the facts that the selector gets about the updates, and its judgement."""
         selector, run_file = self._plan.selector, self._plan.run_file
         read = read_facts(
             selector.learns,
@@ -424,7 +424,7 @@ class ModelWork:
     # Evaluation -------------------------------------------------------------------------------
 
     def clients_evaluate(self) -> bool:
-        """Whether models of this run are evaluated on the clients' held-out samples."""
+        """Return True if this run evaluates models on the clients' held-out samples."""
         if not self._plan.run_file.evaluation.every:
             return False
         return bool(self._plan.client_models) or self._own_samples() is None
@@ -477,7 +477,7 @@ class ModelWork:
     def _measure(
         self, trainer: Trainer, arrays: Mapping[str, NDArray[Any]], data: Any
     ) -> MeasureSums:
-        """What the task's own trainer measures. It may take for ever, so no other run waits."""
+        """Evaluate a model with the task's own trainer. Other runs don't wait, as it may hang."""
         name = self._plan.run_file.task.name
         if not self._measuring.acquire(blocking=False):
             raise TrainerError(

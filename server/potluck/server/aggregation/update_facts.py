@@ -1,4 +1,4 @@
-"""What selectors learn of a round's updates, in one pass over them, block by block in float64.
+"""Facts about a round's updates for selectors, from one pass over them, by blocks in float64.
 
 An update is its difference from the round's model, over the floating-point tensors that are
 parameters. Sums are made within spans of the vector and then over spans, in their order: the

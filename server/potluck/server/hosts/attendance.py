@@ -25,10 +25,10 @@ LOOK_SECONDS = 10.0
 """Seconds between looks for instructions whose deadline has passed."""
 
 LONGEST_TASK_NAME = 64
-"""Of names of tasks so much is kept."""
+"""Number of characters that are kept of a task's name."""
 
 LARGEST_EPOCH = 1 << 53
-"""Versions of data are counted up by people."""
+"""Largest version of a host's data; people count these versions up."""
 
 _NEVER = datetime.min.replace(tzinfo=UTC)
 
@@ -46,30 +46,30 @@ class HostSession:
     software_version: str = ""
     """Release of Potluck that it runs."""
     process_id: str = ""
-    """Id of the host's process; empty for one that does not say."""
+    """Id of the host's process; empty if the host does not send one."""
     address: str = ""
     since: datetime = _NEVER
     last_heard: datetime = _NEVER
     heard: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set whenever it says something, and when it leaves; cleared by who waits for that."""
+    """Set when the host sends a message or disconnects. The waiting code clears it."""
     certificate_expires: datetime | None = None
     membership_epoch: int = 0
-    """Of the newest membership that it has, or is being sent."""
+    """Epoch of the newest membership that the host has, or is being sent."""
     tags: Mapping[str, str] = field(default_factory=dict)
-    """What its owner says that it is, such as its site."""
+    """Tags that its owner has set, such as its site."""
     relay: str = ""
-    """The relay through which it attends; empty where it attends itself."""
+    """Relay through which the host is connected; empty if it is connected directly."""
     outbox: asyncio.Queue[coordinator_pb2.AttendResponse | None] = field(
         default_factory=asyncio.Queue
     )
-    """What is to be sent; None ends the stream."""
+    """Messages to send to the host; None ends the stream."""
 
     def offers(self, task: str) -> bool:
         """True if a task is installed on the host."""
         return task[:LONGEST_TASK_NAME] in self.tasks
 
     def hear(self, at: datetime) -> None:
-        """It has said something."""
+        """Record that the host sent a message."""
         self.last_heard = at
         self.heard.set()
 

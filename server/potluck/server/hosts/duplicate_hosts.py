@@ -47,10 +47,10 @@ class DuplicateHostGuard:
         self._told.pop(session.host_id, None)
 
     async def _heard(self, other: HostSession) -> bool:
-        """Whether a host is heard before it has missed its heartbeats.
+        """Return True if a host sends a message before it has missed its heartbeats.
 
-        Each is waited for by itself: where this machine stood still, one is missed at most, and
-        what the host sent meanwhile is read before the next.
+        Each heartbeat has a wait of its own. If this machine stalled, one heartbeat is
+        missed at most, and the messages that came meanwhile are read before the next wait.
         """
         other.heard.clear()
         for _ in range(_HEARTBEATS):

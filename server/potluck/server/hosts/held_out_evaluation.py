@@ -41,10 +41,10 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOut:
-    """What clients measured together. What one of them did is not in it.
+    """Metrics that clients measured together, without the values of a single client.
 
-    metrics: of all their samples together, by name; none if no client holds any out. spreads: by
-    the measure's name; empty where they are not wanted, or too few clients measured. coverage:
+    metrics: over all their samples, by name; empty if no client holds any out. spreads: by the
+    metric's name; empty if they are not wanted, or if too few clients measured. coverage:
     clients and samples behind each metric, by name; also of metrics that no client could measure.
     """
 

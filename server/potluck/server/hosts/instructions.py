@@ -27,9 +27,9 @@ ENCODINGS = {
     Encoding.INT8: transfer_pb2.ENCODING_INT8,
 }
 MASKED = transfer_pb2.ENCODING_MASKED_UINT32
-"""Of masked updates with any number of bits, which their file says."""
+"""Encoding of masked updates, of any number of bits; their file records the number."""
 SUM = transfer_pb2.ENCODING_SUM
-"""Of sums that hosts make, also over one client."""
+"""Encoding of the sums that hosts make, also over one client."""
 WEIGHTINGS = {
     Weighting.EXACT: coordinator_pb2.WEIGHTING_EXACT,
     Weighting.BUCKETED: coordinator_pb2.WEIGHTING_BUCKETED,
@@ -227,7 +227,7 @@ def _train(
 
 
 def _how_to_train(plan: RunPlan, round_number: int, client: str) -> coordinator_pb2.Train:
-    """What decides on the weights that come out, beside those that go in."""
+    """Return the settings that, with the initial weights, determine the trained weights."""
     run_file = plan.run_file
     return coordinator_pb2.Train(
         objective=plugin(run_file.objective[0]),

@@ -1,8 +1,8 @@
-"""What goes together in a run: checked before it starts, refused by naming the two and the reason.
+"""Checks before a run starts that its parts are compatible. A refusal names the two and the reason.
 
-A selector, a strategy's server step and an objective know nothing of one another, so any of them go
-together. What is left are the few pairs below, and what a strategy itself has to say of the
-clients' settings (`Strategy.review`).
+A selector, a strategy's server step and an objective don't depend on one another, so any of them
+work together. The exceptions are the few pairs below, and the settings of clients that a strategy
+itself refuses (`Strategy.review`).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _check_plain(run_file: RunFile, *, source: str) -> None:
 
 
 def _leaks(run_file: RunFile) -> Sequence[str]:
-    """What the run's way of disclosing gives away, where that is more than it seems."""
+    """List what the run's disclosure settings reveal, if that is more than they suggest."""
     masks = (f"secure_aggregation: {CLAIM}",) if run_file.secure_aggregation else ()
     if run_file.profiles.disclosure != PROTOCOL:
         return masks
@@ -119,9 +119,9 @@ def by_protocol(selector: Selector, run_file: RunFile, *, source: str) -> Select
 
 
 def check_objective(table: PluginTable, *, source: str) -> None:
-    """Whether there is such an objective, and takes these options.
+    """Raise ConfigurationError if the objective is unknown or refuses its options.
 
-    Hosts make it; here it is only tried, where the client's software is installed too.
+    Hosts create it. The coordinator only tries to, if the client's software is installed too.
     """
     check_installed(plugins.OBJECTIVES, table.name)
     try:

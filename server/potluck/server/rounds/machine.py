@@ -133,7 +133,7 @@ class RoundMachine:
 
     @property
     def waiting(self) -> Waiting | None:
-        """What the run waits for; None while a round is under way."""
+        """Reason why the run waits; None while a round is under way."""
         return self.pool.waiting if self.phase is Phase.WAITING else None
 
     def next_wakeup(self) -> float | None:

@@ -68,7 +68,7 @@ def sum_suffices(hosts: Sequence[str], run_file: RunFile) -> bool:
 
 
 def _quorum(run_file: RunFile) -> int:
-    """Of a cohort with one client to a host."""
+    """Return the quorum of a cohort with one client per host."""
     cohort = run_file.count + run_file.round.over_selection
     hosts = [str(each) for each in range(cohort)]
     return complete_thresholds(hosts, run_file.masking.colluding_hosts).quorum

@@ -1,8 +1,8 @@
-"""What the parts of a run need, and what hides it: one table, checked before a run starts.
+"""Table of what each part of a run needs, and what hides it; checked before a run starts.
 
-A part of a run (selector, strategy, trainer, a table of the run file) has `Trait`s: it needs single
-updates, say, or masks them. `HIDES` lists for each trait the others that it hides, in the order in
-which a run is refused for them, each with the refusal.
+A part of a run (selector, strategy, trainer, a table of the run file) has `Trait`s: for example, it
+needs single updates, or masks them. `HIDES` lists for each trait the others that it hides, each
+with the error message. The first pair in its order that a run has is the one it is refused for.
 """
 
 from __future__ import annotations
@@ -368,5 +368,8 @@ HIDES: Final[Mapping[Trait, Mapping[Trait, str]]] = {
         "options of {selector}",
     },
 }
-"""What each trait hides, and the refusal: one line with the fields `selector`, `strategy`, `task`,
-`steps` and `detail` (of what is hidden)."""
+"""Traits that each trait hides, with the error message of each.
+
+A message is one line with the fields `selector`, `strategy`, `task`, `steps` and `detail` (of the
+hidden trait).
+"""

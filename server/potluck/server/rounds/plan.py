@@ -81,7 +81,7 @@ class RunPlan:
 
     @property
     def measures(self) -> Mapping[str, Measure]:
-        """What the task's own trainer declares; empty for a classification task."""
+        """Metrics that the task's own trainer declares; empty for a classification task."""
         return {} if self.trainer is None else self.trainer.measures
 
     @property
@@ -91,12 +91,12 @@ class RunPlan:
 
     @property
     def before_upload(self) -> BeforeUpload | None:
-        """What clients answer once they have trained, before they send their updates."""
+        """Question that clients answer after training, before they send their updates."""
         return self.selector.before_upload(self.task.classes)
 
     @property
     def kept(self) -> Sequence[str]:
-        """What clients keep of a training for the next one, by purpose; see `kept_states`."""
+        """States that clients keep for their next training, by purpose; see `kept_states`."""
         correction, table = self.strategy.correction, self.run_file.model
         kept = [CORRECTION] if correction is not None and correction.keeps else []
         if table is not None and table.keep:

@@ -205,7 +205,7 @@ async def _first_model(
 
 
 def _pretrains(run_id: str, plan: RunPlan, *, needs_model: bool) -> bool:
-    """Whether a run is pre-trained for. What pre-trains for another is not."""
+    """Return True if a run needs a pre-training run. A pre-training run itself never needs one."""
     settings = plan.run_file.profiles.triplet
     wanted = needs_model or settings.pretraining_always
     return wanted and settings.pretraining_rounds > 0 and not is_pretraining(run_id)

@@ -70,7 +70,7 @@ async def _select(run: Run, action: rounds.Select, key: AttemptKey) -> None:
 
 
 def _provenance(attendance: Attendance, client: str) -> Provenance:
-    """What the host of a client says of itself now; nothing where it is away for a moment."""
+    """Return what a client's host last reported of itself; empty if the host is disconnected."""
     session = attendance.session_of(client)
     if session is None:
         return Provenance()
@@ -78,7 +78,7 @@ def _provenance(attendance: Attendance, client: str) -> Provenance:
 
 
 def _works(selection: Selection) -> Sequence[MemberWork]:
-    """What the selector says of the work of each client it chose."""
+    """Return the work that the selector set for each client it chose."""
     nobody = [None] * len(selection.rows)
     quotas = nobody if selection.quotas is None else selection.quotas.tolist()
     weights = nobody if selection.weights is None else selection.weights.tolist()

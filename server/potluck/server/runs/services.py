@@ -32,7 +32,7 @@ class RunServices:
     offended: Callable[[Iterable[str]], Awaitable[dict[str, str]]]
     """See `Offences.add`."""
     workplace: Workplace
-    """Of trainings on the coordinator."""
+    """Settings for trainings on the coordinator."""
     trust: Trust
     sums: SecureSums
     """Sums over clients that hide what each of them has."""

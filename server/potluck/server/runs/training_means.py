@@ -16,10 +16,10 @@ TRAINING_LOSS: Final = f"{TRAINING}loss"
 
 
 def training_means(reports: Sequence[UpdateReport]) -> dict[str, float]:
-    """What a task's own trainer measured in the trainings of a round, by measure.
+    """Return the means of what a task's own trainer measured in a round's trainings, by metric.
 
-    reports: of the clients in the model. A mean is over all that was counted; measures of which
-    nobody counted anything are left out.
+    reports: of the clients in the model. A mean is over all that they counted. Metrics for which
+    no client counted anything are omitted.
     """
     total = added_up(MeasureSums(measures=each.measures) for each in reports)
     return {f"{TRAINING}{name}": mean for name, mean in total.means().items()}
@@ -55,6 +55,9 @@ def training_loss(reports: Sequence[UpdateReport]) -> dict[str, float]:
 
 
 def wants_training_loss(measured: Mapping[str, float], every: int) -> bool:
-    """Whether a round of a classification task is to have its trainings' loss, since there may be
-    no other. measured: of the round's model. every: rounds from one evaluation to the next."""
+    """Return True if a round of a classification task needs the loss of its trainings.
+
+    There may be no other loss. measured: metrics of the round's model. every: rounds from one
+    evaluation to the next.
+    """
     return every != 1 or "loss" not in measured

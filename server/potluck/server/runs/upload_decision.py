@@ -32,7 +32,7 @@ def is_offer(question: JsonObject) -> bool:
 
 
 def read_offer(plan: RunPlan, answer: coordinator_pb2.Answer) -> Offer:
-    """What a client says of its update. Raises ProtocolError, saying what is wrong."""
+    """Return what a client reports of its update. Raises ProtocolError, naming what is wrong."""
     asked = plan.before_upload
     if asked is None:
         raise ProtocolError("it keeps its update, and was told to send it")

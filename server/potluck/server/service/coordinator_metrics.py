@@ -175,7 +175,7 @@ class CoordinatorMetrics:
     # Runs -------------------------------------------------------------------------------------
 
     def observer(self, run_id: str) -> RunObserver:
-        """Of a run that begins or goes on; the series of the oldest runs make room."""
+        """Return a started or resumed run's observer; delete the oldest runs' series."""
         shown = not is_pretraining(run_id)
         if shown:
             self._runs.pop(run_id, None)

@@ -52,7 +52,7 @@ ROLES: Mapping[str, frozenset[Role]] = {
     HOSTS: SPEAKING,
     "potluck.rpc.v1.OperatorService": frozenset({Role.OPERATOR}),
 }
-"""Who may call a coordinator's services."""
+"""Roles that may call each of a coordinator's services."""
 
 
 def credential_of(context: Context) -> Credential:

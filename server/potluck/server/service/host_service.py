@@ -27,7 +27,8 @@ from potluck.server.service.transfers import send_file
 from potluck.server.service.uploads import Uploads
 
 _LONGEST_DEVICE = 160
-"""Of what a host says of its devices so much is kept: eight GPUs and their name."""
+"""Number of characters that are kept of a host's device text; enough for eight GPUs and their
+name."""
 
 
 class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
@@ -164,7 +165,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
     async def _elsewhere(
         self, request: coordinator_pb2.CoordinatorServiceFetchModelRequest, peer: str
     ) -> transfer_pb2.StoredFile | None:
-        """Where in the object store a file is to be had; None where it comes from here."""
+        """Return a file's place in the object store; None if the coordinator sends it."""
         stored = self._coordinator.stored
         if stored is None:
             return None

@@ -1,4 +1,4 @@
-"""Files on their way: how many at once, and the messages that carry them out."""
+"""Transfers of files: limits on simultaneous ones, and the messages that send a file."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ Reply = TypeVar(
 )
 
 _TURNS: Final = 4
-"""So many files move fast at once: more are not faster."""
+"""Number of files that move fast at once; with more, the total speed does not rise."""
 _TURN_SECONDS: Final = 1.0
 _TURN_BYTES: Final = 16 << 20
-"""A file that moves less in that time leaves room for another."""
+"""A file's turn ends if it moves fewer bytes than this within `_TURN_SECONDS`."""
 
 
 class Transfers:
-    """Of so many transfers a few have their turn. Lives on the event loop."""
+    """Limits the number of transfers, and how many of them move fast. Lives on the event loop."""
 
     def __init__(self, at_once: int) -> None:
         """`at_once`: see `concurrent_transfers` in `config.py`."""
@@ -48,7 +48,7 @@ class Transfers:
 
     @contextlib.asynccontextmanager
     async def turn(self, transfer: Transfer, size: int = 0) -> AsyncIterator[None]:
-        """Wait until it is this one's turn as well; it lasts while bytes move.
+        """Wait for a place, then for a turn, which lasts while bytes move.
 
         size: bytes in this stream, if known. Small ones need a place only.
         """

@@ -88,9 +88,10 @@ class Uploads:
         inbox: UpdateInbox,
         identity: Identity,
     ) -> tuple[transfer_pb2.StoredFile | None, bool]:
-        """Where in the object store the announced update may be put, and whether it may be there.
+        """Return the place in the object store for the announced update.
 
-        None where it is to be sent here.
+        None if the host must send it to the coordinator. Also returns whether the update may be
+        there already.
         """
         stored = self._coordinator.stored
         if stored is None or not request.HasField("header"):

@@ -1,4 +1,4 @@
-"""What a sink's libraries print: a file in its folder that does not grow without bound."""
+"""The file in a sink's folder for the output of its libraries, kept at a limited size."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Final
 
 OUTPUT: Final = "output.log"
-"""In the sink's folder. Whoever prints appends: its end moves when it is cut."""
+"""File in the sink's folder. Libraries append to it: after a cut they write at its new end."""
 EARLIER: Final = "output.log.1"
 MOST_BYTES: Final = 1_000_000
 
 
 def cut(folder: Path, most: int = MOST_BYTES) -> None:
-    """Empty the file where it is longer than `most` bytes; the newest half of that many are kept
-    in another, in place of those of before. A disk that refuses leaves it as it is."""
+    """Empty the file if it is longer than `most` bytes; first copy its last `most // 2` bytes to
+    `EARLIER`, which is overwritten. Disk errors are ignored."""
     path = folder / OUTPUT
     with contextlib.suppress(OSError):
         if path.stat().st_size <= most:

@@ -30,16 +30,16 @@ NEWS: Final = b"n"
 FINISH: Final = b"f"
 
 FAILED: Final = 3
-"""Exit code where the last line says why."""
+"""Exit code if the last line of output has the reason."""
 _GONE: Final = 4
 _LOOK_SECONDS: Final = 60.0
-"""After so long it looks for news that nobody told it of."""
+"""Seconds after which the process looks for news without a message from the coordinator."""
 _FIRST_PAUSE_SECONDS: Final = 1.0
 _LONGEST_PAUSE_SECONDS: Final = 60.0
 _NAMED: Final = 3
 """Runs that a report names."""
 _NICENESS: Final = 10
-"""Training goes before."""
+"""Gives training precedence."""
 
 
 class SinkReport(BaseModel):
@@ -56,7 +56,7 @@ class SinkReport(BaseModel):
 
 
 class Told:
-    """What the coordinator tells; a thread listens."""
+    """Messages of the coordinator; a thread reads them."""
 
     def __init__(self) -> None:
         self._news = threading.Event()
@@ -68,7 +68,7 @@ class Told:
         return self._finish.is_set()
 
     def listen(self, descriptor: int) -> None:
-        """Take bytes until the coordinator is gone, then end the process, whatever it does."""
+        """Read bytes until the coordinator closes the pipe, then end the process at once."""
         while data := os.read(descriptor, 1024):
             if FINISH in data:
                 self._finish.set()
@@ -76,20 +76,20 @@ class Told:
         os._exit(_GONE)
 
     def await_news(self, seconds: float) -> None:
-        """Return when there is news, or after so long."""
+        """Wait for news, but at most `seconds`."""
         self._news.wait(seconds)
 
     def take_news(self) -> None:
-        """What is told from now on is news."""
+        """Mark all news so far as seen."""
         self._news.clear()
 
     def pause(self, seconds: float) -> None:
-        """Wait, but not where the process is to end."""
+        """Wait, but return at once if the process must end."""
         self._finish.wait(seconds)
 
 
 def main() -> int:
-    """Feed one sink until told to finish; the exit code."""
+    """Feed one sink until the coordinator sends `f`. Return the exit code."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # libraries print
 
@@ -165,7 +165,7 @@ def summed_up(errors: Mapping[str, str]) -> str:
 
 
 def pause_seconds(failures: int) -> float:
-    """Pause after so many failures in succession, from 1."""
+    """Return the seconds to pause after a number of successive failures, from 1."""
     return min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2.0 ** min(failures - 1, 30))
 
 

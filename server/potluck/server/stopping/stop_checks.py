@@ -80,7 +80,7 @@ def stop_rule(
 
 
 def remarks_on_best(run_file: RunFile) -> tuple[str, ...]:
-    """What a run's best model lacks, where it is not all that the measure is of."""
+    """Return what a run's best model lacks, if the metric was measured with more than is kept."""
     name, table = run_file.followed, run_file.model
     if name is None:
         return ()
@@ -99,7 +99,7 @@ def remarks_on_best(run_file: RunFile) -> tuple[str, ...]:
 
 
 def _known(run_file: RunFile, task: Task, trainer: Trainer | None) -> Mapping[str, Measure]:
-    """What a run measures, by name."""
+    """Return the metrics of a run, by name."""
     if trainer is None:
         own = {
             name: measure
@@ -111,7 +111,7 @@ def _known(run_file: RunFile, task: Task, trainer: Trainer | None) -> Mapping[st
             known[_TRAINING_LOSS] = Measure(label="training loss")
     else:
         own = dict(trainer.measures)
-        # Masked updates come without a word on their training.
+        # Masked updates come without metrics of their training.
         known = dict(own) if run_file.secure_aggregation else shown_measures(own)
     if run_file.evaluation.fine_tune_epochs:
         known |= of_model(own, MeasuredModel.TUNED)
@@ -121,7 +121,7 @@ def _known(run_file: RunFile, task: Task, trainer: Trainer | None) -> Mapping[st
 
 
 def _how_to_measure(name: str, run_file: RunFile) -> str:
-    """How to have it measured, for a name that other runs know."""
+    """Return how to have a metric measured, for a name that other runs have."""
     if name.startswith(MeasuredModel.TUNED) and not run_file.evaluation.fine_tune_epochs:
         return "; tuned_… needs evaluation.fine_tune_epochs"
     if name.startswith(MeasuredModel.PERSONAL) and run_file.personal.method != "ditto":

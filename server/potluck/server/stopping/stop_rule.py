@@ -1,7 +1,7 @@
 """Which model of a run is best, and when the run ends early. Pure: no clock, no disk.
 
-What a rule knows of the past is a `BestSoFar`, which is stored with each round: whoever goes on
-with the run after a kill goes on from there, to the same end.
+A rule's memory is a `BestSoFar`, which is stored with each round. After a kill, the resumed run
+loads it and ends in the same round.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ class StopRule:
     """The rule of one run.
 
     measure: its name among a round's metrics. patience, minimum_delta, target: as in `Stopping`;
-    None for both patience and target where only the best is known. opening: the first so many
-    rounds count for nothing.
+    patience and target are both None if the rule only tracks the best model. opening: number of
+    first rounds that don't count.
     """
 
     measure: str
@@ -31,9 +31,9 @@ class StopRule:
     def after(
         self, so_far: BestSoFar | None, round_number: int, value: float | None
     ) -> BestSoFar | None:
-        """What is known after one more evaluation. value: None or NaN where it lacks the measure.
+        """Return the record after one more evaluation; None as long as no evaluation counts.
 
-        None as long as no evaluation counts.
+        value: of the metric; None or NaN if the evaluation lacks it.
         """
         if round_number <= self.opening:
             return so_far
@@ -48,7 +48,7 @@ class StopRule:
         return replace(after, stalled=before.stalled + 1)
 
     def why_over(self, so_far: BestSoFar | None) -> str:
-        """The reason why the run is over early; empty where it goes on."""
+        """Return the reason for which the run ends early; empty if it continues."""
         if so_far is None:
             return ""
         best = "" if so_far.value is None else f"{so_far.value:.6g} in round {so_far.round}"
@@ -71,5 +71,5 @@ class StopRule:
         )
 
     def _is_better(self, value: float, than: float, *, by: float = 0.0) -> bool:
-        """Whether a value betters another by more than so much."""
+        """Return True if a value is better than another by more than `by`."""
         return value > than + by if self.higher_is_better else value < than - by

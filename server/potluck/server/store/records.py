@@ -54,7 +54,7 @@ class MemberState(StrEnum):
     INCLUDED = "included"
     """Its update is part of the committed model."""
     LOST = "lost"
-    """Its host went away."""
+    """Its host disconnected."""
     FAILED = "failed"
     """It could not train, or its update was refused."""
     LATE = "late"
@@ -65,11 +65,11 @@ class MemberState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class BestSoFar:
-    """What a run knows of the measure that it goes by, after one of its rounds.
+    """The best value so far of the metric that a run follows, after one of its rounds.
 
-    round, value: where it was best, the first of equals, and what it was; None where no evaluation
-    that counts has had it. mark: the value that was an improvement last. stalled: evaluations since
-    that were none.
+    round, value: the first round with the best value, and this value; None if no evaluation that
+    counts had the metric. mark: the last value that was an improvement. stalled: number of
+    evaluations since then.
     """
 
     measure: str
@@ -155,11 +155,11 @@ class UpdateRow(UpdateReport):
 
 @dataclass(frozen=True, kw_only=True)
 class MemberWork:
-    """What a selector says of one client's work in a round.
+    """The work that a selector set for one client in a round.
 
-    quotas: the most samples of each class to train on; empty for no limit. weight: what its update
-    counts with; None for its samples. epochs: passes over its samples; None for the run's. dropped:
-    names of the tensors that its update leaves out, sorted.
+    quotas: maximum number of samples of each class to train on; empty for no limit. weight: of its
+    update; None for its number of samples. epochs: passes over its samples; None for the run's.
+    dropped: names of the tensors that its update omits, sorted.
     """
 
     quotas: tuple[float, ...] = ()
@@ -174,8 +174,7 @@ AS_THE_RUN_SAYS: Final = MemberWork()
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """What the host of a client said of itself when the client was selected; None where it is not
-    known.
+    """The versions that a client's host reported when the client was selected; None if unknown.
 
     data_epoch: the version of its clients' data. software: its release of Potluck.
     """
@@ -186,7 +185,7 @@ class Provenance:
 
 @dataclass(frozen=True, kw_only=True)
 class MemberChange:
-    """A member's new state. `update` goes with RECEIVED and with nothing else."""
+    """A member's new state. `update` is set for RECEIVED, and only then."""
 
     client_id: str
     state: MemberState
@@ -219,7 +218,7 @@ class LateState(StrEnum):
     JOINED = "joined"
     """Its update is part of a later round's model."""
     DROPPED = "dropped"
-    """Nobody waits for its update any more."""
+    """The coordinator no longer waits for its update."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,8 +273,10 @@ class AttemptRow:
 
 @dataclass(frozen=True, kw_only=True)
 class LeftOutRow:
-    """A client that can't take part in a run, and why. process_id: of its host then; in another
-    process that may have been put right."""
+    """A client that can't take part in a run, and why.
+
+    process_id: of its host at that time. A new process of the host may no longer have the problem.
+    """
 
     client_id: str
     process_id: str
@@ -284,8 +285,7 @@ class LeftOutRow:
 
 
 Metrics = Mapping[str, float]
-"""What was measured of a model, by name; finite. What is not defined, or was not measured, is not
-there."""
+"""Metrics of a model, by name; finite. Metrics that are undefined or not measured are absent."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -96,14 +96,14 @@ class SumOutcome:
         )
 
     def _refused(self, rule: str, clients: Sequence[str]) -> str:
-        """What clients say that refuse by one rule, in the words of the first."""
+        """Describe clients' refusals by one rule, with the reason that the first one sent."""
         first, *others = clients
         more = f" (and so do {len(others)} more)" if others else ""
         return f"{first} refuses ({rule}){more}: {self.troubles.get(first, rule)[:_LONGEST_REASON]}"
 
 
 def convictions(record: SessionRecord) -> dict[str, str]:
-    """Who is proven to have broken a session, and how, in words."""
+    """Return the clients that are proven to have broken a session, each with how, in words."""
     return {
         accused: f"{accused} sealed a share for {accuser} that does not open; {accuser} proved it"
         for accused, accuser in record.convicted.items()

@@ -103,7 +103,7 @@ def sum_terms(run_id: str, plan: RunPlan, kind: SumKind) -> SumTerms:
 
 
 def epsilon_of_sums(profiles: ProfileSettings) -> float | None:
-    """Of a run's totals and cells; None where they are to be exact."""
+    """Return the ε of a run's totals and cells; None if they must be exact."""
     return profiles.sum_epsilon if profiles.sum_mode == "noisy" else None
 
 

@@ -36,7 +36,7 @@ class UpdateInJob(BaseModel):
 
 
 class Workplace(BaseModel):
-    """What the coordinator's configuration says of its machine. threads: torch's."""
+    """Settings of the coordinator's machine, from its configuration. threads: of torch."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -63,7 +63,7 @@ class TrainingJob(BaseModel):
     trained: Path
 
     def seed(self, run_seed: int) -> int:
-        """Of this round's training: 63 bits of SHA-256(seed / round / coordinator)."""
+        """Return this round's seed: 63 bits of SHA-256(seed / round / coordinator)."""
         text = f"{run_seed}/{self.round}/coordinator"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 

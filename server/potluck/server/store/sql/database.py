@@ -61,7 +61,7 @@ class Database:
         self._away = ""
         self.name = name
         self.version: int | None = None
-        """Of the schema, once it is known; another one must not turn up behind a new connection."""
+        """Version of the schema, once known. New connections must find the same version."""
         self.tell_away: Callable[[str], None] = lambda _: None
         """Called with the reason why the database is away, "" when it is back; in any thread."""
         self.tell_damaged: Callable[[str], None] = lambda _: None
