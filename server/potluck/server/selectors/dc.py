@@ -84,7 +84,7 @@ class DcReal(_Steered):
     """Steers towards the label distribution of the whole federation."""
 
     wants_label_totals = True
-    """Of all clients together, by a secure sum where there can be one."""
+    """Uses the totals of all clients, from a secure sum if the run can have one."""
 
     def target(self, population: Population) -> Floats:
         """All clients' label counts."""
@@ -129,11 +129,14 @@ class _Steering:
 
     @property
     def distance(self) -> float:
-        """Of the sum itself."""
+        """Distance of the sum itself from the target."""
         return distance(self._base, self._target)
 
     def distances(self, run: Pass) -> Floats:
-        """Of the sum with each client added, infinite for those taken; overwritten by the next."""
+        """Return the distance of the sum with each client added.
+
+        It is infinite for clients already taken. The next call overwrites the array.
+        """
         base_along = float(self._base @ self._target)
         base_square = float(self._base @ self._base)
         target_norm = float(np.linalg.norm(self._target))

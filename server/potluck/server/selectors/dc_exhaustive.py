@@ -115,7 +115,7 @@ class _Search:
         return combinations(range(len(self._counts) - self._tail), self._head)
 
     def distances(self, head: tuple[int, ...]) -> Floats:
-        """Of the sum with a head and each tail that may follow it."""
+        """Return the distance of the sum with a head and each tail that may follow it."""
         start = self._start(head)
         base = self._base + self._counts[list(head)].sum(axis=0)
         squares = self._sums[start:] @ (2 * base)

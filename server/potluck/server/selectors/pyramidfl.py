@@ -167,7 +167,7 @@ def dropped_shares(gradients: Floats, least: float, most: float) -> Floats:
 
 
 def _drawn(names: Sequence[str], count: int, generator: np.random.Generator) -> list[str]:
-    """So many of the names, never all."""
+    """Draw `count` of the names, in their order, but never all of them."""
     count = min(count, len(names) - 1)
     if count < 1:
         return []
@@ -176,7 +176,7 @@ def _drawn(names: Sequence[str], count: int, generator: np.random.Generator) -> 
 
 
 def _known(column: Floats, chosen: Selection) -> Floats:
-    """What is known of the cohort; NaN of those that have joined since."""
+    """Return a column's values for the cohort; NaN for clients that have joined since."""
     found = np.full(len(chosen.rows), np.nan)
     there = chosen.rows < len(column)
     found[there] = column[chosen.rows[there]]

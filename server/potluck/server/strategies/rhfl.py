@@ -43,7 +43,7 @@ class RHFL(Averaging):
 
 
 def losses_before(statistics: UpdateStatistics) -> NDArray[np.float64]:
-    """What each client's loss was when it last took part; N, NaN where that is not known."""
+    """Return each client's loss when it last took part: N values, NaN if unknown."""
     before = [statistics.state.scalars.get(_LOSS + client) for client in statistics.clients]
     return np.array([np.nan if loss is None else float(loss) for loss in before])
 

@@ -15,7 +15,7 @@ from potluck.server.strategy import Combine, Reduction, Statistic, UpdateStatist
 
 
 class _Robust(Averaging):
-    """What the three have in common: each update counts by itself, and a sum would hide it."""
+    """Base of the three robust strategies, which need single updates; a sum would hide them."""
 
     individual = True
 

@@ -164,7 +164,10 @@ def _last_losses(state: State, clients: int, heard: Sequence[Answers]) -> Floats
 
 
 def _clusters(population: Population, clusters: int) -> NDArray[np.int64]:
-    """Of each client, from 0; −1 where no labels are known. They change only with the labels."""
+    """Return each client's cluster, from 0; −1 if its labels are unknown.
+
+    Clusters change only with the labels.
+    """
     found = np.full(len(population), -1, dtype=np.int64)
     rows = disclosed(population.label_counts, np.arange(len(population)))
     if population.label_counts is None or not len(rows):

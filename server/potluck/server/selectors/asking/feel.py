@@ -106,7 +106,7 @@ class Feel(Selector):
         return State(arrays={"seconds": noted(seconds, outcome)})
 
     def _seconds(self, state: State, clients: int, heard: Sequence[Answers]) -> Floats:
-        """Of each client's last training, with rows for those that have joined."""
+        """Return the seconds of each client's last training, with rows for clients that joined."""
         known = state.arrays["seconds"]
         seconds = np.concatenate([known, np.full(max(0, clients - len(known)), np.nan)])
         for answers in heard:

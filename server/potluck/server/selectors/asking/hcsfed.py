@@ -54,7 +54,7 @@ class HcsFed(Selector):
     asks = frozenset({"sketch"})
 
     def init(self, population: Population) -> State:
-        """Nobody is in a cluster."""
+        """Return a map in which no client has a cluster."""
         return _Map.empty(len(population), self.numbers).state()
 
     def select(self, state: State, context: SelectionContext) -> Generator[Ask, Answers, Selection]:
@@ -176,8 +176,11 @@ def _within(seats: NDArray[np.int64], sizes: NDArray[np.int64], count: int) -> l
 
 @dataclass(frozen=True, kw_only=True)
 class _Map:
-    """Where each of K clients is. cluster: K, int64, −1 unknown. length: K, of its sketch. away: K,
-    from its cluster's centre. centres: H × numbers, none before the first sketches."""
+    """Positions of K clients among the clusters.
+
+    cluster: K, int64, −1 if unknown. length: K, of the client's sketch. away: K, distance from its
+    cluster's centre. centres: H × numbers, no rows before the first sketches.
+    """
 
     cluster: NDArray[np.int64]
     length: Floats
@@ -195,7 +198,7 @@ class _Map:
 
     @classmethod
     def of(cls, state: State, clients: int) -> _Map:
-        """As it was stored, with rows for those that have joined since."""
+        """Load a stored map and add rows for clients that have joined since."""
         stored = cls(**{field.name: state.arrays[field.name] for field in fields(cls)})
         new = cls.empty(max(0, clients - len(stored.cluster)), stored.centres.shape[1])
         return replace(
@@ -209,7 +212,7 @@ class _Map:
         return State(arrays={field.name: getattr(self, field.name) for field in fields(self)})
 
     def heard(self, answers: Answers, names: Sequence[str], clusters: int) -> _Map:
-        """After sketches. A sketch that is not finite, or not whole, is none."""
+        """Return the map after these sketches; ignore sketches that are not finite or not whole."""
         if not len(answers.rows) or not all(name in answers.values for name in names):
             return self
         points = np.stack([answers.values[name] for name in names], axis=1)

@@ -31,8 +31,11 @@ LARGEST = 100.0
 
 @dataclass(frozen=True, kw_only=True)
 class Lesson:
-    """The rewards that a question has settled. rows: of the clients whose updates were included in
-    the round before, n. contexts: n × 4, those that they were chosen by. rewards: n."""
+    """The rewards that a question has settled.
+
+    rows: n, of the clients whose updates were included in the round before. contexts: n × 4, the
+    contexts by which these clients were selected. rewards: n.
+    """
 
     rows: Rows
     contexts: Floats
@@ -41,7 +44,7 @@ class Lesson:
 
 @dataclass(frozen=True, kw_only=True)
 class ContextBandit(Selector):
-    """Those with the largest scores; who has never told its losses comes last.
+    """Select the clients with the largest scores; clients that never reported losses come last.
 
     alpha, beta: weights of the robust loss. reward: its `absolute` change, or `signed`, how far it
     fell; per second of training, both in units of their running means, as `flash` has them.
@@ -58,21 +61,24 @@ class ContextBandit(Selector):
 
     @abstractmethod
     def beginning(self) -> State:
-        """What it knows before the first reward, with no row for any client."""
+        """Return the bandit's state before the first reward, without a row for any client."""
 
     @abstractmethod
     def learned(self, known: State, lesson: Lesson, clients: int) -> State:
-        """What it knows at the next round, whose question settled the lesson."""
+        """Return the state after a lesson. The question of the next round settled the lesson."""
 
     @abstractmethod
     def scores(
         self, known: State, contexts: Floats, rows: Rows, number: int
     ) -> tuple[Floats, Floats]:
-        """What some clients are expected to bring, and with what bonus; infinite for those never
-        tried. contexts: K × 4. number: of the round."""
+        """Return the expected reward and the exploration bonus of the clients in `rows`.
+
+        The bonus is infinite for clients that were never tried. contexts: K × 4. number: of the
+        round.
+        """
 
     def failed(self, known: State, rows: Rows, clients: int) -> State:
-        """After a round that these clients were selected for in vain."""
+        """Return the state after a round in which these selected clients gave no update."""
         return known
 
     # The seam ---------------------------------------------------------------------------------

@@ -20,7 +20,8 @@ _SEED = 0
 _MOST = 10_000
 """Rewards that the network is trained on, the latest."""
 _PATTERN_BITS, _PATTERNS = 64, 256
-"""Hidden units of which sets are told apart; such sets that are worked on at once."""
+"""Largest number of hidden units for which sets of active units are distinguished; number of such
+sets that are processed at once."""
 _FIRST, _SECOND, _EPSILON = 0.9, 0.999, 1e-8
 
 
@@ -61,7 +62,7 @@ class NeuralBandit(ContextBandit):
         )
 
     def learned(self, known: State, lesson: Lesson, clients: int) -> State:
-        """With the rewards in the design and the history, and the network trained on."""
+        """Add the rewards to the design matrix and the history, and train the network further."""
         arrays = known.arrays
         if not len(lesson.rows):
             return known
@@ -80,7 +81,7 @@ class NeuralBandit(ContextBandit):
     def scores(
         self, known: State, contexts: Floats, rows: Rows, number: int
     ) -> tuple[Floats, Floats]:
-        """Of each context by the network, in blocks."""
+        """Return the network's expected reward and the bonus of each row, computed in blocks."""
         weights, root = known.arrays["weights"], design_root(known.arrays["design"])
         expected, unknown = uncertain(weights, contexts[rows], root)
         return expected, self.exploration * unknown / np.sqrt(self.width)
@@ -98,10 +99,10 @@ class NeuralBandit(ContextBandit):
 
 
 def uncertain(weights: Floats, contexts: Floats, root: Floats) -> tuple[Floats, Floats]:
-    """What the network expects of n contexts, and √(gᵀ Z⁻¹ g) for its gradients g there.
+    """Return the network's expected rewards of n contexts, and √(gᵀ Z⁻¹ g) for its gradients g.
 
-    Where the same hidden units are active, g is linear in the context: g = G x̃, x̃ = (x, 1). So for
-    each set of active units that occurs, Gᵀ Z⁻¹ G is computed once, 5 × 5, if these are few.
+    Where the same hidden units are active, g is linear in the context: g = G x̃, x̃ = (x, 1). So
+    for each set of active units that occurs, Gᵀ Z⁻¹ G is computed once, 5 × 5, if these are few.
     """
     layers = Layers.of(weights, contexts.shape[1])
     expected, active = np.empty(len(contexts)), np.empty(len(contexts), dtype=np.uint64)

@@ -37,5 +37,8 @@ def known_or_mean(seconds: Floats) -> Floats:
 
 
 def estimated(seconds: Floats, told: Floats) -> Floats:
-    """What clients tell of a virtual clock, until they have trained. told: 0 on a real clock."""
+    """Fill unknown durations with the clients' own estimates on a virtual clock.
+
+    told: the estimates; 0 on a real clock.
+    """
     return np.where(np.isnan(seconds) & (told > 0), told, seconds)

@@ -85,7 +85,7 @@ class Memory:
 
     @classmethod
     def of(cls, state: State, clients: int) -> Memory:
-        """As it was stored, with rows for those that have joined since."""
+        """Load a stored memory and add rows for clients that have joined since."""
         arrays = state.arrays
         stored = cls(**{field.name: arrays[field.name] for field in fields(cls)})
         new = cls.empty(max(0, clients - len(stored.seconds)), 1.0)
@@ -150,8 +150,11 @@ class Memory:
         return after._credit(awaiting & self.fresh, rules) if rules.literal else after
 
     def settled(self, before: Memory, rules: Rules) -> tuple[Rows, Floats]:
-        """Who was due a reward before the last question and got it, and the rewards as the
-        posterior is given them."""
+        """Return the clients whose awaited reward the last question settled, and these rewards.
+
+        The rewards are limited, and standardised if the rules demand it, as the posterior uses
+        them.
+        """
         rows = np.flatnonzero(before.awaiting & self.fresh)
         rewards = _limited(self.rewards)[rows]
         return rows, rewards / self._means()[1] if rules.standardised else rewards

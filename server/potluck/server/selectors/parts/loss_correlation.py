@@ -70,7 +70,7 @@ def _alike(changes: Floats, weights: Floats) -> Iterator[tuple[Rows, Floats, Flo
 
 
 def _gradient(points: Floats, changes: Floats, weights: Floats) -> Floats:
-    """Of Σ_t w_t (½ r_tᵀ Σ⁻¹ r_t + ½ log det Σ) by the points, n × d.
+    """Return the gradient of Σ_t w_t (½ r_tᵀ Σ⁻¹ r_t + ½ log det Σ) by the points, n × d.
 
     Σ is n × n and never made: Σ⁻¹ X = X A⁻¹ with A = Xᵀ X + noise² I of d × d.
     """

@@ -45,7 +45,10 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, kw_only=True)
 class Distribution:
-    """Of one place: positions of clients, and the mass of each; the masses sum to about 1."""
+    """Distribution from which one place of the cohort is drawn.
+
+    positions: of clients. masses: one for each position; they sum to about 1.
+    """
 
     positions: Rows
     masses: Floats

@@ -179,7 +179,7 @@ class HiCSFL(Selector):
 
 
 def _heard(state: State, heard: Sequence[Answers], clients: int) -> Floats:
-    """What each client has told, with rows for those that have joined; NaN for nothing."""
+    """Return each client's last answer, with rows for clients that joined; NaN for no answer."""
     before = state.arrays[_TOLD]
     told = np.append(before, np.full(max(0, clients - len(before)), np.nan))
     for answers in heard:

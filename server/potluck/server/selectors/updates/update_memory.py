@@ -1,4 +1,5 @@
-"""What a selector keeps of clients' last updates: a row of numbers each, and who was picked.
+"""Memory of a selector for clients' last updates: a row of numbers each, and how often each client
+was picked.
 
 State: `picks`, K; `seen`, the rows known, sorted; `known`, one row of float32 for each of them.
 """
