@@ -34,11 +34,11 @@ from potluck.server.strategy import (
 
 @dataclass(frozen=True, kw_only=True)
 class RoundNumbers:
-    """Facts of a round that a strategy learns beside its updates.
+    """Facts of a round that a strategy gets besides its updates.
 
-    round: from 1. clients: K, the run's clients so far. buffers: floating-point tensors of the
-    model that are no parameters. limits: on the samples that a client counts with. weights: what
-    each client's update counts with instead, where the selector says so.
+    round: from 1. clients: K, number of the run's clients so far. buffers: floating-point tensors
+    of the model that are not parameters. limits: on the number of samples that a client is weighted
+    by. weights: by client, the weights of updates instead, if the selector sets them.
     """
 
     round: int

@@ -57,7 +57,7 @@ def for_each_block(
 
 
 class Result:
-    """A model that is being made of blocks, in a draft or else in an array."""
+    """A model that is computed block by block, into a draft or else into an array."""
 
     def __init__(self, layout: Layout, draft: TensorDraft | None) -> None:
         self._layout = layout
@@ -65,20 +65,22 @@ class Result:
         self._vector = empty((0 if draft else layout.parameters,), np.float32)
 
     def scratch(self, elements: int) -> NDArray[np.float32]:
-        """Memory for one thread's blocks of at most so many elements."""
+        """Return memory for one thread's blocks of at most `elements` elements."""
         return np.empty(elements if self._draft else 0, np.float32)
 
     def block(self, begin: int, end: int, scratch: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The array in which to make elements [begin, end) of the floating-point vector."""
+        """Return the array in which to compute elements [begin, end) of the floating-point
+        vector."""
         return self._vector[begin:end] if self._draft is None else scratch[: end - begin]
 
     def put(self, begin: int, block: NDArray[np.float32]) -> None:
-        """A block is made."""
+        """Store a block that has been computed."""
         if self._draft is not None:
             self._draft.put_flat(begin, block)
 
     def arrays(self, carried: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
-        """The whole, once all blocks are made. carried: the tensors of other types; copied."""
+        """Return all tensors, once all blocks are computed. carried: those of other types;
+        copied."""
         if self._draft is None:
             copies = {name: array.copy() for name, array in carried.items()}
             return unflatten(self._vector, copies, self._layout)

@@ -1,9 +1,9 @@
 """Updates that missed their round and join a later one (REFL).
 
 A late update counts as the step that its client took from the model it had, now taken from the
-round's: model + (update − the model it had). Running statistics are no steps and count as they are.
-Fresh updates weigh 1. A late one weighs less the older it is, and more the further it is from the
-mean of the fresh ones: it may know something that they don't.
+round's: model + (update − the model it had). Running statistics are not steps and are used as they
+are. Fresh updates weigh 1. A late one weighs less the older it is, and more the further it is from
+the mean of the fresh ones: it may know something that they don't.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class RebasedUpdate(EncodedUpdate):
 
 
 def staleness_weight(age: int, deviation: float, beta: float) -> float:
-    """(1 − β)/(τ + 1) + β(1 − exp(−Λ/Λ_max)): what a late update counts for beside a fresh one.
+    """Return (1 − β)/(τ + 1) + β(1 − exp(−Λ/Λ_max)), a late update's weight; a fresh one has 1.
 
     age: τ ≥ 1. deviation: Λ/Λ_max in [0, 1]. beta: in [0, 1]. The result is in [0, 1).
     """
@@ -82,7 +82,7 @@ def staleness_weight(age: int, deviation: float, beta: float) -> float:
 
 
 def shares_of_largest(deviations: Floats) -> Floats:
-    """Λ/Λ_max, of Λ = ‖u − ū‖²/‖ū‖² or of ‖u − ū‖² alike; 0 where nobody deviates."""
+    """Return Λ/Λ_max, the same for Λ = ‖u − ū‖²/‖ū‖² and for ‖u − ū‖²; 0 if all are 0."""
     largest = float(deviations.max(initial=0.0))
     return deviations / largest if largest > 0 else np.zeros(len(deviations))
 
@@ -95,9 +95,10 @@ def deviations_from_mean(
     *,
     threads: int | None = None,
 ) -> Floats:
-    """‖u_s − ū‖² of each late update: its squared distance from the plain mean of fresh ones.
+    """Return ‖u_s − ū‖² of each late update: its squared distance from the plain mean of fresh
+    ones.
 
-    Over parameters; the model that both are steps from cancels out. In float64, block by block.
+    Over parameters, in float64, block by block. The model that both started from cancels out.
     """
     borders, elements = TensorBorders(current.layout), current.layout.parameters
     squares = np.zeros((len(late), -(-elements // BLOCK_ELEMENTS)))

@@ -264,11 +264,11 @@ class ModelWork:
         seen: UpdatesSeen,
         late: Sequence[LateUpdate] = (),
     ) -> MovedModel:
-        """Reduce a round's updates, in the order given, and move the model.
+        """Reduce a round's updates, in the order given, and compute the next model.
 
         clients: the run's clients so far, selected or not. seen: the updates as the selector sees
-        them. late: updates of earlier rounds that join this one, of which the selector sees none.
-        Of a strategy that trains, the model is one to go on from, which nobody may fetch yet.
+        them. late: updates of earlier rounds that join this one; the selector sees none of them.
+        If the strategy trains, the model is where its training starts; hosts can't fetch it yet.
         """
         if not updates:
             raise RunError(f"round {round_number} has no updates to reduce")
@@ -382,7 +382,7 @@ class ModelWork:
         return published, state, total
 
     def _buffers(self) -> frozenset[str]:
-        """The model's floating-point tensors that are no parameters."""
+        """Return the names of the model's floating-point tensors that are not parameters."""
         if self._buffer_names is None:
             self._buffer_names = buffer_names(self._made_model().network)
         return self._buffer_names

@@ -70,7 +70,7 @@ class Spool:
             self.clear_some(round_number, attempt, keep=keep)
 
     def clear_some(self, round_number: int, attempt: int, *, keep: Collection[str] = ()) -> None:
-        """Forget an attempt's updates but for those of some clients."""
+        """Delete an attempt's updates, except those of the clients in `keep`."""
         folder = self._folder / f"{round_number}.{attempt}"
         with contextlib.suppress(FileNotFoundError):
             if keep:
@@ -81,8 +81,10 @@ class Spool:
                 _remove(folder)
 
     def clear_except(self, kept: Mapping[tuple[int, int], Collection[str]]) -> None:
-        """Forget all updates but those of some attempts, e.g. what a crash left behind. kept: by
-        round and attempt, the clients whose updates stay; all where none is named."""
+        """Delete all updates except those of some attempts, for example after a crash.
+
+        kept: by round and attempt, the clients whose updates stay; all of them if none is named.
+        """
         if not self._folder.is_dir():
             return
         for folder in self._folder.iterdir():

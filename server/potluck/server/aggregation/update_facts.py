@@ -39,11 +39,11 @@ def read_facts(
     classes: int,
     threads: int | None = None,
 ) -> dict[str, Floats]:
-    """The facts wanted of the updates, in their order, by the name that `UpdateFacts` has for them.
+    """Return the wanted facts, in the order of the updates, by their field name in `UpdateFacts`.
 
-    seed: of the sketches. buffers: floating-point tensors that are no parameters. classes: the
+    seed: of the sketches. buffers: floating-point tensors that are not parameters. classes: the
     task's, for the output layer. Raises LayoutError if an update does not fit the model, RunError
-    where the model has no output layer to be found.
+    if the model has no recognisable output layer.
     """
     decoders = decoders_of(updates, model.layout)
     fields = {
@@ -69,7 +69,7 @@ def _sums(
     wanted: Collection[UpdateFact],
     threads: int | None,
 ) -> dict[UpdateFact, Floats]:
-    """The Gram matrix, the sketches and the norms; 0 where they are not wanted."""
+    """Return the Gram matrix, the sketches and the norms; 0 for those that are not wanted."""
     pairs, sketched = UpdateFact.GRAM in wanted, UpdateFact.SKETCH in wanted
     measured = UpdateFact.NORM in wanted
     base = FlatVector(model.arrays, model.layout)

@@ -1,5 +1,5 @@
-"""Alarms about clients that are picked too often, claim more samples than they count with, or
-count as one site because nobody said where they are."""
+"""Alarms about clients that are picked too often, that claim more samples than they are weighted
+by, or that count as one site because they have no tag for their site."""
 
 from __future__ import annotations
 

@@ -49,8 +49,10 @@ class HostChecks:
         self._asked: set[tuple[str, str]] = set()
 
     async def able(self, action: Select, present: Callable[[str], bool]) -> tuple[str, ...]:
-        """The available clients but for those whose host says that it can't train. These are left
-        out of the run."""
+        """Return the available clients, except those whose host reports that it can't train.
+
+        Those are excluded from the run.
+        """
         groups = self._unasked(action.available)
         evaluates = bool(groups) and await in_thread(self._clients_evaluate)
         answers = await gather(

@@ -1,4 +1,4 @@
-"""Clients that can't take part in a run until their host is started anew, and why."""
+"""Clients that can't take part in a run until their host is restarted, with the reasons."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from potluck.server.store.store_thread import InStore
 
 
 class LeftOutRegister:
-    """The clients of one run that are left out. The state machine hears of each change."""
+    """The clients that are excluded from one run. Each change is posted to the state machine."""
 
     def __init__(
         self,
@@ -42,15 +42,15 @@ class LeftOutRegister:
         return {client: row.trouble for client, row in self._rows.items()}
 
     def summary(self) -> str:
-        """The clients that are left out and why, for people; empty where there are none."""
+        """Return the excluded clients and why, for people; empty if there are none."""
         return each_once(self.troubles, "left out")
 
     def restore(self, rows: Iterable[LeftOutRow]) -> None:
-        """Take over those that the store has from before a restart."""
+        """Load the rows that were stored before a restart."""
         self._rows |= {row.client_id: row for row in rows}
 
     def add(self, troubles: Mapping[str, str]) -> None:
-        """Leave clients out. The store has it before the machine selects again."""
+        """Exclude clients. They must be stored before the state machine selects again."""
         new = {client: why for client, why in troubles.items() if client not in self._rows}
         for client, why in new.items():
             session = self._attendance.session_of(client)
@@ -62,13 +62,16 @@ class LeftOutRegister:
             self._post(rounds.LeftOut(tuple(new.items())))
 
     async def add_and_store(self, troubles: Mapping[str, str]) -> None:
-        """Leave clients out; the store has it when this returns."""
+        """Exclude clients, and return once they are stored."""
         self.add(troubles)
         await self.store(tuple(troubles))
 
     def welcome(self, clients: Sequence[str]) -> None:
-        """Clients attend. Those whose host was started anew may take part again; those whose host
-        lacks the run's task, or a tag that the run wants, may not."""
+        """Readmit or exclude clients whose host has connected.
+
+        Clients whose host was restarted may take part again. Clients whose host lacks the run's
+        task, or a tag that the run demands, are excluded.
+        """
         sessions = {client: self._attendance.session_of(client) for client in clients}
         back = [
             client
@@ -91,7 +94,7 @@ class LeftOutRegister:
         self.add({client: why for client, why in unfit.items() if why})
 
     async def store(self, clients: Sequence[str]) -> None:
-        """Store that clients are left out."""
+        """Store that clients are excluded."""
         rows = [self._rows[client] for client in clients if client in self._rows]
         await self._in_store(lambda store: store.leave_out(self._run_id, rows))
 

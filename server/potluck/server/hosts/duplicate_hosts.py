@@ -1,8 +1,8 @@
-"""Two processes with one certificate: the one that attends stays, for as long as it is alive.
+"""Two host processes with one certificate: the connected one stays while it is alive.
 
-A host that was started anew comes with the certificate of its predecessor, whose stream may still
-look open where a machine or a network went down without a word. So the newcomer waits until the
-other has been heard, or has been silent for longer than a living host is.
+A restarted host has the certificate of its predecessor, whose stream may still look open if a
+machine or a network failed without closing it. So the new process waits until the other one sends
+a message, or has been silent for longer than a live host ever is.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from potluck.server.hosts.attendance import Attendance, HostSession
 log = structlog.get_logger()
 
 _HEARTBEATS = 3
-"""A host that has missed so many in a row is silent."""
+"""Number of successive missed heartbeats after which a host counts as silent."""
 _MOST_SECONDS = 20.0
-"""A host that says hello waits for longer, but not for ever."""
+"""Maximum wait; a host that connects has a longer timeout, but a limited one."""
 
 
 class DuplicateHostGuard:
-    """Says which of two processes attends. Lives on the event loop.
+    """Decides which of two processes of a host stays connected. Lives on the event loop.
 
-    One that comes another way, through a relay or through none, counts as another process: a relay
-    that makes up a host's name must not push out the host.
+    A process that connects by another path, through a relay or directly, counts as another process:
+    a relay that invents a host's name must not push out the real host.
     """
 
     def __init__(self, attendance: Attendance, *, heartbeat_seconds: float) -> None:
@@ -36,7 +36,8 @@ class DuplicateHostGuard:
         self._told: dict[str, tuple[str, str]] = {}
 
     async def make_way(self, session: HostSession) -> None:
-        """Return when this process may attend. Raises AttendsElsewhereError where another does."""
+        """Return when this process may connect. Raises AttendsElsewhereError if another one
+        stays."""
         while (other := self._other(session)) is not None:
             heard = await self._heard(other)
             if self._other(session) is not other:

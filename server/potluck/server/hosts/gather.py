@@ -12,7 +12,7 @@ from potluck.rpc.v1 import coordinator_pb2
 from potluck.server.hosts.attendance import Attendance
 
 _PRESENCE_SECONDS = 0.5
-"""Seconds between looks whether clients that have not answered may still come back."""
+"""Seconds between checks whether clients that have not answered may still come back."""
 
 
 async def gather(
@@ -22,10 +22,10 @@ async def gather(
     seconds: float,
     present: Callable[[str], bool] = lambda _: True,
 ) -> dict[str, coordinator_pb2.Answer]:
-    """Have hosts carry out instructions; their answers by client.
+    """Send instructions to hosts and return the answers by client.
 
-    Waits for every client that is `present` (its host may be away for a moment), but not longer
-    than so many seconds. Clients that do not answer in time are absent.
+    Waits for every client that is `present` (its host may be disconnected for a moment), but at
+    most `seconds`. Clients that do not answer in time are absent from the result.
     """
     answers: dict[str, coordinator_pb2.Answer] = {}
     changed = asyncio.Event()

@@ -66,12 +66,13 @@ async def evaluate_on_clients(
     warn: Callable[[str], None],
     subject: MeasuredModel = MeasuredModel.ROUND,
 ) -> HeldOut:
-    """Counts of the clients, summed in the order given, and how their measures are spread.
+    """Evaluate a model on the clients' held-out samples and return the combined metrics.
 
-    Counts add up exactly, so the metrics are those of all held-out samples together. `kept` says
-    which of the states that a client keeps goes with the model; `warn` gets one line about the
-    clients that were asked and are missing, and one about a spread that is not shown. `subject`:
-    what clients make of the model before they measure; the names of measures say so.
+    Clients' counts are summed in the order given. They add up exactly, so the metrics are those of
+    all held-out samples together. `kept` returns the client's kept state that belongs to the model.
+    `warn` gets one line about the clients that did not answer, and one about a spread that is not
+    shown. `subject`: the model that clients derive from this one before they measure; it is part of
+    the metrics' names.
     """
     reference = model_reference(model)
     instructions = [

@@ -247,7 +247,7 @@ def _add_personal(train: coordinator_pb2.Train, plan: RunPlan) -> None:
 
 
 def _training_json(plan: RunPlan, epochs: int | None) -> str:
-    """The run's local training, for so many epochs where these are given."""
+    """Return the run's local training as JSON, with `epochs` in place of its own if given."""
     changes = {} if epochs is None else {"epochs": epochs, "steps": None}
     return plan.training.model_copy(update=changes).as_json()
 

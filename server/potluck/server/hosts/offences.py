@@ -9,14 +9,14 @@ from typing import Final
 from potluck.common.errors import NotFiniteError, OutOfBoundsError
 
 OFFENCES: Final = frozenset({NotFiniteError.reason, OutOfBoundsError.reason})
-"""Reasons for refusing an update that an honest client seldom gives."""
+"""Refusal reasons that updates of an honest client seldom cause."""
 
 MOST_OFFENCES: Final = 3
-"""So many refused updates, and a client is put into quarantine."""
+"""Number of refused updates after which a client is put into quarantine."""
 
 
 class Offences:
-    """Counts them over all runs of a coordinator process. Lives on the event loop."""
+    """Counts refused updates over all runs of a coordinator process. Lives on the event loop."""
 
     def __init__(self, quarantine: Callable[[str, str], Awaitable[None]]) -> None:
         """`quarantine` is called with a client and the reason."""
@@ -24,10 +24,10 @@ class Offences:
         self._counts: Counter[str] = Counter()
 
     async def add(self, clients: Iterable[str]) -> dict[str, str]:
-        """Updates of these clients were refused in an attempt to which others' came. Who is put
-        into quarantine, and why.
+        """Count refused updates; return the clients that were put into quarantine, and why.
 
-        As others' updates were good, it was not the run that can't be trained.
+        Call it for an attempt in which updates of other clients were accepted: then the run itself
+        can be trained, and the refused updates are the clients' fault.
         """
         self._counts.update(clients)
         excluded = {
@@ -36,7 +36,7 @@ class Offences:
             if count >= MOST_OFFENCES
         }
         for client in excluded:
-            del self._counts[client]  # readmitted, it begins anew
+            del self._counts[client]  # if it is readmitted, its count starts at 0
         for client, reason in excluded.items():
             await self._quarantine(client, reason)
         return excluded

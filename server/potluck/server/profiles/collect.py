@@ -49,7 +49,7 @@ log = structlog.get_logger()
 
 
 _ASKED_BY_NAME = 500
-"""Up to so many clients a database is asked for by name."""
+"""Maximum number of clients for which a database query lists the names."""
 
 
 @dataclass(kw_only=True)

@@ -17,9 +17,9 @@ from potluck.server.store.records import Profile
 
 @dataclass(kw_only=True)
 class Trust:
-    """The members whose signatures are verified; `membership` is None where there is no root.
+    """The members whose signatures are verified; `membership` is None without a federation root.
 
-    independent: whether the root is kept apart from the coordinator, as its operator says.
+    independent: True if the operator declared that the root is kept apart from the coordinator.
     """
 
     federation: str

@@ -1,8 +1,8 @@
 """The clients of a run, and whether they are enough for a round. No clock.
 
-A selection waits for clients that are away and may still come back, so that a host that restarts
-between two rounds does not change the cohort. Then it takes those that attend; where they are too
-few it waits for more: at the start of a run as long as the run file says, later without limit.
+A selection waits for disconnected clients that may still come back, so that a host that restarts
+between two rounds does not change the cohort. Then it uses the connected clients. If these are too
+few, it waits for more: for the run file's time at the start of a run, later without limit.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ class ClientPool:
         self.left_out = LeftOutClients()
         """Clients that can't take part."""
         self.still_training: frozenset[str] = frozenset()
-        """Clients at work for a round that is closed: selected anew if others don't suffice."""
+        """Clients that train for a closed round: selected again if the others are too few."""
         self.spared: set[str] = set()
-        """Clients that failed an attempt at this round: selected again if others don't suffice."""
+        """Clients that failed an attempt at this round: selected again if the others are too
+        few."""
         self.waiting: Waiting | None = None
         """The lack that `ready` found."""
         self.wake: float | None = None
@@ -53,18 +54,23 @@ class ClientPool:
         self._short = False  # too few attended when it was last looked
 
     def start(self, now: float) -> None:
-        """The run begins, or goes on after a restart: whoever was in it may come first."""
+        """Start the run, or resume it after a restart; give its earlier clients time to
+        reconnect."""
         self._last = now + self.rules.roster_timeout_seconds
         self._expect_everybody(now)
 
     def begin(self, now: float, pause: float = 0.0) -> None:
-        """A round is to be selected, after a pause. Whoever leaves within the first grace period
-        is waited for like others; a federation where somebody always leaves goes on."""
+        """Prepare the selection of a round, after a pause.
+
+        The pool also waits for clients that disconnect within the first grace period. The wait is
+        limited, so a federation in which some client always disconnects still continues.
+        """
         self._pause = now + pause
         self._patience = max(self._patience, now + 2 * self.rules.grace_seconds)
 
     def _expect_everybody(self, now: float) -> None:
-        """Hosts that were cut off all at once come back one after the other."""
+        """Wait for all clients of the roster: hosts that lost their connections together return
+        singly."""
         if self.roster:
             self._patience = now + max(REATTACH_SECONDS, self.rules.grace_seconds)
             self.presence.expect(self.roster, self._patience)

@@ -54,7 +54,7 @@ def check_composition(
 
 
 def _check_plain(run_file: RunFile, *, source: str) -> None:
-    """Raise ConfigurationError where an objective is named that nobody would descend on."""
+    """Raise ConfigurationError if the run names an objective that its training would not use."""
     for table in run_file.objective:
         if table.name != "cross-entropy":
             raise ConfigurationError(

@@ -55,14 +55,14 @@ class StillTraining:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Clients can't take part in this run. troubles: who, and why."""
+    """Clients can't take part in this run. troubles: each client, with the reason."""
 
     troubles: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
 class Readmitted:
-    """Clients that were left out may be selected again: their host was started anew."""
+    """Excluded clients may be selected again, because their host was restarted."""
 
     clients: tuple[str, ...]
 
@@ -76,21 +76,21 @@ class Selected:
 
 @dataclass(frozen=True)
 class TooFewEligible:
-    """Too few of those available turned out to be eligible; they may be later."""
+    """Too few of the available clients are eligible; more may be eligible later."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class StoredAnswersInvalid:
-    """Answers from before a restart no longer fit; the attempt must begin anew."""
+    """Answers from before a restart are no longer valid; the attempt must start again."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class UpdateArrived:
-    """A client's update is verified and spooled. seconds: what it took on a virtual clock."""
+    """A client's update is verified and spooled. seconds: its duration on a virtual clock."""
 
     client: str
     seconds: float = 0.0

@@ -209,7 +209,7 @@ def _check_parts(run_file: RunFile, task: Task, source: str) -> None:
 
 
 def _check_roster(run_file: RunFile, selector: Selector, source: str) -> None:
-    """Raise ConfigurationError where the selector can't choose among so many clients."""
+    """Raise ConfigurationError if the roster is larger than the selector's maximum."""
     most = selector.most_clients
     if most is not None and run_file.roster > most:
         raise ConfigurationError(
@@ -222,7 +222,7 @@ def _check_roster(run_file: RunFile, selector: Selector, source: str) -> None:
 
 
 def _check_places(run_file: RunFile, strategy: Strategy, source: str) -> None:
-    """Raise ConfigurationError where the strategy has no place for so many clients."""
+    """Raise ConfigurationError if roster or count is larger than the strategy's maximum."""
     most, wanted = strategy.most_clients, max(run_file.roster, run_file.count)
     if most is not None and wanted > most:
         key = "roster" if run_file.roster == wanted else "count"

@@ -18,7 +18,7 @@ _VERBS = {
 
 @dataclass(kw_only=True)
 class LeftOutClients:
-    """Clients that can't take part in a run until their host is started anew, and why."""
+    """Clients that can't take part in a run until their host is restarted, with the reasons."""
 
     troubles: dict[str, str] = field(default_factory=dict)
 
@@ -29,21 +29,21 @@ class LeftOutClients:
         return bool(self.troubles)
 
     def add(self, troubles: Mapping[str, str]) -> Mapping[str, str]:
-        """Leave clients out; those that were not before."""
+        """Exclude clients; return those that were not excluded before."""
         new = {client: why for client, why in troubles.items() if client not in self.troubles}
         self.troubles |= new
         return new
 
     def remove(self, clients: Sequence[str]) -> tuple[str, ...]:
-        """Let clients take part again; those that did not before."""
+        """Readmit clients; return those that were excluded before."""
         return tuple(c for c in clients if self.troubles.pop(c, None) is not None)
 
     def summary(self) -> str:
-        """The clients that are left out, and why."""
+        """Return the excluded clients, and why."""
         return each_once(self.troubles, "left out")
 
     def why_too_few(self, roster: Sequence[str], needed: int) -> str:
-        """The reason why a run can't go on with the rest of its roster; empty where it can."""
+        """Return why a run can't continue with the rest of its roster; empty if it can."""
         left = sum(client not in self.troubles for client in roster)
         if not self.troubles or left >= needed:
             return ""
@@ -130,11 +130,11 @@ def _shown(clients: Sequence[str], trouble: str) -> str:
 
 
 def counted(clients: int) -> str:
-    """So many clients."""
+    """Return a number of clients in words, such as "1 client" or "3 clients"."""
     return f"{clients} client" + "s" * (clients != 1)
 
 
 def listed(clients: Sequence[str], most: int = _SHOWN) -> str:
-    """The first few of some clients, and how many more they are."""
+    """Return the first few of some clients, and the number of the others."""
     shown = ", ".join(clients[:most])
     return shown if len(clients) <= most else f"{shown} and {len(clients) - most} more"

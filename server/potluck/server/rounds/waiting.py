@@ -27,9 +27,10 @@ class Waiting:
 
 @dataclass(frozen=True, kw_only=True)
 class QuorumStatus:
-    """The number that may be selected and the number it takes. at_least: more would be selected.
+    """Numbers of clients and hosts that may be selected, and that are needed.
 
-    excluded: so many are there or away and can't be selected.
+    at_least: True if more would be selected. excluded: number of clients, connected or not, that
+    can't be selected.
     """
 
     clients: int
@@ -41,7 +42,7 @@ class QuorumStatus:
 
     @property
     def suffices(self) -> bool:
-        """True where a round can begin."""
+        """True if a round can start."""
         return self.clients >= self.clients_needed and self.hosts >= self.hosts_needed
 
     def counted(self, verb: str) -> str:
@@ -67,6 +68,6 @@ class QuorumStatus:
 
 
 def attempt_pause(failures: int) -> float:
-    """Seconds before a round is tried again, after so many failed attempts in a row."""
+    """Return the seconds before a round is tried again, after successive failed attempts."""
     doubled = FIRST_PAUSE_SECONDS * 2.0 ** min(failures - 1, 30)
     return min(doubled, LONGEST_PAUSE_SECONDS)

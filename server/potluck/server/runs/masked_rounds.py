@@ -1,8 +1,8 @@
-"""Rounds whose updates are masked: the secure sum that goes with each attempt.
+"""Rounds with masked updates: each attempt has one secure sum.
 
-Lives on the event loop. A sum begins with its attempt and ends with it: keys and shares are
-exchanged while clients train, the rest when the round has its updates. Where there is no sum the
-attempt is given up, and the next one has other keys. Nothing of it survives the coordinator.
+Lives on the event loop. A sum starts and ends with its attempt. Clients exchange keys and shares
+while they train; the other stages run once the round has its updates. If the sum fails, the attempt
+is given up, and the next one has new keys. Nothing of a sum survives the coordinator process.
 """
 
 from __future__ import annotations
@@ -319,7 +319,7 @@ class MaskedRounds:
         try:
             session = await session_ends
             if session.unmasking is None and key == run.key:
-                # Nobody fails for an upload that is of no use any more.
+                # No client fails because of an upload that is no longer of use.
                 pending = [run.instruction_id(client) for client in run.machine.cohort.pending]
                 run.services.attendance.retire(pending, abandon=True)
             record = session_record(session, datetime.now(UTC))

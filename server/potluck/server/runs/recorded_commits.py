@@ -93,7 +93,7 @@ class Commits:
         await self._add(Noted(run_id=row.run_id, round=row.committed_rounds))
 
     async def forget(self, *run_ids: str) -> None:
-        """Runs are about to be deleted: that they are gone is no loss. Raises StorageError."""
+        """Note that runs will be deleted, so that they don't count as lost. Raises StorageError."""
         await self._add(*(Noted(run_id=run_id, round=0) for run_id in run_ids))
 
     def close(self) -> None:

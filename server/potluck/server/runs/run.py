@@ -100,8 +100,11 @@ class Run:
         return self.machine.pool.roster
 
     def kept_state(self, client: str, *, of_result: bool = False) -> KeptState | None:
-        """Which of the states that a client keeps goes with the run's model; None where clients
-        keep nothing. of_result: with the result of the attempt under way instead."""
+        """Return the client's kept state that belongs to the run's model; None if clients keep
+        none.
+
+        of_result: return the one that belongs to the result of the attempt under way instead.
+        """
         if not self.plan.kept:
             return None
         included = self.updates.included(client)
@@ -112,7 +115,7 @@ class Run:
     # Committed rounds -------------------------------------------------------------------------
 
     def note_committed(self, row: RoundRow) -> None:
-        """Take over what a committed round says of its clients."""
+        """Update the run's records of its clients from a committed round."""
         self.updates.note_included(row)
         self.selecting.note_committed(row)
 

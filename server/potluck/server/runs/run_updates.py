@@ -123,8 +123,8 @@ class Updates:
         self._offenders.add(client)
 
     async def judge_offenders(self) -> None:
-        """Answer those who spoiled their updates, now that an attempt to which others' came is
-        over."""
+        """Report clients with refused updates to `Offences`, after an attempt with accepted
+        ones."""
         offenders, self._offenders = self._offenders, set()
         for client, why in (await self._offended(sorted(offenders))).items():
             self._warn(f"{client} is in quarantine: {why}; see `potluck clients`")
@@ -132,7 +132,8 @@ class Updates:
     # Late ones --------------------------------------------------------------------------------
 
     async def restore(self, cohort: Sequence[str]) -> None:
-        """Await those again that were before a restart, but for those in the cohort under way."""
+        """Await the late updates from before a restart again, except those of the current
+        cohort."""
         run_id, late = self._run_id, self.late
         rows: list[LateRow] = await self._in_store(lambda store: store.awaited(run_id))
         self.late = LateRegister.of(rows, simulated=late.simulated, most_rounds=late.most_rounds)
@@ -210,14 +211,14 @@ class Updates:
         return found
 
     async def give_up(self, client: str) -> None:
-        """A client is selected anew: its late update is not awaited any more."""
+        """Stop awaiting the late update of a client that was selected again."""
         row = self.late.drop(client, SELECTED_ANEW)
         if row is not None:
             await self._in_store(lambda store: store.set_late([row]))
             self.let_go([row])
 
     def let_go(self, rows: Sequence[LateRow]) -> None:
-        """Have hosts stop late trainings that are not awaited any more."""
+        """Have hosts stop late trainings that the run no longer awaits."""
         ids = [train_instruction_id(*row.key, row.client_id) for row in rows]
         self._attendance.retire(ids, abandon=True)
         announce_dropped(self._attendance, rows)

@@ -23,10 +23,10 @@ async def train_on_coordinator(
     run_file: str,
     round_number: int,
 ) -> ModelVersion:
-    """The model that the strategy's own training makes of `model`. Raises RunError.
+    """Run the strategy's own training on `model` and return its result. Raises RunError.
 
-    Cancelling kills the process that trains. A coordinator that was killed begins anew, from the
-    same files, and ends with the same model.
+    Cancelling kills the training process. After a coordinator was killed, training starts again
+    from the same files, and ends with the same model.
     """
     current = models.current
     trained = services.files.folder / f".trained-{secrets.token_hex(8)}"

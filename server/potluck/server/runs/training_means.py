@@ -42,9 +42,9 @@ def _coverage(counted: Sequence[Mapping[str, int]]) -> dict[str, Coverage]:
 
 
 def training_loss(reports: Sequence[UpdateReport]) -> dict[str, float]:
-    """The trainings' losses as one measure: their mean by samples, over clients that say theirs.
+    """Return the mean of the trainings' losses, weighted by samples, over clients that report one.
 
-    Empty where nobody does, as for masked updates.
+    Empty if no client does, as with masked updates.
     """
     told = [(each.loss, each.samples) for each in reports if each.loss is not None]
     weight = sum(samples for _, samples in told)

@@ -94,14 +94,14 @@ class UpdateInbox:
         return under_way and update_id == run.instruction_id(client)
 
     def _late(self, client: str, update_id: str) -> LateRow | None:
-        """The training for a round that is closed that this is the update of."""
+        """Return the late training whose update this is; None if there is none."""
         late = self._run.updates.late.find(client)
         if late is None or update_id != train_instruction_id(*late.key, client):
             return None
         return late
 
     def _key(self, client: str, update_id: str) -> AttemptKey | None:
-        """The attempt that an update is for which may be sent; None where nobody waits for it."""
+        """Return the attempt that waits for an update; None if no attempt does."""
         run, machine, late = self._run, self._run.machine, self._late(client, update_id)
         if late is not None:
             return None if machine.phase is Phase.ENDED else late.key
@@ -113,11 +113,12 @@ class UpdateInbox:
         return None
 
     def require(self, client: str, update_id: str) -> None:
-        """Raises RoundClosedError unless an update with this id is waited for."""
+        """Raise RoundClosedError unless an attempt waits for the update with this id."""
         self._require([transfer_pb2.SumMember(client_id=client, update_id=update_id)])
 
     def _require(self, members: Iterable[transfer_pb2.SumMember]) -> None:
-        """Raises RoundClosedError, naming their clients, unless all of these are waited for."""
+        """Raise RoundClosedError, naming the clients, unless attempts wait for all these
+        updates."""
         gone = [each for each in members if self._key(each.client_id, each.update_id) is None]
         self._refuse_for(gone)
 
@@ -139,11 +140,12 @@ class UpdateInbox:
         self._path.check_header(header)
 
     def held_bytes(self, client: str, update_id: str, blake3: str) -> int:
-        """Bytes that have arrived of the client's file with this digest."""
+        """Return the number of bytes received of the client's file with this digest."""
         return held_bytes(self._file(client, update_id, blake3))
 
     def receiver(self, header: transfer_pb2.UpdateHeader, maximum: int) -> FileReceiver:
-        """Receiver of the update's file, of at most so many bytes. Raises RoundClosedError."""
+        """Return a receiver of the update's file, up to `maximum` bytes. Raises
+        RoundClosedError."""
         run = self._run
         self._require(members_of(header))
         if not header.offset:

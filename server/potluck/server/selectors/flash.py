@@ -33,7 +33,7 @@ from potluck.server.state import State
 
 @dataclass(frozen=True, kw_only=True)
 class Flash(Selector):
-    """Those with the largest reward by coefficients drawn anew in each round.
+    """Selects the clients with the largest reward, by coefficients that are redrawn in each round.
 
     A client's context: its robust loss and its validation loss, each as a ratio to its first one;
     the duration of its last training; and the last change of its robust loss, per second.

@@ -16,12 +16,12 @@ from potluck.server.state import State
 class KullbackLeibler(Selector):
     """Walks the clients by size and takes each that has samples of the scarcest class so far.
 
-    Deterministic but for the filling: the same available clients give the same set every round.
-    Clients of equal size stay in row order, the first of equally scarce classes counts.
+    Deterministic except for the uniform draws: the same available clients give the same set every
+    round. Clients of equal size stay in row order. Of equally scarce classes, the first counts.
 
     theta: stop when the Kullback–Leibler divergence from uniform falls below it, in nats; the rest
-    of the cohort is drawn uniformly. truncate: whether clients shall train on no more samples of a
-    class than the method counts (`Selection.quotas`).
+    of the cohort is drawn uniformly. truncate: True if clients must not train on more samples of
+    a class than the method counts (`Selection.quotas`).
 
     O(K · (log K + classes)).
     """

@@ -13,15 +13,16 @@ from potluck.server.state import State
 class KnownMatrix(Selector):
     """Draws clients with the weights that make the weighted sum of their matrices most even.
 
-    The weights are found anew for the available clients of each round. Few clients may have a
-    weight: those are drawn first, the rest of the cohort uniformly; reasons say how many have one.
-    Clients without a matrix are only among the rest. O(K · classes²).
+    The weights are computed again for the available clients of each round. Few clients may have a
+    weight above 0. These are drawn first, the rest of the cohort uniformly; the reasons include the
+    number of clients with a weight. Clients without a matrix can only be among the rest. O(K ·
+    classes²).
     """
 
     needs = frozenset({Signal.INTERACTION_MATRIX})
 
     def select(self, state: State, context: SelectionContext) -> Selection:
-        """`count` clients without replacement, by weight."""
+        """Draw `count` clients without replacement, by weight."""
         generator = context.generator("known-matrix")
         cohort = Cohort(context, generator)
         matrices = context.population.interaction_matrices

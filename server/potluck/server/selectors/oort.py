@@ -115,8 +115,11 @@ class Oort(Selector):
         return Scoring(penalty=self.penalty, clip=self.clip)
 
     def init(self, population: Population) -> State:
-        """Nobody was selected. State: per row utility, seconds (NaN: unknown) and the round when
-        last seen (0: never); the exploited utility of the last 2 · pacer_rounds rounds."""
+        """Return a state in which no client was selected.
+
+        It has per row the utility, the seconds (NaN: unknown) and the round when last seen (0:
+        never), and the exploited utility of the last 2 · pacer_rounds rounds.
+        """
         clients = len(population)
         return State(
             scalars={"percentile": self.percentile},

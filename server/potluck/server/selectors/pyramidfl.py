@@ -34,18 +34,19 @@ _GRADIENT = "gradient"
 
 @dataclass(frozen=True, kw_only=True)
 class PyramidFL(Oort):
-    """Oort's choice. As options, quick clients train longer, and those whose updates say little
-    leave tensors out.
+    """Oort's choice. As options, quick clients train longer, and clients whose updates matter
+    little omit tensors.
 
-    prolong: whether clients that would be done before the round make as many more passes as fit in,
-    at most `longest` times those of the run. drop: whether clients leave whole tensors out of their
-    updates, drawn anew in each round: of those of the cohort whose last update is known, the one
-    with the largest ‖Δ‖ · samples a share of `least_dropped`, the one with the smallest
-    `most_dropped`, the others in steps between. A client seen for the first time does as usual.
+    prolong: True if clients that would finish before the round make as many more passes as fit in,
+    at most `longest` times those of the run. drop: True if clients omit whole tensors from their
+    updates, redrawn in each round. Of the cohort's clients whose last update is known, the one with
+    the largest ‖Δ‖ · samples omits a share of `least_dropped`, the one with the smallest
+    `most_dropped`, the others equally spaced shares between. Clients seen for the first time train
+    and upload as usual.
 
-    A round lasts until its last client is done that is not to spare (`round.over_selection`).
-    Durations are per passes of the run: those of a client that trained longer are divided by how
-    much longer. Needs no profile. O(K), and with `drop` one pass over the updates.
+    A round lasts until its last client is done, not counting spares (`round.over_selection`).
+    Durations are for the run's number of passes: if a client made more passes, its duration is
+    divided by their ratio. Needs no profile. O(K), and with `drop` one pass over the updates.
     """
 
     prolong: bool = False

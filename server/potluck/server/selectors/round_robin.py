@@ -19,18 +19,19 @@ Counts = NDArray[np.int64]
 
 
 class RoundRobin(Selector):
-    """Those selected least often so far, ties broken at random.
+    """Selects the clients selected least often so far, ties broken at random.
 
-    Selections count, not completions: a client that always fails isn't picked for ever. Who was
-    away or came late catches up by at most one slot per round. Needs no profile. O(K).
+    Selections count, not completions: a client that always fails isn't picked for ever. Clients
+    that were disconnected or joined late catch up by at most one slot per round. Needs no profile.
+    O(K).
     """
 
     def init(self, population: Population) -> State:
-        """Nobody has been selected. State: `selections`, how often each row was."""
+        """Return a state in which no client was selected. `selections`: how often each row was."""
         return State(arrays={"selections": np.zeros(len(population), dtype=np.int64)})
 
     def select(self, state: State, context: SelectionContext) -> Selection:
-        """The `count` available clients with the fewest selections."""
+        """Return the `count` available clients with the fewest selections."""
         generator = context.generator("round-robin")
         cohort = Cohort(context, generator)
         selections = _grown(state.arrays["selections"], len(context.population))

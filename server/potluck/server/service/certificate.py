@@ -1,5 +1,5 @@
-"""The certificate of who serves: read anew when its files change, so that renewing it ends no
-connection and no round."""
+"""The certificate of a serving process. It is read again when its files change, so renewing it
+closes no connection and ends no round."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ log = structlog.get_logger()
 
 
 class ServerCertificate:
-    """The certificate that new connections are shown. Open connections keep the one they know.
+    """The certificate for new connections. Open connections keep the one they started with.
 
-    Files that can't be used (amid being replaced, say) are logged once and tried again when they
-    change; meanwhile the certificate before them goes on serving.
+    Files that can't be used (for example, while they are being replaced) are logged once and tried
+    again when they change. The previous certificate is used until then.
     """
 
     def __init__(self, files: TlsFiles, role: Role = Role.COORDINATOR) -> None:
@@ -34,7 +34,7 @@ class ServerCertificate:
 
     @property
     def expires(self) -> datetime:
-        """The end of the certificate that is shown now."""
+        """Time when the current certificate expires."""
         return self._material.expires
 
     @property

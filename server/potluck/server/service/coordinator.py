@@ -241,10 +241,10 @@ class Coordinator:
     # Clients ----------------------------------------------------------------------------------
 
     async def set_quarantine(self, client_id: str, reason: str | None) -> None:
-        """Put a client into quarantine, or readmit it where there is no reason.
+        """Put a client into quarantine, or readmit it if `reason` is None.
 
-        Counts from the next selection of each run on. Raises ConfigurationError for what is no
-        client id, NotFoundError where a client to be readmitted is not in quarantine.
+        Takes effect from the next selection of each run. Raises ConfigurationError if the text is
+        not a client id, NotFoundError if a client to readmit is not in quarantine.
         """
         if not is_name(client_id):
             raise ConfigurationError(
@@ -266,7 +266,7 @@ class Coordinator:
     # At the start -----------------------------------------------------------------------------
 
     async def _resume_runs(self) -> None:
-        """Go on with unfinished runs, but for those of which the database lost rounds."""
+        """Resume unfinished runs, except those of which the database lost rounds."""
         for loss in (await self.runs.commits.compare()).values():
             reason = loss.explain(self.store.name)
             log.error("committed rounds were lost", run=loss.run_id, reason=reason)

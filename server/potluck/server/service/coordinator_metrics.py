@@ -62,7 +62,8 @@ class Transfer:
 
 
 class CoordinatorMetrics:
-    """Lives on the event loop, but for `refresh`, which any thread calls that reads the metrics."""
+    """Metrics of a coordinator. Lives on the event loop, except `refresh`: any thread may call
+    it."""
 
     def __init__(self, instruments: Instruments, attendance: Attendance, state: Path) -> None:
         self.instruments = instruments
@@ -202,11 +203,11 @@ class CoordinatorMetrics:
     # Clients and calls ------------------------------------------------------------------------
 
     def quarantined(self, clients: int) -> None:
-        """So many clients are in quarantine."""
+        """Record the number of clients in quarantine."""
         self.instruments.set(metrics.CLIENTS_QUARANTINED, clients)
 
     def refused(self, reason: str, peer: str) -> None:
-        """A call of a peer was refused."""
+        """Count a refused call, and record its peer as the last one for the reason."""
         reason = known_reason(reason)
         self.instruments.count(metrics.CALLS_REFUSED, reason=reason)
         before = self._refused_peers.get(reason)
@@ -217,7 +218,8 @@ class CoordinatorMetrics:
             self._refused_peers[reason] = peer
 
     def secure_phase(self, phase: str, seconds: float, dropped: int) -> None:
-        """A phase of secure aggregation is over; so many clients dropped out in it."""
+        """Record the duration of a phase of secure aggregation, and the clients that dropped
+        out."""
         self.instruments.observe(metrics.SECURE_PHASE_SECONDS, seconds, phase=phase)
         self.instruments.count(metrics.SECURE_DROPOUTS, dropped, phase=phase)
 

@@ -87,7 +87,7 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
     async def ListRuns(
         self, request: operator_pb2.ListRunsRequest, context: Context
     ) -> operator_pb2.ListRunsResponse:
-        """All runs but for those that only pre-train for others, in pages where asked for."""
+        """Return all runs except pre-training runs, in pages if the request has a page size."""
         before = None if not request.page_token else _number(request.page_token)
         size = request.page_size or None
         rows = await self._archive.runs(before=before, limit=size)

@@ -68,8 +68,8 @@ class Tidying:
     async def _tidy(self, candidates: set[str], run_id: str = "", done: int = 0) -> None:
         """Delete those of some files that are not needed.
 
-        run_id: of the run whose rounds from `done` on have named the files written for them. Rounds
-        of other runs say nothing: a file may be written anew for one that has yet to name it.
+        run_id: the run whose rounds from `done` on have named the files written for them. Rounds of
+        other runs prove nothing: a file may be written again for a round that has yet to name it.
         """
         in_use = self._in_use()
         self._files.needed(in_use)

@@ -1,5 +1,5 @@
-"""Revocations taken in while the coordinator serves: from a file that is watched, or from an
-operator. Whoever is revoked is cut off at once, and refused from then on."""
+"""Revocations that a running coordinator loads: from a watched file, or from an operator. A revoked
+peer is disconnected at once, and refused from then on."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Revoking:
     def __init__(self, state_directory: Path, authority: Path, watched: Path | None) -> None:
         """`watched`: the file of the configuration, if there is one.
 
-        Raises ConfigurationError or IdentityError for a list that can't be used: better no
-        coordinator than one that lets everybody in.
+        Raises ConfigurationError or IdentityError if a list can't be used: better no coordinator
+        than one that admits revoked peers.
         """
         self._authority = authority
         self._kept = state_directory / KEPT

@@ -275,14 +275,17 @@ class RunsUnderWay:
 
 
 def _spans(tracer: Tracer, row: RunRow, plan: RunPlan) -> RunSpans:
-    """The spans of a run. How long a client trains tells how many samples it has, and is no more
-    for a collector than that number is for the coordinator."""
+    """Return the spans of a run.
+
+    A client's training time reveals its number of samples. A collector gets that time only if the
+    coordinator gets the exact number.
+    """
     exact = plan.run_file.weighting is Weighting.EXACT
     return RunSpans(tracer, row, alike=plan.run_file.secure_aggregation or not exact)
 
 
 def _find_or_add(store: Store, *, run: NewRun, initial: str) -> RunRow:
-    """The row of a pre-training run, made if it is missing, ready to go on if it had ended."""
+    """Return the row of a pre-training run; add it if missing, reset it if stopped or failed."""
     try:
         row = store.run(run.run_id)
     except NotFoundError:

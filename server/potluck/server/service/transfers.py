@@ -71,7 +71,8 @@ def send_file(
 ) -> Iterator[Message | bytes]:
     """The messages that carry a model file from an offset; chunks come encoded.
 
-    limit: maximum number of bytes, after which there is no trailer unless the file ends; 0 for all.
+    limit: maximum number of bytes, after which the trailer is omitted unless the file ends; 0 for
+    all.
 
     Raises ProtocolError for an offset beyond the file's end.
     """

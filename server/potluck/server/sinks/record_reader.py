@@ -33,7 +33,8 @@ class FoundRuns:
 
 
 class RecordReader:
-    """Every method blocks, and raises StorageError where the database fails."""
+    """Reads runs from the database. Every method blocks; raises StorageError if the database
+    fails."""
 
     def __init__(self, url: str) -> None:
         """url: of the database, as in the coordinator's configuration."""
@@ -41,7 +42,10 @@ class RecordReader:
         self._tables = _TablesOfRuns(self._database)
 
     def runs(self, delivered: Mapping[str, str]) -> FoundRuns:
-        """Runs, oldest first, but for those delivered: run → when it came into its state."""
+        """Return runs, oldest first, except those delivered.
+
+        delivered: for each run, the time of the last state change that was delivered.
+        """
         runs = schema.runs
         query = select(runs.c.run_id, runs.c.changed_at).order_by(runs.c.number)
         with self._database.transaction() as connection:
@@ -90,7 +94,7 @@ def tracked_run(row: RunRow) -> TrackedRun:
 
 
 def stamp(row: RunRow) -> str:
-    """By which a run that ended anew differs from one that ended before."""
+    """Return a text that differs if a run has ended again: the time of its last state change."""
     return encode_time(row.changed_at)
 
 

@@ -57,9 +57,9 @@ class SinkFeed:
         self._reached: dict[str, int] = {}  # what it said last; it may have more
 
     def feed(self) -> PassResult:
-        """Hand over everything that is committed by now. Raises StorageError.
+        """Send the sink everything that has been committed. Raises StorageError.
 
-        Where the sink refuses a run, or one can't be read, the others have their turn all the same.
+        If the sink refuses a run, or a run can't be read, the other runs are still sent.
         """
         errors: dict[str, str] = {}
         behind = 0
@@ -73,7 +73,7 @@ class SinkFeed:
                 unreadable[row.run_id] = explained(error)
                 behind += max(row.committed_rounds - self._reached.get(row.run_id, 0), 0)
             except Exception as error:  # whatever a tracker's library raises
-                self._last.pop(row.run_id, None)  # it has to say anew how far it is
+                self._last.pop(row.run_id, None)  # ask the sink again what it has recorded
                 errors[row.run_id] = explained(error)
                 behind += max(row.committed_rounds - self._reached.get(row.run_id, 0), 0)
         return PassResult(behind=behind, errors=errors, unreadable=unreadable)

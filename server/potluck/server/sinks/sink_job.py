@@ -21,10 +21,10 @@ _PATIENCE_SECONDS = 120.0
 
 
 class SinkJob(BaseModel):
-    """A sink, as its process is told of it.
+    """Settings of a sink, sent to its process.
 
-    folder: where it works; relative paths in its options are taken from there. patience_seconds:
-    after so long without a sign of life in the midst of work its process is started anew.
+    folder: its working directory; relative paths in its options start there. patience_seconds: time
+    without a message during work after which the process is restarted.
     """
 
     model_config = ConfigDict(frozen=True)

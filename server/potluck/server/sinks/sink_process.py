@@ -149,7 +149,7 @@ def _feed(job: SinkJob, reader: RecordReader, told: Told, answer: Callable[..., 
 
 
 def _pass(feed: SinkFeed) -> PassResult:
-    """A pass; where the database is away, all that is known is that."""
+    """Run one pass. If the database fails, report only its error."""
     try:
         return feed.feed()
     except PotluckError as error:
@@ -157,8 +157,10 @@ def _pass(feed: SinkFeed) -> PassResult:
 
 
 def summed_up(errors: Mapping[str, str]) -> str:
-    """One line for what could not be recorded, by run ("" for all of them). A tracker that is away
-    refuses every run: only the first are named, so that the line is no longer than others read."""
+    """Describe in one line what could not be recorded. errors: by run, "" for all of them.
+
+    A tracker that is down refuses every run. Only the first runs are named, to limit the length.
+    """
     shown = [f"run {run}: {why}" if run else why for run, why in islice(errors.items(), _NAMED)]
     more = len(errors) - len(shown)
     return "; ".join([*shown, *([f"and {more} more runs"] if more else [])])

@@ -1,4 +1,4 @@
-"""A sink's process from the coordinator's side: started, told of news, started anew when it dies.
+"""The coordinator's side of a sink's process: starts it, sends it news, restarts it if it dies.
 
 Lives on the event loop, which never waits for a sink.
 """
@@ -21,7 +21,7 @@ from potluck.server.sinks.sink_process import FINISH, NEWS, SinkReport, pause_se
 log = structlog.get_logger()
 
 _FINISH_SECONDS = 1.5
-"""Time for what was committed last when the coordinator stops; the next one records the rest."""
+"""Time to record the last rounds when the coordinator stops; its next process records the rest."""
 
 
 class SinkProcess:
@@ -42,7 +42,7 @@ class SinkProcess:
         self._show(up=False)
 
     def tell(self) -> None:
-        """There may be something to record."""
+        """Notify the process that there may be something to record."""
         if self._told:
             self._more = True  # told when it begins to look: a sink that hangs fills no pipe
             return
@@ -139,7 +139,7 @@ class SinkProcess:
                 self._failures = 0
 
     def _trouble_is(self, trouble: str) -> None:
-        """Say what is new of it; a tracker that stays away is no news."""
+        """Log a change of the sink's trouble; log a lasting one only once."""
         if trouble and trouble != self._trouble:
             self._log.warning("a sink does not record; it is tried again", reason=trouble)
         elif self._trouble and not trouble:
@@ -147,7 +147,7 @@ class SinkProcess:
         self._trouble = trouble
 
     def _unreadable_are(self, unreadable: str) -> None:
-        """Say once which runs are left out."""
+        """Log once which runs the sink can't record."""
         if unreadable and unreadable != self._unreadable:
             self._log.error("a sink leaves out what can't be read", reason=unreadable)
         self._unreadable = unreadable
@@ -158,7 +158,7 @@ class SinkProcess:
             self._instruments.set(SINK_BEHIND, behind, sink=self._job.name)
 
     def _send(self, data: bytes) -> bool:
-        """Return whether there is a process that may hear it."""
+        """Send bytes to the process; return True if there is one."""
         process = self._process
         if process is None or process.stdin is None or process.stdin.is_closing():
             return False
@@ -175,16 +175,16 @@ class Sinks:
         self._tasks: list[asyncio.Task[None]] = []
 
     def begin(self) -> None:
-        """Start them, in the background."""
+        """Start the sinks' processes in the background."""
         self._tasks = [asyncio.create_task(sink.run()) for sink in self._sinks]
 
     def tell(self) -> None:
-        """There may be something to record: a round was committed, or a run begun or ended."""
+        """Notify all sinks after a round was committed, or a run was begun or ended."""
         for sink in self._sinks:
             sink.tell()
 
     async def close(self) -> None:
-        """End them."""
+        """End the sinks' processes."""
         await asyncio.gather(*(sink.close() for sink in self._sinks))
         for task in self._tasks:
             task.cancel()

@@ -107,7 +107,7 @@ def _known(run_file: RunFile, task: Task, trainer: Trainer | None) -> Mapping[st
             if name != WORST_GROUP or task.groups
         }
         known = dict(own)
-        if run_file.evaluation.every != 1:  # else it is there only where there is no other
+        if run_file.evaluation.every != 1:  # else it is measured only if no other loss is
             known[_TRAINING_LOSS] = Measure(label="training loss")
     else:
         own = dict(trainer.measures)

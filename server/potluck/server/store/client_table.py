@@ -52,10 +52,11 @@ class Clients(Part):
             upsert(connection, schema.clients, rows, update=["host_id", "device", "last_seen_at"])
 
     def clients(self, *, after: str = "", limit: int | None = None) -> list[ClientRow]:
-        """All clients met, with how often they were selected and included over all runs, by id.
+        """Return all known clients by id, with how often they were selected and included in all
+        runs.
 
-        limit: only so many of those that follow the one called `after`, in the database's own
-        order: databases collate text differently.
+        limit: maximum number of clients to return, of those that follow `after` in the database's
+        own order; databases collate text differently.
         """
         clients, quarantine = schema.clients, schema.quarantine
         page = (

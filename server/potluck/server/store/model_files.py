@@ -257,23 +257,26 @@ class ModelFiles:
             return set(self._unsettled)
 
     def reconsider(self, digests: Iterable[str]) -> None:
-        """These may not have to stay any more."""
+        """Mark files to be checked again, as they may no longer be needed."""
         with self._lock:
             self._unsettled |= set(digests)
 
     def settle(self, digests: Iterable[str]) -> None:
-        """These stay until they are reconsidered; those written for a run that has yet to say that
-        it needs them are looked at again, whoever else keeps them."""
+        """Keep these files until they are reconsidered.
+
+        Files written for a run that has not declared yet that it needs them are still checked
+        again, even if others need them.
+        """
         with self._lock:
             self._unsettled -= set(digests) - self._fresh
 
     def needed(self, digests: Iterable[str]) -> None:
-        """The runs that these were written for have said that they need them."""
+        """Note that the runs that these files were written for declared that they need them."""
         with self._lock:
             self._fresh -= set(digests)
 
     def let_go(self, digests: Iterable[str]) -> None:
-        """The runs that these were written for don't need them any more; others may."""
+        """Note that the runs that these files were written for no longer need them; others may."""
         with self._lock:
             self._fresh -= set(digests)
             self._unsettled |= set(digests)

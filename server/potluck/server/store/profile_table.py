@@ -51,9 +51,9 @@ class Profiles(Part):
     """One-time disclosures, keyed by client, data epoch, signal and parameters."""
 
     def put_profile(self, profile: Profile) -> None:
-        """Keep a profile. The same content again changes nothing, not even when it was received.
+        """Store a profile. The same content again changes nothing, not even the time of receipt.
 
-        Raises ProtocolError for another content under the same key, or one that is no JSON.
+        Raises ProtocolError for different content under the same key, or content that is not JSON.
         """
         row = {
             "signal": profile.signal,

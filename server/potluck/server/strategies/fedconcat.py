@@ -32,8 +32,8 @@ class FedConcat(Averaging):
     linear head on what they give together; all count alike.
 
     For the model `concatenation`, which has as many groups. A client's group is fixed with the
-    first round that is committed after it came. A cluster of which nobody is in a round's cohort
-    stays as it is.
+    first round that is committed after it joined. The encoder of a group without a client in a
+    round's cohort stays as it is.
     """
 
     groups: Annotated[int, Field(ge=2)] = 5
@@ -48,7 +48,7 @@ class FedConcat(Averaging):
         object.__setattr__(self, "opening", self.rounds)
 
     def check_model(self, layout: Layout) -> None:
-        """Refused where it is no `concatenation` of so many groups."""
+        """Raise ConfigurationError unless the model is a `concatenation` of `groups` encoders."""
         names = layout.by_name
         found = {name.split(".")[1] for name in names if name.startswith("encoders.")}
         if JOINED not in names or found != {str(group) for group in range(self.groups)}:
@@ -60,7 +60,7 @@ class FedConcat(Averaging):
             )
 
     def init(self, model: Weights) -> State:  # noqa: ARG002  part of the seam
-        """Nobody has a group yet."""
+        """Return a state in which no client has a group."""
         return State(scalars={_ROUNDS: 0})
 
     def enrol(self, state: State, population: Population, seed: int) -> State:

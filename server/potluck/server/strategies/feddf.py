@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # needed in the process that trains, and nowhere else
     from torch import Tensor, nn
 
 _HELD_BACK: Final = 10
-"""One in so many public samples decides when to stop."""
+"""One of this many public samples is held back, to decide when to stop."""
 _AT_ONCE: Final = 1024
 
 

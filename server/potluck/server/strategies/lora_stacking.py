@@ -37,7 +37,7 @@ class Adapter:
 
 @dataclass(frozen=True, kw_only=True)
 class LoraStacking(Averaging):
-    """W ← W + s·Σ p_k B_k A_k for each adapted layer, with p_k = n_k / Σ n_j; B ← 0, A drawn anew.
+    """W ← W + s·Σ p_k B_k A_k for each adapted layer, p_k = n_k / Σ n_j; B ← 0, A redrawn.
 
     The mean of the full differences, which separate means of A and of B are not. Stacked,
     [p_1 B_1 … p_m B_m]·[A_1; …; A_m] is that sum whatever rank each has; a client of a lower rank

@@ -21,17 +21,17 @@ _NO_FALL: Final = 1e-8
 class RHFL(Averaging):
     """w ← Σ w_k·w_k with w = softmax(1/(N − 1) + ½·q/Σq) over the N updates of the round.
 
-    q_k = (L_before − L)/L, by what a client's loss fell since it last took part, at least 0; 0 for
-    a client that takes part for the first time. Where nobody's fell, all count alike. Samples do
-    not count. Losses are what clients report, with the run's objective: the paper trains with
-    `symmetric-cross-entropy`.
+    q_k = (L_before − L)/L, the relative fall of a client's loss since it last took part, at least
+    0; 0 for a client that takes part for the first time. If no client's loss fell, all have the
+    same weight. Numbers of samples have no effect. Losses are those that clients report, with the
+    run's objective: the paper trains with `symmetric-cross-entropy`.
     """
 
     individual = True
     by_samples = False
 
     def weigh(self, statistics: UpdateStatistics) -> Combine:
-        """By each client's own loss, before and now."""
+        """Return weights from each client's own loss, before and now."""
         return Combine(weights=confidence(losses_before(statistics), statistics.losses))
 
     def apply(

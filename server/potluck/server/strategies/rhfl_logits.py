@@ -43,8 +43,9 @@ class RHFLLogits(Averaging):
     For the model `ensemble`, which has as many members as there are `clients`. p are the members'
     softmax outputs, w the weights of `rhfl`; 1/(N − 1) where no loss is known from before. epochs:
     passes over the public samples in each round. batch_size: of them. learning_rate: of Adam, which
-    begins anew in each round. In a batch all move at once, towards what the others say before it.
-    A client's member is fixed with the first round that is committed after it came.
+    starts again in each round. In a batch all members move at once, towards the others' outputs
+    from before the batch. A client's member is fixed with the first round that is committed after
+    it joined.
     """
 
     clients: Annotated[int, Field(ge=2, le=MOST_CLIENTS)] = 10
@@ -61,7 +62,7 @@ class RHFLLogits(Averaging):
         self.most_clients = self.clients
 
     def check_model(self, layout: Layout) -> None:
-        """Refused where it is no `ensemble` of so many members."""
+        """Raise ConfigurationError unless the model is an `ensemble` of `clients` members."""
         shapes = {tensor.name: tuple(tensor.shape) for tensor in layout.tensors}
         found = {name.split(".")[1] for name in shapes if name.startswith("members.")}
         wanted = {str(place) for place in range(self.clients)}
@@ -75,7 +76,8 @@ class RHFLLogits(Averaging):
             )
 
     def enrol(self, state: State, population: Population, seed: int) -> State:  # noqa: ARG002  part of the seam
-        """The next members for clients that have none. Raises RunError where all are given away."""
+        """Assign the next members to clients that have none. Raises RunError if too few are
+        left."""
         known = [name for name in state.scalars if name.startswith(_PLACE)]
         new = [client for client in population.ids if _PLACE + client not in state.scalars]
         if len(known) + len(new) > self.clients:
@@ -125,7 +127,7 @@ class RHFLLogits(Averaging):
 
         network: Any = training.network
         places = [at for at, last in enumerate(network.rounds.tolist()) if last == training.round]
-        if len(places) < 2:  # nobody to learn from
+        if len(places) < 2:  # no other member to learn from
             return
         members = [network.members[place] for place in places]
         weights = network.confidence[places].clone()

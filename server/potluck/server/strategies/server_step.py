@@ -26,11 +26,11 @@ _BLOCK_ELEMENTS: Final = 2**18
 def moved(
     model: Weights, difference: Weights, buffers: frozenset[str], step: TensorStep
 ) -> dict[str, NDArray[Any]]:
-    """The model, each parameter moved by what `step` makes of its difference.
+    """Return the next model: each parameter plus the result of `step` for its difference.
 
-    The arrays are those of `difference`, written over where that is possible. Floating-point
-    buffers (running statistics) are no parameters: they move by the difference itself. Integer
-    tensors are those of `difference`, which carries a client's.
+    The arrays are those of `difference`, overwritten if possible. Floating-point buffers (running
+    statistics) are not parameters: the difference itself is added to them. Integer tensors are
+    those of `difference`, which has a client's.
     """
     result: dict[str, NDArray[Any]] = {}
     for name, array in model.items():

@@ -76,7 +76,7 @@ class SumOutcome:
     troubles: Mapping[str, str] = field(default_factory=dict)
 
     def explain(self) -> str:
-        """The reason for which there is no sum, in a line."""
+        """Return the reason why the sum failed, in one line."""
         record = self.record
         if record.convicted:
             return "; ".join(convictions(record).values())

@@ -64,10 +64,10 @@ class LabelCells(LabelSums):
         self.totals = total if self.totals is None else self.totals + total
 
     async def _sum(self, clients: Sequence[str], present: Callable[[str], bool]) -> None:
-        """Sum the cells of these clients that enough of their members attend.
+        """Sum those cells of these clients of which enough members are connected.
 
-        Cells are those of all members, whoever attends: clients draw them by themselves, and are in
-        no sum with anybody else. Who is in a sum already goes into no other one.
+        Cells are drawn from all members, connected or not: each client draws them itself, and
+        joins a sum only with the clients of its cell. A client is in one sum at most.
         """
         trust, least = self._trust, self._profiles.sum_hosts
         hosts = {} if trust.members is None else trust.members.hosts

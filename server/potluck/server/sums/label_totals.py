@@ -1,8 +1,8 @@
-"""The label counts of the whole federation, which some selectors steer by: one secure sum.
+"""The label counts of the whole federation, by one secure sum; some selectors steer by them.
 
-A sum that was released before, of the same task and the same versions of the clients' data, is used
-again, whoever attends: an exact one there is but once for each version, and a noisy one costs
-budget. Clients that came later are done without.
+An earlier sum of the same task and the same versions of the clients' data is used again, whatever
+clients are connected: each version has only one exact sum, and a noisy one costs privacy budget.
+Clients that joined later are not in it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class LabelTotals(LabelSums):
     _tried = False
 
     async def find(self, clients: Sequence[str], present: Callable[[str], bool]) -> None:
-        """Have the sum over these clients ready; say why where there is none."""
+        """Find or compute the sum over these clients; report why if there is none."""
         if self._tried:
             return
         self._tried = True
@@ -58,7 +58,7 @@ class LabelTotals(LabelSums):
         self._announce(outcome)
 
     def _usable(self, stored: Sequence[SecureSum], clients: Sequence[str]) -> SecureSum | None:
-        """This run's own sum, or the newest one of the same data."""
+        """Return this run's own sum, or the newest one of the same data."""
         own = [each for each in stored if each.run_id == self._run_id]
         if own:
             return own[0]
@@ -67,8 +67,9 @@ class LabelTotals(LabelSums):
     def _holds(self, stored: SecureSum, clients: Sequence[str]) -> bool:
         """Return whether a sum is of current data, and good enough for these clients.
 
-        An exact one always is: there is no second one. With noise one can be had anew, which costs
-        everybody ε again: where it lacks more than half of them.
+        An exact sum is always good enough, as there can't be a second one. A noisy sum can be
+        repeated, which costs all clients ε again. It is good enough unless it lacks more than half
+        of these clients.
         """
         covered = set(clients).intersection(members_of(stored))
         enough = epsilon_of(stored) is None or 2 * len(covered) >= len(clients)

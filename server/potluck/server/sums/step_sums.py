@@ -1,7 +1,7 @@
 """Secure sums that a selector asks for in the course of a selection (`disclosure = "protocol"`).
 
-Lives on the event loop. Only clients whose owner allows `protocol` take part, and only runs that
-say so ask: such sums can be told apart, and give clients' counts away.
+Lives on the event loop. Only clients whose owner allows `protocol` take part, and only runs with
+that setting ask for them: differences of such sums reveal single clients' counts.
 """
 
 from __future__ import annotations

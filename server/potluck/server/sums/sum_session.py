@@ -120,7 +120,7 @@ class SumSession:
                     dropped = max(0, expected - remain)
                     self._observe(before.__name__.lower(), clock() - begun, dropped)
                     begun, expected = clock(), len(session.awaited)
-        except asyncio.CancelledError:  # the run is stopped, and nobody will ask again
+        except asyncio.CancelledError:  # the run is stopped, and won't ask again
             self._send(coordinator.abort(session))
             raise
         finally:

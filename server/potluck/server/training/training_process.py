@@ -1,7 +1,8 @@
-"""The other process: reads a job, does it, says how far it is. Run as a module.
+"""The process of a training on the coordinator: reads a job, does it, reports progress.
 
-The job is a line of JSON on standard input, which stays open as long as the coordinator lives:
-once it is closed, nobody wants the result. Answers are lines of JSON on standard output.
+Run as a module. The job is a line of JSON on standard input, which stays open as long as the
+coordinator lives: once it is closed, the result is no longer needed. Answers are lines of JSON on
+standard output.
 """
 
 from __future__ import annotations

@@ -248,11 +248,11 @@ class RunObserver:
     # Clients ----------------------------------------------------------------------------------
 
     def failed(self, reason: str) -> None:
-        """A client could not deliver an update; the reason may be a host's own word."""
+        """Count a client that could not deliver an update; the host may have sent the reason."""
         self._instruments.count(metrics.CLIENT_FAILURES, reason=known_reason(reason))
 
     def profile(self, signal: str, outcome: ProfileOutcome, count: int = 1) -> None:
-        """So many clients were asked for a profile, with this outcome."""
+        """Count clients that were asked for a profile, with this outcome."""
         self._instruments.count(
             metrics.PROFILES, count, signal=known_signal(signal), outcome=outcome
         )

@@ -36,17 +36,18 @@ _FACTOR = 100.0
 
 @dataclass(frozen=True, kw_only=True)
 class FedCor(Selector):
-    """Uniform rounds first, from which a Gaussian process learns how losses move together.
+    """Starts with uniform rounds, from which a Gaussian process learns how losses change together.
 
-    warm_up: those rounds. refresh: after so many rounds there is another uniform one, and the
-    process learns from it; the authors train a cohort for that whose updates they throw away.
-    dimension: of the process. memory: weight of each earlier change of losses against the one after
-    it. discount: a client's expected gain is multiplied by it each time it is selected, until the
-    next refresh. steps, learning_rate: of the process after the warm-up; at a refresh it takes a
-    tenth of the steps.
+    warm_up: number of these rounds. refresh: number of rounds after which there is another uniform
+    one, from which the process learns; the authors train an extra cohort for that and discard its
+    updates. dimension: of the process. memory: weight of each earlier change of losses against the
+    one after it. discount: a client's expected gain is multiplied by it each time it is selected,
+    until the next refresh. steps, learning_rate: of the process after the warm-up; at a refresh it
+    takes a tenth of the steps.
 
-    In uniform rounds and those after them all available clients are asked for their loss. Who never
-    told two in a row comes last. Up to 10,000 clients: a fit is O(steps · K · dimension²).
+    In uniform rounds and in the rounds after them, all available clients are asked for their loss.
+    Clients that never reported it twice in a row come last. Up to 10,000 clients: a fit is O(steps
+    · K · dimension²).
     """
 
     warm_up: Annotated[int, Field(ge=1)] = 15

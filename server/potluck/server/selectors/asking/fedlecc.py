@@ -108,7 +108,7 @@ def square_roots(label_counts: Floats) -> Floats:
 
 
 def linkage_clusters(roots: Floats, clusters: int) -> NDArray[np.int64]:
-    """The cluster of each row, from 0; average linkage, at most so many clusters."""
+    """Return the cluster of each row, from 0: average linkage, at most `clusters` of them."""
     from scipy.cluster.hierarchy import fcluster, linkage
     from scipy.spatial.distance import pdist
 
@@ -154,7 +154,7 @@ def _mean_by_cluster(losses: Floats, cluster: NDArray[np.int64]) -> Floats:
 
 
 def _last_losses(state: State, clients: int, heard: Sequence[Answers]) -> Floats:
-    """The last loss of each client that is no nonsense; NaN where none was told."""
+    """Return the last plausible loss of each client; NaN if it reported none."""
     known = state.arrays["losses"]
     losses = np.concatenate([known, np.full(max(0, clients - len(known)), np.nan)])
     for answers in heard:

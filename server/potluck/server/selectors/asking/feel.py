@@ -117,9 +117,9 @@ class Feel(Selector):
 def with_repeats(
     rows: Rows, shares: Floats, chances: Floats, draws: int, generator: np.random.Generator
 ) -> Selection:
-    """So many draws with replacement; each client once, with what its update counts with.
+    """Draw with replacement; return each drawn client once, with the weight of its update.
 
-    shares: n_k / n, above 0. chances: p_k; both sum to 1.
+    shares: n_k / n, above 0. chances: p_k; both sum to 1. draws: number of draws.
     """
     drawn = generator.choice(len(rows), size=draws, p=chances)
     places, times = np.unique(drawn, return_counts=True)

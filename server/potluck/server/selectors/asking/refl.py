@@ -1,4 +1,4 @@
-"""REFL: whoever is least likely to be there again goes first.
+"""REFL: the clients that are least likely to be available again come first.
 
 Abdelmoniem, Sahu, Canini and Fahmy, "REFL: Resource-Efficient Federated Learning" (EuroSys 2023).
 """
@@ -33,15 +33,15 @@ _KIND = "availability"
 
 @dataclass(frozen=True, kw_only=True)
 class Refl(Selector):
-    """Takes those first whose chance to be there from μ to 2μ seconds from now is least, ties at
-    random.
+    """Selects the clients with the smallest chance to be available from μ to 2μ seconds from now,
+    ties at random.
 
-    μ: a moving average of what the slowest training of each round took, of which the past makes up
-    `memory`. rest: for how many rounds a client that was selected is not asked, as long as others
-    suffice; then those come first that have rested longest. Who tells no chance comes after those
-    that do. Where the run takes late updates, the cohort is smaller by as many as are expected
-    within μ seconds, but never empty: those that took as long before, and those of whom it is not
-    known. O(K).
+    μ: a moving average of the duration of each round's slowest training, in which the past has the
+    weight `memory`. rest: number of rounds in which a selected client is not asked, as long as the
+    others suffice; if not, the clients that have rested longest come first. Clients that report no
+    chance come after those that do. If the run accepts late updates, the cohort is smaller by the
+    number of late updates expected within μ seconds, but never empty. Expected are those whose
+    training took that long before, or took an unknown time. O(K).
     """
 
     rest: NonNegativeInt = 5
@@ -50,11 +50,11 @@ class Refl(Selector):
     asks = frozenset({_KIND})
 
     def init(self, population: Population) -> State:
-        """Nobody was selected."""
+        """Return a state in which no client was selected."""
         return State(arrays=_grown({}, len(population)))
 
     def select(self, state: State, context: SelectionContext) -> Generator[Ask, Answers, Selection]:
-        """The cohort, the least available first."""
+        """Return the cohort, with the least available clients first."""
         generator = context.generator("refl")
         cohort = Cohort(context, generator)
         if not cohort.size:

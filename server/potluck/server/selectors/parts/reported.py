@@ -1,7 +1,7 @@
-"""Clients' reports about themselves, made fit for arithmetic: they may be lies or nonsense.
+"""Limits for the numbers that clients report about themselves, which may be false or invalid.
 
-Losses and durations can't be checked. A value that is no number counts as none, and one far above
-the others counts as little more than theirs: so one client can't drown the rest of a federation.
+Losses and durations can't be checked. A value that is not a number counts as missing. A value far
+above the others is limited, so that one client can't dominate the rest of a federation.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ LARGEST = 1e9
 
 
 def column(answers: Answers, name: str, length: int) -> Floats:
-    """One value of every client as a column of `length` rows; NaN where none came."""
+    """Return one value of every client as a column of `length` rows; NaN if the client sent
+    none."""
     values = np.full(length, np.nan)
     if name in answers.values:
         values[answers.rows] = answers.values[name]
@@ -23,10 +24,10 @@ def column(answers: Answers, name: str, length: int) -> Floats:
 
 
 def plausible(values: Floats, *, factor: float) -> Floats:
-    """A copy without what can't be: NaN for what is negative or infinite; the rest in [0, limit].
+    """Return a copy with NaN for negative or infinite values, and the others limited to [0, limit].
 
-    The limit is `factor` times the median of the values above zero (and at most 10^9), which more
-    than half of the clients would have to lie about to move.
+    The limit is `factor` times the median of the values above zero, and at most 10^9. To change
+    this median, more than half of the clients would have to send false values.
     """
     result = np.where(np.isfinite(values) & (values >= 0), values, np.nan)
     np.minimum(result, LARGEST, out=result)  # first: of two numbers near the limit no median is one

@@ -53,11 +53,12 @@ class DivFL(Selector):
         self.weighs = self.weighted
 
     def init(self, population: Population) -> State:
-        """State: who was picked, and a sketch of each client's last update."""
+        """Return the state: how often each client was picked, and sketches of their last
+        updates."""
         return State(arrays=nothing(len(population)))
 
     def select(self, state: State, context: SelectionContext) -> Selection:
-        """First whom nobody has picked, then greedily."""
+        """Select clients that were never picked first, then others greedily."""
         check_size("divfl", context)
         generator = context.generator("divfl")
         cohort = Cohort(context, generator)
@@ -117,9 +118,9 @@ def distances(vectors: Floats) -> Floats:
 def greedy(
     apart: Floats, able: Rows, count: int, generator: np.random.Generator
 ) -> tuple[Rows, list[float]]:
-    """Up to `count` positions of `able`, and G after each. apart: n × n distances.
+    """Return up to `count` positions of `able`, and G after each. apart: n × n distances.
 
-    Lazily: what a client would gain only falls as others are chosen, so it is reckoned anew only
+    Evaluated lazily: a client's gain only falls as others are chosen, so it is computed again only
     while it is the largest.
     """
     nearest = np.full(len(apart), np.inf)

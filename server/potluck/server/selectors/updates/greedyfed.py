@@ -52,11 +52,12 @@ class GreedyFed(Selector):
     measures = True
 
     def init(self, population: Population) -> State:
-        """State: per row how often it was picked and valued, and the sum of its values."""
+        """Return the state: per row, how often it was picked and valued, and the sum of its
+        values."""
         return State(arrays=_grown({}, len(population)))
 
     def select(self, state: State, context: SelectionContext) -> Selection:
-        """First whom nobody has picked, then by value."""
+        """Select clients that were never picked first, then others by value."""
         generator = context.generator("greedyfed")
         cohort = Cohort(context, generator)
         arrays = _grown(state.arrays, len(context.population))

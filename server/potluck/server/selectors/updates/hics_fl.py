@@ -63,9 +63,9 @@ class HiCSFL(Selector):
     clients.
 
     entropies: `updates` computes Ĥ from the updates of rounds. `told` asks each client once for
-    its Ĥ alone, of a training that is forgotten; clients are then clustered by Ĥ only, and where it
-    varies by spread or more, places are drawn by samples, as by Algorithm 1 of clustered sampling.
-    Nothing of updates is looked at, so it goes with masked ones.
+    only its Ĥ, from a training whose result is discarded. Clients are then clustered by Ĥ only, and
+    if it varies by spread or more, places are drawn by samples, as by Algorithm 1 of clustered
+    sampling. `told` reads nothing of updates, so it is compatible with masked ones.
     """
 
     temperature: PositiveFloat = 0.0025
@@ -85,13 +85,16 @@ class HiCSFL(Selector):
         object.__setattr__(self, "asks", frozenset({_TOLD} if told else ()))
 
     def init(self, population: Population) -> State:
-        """State: who was picked, and each client's last move; or what it told (NaN: nothing)."""
+        """Return the state: picks and each client's last update of the output bias.
+
+        With `told`: the entropy that each client reported, NaN if none.
+        """
         if self.asks:
             return State(arrays={_TOLD: np.full(len(population), np.nan)})
         return State(arrays=nothing(len(population)))
 
     def select(self, state: State, context: SelectionContext) -> Selection | Interview:
-        """First whom nobody has picked, then by clusters."""
+        """Select clients that were never picked first, then others by clusters."""
         check_size("hics-fl", context)
         return self._by_told(state, context) if self.asks else self._by_updates(state, context)
 
@@ -190,7 +193,7 @@ def _heard(state: State, heard: Sequence[Answers], clients: int) -> Floats:
 
 
 def cut(merges: Floats, clusters: int) -> Rows:
-    """The cluster of each client, from 0, where so many are left of the tree."""
+    """Cut a tree into a number of clusters; return the cluster of each client, from 0."""
     clients = len(merges) + 1
     parents = np.arange(clients + len(merges))
     for number, (one, other) in enumerate(merges[: clients - clusters, :2].astype(np.int64)):

@@ -24,12 +24,13 @@ _CONVERGED: Final = 0.05
 def shapley_values(
     players: int, generator: np.random.Generator, *, tolerance: float, permutations: int
 ) -> Generator[Coalition, float, Floats]:
-    """Yields coalitions, each once, and receives how much each is worth; returns the values.
+    """Yield coalitions, each once, and receive the worth of each; return the players' Shapley
+    values.
 
-    tolerance: players that come once a permutation is this near to everybody's worth add nothing
-    to it, and where everybody is this near to nobody, all values are 0. permutations: the most
-    there are, rounded up to a multiple of players. Stops before where the last means differ by 5 %
-    on average.
+    tolerance: once the worth of a permutation's players is this near to the worth of all, the
+    players that follow add nothing. If the worth of all is this near to that of the empty
+    coalition, all values are 0. permutations: their maximum number, rounded up to a multiple of
+    players. Stops earlier if the last means differ by at most 5 % on average.
     """
     nobody = yield ()
     everybody = yield tuple(range(players))

@@ -277,7 +277,7 @@ def _open_sqlite(url: URL) -> Database:
     name = str(path)
     lock = _lock_file(path)
     try:
-        # Created before SQLite would, so that nobody else can read it or its log.
+        # Created before SQLite would, so that no other user can read it or its log.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
         engine = _engine(url.set(database=name), name, connect_args={"timeout": _BUSY_SECONDS})
     except OSError as error:
