@@ -1,4 +1,4 @@
-"""What outlives the coordinator: its database, SQLite or PostgreSQL, and its model files."""
+"""The coordinator's persistent state: its database, SQLite or PostgreSQL, and its model files."""
 
 from potluck.server.store.records import (
     AttemptKey,
