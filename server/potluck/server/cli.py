@@ -154,7 +154,8 @@ def _settings(config: Path, **overrides: Any) -> CoordinatorConfig:
 
 
 async def run(settings: CoordinatorConfig, ending: Ending, ready_file: Path | None = None) -> None:
-    """Serve until the process is told to stop. Raises PotluckError if it can't begin, or go on."""
+    """Serve until the process gets a signal to stop. Raises PotluckError if it can't start or
+    continue."""
     from potluck.server.service.serving import serving  # it imports torch, which takes seconds
 
     stop = asyncio.Event()

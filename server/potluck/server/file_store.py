@@ -1,4 +1,5 @@
-"""The seam for object stores: where hosts may fetch files and put them, beside the coordinator."""
+"""The extension point for object stores, where hosts may fetch and put files without the
+coordinator."""
 
 from __future__ import annotations
 

@@ -57,9 +57,9 @@ class RoundNumbers:
 
 
 class OpenUpdates:
-    """A round's updates while they are being reduced, in client order; late ones behind them.
+    """A round's updates while they are being reduced, in client order, followed by the late ones.
 
-    factors: of what each counts with; None where all count alike.
+    factors: of each update's weight; None if there are no late updates.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class OpenUpdates:
         self._updates, self._files, self._opened, self._model = updates, files, opened, model
 
     def without(self, clients: Collection[str]) -> OpenUpdates:
-        """Those of all others."""
+        """Return the updates of all other clients."""
         kept = [place for place, client in enumerate(self.clients) if client not in clients]
         if len(kept) == len(self.clients):
             return self
@@ -97,8 +97,11 @@ class OpenUpdates:
         encoded: Sequence[EncodedUpdate],
         factors: Sequence[float],
     ) -> OpenUpdates:
-        """These with some late ones behind them. encoded: as if trained from the round's model.
-        factors: what each late one counts for beside a fresh one."""
+        """Return these updates followed by some late ones.
+
+        encoded: the late ones as if trained from the round's model. factors: the weight of each
+        late update, relative to a fresh one.
+        """
         both = OpenUpdates(self._updates, self._files, self._opened, self._model)
         both.rows += [update.row for update in updates]
         both.clients += [update.client for update in updates]
@@ -109,11 +112,11 @@ class OpenUpdates:
         return both
 
     def auxiliary(self, name: str) -> list[EncodedUpdate]:
-        """One auxiliary of all of them."""
+        """Return one auxiliary of all updates."""
         return [self._files.auxiliary(file, name) for file in self._opened]
 
     def single(self) -> list[OneUpdate]:
-        """Each by itself."""
+        """Return the updates one by one."""
         return [
             OneUpdate(client=client, files=self._files, file=file, encoded=encoded)
             for client, file, encoded in zip(self.clients, self._opened, self.encoded, strict=True)
@@ -124,8 +127,11 @@ class OpenUpdates:
 def opened(
     updates: Sequence[SpooledUpdate], files: UpdateFiles, model: Tensors | None
 ) -> Iterator[OpenUpdates]:
-    """Open the updates' files while the block runs. model: the round's, of the tensors that updates
-    have; may be None where these are whole weights of all of them."""
+    """Open the updates' files while the block runs.
+
+    model: the round's, of the tensors that updates have; may be None if the updates are complete
+    weights of all of them.
+    """
     with contextlib.ExitStack() as stack:
         found = [
             stack.enter_context(
@@ -145,11 +151,11 @@ def apply_round(
     *,
     draft: TensorDraft | None = None,
 ) -> tuple[Weights, State]:
-    """The next model and the strategy's next state.
+    """Return the next model and the strategy's next state.
 
-    current: the model, whole. draft: a file for what comes of the reduction, in the layout of the
-    updates, which the model may be views of; the state is not. Raises PluginError where the
-    strategy asks for what can't be, NotFiniteError where the result overflows.
+    current: the whole model. draft: a file for the result of the reduction, in the layout of the
+    updates. The returned model may be views of it; the state is not. Raises PluginError if the
+    strategy returns an invalid request, NotFiniteError if the result overflows.
     """
     before = NamedTensors.some(current, updates.encoded[0].layout)
     statistics = _statistics(strategy.needs, updates, before, numbers, state)

@@ -1,4 +1,4 @@
-"""The weights that a run starts from, where they are not new."""
+"""The initial weights of a run that does not start from new ones."""
 
 from __future__ import annotations
 

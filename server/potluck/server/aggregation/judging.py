@@ -26,7 +26,7 @@ class UpdatesSeen:
     """A round's updates as the selector sees them.
 
     state: the selector's. places: the row of each update's client, in client order. weights: by
-    client, what its update counts with, where the selector said so when it chose.
+    client, the weight of its update, if the selector set weights when it chose.
     """
 
     state: State

@@ -64,9 +64,9 @@ _EVALUATION_DATA = "the coordinator's evaluation data"
 
 @dataclass(frozen=True, kw_only=True)
 class MovedModel:
-    """The model that a round's updates make, and what the selector learned of them.
+    """The model after a round's updates, and the facts that the selector got about them.
 
-    late_weights: what each late update counted for beside a fresh one.
+    late_weights: the weight of each late update, relative to a fresh one.
     """
 
     model: ModelVersion
@@ -135,7 +135,8 @@ class ModelWork:
             strategy.check_model(made.layout)
 
     def _check_measuring(self, selector: str) -> None:
-        """Raise ConfigurationError where the selector has nothing to have updates measured on."""
+        """Raise ConfigurationError if the selector has updates measured, and there is no data for
+        it."""
         trainer, task = self._plan.trainer, self._plan.run_file.task.name
         why = ""
         if self._own_samples() is None:
@@ -233,8 +234,8 @@ class ModelWork:
     ) -> None:
         """Check that a received file is an update of the model: layout and numbers.
 
-        finite: a `FiniteScreen` saw the whole file, and it is clean. dropped: the tensors that it
-        is to leave out. Raises LayoutError, NotFiniteError, TooLargeError.
+        finite: True if a `FiniteScreen` read the whole file and found only finite numbers. dropped:
+        the tensors that the update must omit. Raises LayoutError, NotFiniteError, TooLargeError.
         """
         files = self._updates.leaving_out(dropped)
         with contextlib.ExitStack() as stack:
@@ -349,7 +350,7 @@ class ModelWork:
     def publish_trained(self, path: Path, model: ModelVersion, round_number: int) -> ModelVersion:
         """Publish the round's model that was trained on the coordinator. model: the one before.
 
-        Raises LayoutError where the file holds something else.
+        Raises LayoutError if the file holds other tensors.
         """
         with open_tensors(path, expected=self.layout) as file:
             return self._publish(file.arrays, model, round_number)
@@ -390,7 +391,7 @@ class ModelWork:
     # Auxiliaries ------------------------------------------------------------------------------
 
     def write_auxiliaries(self, auxiliaries: Auxiliaries) -> ModelVersion:
-        """Write what the strategy sends beside the model; what does not fit is a PluginError."""
+        """Write the auxiliaries that the strategy sends. Raises PluginError if one does not fit."""
         arrays = joined(auxiliaries)
         wanted = auxiliaries_layout(self.layout, auxiliaries)
         try:

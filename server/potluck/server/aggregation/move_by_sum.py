@@ -74,10 +74,11 @@ def move_by_sum(
     *,
     draft: TensorDraft | None = None,
 ) -> tuple[Weights, State]:
-    """The next model and the strategy's next state, from a sum over these clients.
+    """Return the next model and the strategy's next state, from a sum over these clients.
 
-    The strategy sees that many clients that are all alike. draft: as for `apply_round`. Raises
-    PluginError where it would weigh them otherwise, NotFiniteError where the result overflows.
+    The strategy gets this number of clients with equal values. draft: as for `apply_round`. Raises
+    PluginError if the strategy would weigh the clients differently, NotFiniteError if the result
+    overflows.
     """
     combine = strategy.weigh(_alike(total, clients, numbers.buffers, state))
     _check_combine(combine, len(clients))

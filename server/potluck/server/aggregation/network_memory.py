@@ -80,7 +80,8 @@ def _is_large(found: object) -> bool:
 
 
 def _shares(found: Tensor, arguments: Iterable[object]) -> bool:
-    """True where the tensor lies in the memory of an argument: a view, or written in place."""
+    """Return True if a tensor lies in an argument's memory: a view, or the result of an in-place
+    call."""
     own = found.untyped_storage().data_ptr()
     return any(
         isinstance(each, Tensor)

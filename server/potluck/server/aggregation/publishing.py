@@ -26,8 +26,11 @@ def publish(
     round_number: int,
     draft: TensorDraft | None,
 ) -> ModelVersion:
-    """Write a model as the run wants it sent; where that loses digits, the loss is part of
-    the model, so that everybody trains from the same one. draft: a file that may hold it."""
+    """Write a model in the precision in which the run sends it.
+
+    If that loses digits, the loss becomes part of the model, so that all clients train from the
+    same one. draft: a file that may hold the model.
+    """
     down = run_file.transport.down
     with_base = down.delta and base is not None
     if down.encoding is Encoding.FLOAT32 and not with_base and not down.compress:

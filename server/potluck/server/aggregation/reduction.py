@@ -48,13 +48,13 @@ def reduce(
     threads: int | None = None,
     draft: TensorDraft | None = None,
 ) -> Mapping[str, NDArray[Any]]:
-    """The updates, in client order, combined into arrays of the model's layout.
+    """Combine the updates, in client order, into arrays of the model's layout.
 
-    `norms`: what `update_norms` said, if it was asked; only the clipped mean needs them.
+    `norms`: the result of `update_norms`, if it was called; only the clipped mean needs them.
     `threads`: by default one for each processor this process may use, at most 4. `draft`: the file
     that the result is written to, and mapped from; without one it is in memory. Raises LayoutError
-    if an update does not fit the model, PluginError if `combine` makes no sense, NotFiniteError if
-    the result overflows, StorageError if the disk refuses.
+    if an update does not fit the model, PluginError if `combine` is invalid, NotFiniteError if the
+    result overflows, StorageError if the disk fails.
     """
     decoders = decoders_of(updates, model.layout)
     _check_combine(combine, len(decoders), model.layout)

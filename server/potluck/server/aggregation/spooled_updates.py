@@ -1,4 +1,4 @@
-"""The updates that a coordinator that went down left in the spool. Blocking."""
+"""Updates that were in the spool when the coordinator ended. Blocking."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class UpdateFiles:
             check_auxiliary_numbers(file)
 
     def open(self, path: Path, *, compressed: bool) -> TensorFile:
-        """Open an update's file. Raises LayoutError where it holds other tensors."""
+        """Open an update's file. Raises LayoutError if it holds other tensors."""
         if compressed:
             packed, path = path, path.with_suffix(".plain")
             if not path.exists():
@@ -142,7 +142,7 @@ class OneUpdate:
 
 
 def decoders_of(updates: Sequence[Update], layout: Layout) -> list[EncodedUpdate]:
-    """Readers of the updates. Raises LayoutError where one is none of a model of this layout."""
+    """Return readers of the updates. Raises LayoutError if one does not have this layout."""
     if not updates:
         raise RunError("there is no update to reduce; wait for at least one client")
     decoders = [u if isinstance(u, EncodedUpdate) else EncodedUpdate(u, layout) for u in updates]

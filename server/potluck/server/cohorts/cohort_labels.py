@@ -20,10 +20,10 @@ LEAST_CLIENTS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class CohortLabels:
-    """The labels of each round's cohort together; NaN where no client has disclosed any.
+    """The sum of the labels of each round's cohort; NaN if no client has disclosed any.
 
     entropy: bits. to_balanced, to_federation: 1 − cosine of the angle to equal numbers of each
-    class, and to all clients' labels together.
+    class, and to the sum of all clients' labels.
     """
 
     entropy: Floats

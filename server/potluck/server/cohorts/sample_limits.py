@@ -1,4 +1,4 @@
-"""The number of samples that a client counts with, bounded. Pure."""
+"""Limits on the number of samples that a client is weighted by. Pure."""
 
 from __future__ import annotations
 

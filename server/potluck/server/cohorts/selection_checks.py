@@ -55,7 +55,7 @@ def _check_quotas(selection: Selection, context: SelectionContext, name: str) ->
 
 
 def check_declared(selector: Selector, selection: Selection, name: str) -> None:
-    """Raises RunError where a selector asks of a cohort what it has not said that it would."""
+    """Raise RunError if a selection uses a feature that its selector has not declared."""
     undeclared = {
         "how many samples clients train on, and does not say that it `limits` them": (
             selection.quotas is not None and not selector.limits

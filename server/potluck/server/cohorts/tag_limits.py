@@ -12,15 +12,18 @@ from potluck.server.selection import Rows
 def narrowed(
     chosen: Rows, available: Rows, limits: Sequence[tuple[Sequence[str], int]]
 ) -> Rows | None:
-    """The rows to choose among again, where a cohort has too many clients with one value of a tag:
-    of such a value only those chosen first stay. None where the cohort is within all limits.
+    """Return the rows to choose among again, if a cohort has too many clients with one value of a
+    tag.
 
-    Choosing again and again ends: each time a value has fewer clients left than before, and one
-    that is down to its limit can't exceed it. So any selector may do the choosing, and what it
-    finds best is kept.
+    Of such a value, only the clients that were chosen first stay. None if the cohort is within all
+    limits.
 
-    chosen: in the order chosen. limits: for each bounded tag, the value of every row of the run's
-    clients, and the most clients with the same value.
+    Repeated choosing ends: each time a value has fewer clients left than before, and a value with
+    no more clients than its limit can't exceed it. So any selector may choose, and its best choices
+    are kept.
+
+    chosen: in the order chosen. limits: for each limited tag, the value of every row of the run's
+    clients, and the maximum number of clients with the same value.
     """
     excess = np.zeros(0, dtype=np.int64)
     for values, most in limits:
@@ -34,7 +37,7 @@ def narrowed(
 
 
 def ineligible(tags: Mapping[str, str], eligible: Mapping[str, Sequence[str]]) -> str:
-    """The reason why clients of a host with these tags take no part; empty where they do."""
+    """Return why clients of a host with these tags are excluded; empty if they are not."""
     for name, values in eligible.items():
         if tags.get(name) not in values:
             has = f"is {tags[name]!r}" if name in tags else "is not given"

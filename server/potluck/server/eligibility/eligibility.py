@@ -64,19 +64,20 @@ class Eligibility:
 
     @property
     def _includes_all(self) -> bool:
-        """True where clients without a profile are selected too."""
+        """Return True if clients without a profile are selected too."""
         return self.plan.run_file.profiles.missing is MissingProfiles.INCLUDE
 
     def quarantine(self, clients: Collection[str]) -> None:
-        """These clients and no others are in quarantine, from the next selection on."""
+        """Set the clients in quarantine, from the next selection on."""
         self.quarantined = frozenset(clients)
         self.post(rounds.Excluded(self.excluded))
 
     async def eligible(self, action: rounds.Select, present: Callable[[str], bool]) -> Rows:
-        """Rows of those who may be selected, sorted, once they have disclosed what is needed.
+        """Return the sorted rows of clients that may be selected, once they have disclosed what is
+        needed.
 
-        Raises RunError where a client refuses that the run can't do without; ScarceError where too
-        few are left for a quorum.
+        Raises RunError if a client refuses that the run can't do without; ScarceError if too few
+        are left for a quorum.
         """
         able = await self.checks.able(action, present)
         excluded = set(self.excluded)
@@ -132,7 +133,7 @@ class Eligibility:
         return left
 
     def _handle_refusals(self, refused: Mapping[str, str], *, first: bool) -> None:
-        """Go on without the profiles of these clients. Raises RunError where the run can't."""
+        """Continue without the profiles of these clients. Raises RunError if the run can't."""
         whys = list(dict.fromkeys(refused.values()))
         shown = "; ".join(whys[:_SHOWN]) + (
             f"; and {len(whys) - _SHOWN} more" * (len(whys) > _SHOWN)

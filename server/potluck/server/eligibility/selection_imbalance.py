@@ -1,7 +1,7 @@
-"""A measure of how lopsided a run's picks are.
+"""A measure of how unevenly a run selects its clients.
 
-A flattering profile gets a client picked again and again. Signatures say
-who sent it, not whether it is true; this measure does not depend on claims.
+A false but favourable profile makes a selector pick its client again and again. Signatures prove
+who sent a profile, not whether it is true. This measure does not depend on such claims.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ class SelectionImbalance:
 def selection_imbalance(
     picks: Picks, *, expected: Expected | None = None, chance: float = 1e-3
 ) -> SelectionImbalance | None:
-    """Measures picks (K ≥ 1, by row); None before the first pick.
+    """Measure picks (K ≥ 1, by row). None before the first pick.
 
-    expected: picks of each row that uniform selection among the clients that were available would
-    have made on average; without it, the same for all.
+    expected: average number of picks of each row under uniform selection among the clients that
+    were available; by default the same for all.
 
-    Under uniform selection a client's picks have a mean m and at most Poisson spread, so
-    P(picks ≥ x) ≤ exp(−m) (e·m/x)^x for x > m (Chernoff). A row is unlikely where K times that
-    bound is at most `chance`: with uniform selection, an alarm about any client at all is then
-    raised with probability `chance` at most.
+    Under uniform selection a client's picks have a mean m and at most Poisson spread, so P(picks ≥
+    x) ≤ exp(−m) (e·m/x)^x for x > m (Chernoff). A row is unlikely if K times that bound is at most
+    `chance`: with uniform selection, an alarm about any client at all is then raised with
+    probability `chance` at most.
     """
     total = int(picks.sum())
     if total == 0:

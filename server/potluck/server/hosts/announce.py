@@ -16,11 +16,12 @@ SETTLE_SECONDS: Final = 3600.0
 
 
 def announce_closed(attendance: Attendance, row: RoundRow, awaited: Collection[str] = ()) -> None:
-    """Tell the cohort of a committed round whose updates are part of the model, and clients of
-    earlier rounds whose late updates are. awaited: members whose update may still join a later
-    round; they are told then.
+    """Inform the cohort of a committed round whose updates are part of the model.
 
-    A client that hears of it again does nothing.
+    Also informs clients of earlier rounds whose late updates are part of it. awaited: members whose
+    update may still join a later round; they are informed then.
+
+    A client that gets the message again does nothing.
     """
     for member in row.members:
         if member.client_id not in awaited:

@@ -125,7 +125,8 @@ class Attendance:
         return self._sessions.get(client_id)
 
     def tags_of(self, client_id: str) -> Mapping[str, str]:
-        """Tags of the host that answers for a client, or did last; empty where none ever has."""
+        """Return the tags of the host that has a client, or had it last; empty if none ever had
+        it."""
         return self._tags.get(client_id, {})
 
     def listen(self, listener: AttendanceListener) -> Callable[[], None]:
@@ -134,9 +135,9 @@ class Attendance:
         return lambda: self._listeners.remove(listener)
 
     def attach(self, session: HostSession) -> None:
-        """A host says hello. It replaces an older session of the same host.
+        """Connect a host. It replaces an older session of the same host.
 
-        Raises IdentityError if another connected host answers for one of its clients.
+        Raises IdentityError if another connected host has one of its clients.
         """
         for client in session.client_ids:
             other = self._sessions.get(client)
@@ -286,13 +287,13 @@ class Attendance:
                 self.retire([instruction_id])
 
     def report(self, session: HostSession, progress: coordinator_pb2.Progress) -> None:
-        """A host says how far an instruction has come."""
+        """Record a host's progress with an instruction."""
         pending = self._of(session, progress.instruction_id)
         if pending is not None:
             pending.progress = progress
 
     def answer(self, session: HostSession, answer: coordinator_pb2.Answer) -> None:
-        """A host says how an instruction ended; repeats are ignored."""
+        """Record a host's result of an instruction; ignore repeats."""
         pending = self._of(session, answer.instruction_id)
         if pending is not None and pending.on_answer is not None:
             pending.on_answer(answer)

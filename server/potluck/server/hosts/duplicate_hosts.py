@@ -62,7 +62,8 @@ class DuplicateHostGuard:
         return False
 
     def _other(self, session: HostSession) -> HostSession | None:
-        """Another process of the same host that attends; those who don't say count as one."""
+        """Return another connected process of the same host. Processes without an id count as the
+        same."""
         other = self._attendance.host(session.host_id)
         if other is None:
             return None

@@ -1,5 +1,5 @@
-"""Evaluation on the clients' held-out samples, where the coordinator has none of its own, or where
-the spread over clients is wanted."""
+"""Evaluation on the clients' held-out samples, if the coordinator has no evaluation data, or if the
+spread over clients is wanted."""
 
 from __future__ import annotations
 

@@ -38,9 +38,9 @@ class HostRegistry:
 
     @contextlib.asynccontextmanager
     async def attending(self, session: HostSession) -> AsyncIterator[None]:
-        """A host has said hello, and attends until the block ends.
+        """Register a host that has connected, until the block ends.
 
-        Raises IdentityError where another attends in its place.
+        Raises IdentityError if another process is connected in its place.
         """
         await self._duplicates.make_way(session)
         self._attendance.attach(session)

@@ -86,8 +86,11 @@ def train_instruction(
     member: MemberWork = AS_THE_RUN_SAYS,
     companions: Sequence[str] = (),
 ) -> coordinator_pb2.Instruction:
-    """Tells a client to train. member: what the selector says of its work. companions: ids of the
-    instructions of those it may be trained together with, and of this."""
+    """Return the instruction for a client to train.
+
+    member: the work that the selector set for it. companions: ids of the instructions of the
+    clients that it may be trained together with, its own included.
+    """
     train = _train(plan, round_number, client, model)
     train.quotas.extend(member.quotas)
     train.dropped.extend(member.dropped)
@@ -141,7 +144,8 @@ def question_instruction(
     model: transfer_pb2.ModelReference,
     kept: coordinator_pb2.KeptState | None,
 ) -> coordinator_pb2.Instruction:
-    """Asks a client something before a round's selection. kept: None where clients keep nothing."""
+    """Return a question to a client before a round's selection. kept: None if clients keep
+    nothing."""
     question = coordinator_pb2.Question(
         kind=ask.kind,
         parameters_json=canonical_json(ask.parameters),
@@ -181,8 +185,11 @@ def evaluate_instruction(
     kept: coordinator_pb2.KeptState | None,
     subject: MeasuredModel = MeasuredModel.ROUND,
 ) -> coordinator_pb2.Instruction:
-    """Tells a client to evaluate a model on its held-out samples, or what it makes of that model.
-    kept: None where clients keep nothing."""
+    """Return the instruction for a client to evaluate a model, or one derived from it, on its
+    held-out samples.
+
+    kept: None if clients keep nothing.
+    """
     evaluate = coordinator_pb2.Evaluate(
         model=model,
         task=task_plugin(plan.run_file),
@@ -239,7 +246,7 @@ def _how_to_train(plan: RunPlan, round_number: int, client: str) -> coordinator_
 
 
 def _add_personal(train: coordinator_pb2.Train, plan: RunPlan) -> None:
-    """Add the training of the client's own model, where the run has such models."""
+    """Add the training of the client's own model, if the run has such models."""
     settings = plan.run_file.personal
     if settings.method == "ditto":
         train.personal.pull = settings.pull

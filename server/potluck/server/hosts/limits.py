@@ -62,15 +62,14 @@ class Admission:
 
 
 class TransferSlots:
-    """Lets few files set out at once, so that those that move fast move one after another.
+    """Limits the number of files that start at once, so that fast ones move one after another.
 
-    Many at once take as long altogether, but each holds messages in memory and in the processor's
-    caches. A file that is slow anyway must not hold up others: its turn ends, and it goes on
-    beside them.
+    Many at once take the same total time, but each holds messages in memory and in the processor's
+    caches. A slow file must not delay the others: its turn ends, and it continues beside them.
     """
 
     def __init__(self, at_once: int, *, seconds: float, least_bytes: int) -> None:
-        """A turn ends where fewer than `least_bytes` were moved within `seconds`."""
+        """A turn ends if fewer than `least_bytes` were moved within `seconds`."""
         self._free = asyncio.Semaphore(at_once)
         self._seconds = seconds
         self._least_bytes = least_bytes

@@ -154,11 +154,11 @@ class Profiling:
         label_totals: Floats | None = None,
         cell_counts: Mapping[str, Floats] | None = None,
     ) -> Population:
-        """The roster with what its clients have disclosed.
+        """Return the roster with the profiles that its clients have disclosed.
 
-        limits: of the samples that a client counts with, for selectors. None: as disclosed, for
-        those who look at what clients claim. cell_counts: by client, in place of label counts
-        where these are summed by cell.
+        limits: on the samples that a client is weighted by, for selectors. None: as disclosed, for
+        audits of the clients' claims. cell_counts: by client, in place of label counts if these are
+        summed by cell.
         """
         samples = self.roster.samples()
         if limits is not None:

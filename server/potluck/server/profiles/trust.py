@@ -43,7 +43,7 @@ class Trust:
         return self._root
 
     def require_root(self) -> FederationRoot:
-        """As `root`. Raises RunError where the federation has none."""
+        """As `root`. Raises RunError if the federation has none."""
         root = self.root
         if root is None:
             raise RunError(

@@ -32,8 +32,10 @@ class AttemptCount:
         return attempt_pause(self._failures)
 
     def excuse(self, clients: Collection[str]) -> bool:
-        """Return whether one of these clients was left out for the first time. Then the attempt
-        does not count."""
+        """Return True if one of these clients was excluded for the first time.
+
+        The attempt does then not count.
+        """
         new = set(clients) - self._excused
         self._excused |= new
         return bool(new)

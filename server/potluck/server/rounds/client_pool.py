@@ -159,8 +159,8 @@ class ClientPool:
         return self._quorum(clients, needed).suffices
 
     def lost_its_hosts(self, cohort: RoundCohort) -> bool:
-        """Return whether a cohort was large enough, and is too small without those that went
-        away."""
+        """Return True if a cohort was large enough, and is too small without its disconnected
+        members."""
         there = [
             client
             for client, member in cohort.members.items()
@@ -170,12 +170,15 @@ class ClientPool:
         return self.suffices(tuple(cohort.members), needed) and not self.suffices(there, needed)
 
     def selectable(self, clients: Iterable[str]) -> tuple[str, ...]:
-        """The clients that are neither excluded nor left out."""
+        """Return the clients that are not excluded."""
         return tuple(c for c in clients if c not in self.excluded and c not in self.left_out)
 
     def _candidates(self, selectable: Sequence[str]) -> tuple[str, ...]:
-        """The clients that attend, without those that failed in this round or are still at work for
-        another if others suffice."""
+        """Return the connected clients that a selection may use.
+
+        Clients that failed in this round, or that still train for another, are omitted if the
+        others suffice.
+        """
         attending = [client for client in selectable if self.presence.attends(client)]
         free = [client for client in attending if client not in self.still_training]
         fresh = [client for client in free if client not in self.spared]

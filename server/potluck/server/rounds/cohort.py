@@ -79,8 +79,11 @@ class RoundCohort:
 
     @property
     def wanted(self) -> int:
-        """The number of updates that the round is to have: of those beyond `count` none is needed,
-        unless the selector had more chosen than it was asked for."""
+        """The number of updates that the round waits for.
+
+        It waits for `count` of them at most, unless the selector chose more clients than it was
+        asked for.
+        """
         rules, chosen = self._rules, len(self.members)
         spared = sum(member.state is MemberState.SPARED for member in self.members.values())
         everybody = chosen > rules.count + rules.policy.over_selection
@@ -104,12 +107,12 @@ class RoundCohort:
     # How a member's part ends -----------------------------------------------------------------
 
     def receive(self, client: str, seconds: float) -> None:
-        """The update of a member is here."""
+        """Record that a member's update has arrived."""
         self.members[client].state = MemberState.RECEIVED
         self.members[client].seconds = seconds
 
     def drop(self, clients: Iterable[str], state: MemberState, trouble: str) -> list[Action]:
-        """The round goes on without these members."""
+        """Continue the round without these members."""
         actions: list[Action] = []
         for client in clients:
             awaited = state is MemberState.LATE and self._may_come_late(client)
@@ -148,8 +151,10 @@ class RoundCohort:
     def spare_upload(
         self, spared: Sequence[tuple[str, str]], awaited: Collection[str] = ()
     ) -> list[Action]:
-        """The updates of these clients are not wanted. spared: who, and why. awaited: those of them
-        that may join a later round."""
+        """Continue without the updates of these clients, which need not upload.
+
+        spared: each client, with the reason. awaited: those that may join a later round.
+        """
         actions: list[Action] = []
         for client, why in spared:
             self.members[client].state = MemberState.SPARED
@@ -162,8 +167,8 @@ class RoundCohort:
 
     @property
     def missed(self) -> list[str]:
-        """Members without which the round is over, and who may still be at work for a later one, in
-        the order chosen."""
+        """Members without which the round is over, and that may still train for a later one, in the
+        order chosen."""
         if not self._rules.policy.late_updates.rounds:
             return []
         states = (MemberState.LATE, MemberState.SPARED)

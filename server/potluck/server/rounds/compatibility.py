@@ -23,9 +23,9 @@ from potluck.server.strategy import Strategy
 def check_composition(
     run_file: RunFile, strategy: Strategy, training: LocalTraining, *, source: str
 ) -> Sequence[str]:
-    """Remarks on what goes together but not as one may think, a sentence each.
+    """Return remarks on combinations that work differently than expected, a sentence each.
 
-    Raises ConfigurationError where two parts don't go together, PluginError where one is missing.
+    Raises ConfigurationError if two parts are not compatible, PluginError if one is missing.
     """
     correction = strategy.correction
     if strategy.one_way and strategy.auxiliary:
@@ -79,7 +79,7 @@ def _keeps(run_file: RunFile) -> bool:
 
 
 def _on_keeping(run_file: RunFile) -> Sequence[str]:
-    """Whose data the model is measured on, where no one has all of it."""
+    """Return a remark that clients measure the model, if they keep some of its tensors."""
     if not run_file.evaluation.every or not _keeps(run_file):
         return ()
     text = "clients measure the model, with what they keep; the coordinator's data are not used"
@@ -87,9 +87,9 @@ def _on_keeping(run_file: RunFile) -> Sequence[str]:
 
 
 def by_protocol(selector: Selector, run_file: RunFile, *, source: str) -> Selector:
-    """The selector that does the same from sums and questions.
+    """Return the selector that does the same from sums and questions.
 
-    Raises ConfigurationError where there is none, or where its first sum is over too few clients.
+    Raises ConfigurationError if there is none, or if its first sum is over too few clients.
     """
     found = selector.by_protocol()
     if found is None:

@@ -20,7 +20,7 @@ STOPPED_BY_OPERATOR = "stopped by an operator"
 
 @dataclass(frozen=True)
 class Started:
-    """The run begins, or goes on after a restart."""
+    """The run starts, or resumes after a restart."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Joined:
 
 @dataclass(frozen=True)
 class Left:
-    """Clients' host went away."""
+    """The clients' host has disconnected."""
 
     clients: tuple[str, ...]
 
@@ -115,7 +115,7 @@ class UpdateReady:
 
 @dataclass(frozen=True)
 class UploadsDecided:
-    """The selector has said whose updates are not wanted. spared: who, and why."""
+    """The selector has decided which clients need not upload. spared: each, with the reason."""
 
     round: int
     attempt: int
@@ -124,7 +124,7 @@ class UploadsDecided:
 
 @dataclass(frozen=True)
 class ClientFailed:
-    """A client said it can't, or its update was refused for good."""
+    """A client reported a failure, or its update was refused and won't be retried."""
 
     client: str
     trouble: str
@@ -161,7 +161,7 @@ class Committed:
 
 @dataclass(frozen=True)
 class ActionFailed:
-    """The shell could not carry out an action; the run can't go on."""
+    """An action could not be carried out; the run can't continue."""
 
     reason: str
 
@@ -244,7 +244,7 @@ class Train:
 
 @dataclass(frozen=True)
 class DecideUploads:
-    """Have the selector say which of these clients need not send their updates; answer with
+    """Have the selector decide which of these clients need not upload; answer with
     UploadsDecided."""
 
     round: int
@@ -254,7 +254,7 @@ class DecideUploads:
 
 @dataclass(frozen=True)
 class Abandon:
-    """Tell clients to stop; the round goes on without them."""
+    """Instruct clients to stop; the round continues without them."""
 
     round: int
     attempt: int

@@ -60,19 +60,21 @@ class LateRegister:
             self._awaited[client] = replace(row, update=None)
 
     def drop(self, client: str, trouble: str) -> LateRow | None:
-        """A client's training is not awaited any more; what is to be stored of it."""
+        """Stop awaiting a client's training; return what must be stored of it."""
         row = self._awaited.pop(client, None)
         return None if row is None else replace(row, state=LateState.DROPPED, trouble=trouble)
 
     def fail(self, client: str, trouble: str) -> LateRow | None:
-        """The same, where that is stored with the next round: after a kill it fails again."""
+        """As `drop`, but stored with the next round: after a kill the training fails again."""
         row = self.drop(client, trouble)
         self._failed += [] if row is None else [row]
         return row
 
     def joining(self, round_seconds: float) -> Sequence[LateRow]:
-        """Those whose update is part of the round under way, by client. round_seconds: simulated
-        ones from its begin to its end."""
+        """Return the late trainings whose update is part of the round under way, by client.
+
+        round_seconds: simulated seconds from its start to its end.
+        """
         return [
             row
             for row in self.awaited
@@ -125,7 +127,7 @@ class LateRegister:
         return max(0.0, seconds - passed) if self.simulated else 0.0
 
     def _aged(self, row: LateRow, committed: int) -> LateRow:
-        """Dropped, where it would be too late for the next round."""
+        """Return the training as dropped, if it would be too late for the next round."""
         if row.state is LateState.AWAITED and committed + 1 - row.round > self.most_rounds:
             trouble = f"not within {self.most_rounds} more rounds"
             return replace(row, state=LateState.DROPPED, trouble=trouble)

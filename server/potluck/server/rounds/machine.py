@@ -79,14 +79,14 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Resumption:
-    """The state of a run when its coordinator went down.
+    """The state of a run when its coordinator ended.
 
-    available and cohort are those of the attempt that was under way; cohort maps clients in the
-    order chosen to how their part had ended. Both empty if none was under way. spent: attempts at
-    this round that don't count; those of a run that has failed don't. seconds: what trainings
-    took whose updates are here. left_out: clients that can't take part, and why. uploads_decided:
-    whether clients had offered their updates, and the selector knew what they say. why_over: as in
-    `Committed`, of the last committed round.
+    available and cohort are those of the attempt that was under way. cohort maps clients, in the
+    order chosen, to the state of their part. Both are empty if no attempt was under way. spent:
+    attempts at this round that don't count; the attempts of a run that has failed don't. seconds:
+    durations of the trainings whose updates have arrived. left_out: clients that can't take part,
+    and why. uploads_decided: True if clients had offered their updates, and the selector had their
+    answers. why_over: as in `Committed`, of the last committed round.
     """
 
     roster: RunRoster = field(default_factory=RunRoster)
@@ -150,7 +150,7 @@ class RoundMachine:
     # Events -----------------------------------------------------------------------------------
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """Take an event; return the actions it asks for: none, where it no longer matters."""
+        """Handle an event and return the resulting actions; none if the event no longer matters."""
         if self.phase is Phase.ENDED:
             return []
         match event:
@@ -332,8 +332,11 @@ class RoundMachine:
         return trains + self._go_on(now)
 
     def _ask_for_uploads(self, spared: Sequence[tuple[str, str]], now: float) -> list[Action]:
-        """Let those send their updates who are not spared that. They have as long as for training;
-        who is away, or has lost its update, may train again."""
+        """Ask the members that were not spared to upload.
+
+        They have as much time as for training. A member that is disconnected, or has lost its
+        update, may train again.
+        """
         cohort = self.cohort
         cohort.undecided = cohort.deciding = False
         actions = cohort.spare_upload([each for each in spared if cohort.waits_for(each[0])])

@@ -22,7 +22,7 @@ _SPARE_SECONDS: Final = 60.0
 
 
 def check_sizes(run_file: RunFile, *, source: str) -> None:
-    """Raise ConfigurationError where a run's cohorts are too small or too large for masks, or its
+    """Raise ConfigurationError if a run's cohorts are too small or too large for masks, or its
     rounds too long."""
     if not run_file.secure_aggregation:
         return

@@ -105,7 +105,7 @@ class RunPlan:
 
     @property
     def client_models(self) -> Sequence[MeasuredModel]:
-        """The models that clients measure even where the coordinator has evaluation data."""
+        """The models that clients measure even if the coordinator has evaluation data."""
         settings = self.run_file.evaluation
         wanted = {
             MeasuredModel.ROUND: settings.spread,
@@ -116,13 +116,15 @@ class RunPlan:
 
     @property
     def wants_label_totals(self) -> bool:
-        """True where a secure sum is to give the selector the federation's label counts."""
+        """True if the selector needs the federation's label counts from a secure sum."""
         disclosure = self.run_file.profiles.disclosure
         return self.selector.wants_label_totals and disclosure in ("noisy", PROTOCOL)
 
     def with_base(self, blake3: str) -> RunPlan:
-        """The same run with the base of its model named by its digest; nothing new where all of
-        the model travels."""
+        """Return the same run with the base of its model named by its digest.
+
+        Unchanged if all of the model travels.
+        """
         table = self.run_file.model
         if table is None or not blake3:
             return self
@@ -140,7 +142,7 @@ class RunPlan:
 def draw_up(
     text: str, *, source: str, model_modules: Sequence[str] = plugins.MODEL_MODULES
 ) -> RunPlan:
-    """The plan of a run file; model_modules: where a model it names is looked for.
+    """Return the plan of a run file. model_modules: modules that may define a named model.
 
     Raises ConfigurationError or PluginError, naming the key, the value and what is installed.
     """
@@ -197,8 +199,8 @@ def draw_up(
 
 
 def _check_parts(run_file: RunFile, task: Task, source: str) -> None:
-    """Raise ConfigurationError where a task that says for how many clients it has data has too few
-    for the run."""
+    """Raise ConfigurationError if a task with data for a fixed number of clients has too few for
+    the run."""
     if task.clients and run_file.roster > task.clients:
         raise ConfigurationError(
             f"{source}: 'roster' is {run_file.roster}, but task '{run_file.task.name}' has data "

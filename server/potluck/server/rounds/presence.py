@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Set
 
 
 class Presence:
-    """The clients that attend. grace: seconds for which a client that went away may come back."""
+    """The connected clients. grace: seconds within which a disconnected client may come back."""
 
     def __init__(self, grace: float) -> None:
         self.grace = grace
@@ -25,17 +25,19 @@ class Presence:
         return client in self._attending
 
     def back_by(self, client: str) -> float:
-        """Until when a client that is away may come back; long ago where it is not waited for."""
+        """Return the time until which a disconnected client may come back; long ago if none is
+        awaited."""
         if client in self._attending:
             return -math.inf
         return self._back_by.get(client, -math.inf)
 
     def returning(self, now: float) -> Mapping[str, float]:
-        """Clients that are away and may still come back, and until when."""
+        """Return the disconnected clients that may still come back, each with the time until
+        which."""
         return {client: by for client, by in self._back_by.items() if now < by}
 
     def host_of(self, client: str) -> str:
-        """The host that answers for a client, or did last; empty where none ever has."""
+        """Return the host that has a client, or had it last; empty if none ever had it."""
         return self._host_of.get(client, "")
 
     def hosts(self, clients: Iterable[str]) -> frozenset[str]:
@@ -43,14 +45,14 @@ class Presence:
         return frozenset(filter(None, map(self.host_of, clients)))
 
     def join(self, clients: Iterable[str], hosts: Mapping[str, str]) -> None:
-        """Clients attend, from these hosts."""
+        """Record that clients have connected, from these hosts."""
         for client in clients:
             self._attending.add(client)
             self._back_by.pop(client, None)
         self._host_of.update(hosts)
 
     def leave(self, clients: Iterable[str], now: float) -> None:
-        """Clients' host went away."""
+        """Record that the clients' host has disconnected."""
         for client in clients:
             self._attending.discard(client)
             self._back_by[client] = now + self.grace

@@ -54,5 +54,5 @@ class RunRoster:
         self._samples |= disclosed
 
     def samples(self) -> NDArray[np.int64]:
-        """The disclosed numbers of samples by row; 0 where none is known."""
+        """The disclosed numbers of samples by row; 0 if unknown."""
         return np.array([self._samples.get(client, 0) for client in self.ids], dtype=np.int64)

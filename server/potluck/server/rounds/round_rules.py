@@ -10,12 +10,12 @@ from potluck.common.run_file.run_settings import Leavers, RoundPolicy
 
 @dataclass(frozen=True, kw_only=True)
 class RoundRules:
-    """The settings of a run file that the state machine goes by.
+    """The settings of a run file that the state machine uses.
 
-    hosts: how many a round's clients must be on, 0 where that does not matter. simulated: rounds
-    are timed by a virtual clock: all are waited for, and who was in time is decided by simulated
-    seconds, of which a client has `simulated_deadline`. offers: clients keep their updates until
-    the selector has said whose are wanted.
+    hosts: minimum number of hosts that a round's clients must be on; 0 for no minimum. simulated:
+    True if a virtual clock times the rounds. The round then waits for all clients, and a client was
+    in time if it took at most `simulated_deadline` simulated seconds. offers: True if clients keep
+    their updates until the selector has decided which are wanted.
     """
 
     rounds: int
@@ -31,12 +31,12 @@ class RoundRules:
 
     @property
     def grace_seconds(self) -> float:
-        """The seconds that a host that went away may take to come back."""
+        """Seconds within which a disconnected host may come back."""
         return self.policy.grace_seconds if self.policy.leavers is Leavers.WAIT else 0.0
 
     @property
     def needed(self) -> int:
-        """Clients without whom no round can begin."""
+        """Minimum number of clients with which a round can start."""
         return max(self.policy.needed(self.count), self.hosts)
 
     def awaits_late(self, *, received: bool) -> bool:

@@ -1,4 +1,4 @@
-"""Texts on the troubles of clients; one that many have is said once. Pure."""
+"""Texts on the troubles of clients; one that many share is named once. Pure."""
 
 from __future__ import annotations
 
@@ -56,8 +56,9 @@ class LeftOutClients:
 class TroubleNotices:
     """Notices about members whose part in an attempt is over.
 
-    A trouble that many have is said at once for the first of them, and with the end of the attempt
-    for the others; of those that are left out of the run it is said at the end, for all together.
+    A trouble that many members share is reported at once for the first of them, and at the end of
+    the attempt for the others. Members that are excluded from the run are reported at the end, all
+    together.
     """
 
     def __init__(self) -> None:
@@ -125,7 +126,7 @@ def each_once(troubles: Mapping[str, str], fate: str) -> str:
 
 
 def _shown(clients: Sequence[str], trouble: str) -> str:
-    """With the name again, where it is one client's alone."""
+    """Put the client's name back into a trouble that only one client has."""
     return trouble.replace("'…'", f"'{clients[0]}'") if len(clients) == 1 else trouble
 
 

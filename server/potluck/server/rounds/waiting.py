@@ -12,9 +12,9 @@ LONGEST_PAUSE_SECONDS = 60.0
 class Waiting:
     """The wait of a run for clients.
 
-    what: one line, without a time. until: when it stops waiting, and goes on or fails; None: it
-    waits without limit. clients, hosts: how many may be selected now, and how many it takes;
-    hosts_needed: 0 where hosts are not counted.
+    what: one line, without a time. until: time when the wait ends and the run continues or fails;
+    None for no limit. clients, hosts: numbers that may be selected now, each with the number
+    needed; hosts_needed: 0 if hosts are not counted.
     """
 
     what: str

@@ -1,4 +1,4 @@
-"""Auxiliaries: files that a run's strategy sends to clients beside the model."""
+"""Auxiliaries: files that a run's strategy sends to clients in addition to the model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from potluck.server.strategy import Strategy
 
 
 class AuxiliaryFiles:
-    """Writes the files of auxiliaries and says where they are. Lives on the event loop."""
+    """Writes the files of auxiliaries and returns references to them. Lives on the event loop."""
 
     def __init__(self, strategy: Strategy, models: Models, files: ModelFiles) -> None:
         self._strategy = strategy
@@ -31,7 +31,7 @@ class AuxiliaryFiles:
         return {digest for file in files for digest in file.digests}
 
     async def message(self, client: str, round_number: int) -> coordinator_pb2.Auxiliary | None:
-        """The part of a client's instruction that names them; None where there are none."""
+        """Return the part of a client's instruction that names them; None if there are none."""
         strategy, models = self._strategy, self._models
         correction = strategy.correction
         if correction is None:

@@ -105,7 +105,8 @@ async def evaluate(run: Run) -> None:
 
 
 async def _on_clients(run: Run, model: ModelVersion, subject: MeasuredModel) -> HeldOut:
-    """The model, or what they make of it, on the held-out samples of all clients that attend."""
+    """Evaluate the model, or what clients derive from it, on all connected clients' held-out
+    samples."""
     return await evaluate_on_clients(
         run.services.attendance,
         run.plan,
@@ -123,8 +124,10 @@ async def _on_clients(run: Run, model: ModelVersion, subject: MeasuredModel) -> 
 async def _on_own_data(
     plan: RunPlan, work: ModelWork, model: ModelVersion
 ) -> EvaluationCounts | MeasureSums | None:
-    """The model on the coordinator's data; None where it has none. A task's own trainer has as
-    long for it as a round: raises TrainerError then."""
+    """Evaluate the model on the coordinator's data; None if it has none.
+
+    A task's own trainer has as much time for it as a round has: raises TrainerError after that.
+    """
     seconds = None if plan.trainer is None else plan.run_file.round.deadline_seconds
     try:
         async with asyncio.timeout(seconds):
@@ -266,8 +269,7 @@ def _outcome(run: Run, action: rounds.Commit) -> RoundOutcome:
 
 
 def _prolonged(plan: RunPlan, attempt: Attempt) -> NDArray[np.float64]:
-    """By what the passes of each client of the cohort were multiplied; nothing where they were
-    the run's."""
+    """Return the factor on the passes of each client of the cohort; empty if all made the run's."""
     epochs = [member.work.epochs for member in attempt.cohort.values()]
     if not any(epochs):
         return np.zeros(0)
@@ -327,7 +329,7 @@ class PostCommitTasks:
         self._task = asyncio.create_task(self._follow(row, spent, late))
 
     async def settled(self) -> None:
-        """Wait until it is done. Raises what went wrong there."""
+        """Wait until it is done. Raises the error that it failed with."""
         if self._task is not None:
             await asyncio.shield(self._task)  # it goes on where the caller is cancelled
 
@@ -364,13 +366,13 @@ class PostCommitTasks:
 
 
 def _committed(store: Store, *, key: AttemptKey) -> tuple[RoundRow, RunRow]:
-    """The round that was just committed, and where its run stands now."""
+    """Return the round that was just committed, and the state of its run."""
     [row] = store.rounds(key.run_id, after=key.round - 1, limit=1)
     return row, store.run(key.run_id)
 
 
 def _reported(row: UpdateRow | None, name: str) -> float:
-    """A number that came with an update; NaN where it didn't."""
+    """Return a number that came with an update; NaN if it did not come."""
     if row is None:
         return math.nan
     value = row.loss if name == "loss" else row.reports.get(name)
@@ -380,8 +382,8 @@ def _reported(row: UpdateRow | None, name: str) -> float:
 def _of_trainings(
     plan: RunPlan, result: RoundModel, reports: Sequence[UpdateRow]
 ) -> tuple[dict[str, float], dict[str, Coverage]]:
-    """Measures of the trainings of the clients in the model, where they say them, and the clients
-    and samples behind each."""
+    """Return the metrics of the trainings of the clients in the model, as far as clients report
+    them, with the numbers of clients and samples behind each."""
     means, coverage = training_means(reports), training_coverage(reports)
     every = plan.run_file.evaluation.every
     if plan.trainer is None and wants_training_loss(result.metrics, every):

@@ -90,11 +90,11 @@ class RunDriver:
         return None if self._run is None else progress(self._run)
 
     def why_left_out(self, client: str) -> str:
-        """The reason why a client can't take part in the run; empty where it can."""
+        """Return why a client can't take part in the run; empty if it can."""
         return "" if self._run is None else self._run.selecting.left_out.troubles.get(client, "")
 
     async def inbox(self) -> UpdateInbox | None:
-        """The inbox of the run, once it is prepared; None where it ended before."""
+        """Return the inbox of the run, once it is prepared; None if the run ended before."""
         await self._prepared.wait()
         return None if self._loop is None else self._loop.inbox
 

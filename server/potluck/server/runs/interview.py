@@ -1,8 +1,8 @@
-"""Asking clients before a selection: what a selector yields is carried to them, what they say back.
+"""Questions to clients before a selection: sends a selector's questions, returns the answers to it.
 
-A question is in the store before it is asked, and its answers before the selector learns them. So a
-coordinator that went down leads a fresh generator through the answers it has, and asks on from
-there; hosts give the answers they gave again.
+A question is in the store before it is asked, and its answers are stored before the selector gets
+them. So after a restart the coordinator gives a fresh generator the stored answers and continues
+from there. Hosts repeat the answers that they gave.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _AGAIN = "again"
 
 
 class ReplayError(RunError):
-    """The stored answers of an attempt are to other questions than are asked now."""
+    """The stored answers of an attempt belong to other questions than those asked now."""
 
 
 async def choose(
@@ -49,11 +49,11 @@ async def choose(
     """Let the selector ask and choose; return its choice and the answers of clients.
 
     It chooses again, among fewer, as long as a cohort has more clients with the same tag than the
-    run allows; then the answers are those given last. A cohort on too few hosts for a masked round
+    run allows; the answers are then those given last. A cohort on too few hosts for a masked round
     is completed.
 
-    Raises RunError where it fails or what it says makes no sense; ReplayError where, after a
-    restart, it does not ask what is stored.
+    Raises RunError if the selector fails or its choice is invalid; ReplayError if, after a restart,
+    it asks another question than the stored one.
     """
     stored: Sequence[Exchange] = await run.services.in_store(lambda store: store.answers(key))
     steps, answers = _Steps(key=key, stored=stored), list[Answers]()
@@ -257,7 +257,7 @@ def _columns(numbers: Mapping[int, Sequence[float]], names: Sequence[str]) -> An
 def _check_replayed(
     question: JsonObject, step: int, key: AttemptKey, found: Exchange | None
 ) -> None:
-    """Raises ReplayError where another question is stored."""
+    """Raise ReplayError if another question is stored."""
     if found is not None and (found.step, found.question) != (step, question):
         raise ReplayError(f"question {step} of {key} was another before the restart")
 

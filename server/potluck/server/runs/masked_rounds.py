@@ -199,7 +199,8 @@ class MaskedRounds:
             )
 
     def _warn_of_cap(self, head: HeadSum, cap: int) -> None:
-        """Warn where clients weigh half the cap on average: some are likely to be above it."""
+        """Warn if clients have half the maximum weight on average: some probably exceed the
+        maximum."""
         trained = head.clients - head.failed
         if cap > 1 and 2 * head.weight > cap * trained and not self._warned:
             self._warned = True
@@ -215,7 +216,7 @@ class MaskedRounds:
             self._sum.driving.cancel()
 
     async def give_up(self) -> None:
-        """End the sum. Its clients hear of it."""
+        """End the sum and inform its clients."""
         current, self._sum = self._sum, None
         if current is not None and current.driving is not None:
             current.driving.cancel()

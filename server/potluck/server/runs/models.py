@@ -20,11 +20,11 @@ from potluck.server.store.records import Metrics
 
 @dataclass(frozen=True, kw_only=True)
 class RoundModel:
-    """The model that a round makes; until its updates are reduced, the model as it was.
+    """The model of a round; until its updates are reduced, the model before it.
 
-    facts, judgement: what the selector learned of the updates, and made of them. late_weights: of
-    the late updates in it, in the order in which they joined. training_loss: mean of the
-    trainings', where only the sum of the updates says it.
+    facts, judgement: the selector's facts about the updates, and its judgement. late_weights: of
+    the late updates in it, in the order in which they joined. training_loss: mean of the trainings'
+    losses, if only the sum of the updates reveals it.
     """
 
     model: ModelVersion
@@ -92,7 +92,7 @@ class Models:
         self._before, self.current, self.states = self.current, self.result.model, states
 
     async def last_step(self) -> float | None:
-        """Measure the last committed step, once; None where that is done."""
+        """Measure the last committed step, once; None if that is done."""
         if self._before is None:
             return None
         norm = await in_thread(self.work.step_norm, self._before, self.current)

@@ -1,7 +1,8 @@
-"""Commits beside the database: notes each one, and knows at a start which the database lost.
+"""A journal of commits beside the database, which finds at a start the commits that the database
+lost.
 
-The journal says which rounds were committed; the records have their rows, from which
-`potluck-server rebuild` makes what a database has lost.
+The journal has the number of each committed round. The records have the rounds' rows, from which
+`potluck-server rebuild` restores what a database has lost.
 """
 
 from __future__ import annotations
@@ -87,7 +88,8 @@ class Commits:
             log.warning("a commit was not noted in the journal", reason=error.message)
 
     async def accept(self, row: RunRow) -> None:
-        """A run goes on from where the database is, whatever was committed. Raises StorageError."""
+        """Continue a run from the database's last round, and drop later records. Raises
+        StorageError."""
         self._lost_files.pop(row.run_id, None)
         await asyncio.to_thread(self._records.drop_after, row.run_id, row.committed_rounds)
         await self._add(Noted(run_id=row.run_id, round=row.committed_rounds))
@@ -97,7 +99,7 @@ class Commits:
         await self._add(*(Noted(run_id=run_id, round=0) for run_id in run_ids))
 
     def close(self) -> None:
-        """Nothing is noted any more."""
+        """Close the journal."""
         self._journal.close()
 
     def _has_more(self, loss: LostRounds) -> bool:

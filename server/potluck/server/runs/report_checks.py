@@ -1,4 +1,4 @@
-"""Checks of what clients say of the trainings behind their updates."""
+"""Checks of the reports that clients send about the trainings behind their updates."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_SAMPLES: Final = 1 << 40
 def check_said(
     plan: RunPlan, attempt: Attempt, client: str, message: transfer_pb2.TrainingReport
 ) -> None:
-    """Check what a client of the attempt under way says. Raises LayoutError."""
+    """Check the report of a client of the attempt under way. Raises LayoutError."""
     report = UpdateReport.from_message(message)
     check_report(report, None if plan.trainer is not None else _training(plan, attempt, client))
     try:
@@ -50,9 +50,9 @@ def report_said(plan: RunPlan, message: transfer_pb2.TrainingReport) -> UpdateRe
 
 
 def check_report(report: UpdateReport, training: LocalTraining | None) -> None:
-    """Check that a client may have trained so. Strategies weigh by these numbers.
+    """Check that a client's reported training is possible. Strategies use these numbers as weights.
 
-    training: the settings of the built-in loop; None where the task has its own trainer.
+    training: the settings of the built-in loop; None if the task has its own trainer.
 
     Raises LayoutError.
     """

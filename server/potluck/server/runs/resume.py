@@ -1,4 +1,4 @@
-"""Before a run's first event: its first model, or where a coordinator that went down left it."""
+"""Preparation of a run: its first model, or its state when the coordinator ended."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ async def resume(
     services: RunServices,
     events: asyncio.Queue[rounds.Event],
 ) -> Run | None:
-    """The run where the store says it is; None where the operator stops its pre-training.
+    """Return the run in its stored state; None if the operator stops its pre-training.
 
-    Finds or makes the model, and reads what selector and strategy remember.
+    Finds or makes the model, and reads the states of selector and strategy.
     """
     run_id, in_store = record.row.run_id, services.in_store
     plan = plan.with_base(await in_thread(work.base_blake3))
@@ -185,7 +185,7 @@ async def _states(
 async def _first_model(
     record: RunRecord, plan: RunPlan, work: ModelWork, services: RunServices, profiling: Profiling
 ) -> ModelVersion | None:
-    """Make the model before round 1; None where the operator stops that."""
+    """Make the model before round 1; None if the operator stops that."""
     run_id = record.row.run_id
     for remark in plan.remarks:
         record.warn(remark)
@@ -224,7 +224,7 @@ async def _profile_model(run_id: str, services: RunServices) -> ModelVersion:
 
 
 async def _go_on(run: Run, last: RoundRow | None) -> None:
-    """Go on where a coordinator went down."""
+    """Continue a run whose coordinator ended."""
     run_id, in_store = run.id, run.services.in_store
     committed = 0 if last is None else last.key.round
     run.recall(await in_store(lambda store: store.participation(run_id)))
@@ -309,6 +309,6 @@ async def _resume_attempt(run: Run, attempt: AttemptRow, committed: int) -> Resu
 
 
 def _state_now(member: MemberRow, *, whole: bool) -> MemberState:
-    """How a member's part had ended; it is waited for again where a crash has torn its update."""
+    """Return the stored state of a member's part; awaited again if a crash damaged its update."""
     received = member.state is MemberState.RECEIVED
     return MemberState.SELECTED if received and not whole else member.state

@@ -171,7 +171,7 @@ class RoundLoop:
                 await self._end(action)
 
     def _begin_slow(self, work: Coroutine[Any, Any, None]) -> None:
-        """Begin what takes long, while events go on being handled."""
+        """Start a slow action, while events are still handled."""
         self._slow = asyncio.create_task(self._guarded(work))
 
     async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:

@@ -38,7 +38,7 @@ from potluck.server.watching.run_record import RunRecord
 
 @dataclass(frozen=True, kw_only=True)
 class CohortMember:
-    """A client as it was selected. work: what the selector says of what it does."""
+    """A client as it was selected. work: the work that the selector set for it."""
 
     host: str
     reason: str
@@ -47,11 +47,11 @@ class CohortMember:
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """The attempt under way as it was begun. Another takes its place once there is a cohort.
+    """The attempt under way as it was started. Another replaces it once it has a cohort.
 
-    cohort: in the order chosen; empty while it is being selected. answers: what clients answered
-    before that. spared: whose updates the selector does not want. companions: of clients that share
-    a host, the clients that may be trained together, in the roster's order.
+    cohort: in the order chosen; empty while it is being selected. answers: of clients before that.
+    spared: clients that need not upload. companions: of clients that share a host, the clients that
+    may be trained together, in the roster's order.
     """
 
     begun: float = field(default_factory=now)
@@ -120,7 +120,7 @@ class Run:
         self.selecting.note_committed(row)
 
     def recall(self, participations: Sequence[Participation]) -> None:
-        """Take over what all rounds say that were committed before the run is resumed."""
+        """Load the rounds that were committed before the run was resumed."""
         self.updates.recall(participations)
         self.selecting.recall(participations)
 
@@ -150,7 +150,7 @@ class Run:
         return train_instruction_id(*self.key, client)
 
     def companions_of(self, client: str) -> list[str]:
-        """Ids of the trainings of a client and its companions; none where it is alone."""
+        """Return the ids of the trainings of a client and its companions; none if it has none."""
         key = self.key  # once: a cohort asks for as many ids as the square of its clients
         return [
             train_instruction_id(*key, each) for each in self.attempt.companions.get(client, ())
@@ -161,6 +161,6 @@ class Run:
         return self.machine.pool.is_present(client, now())
 
     def why_over(self, best: BestSoFar | None) -> str:
-        """The reason why the run is over early after a round; empty where it goes on."""
+        """Return why the run is over early after a round; empty if it continues."""
         rule = self.plan.stop_rule
         return "" if rule is None else rule.why_over(best)

@@ -36,11 +36,11 @@ class Offer:
 
 
 class Updates:
-    """Own the updates of a run. Lives on the event loop.
+    """The updates of a run, and their files. Lives on the event loop.
 
-    spool: their files. late: trainings that missed their round and may join a later one.
-    received: updates of the attempt under way, by client. offers: what clients say of updates that
-    they keep. joining: late trainings whose updates go into the round's model, once it is reduced.
+    spool: their files. late: trainings that missed their round and may join a later one. received:
+    updates of the attempt under way, by client. offers: reports of clients on updates that they
+    keep. joining: late trainings whose updates go into the round's model, once it is reduced.
     bytes_down, bytes_up: of the attempt under way.
     """
 

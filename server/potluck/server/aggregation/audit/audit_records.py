@@ -75,7 +75,7 @@ class BiasRecords:
 
 
 def why_not_audited(plan: RunPlan) -> str:
-    """Why there is nothing to audit in such a run, one line; empty where there is."""
+    """Return why such a run has nothing to audit, in one line; empty if it has."""
     run_file = plan.run_file
     if LABEL_COUNTS not in {str(signal) for signal in plan.selector.needs}:
         return (
@@ -138,7 +138,7 @@ def _unplain_training(plan: RunPlan) -> str:
 
 
 def check_auditable(plan: RunPlan) -> None:
-    """Raises RunError where there is nothing to audit in such a run."""
+    """Raise RunError if such a run has nothing to audit."""
     why = why_not_audited(plan)
     if why:
         raise RunError(f"claimed label counts can't be audited in this run: {why}")
@@ -147,7 +147,7 @@ def check_auditable(plan: RunPlan) -> None:
 def bias_changes(
     updates: Mapping[str, EncodedUpdate], model: Tensors, classes: int
 ) -> dict[str, list[float]]:
-    """How each client's update moves the output bias; empty where the model has none."""
+    """Return how each client's update changes the output bias; empty if the model has none."""
     try:
         name = output_bias(forms(model.arrays), classes)
     except ConfigurationError:

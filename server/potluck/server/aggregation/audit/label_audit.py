@@ -66,10 +66,12 @@ class LocalSteps:
 
 @dataclass(frozen=True, kw_only=True)
 class BiasUpdates:
-    """One round. changes: K × C, float64, the output bias after local training − before; a row of
-    NaN for a client that took no part. fewest: K × C, float64, samples that each client holds at
-    least for that, or None if unknown: then a bias that rose tells of at least one sample. spans:
-    K, float64, `LocalSteps.span`, or None if they are all long enough.
+    """The changes of the output bias in one round.
+
+    changes: K × C, float64, the output bias after local training − before; a row of NaN for a
+    client that took no part. fewest: K × C, float64, minimum number of samples of the class that
+    each client must have for its change. None if unknown: a bias that rose then proves at least one
+    sample. spans: K, float64, `LocalSteps.span`, or None if they are all long enough.
     """
 
     changes: Floats
@@ -130,7 +132,8 @@ class Suspicion:
 
 
 class LabelVerdict(StrEnum):
-    """CONSISTENT also where little was seen; UNKNOWN where nothing was, or nothing claimed."""
+    """Result for one client. CONSISTENT also if there was little evidence; UNKNOWN if there was
+    none, or no claim."""
 
     CONSISTENT = "consistent"
     SUSPICIOUS = "suspicious"
@@ -234,7 +237,7 @@ def _audit(
 def _tests(
     claims: Floats, evidence: _Evidence, rate: float, settings: AuditSettings
 ) -> Iterator[Suspicion]:
-    """One for each class that the updates say something about."""
+    """Return one test for each class on which the updates give evidence."""
     samples = max(0.0, float(claims.sum()))  # clipping each would add noise up
     unseen = max(settings.unseen_samples, math.floor(settings.unseen_share * samples))
     for label, claim in enumerate(claims.tolist()):
