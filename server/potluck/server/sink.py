@@ -80,7 +80,7 @@ class TrackedRound(Round):
 
 
 class Sink(Plugin):
-    """A place where runs are recorded; see the module's text for who calls it."""
+    """Records runs in a tracker. The text of the module describes how it is called."""
 
     group = SINKS
 

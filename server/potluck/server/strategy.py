@@ -95,12 +95,13 @@ class UpdateStatistics:
 
 @dataclass(frozen=True, kw_only=True)
 class Combine:
-    """How to reduce the updates; every array is float64 with one number for each, in client order.
+    """How to reduce the updates; every array is float64 with one number per update, in client
+    order.
 
     weights: of the updates. tensor_weights: of single tensors, instead; only for a mean.
-    difference: reduce update − model instead of the update, so that nothing of a small step is
-    lost beside large weights, and weights need not sum to 1; only for a mean. auxiliary: weights
-    of each auxiliary's weighted sum, by its name; 1/updates each where it is not named.
+    difference: True to reduce update − model instead of the update. Small steps then keep their
+    precision beside large weights, and the weights need not sum to 1; only for a mean. auxiliary:
+    weights of each auxiliary's weighted sum, by its name; 1/updates each if it is not named.
     """
 
     weights: NDArray[np.float64]
@@ -294,10 +295,10 @@ class Strategy(Plugin):
         be overwritten."""
 
     def train(self, training: ServerTraining) -> None:
-        """Train the network on from where it is; what it holds afterwards is the round's model.
+        """Continue training the network in place; its weights afterwards are the round's model.
 
-        Called in a process of its own that has torch and, beside its memory, nothing of the
-        coordinator's. It may be killed at any moment, and is called again: the same network,
-        updates and seed must give the same weights. Raises TrainingError where it fails.
+        Called in a separate process, which has torch and no data of the coordinator except these
+        inputs. The process may be killed at any moment, and `train` is then called again: the same
+        network, updates and seed must give the same weights. Raises TrainingError if it fails.
         """
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Choosing a round's cohort: who may be selected, what the selector says, whether that is sound."""
+"""Selection of a round's cohort: the eligible clients, the selector's choice, and its checks."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _works(selection: Selection) -> Sequence[MemberWork]:
 
 
 def _check_unmasked_work(plan: RunPlan, selection: Selection) -> None:
-    """Raise RunError where clients of a masked round would not all do the same."""
+    """Raise RunError if the clients of a masked round would do different work."""
     if selection.quotas is not None:
         _check_unmasked(plan, "limits the samples that each client trains on")
     if selection.epochs is not None:
@@ -152,7 +152,7 @@ async def _context(run: Run, action: rounds.Select, key: AttemptKey) -> Selectio
 
 
 async def _check_resumable(run: Run, rows: Rows) -> None:
-    """Raises ReplayError where others are available than when the first question was asked."""
+    """Raise ReplayError if other clients are available than when the first question was asked."""
     run_id = run.id
     attempt: AttemptRow | None = await run.services.in_store(
         lambda store: store.current_attempt(run_id)

@@ -83,7 +83,7 @@ class Selecting:
         self.eligibility.quarantine([row.client_id for row in rows])
 
     def note_committed(self, row: RoundRow) -> None:
-        """Take over what a committed round says of its clients."""
+        """Update the records of the run's clients from a committed round."""
         self.roster.note_samples(row.disclosed_samples)
         self.alarms.look_at_samples(row.disclosed_samples)
         cohort = [member.client_id for member in row.members]
@@ -91,7 +91,7 @@ class Selecting:
         self.alarms.look_at_picks(cohort)
 
     def recall(self, participations: Sequence[Participation]) -> None:
-        """Take over what all rounds say that were committed before the run is resumed."""
+        """Load the rounds that were committed before the run was resumed."""
         for each in participations:
             if each.samples is not None:
                 self.roster.note_samples({each.client_id: each.samples})

@@ -37,10 +37,10 @@ class SummedRounds:
         self._terms = lane_terms(run.plan.run_file, run.plan.strategy)
 
     async def begin(self, work: coordinator_pb2.Train) -> None:
-        """Nothing is to be agreed on."""
+        """Do nothing: these rounds need no key exchange."""
 
     def check_header(self, header: transfer_pb2.UpdateHeader) -> None:
-        """Check the form, the members and what each of them says. Raises LayoutError."""
+        """Check the form, the members and the values of each member. Raises LayoutError."""
         if (
             header.encoding != SUM
             or not header.delta
@@ -70,7 +70,7 @@ class SummedRounds:
         await asyncio.to_thread(check)
 
     def check_sender(self, update: ReceivedUpdate) -> None:
-        """The connection's certificate says enough."""
+        """Do nothing: the connection's certificate suffices."""
 
     def report(self, member: transfer_pb2.SumMember) -> UpdateReport:
         """The report of one member, with those of the selector's numbers that are finite."""
@@ -118,8 +118,10 @@ class SummedRounds:
         )
 
     def _too_heavy(self, updates: Sequence[SpooledUpdate]) -> Mapping[str, str]:
-        """Clients that count with more samples than the run's limits allow, and why that fails:
-        single updates could be weighed less, what has been added up can't."""
+        """Return the clients with more samples than the run's limits allow, and why that fails.
+
+        The weight of a single update could be lowered, but not the weight of a part of a sum.
+        """
         weights = np.array([self._terms.weight(each.row.samples) for each in updates], np.int64)
         limits = self._run.plan.run_file.sample_limits
         allowed = counted(weights, limits)

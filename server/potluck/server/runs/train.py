@@ -69,8 +69,10 @@ class Training:
         )
 
     def begin_late(self, row: LateRow) -> None:
-        """Instruct a client to go on with a training that missed its round; nothing where it is
-        instructed already."""
+        """Instruct a client to continue a training that missed its round.
+
+        Does nothing if it has the instruction already.
+        """
         run, client = self._run, row.client_id
         instruction = train_instruction(
             run.plan,
@@ -90,8 +92,10 @@ class Training:
         )
 
     def _seconds(self) -> float:
-        """How long a training may take: one that misses its round goes on for as many more as it
-        may be late."""
+        """Return the maximum duration of a training.
+
+        A training that misses its round continues for as many more rounds as it may be late.
+        """
         late = self._run.updates.late
         more = 0 if late.simulated else late.most_rounds
         return self._run.plan.run_file.round.deadline_seconds * (1 + more)

@@ -50,7 +50,7 @@ def members_of(header: transfer_pb2.UpdateHeader) -> Sequence[transfer_pb2.SumMe
 
 @dataclass(frozen=True)
 class _Arrival:
-    """An update that is to be recorded, or those of a sum together."""
+    """An update to be recorded, or all updates of one sum."""
 
     key: AttemptKey
     changes: Sequence[MemberChange]
@@ -218,9 +218,10 @@ class UpdateInbox:
         await self.accept({each.update_id: self._spooled(header, each, path) for each in members})
 
     async def accept(self, updates: Mapping[str, SpooledUpdate]) -> None:
-        """Record a verified update, or those of one sum, by their ids; then tell the machine.
+        """Record a verified update, or those of one sum, by their ids; then inform the state
+        machine.
 
-        Raises RoundClosedError where some of a sum are not waited for any more.
+        Raises RoundClosedError if some updates of a sum are no longer awaited.
         """
         run = self._run
         if await self._accepted_late(updates):
@@ -250,8 +251,10 @@ class UpdateInbox:
         run.post(rounds.SumArrived(arrived) if summed else rounds.UpdateArrived(*arrived[0]))
 
     async def _accepted_late(self, updates: Mapping[str, SpooledUpdate]) -> bool:
-        """Record an update whose round does not wait for it, where it may join another; true if it
-        was one. Of sums there are none."""
+        """Record an update that may join a later round than its own; return True if it was one.
+
+        Sums never join a later round.
+        """
         [(update_id, update), *others] = updates.items()
         run, client = self._run, update.client
         key = self._key(client, update_id)

@@ -95,7 +95,7 @@ class OpenRounds:
         return self._up.encoding.value
 
     async def begin(self, work: coordinator_pb2.Train) -> None:
-        """Nothing is to be agreed on."""
+        """Do nothing: these rounds need no key exchange."""
 
     def check_header(self, header: transfer_pb2.UpdateHeader) -> None:
         """Check the report and the form. Raises LayoutError."""
@@ -126,7 +126,7 @@ class OpenRounds:
         )
 
     def check_sender(self, update: ReceivedUpdate) -> None:
-        """The connection's certificate says enough."""
+        """Do nothing: the connection's certificate suffices."""
 
     def report(self, member: transfer_pb2.SumMember) -> UpdateReport:
         """The report, with those of the selector's numbers that are finite."""

@@ -1,8 +1,8 @@
-"""Updates that are offered before they are sent: the selector says whose are not wanted.
+"""Updates that are offered before they are sent: the selector decides which are not wanted.
 
 A client that has trained answers a question about its model and keeps its update. Once all have
-answered, or are lost, the answers are stored, then the selector decides. So a coordinator that went
-down decides the same again, from what is stored.
+answered, or are lost, the answers are stored, and then the selector decides. So a restarted
+coordinator decides the same again, from the stored answers.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def read_offer(plan: RunPlan, answer: coordinator_pb2.Answer) -> Offer:
 
 
 async def decide_uploads(run: Run, action: rounds.DecideUploads) -> None:
-    """Have the selector say which of the clients need not send their updates."""
+    """Have the selector decide which of the clients need not send their updates."""
     key = AttemptKey(run.id, action.round, action.attempt)
     exchanges: list[Exchange] = await run.services.in_store(lambda store: store.answers(key))
     found = [each for each in exchanges if is_offer(each.question) and each.answers is not None]

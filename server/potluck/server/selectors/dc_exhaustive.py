@@ -30,10 +30,10 @@ _TARGETS = {"balanced": balanced, "real": federation_total}
 
 @dataclass(kw_only=True)
 class DcExhaustive(Selector):
-    """Uniform clients, then the `added` ones that together bring them nearest to a target.
+    """Uniform clients, then the `added` ones that together bring the cohort nearest to a target.
 
-    target: `balanced` or `real`, as `dc-balanced` and `dc-real` have it. Tries every subset, and
-    refuses where there are more than 10^8.
+    target: `balanced` or `real`, as in `dc-balanced` and `dc-real`. Tries every subset; refuses
+    more than 10^8 subsets.
     """
 
     added: NonNegativeInt = 5
@@ -45,7 +45,7 @@ class DcExhaustive(Selector):
         self.wants_label_totals = self.target == "real"  # as dc-real does
 
     def select(self, state: State, context: SelectionContext) -> Selection:
-        """`count` clients; raises ConfigurationError where there are too many subsets."""
+        """Select `count` clients; raise ConfigurationError if there are too many subsets."""
         cohort, generator = begin(context, self.added)
         rows, counts, base = candidates(context, cohort)
         size = min(cohort.missing, len(rows))

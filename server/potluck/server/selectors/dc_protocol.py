@@ -1,7 +1,7 @@
-"""The DC procedure as its paper has it: sums and distances at every step.
+"""The DC procedure as in its paper: sums and distances at every step.
 
 Düsing and Cimiano, "Distribution-Controlled Client Selection to Improve Federated Learning
-Strategies", §3. `potluck.common.learning.step_by_step` says what it gives away.
+Strategies", §3. `potluck.common.learning.step_by_step` lists what it reveals.
 """
 
 from __future__ import annotations

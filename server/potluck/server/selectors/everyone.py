@@ -7,11 +7,12 @@ from potluck.server.state import State
 
 
 class Everyone(Selector):
-    """All available clients train, however many the run asks for; its `count` is for how many the
-    run waits, and what a quorum is a share of where fewer are there.
+    """All available clients train, however many the run asks for.
 
-    The upper end of what a selection can be compared with, at the cost of every client's training.
-    FedDiverse runs FedNova so. Needs no profile. O(K) per round.
+    The run's `count` is the number of clients that it waits for before a round; with fewer, the
+    quorum is a share of it. This selector is the upper limit to compare selections with, at the
+    cost of every client's training. FedDiverse runs FedNova like this. Needs no profile. O(K) per
+    round.
     """
 
     def everybody(self, round_number: int) -> bool:

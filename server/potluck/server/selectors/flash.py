@@ -82,7 +82,7 @@ class Flash(Selector):
         )
 
     def everybody(self, round_number: int) -> bool:
-        """In round 1, with `start = "everybody"`."""
+        """Return True in round 1 with `start = "everybody"`."""
         return round_number == 1 and self.start == "everybody"
 
     def init(self, population: Population) -> State:

@@ -87,7 +87,7 @@ class Walk:
         return float((shares * np.log(shares * len(self._counted))).sum())
 
     def next(self) -> Accepted | None:
-        """The next client to accept; None where no client has the scarcest class."""
+        """Return the next client to accept; None if no client has the scarcest class."""
         scarcest = int(self._counted.argmin())
         place = 0 if self._place < 0 else self._after(scarcest)
         if place is None:

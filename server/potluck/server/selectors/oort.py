@@ -52,7 +52,8 @@ class Scoring:
         return self.exploited(utilities) + staleness(rounds, round_number)
 
     def exploited(self, utilities: Floats) -> Floats:
-        """Utilities in [0, 1]; 0 for all where they are equal. At least one, none NaN."""
+        """Return utilities scaled to [0, 1]; 0 for all if they are equal. At least one, none
+        NaN."""
         clipped = np.minimum(utilities, np.quantile(utilities, self.clip))
         spread = clipped.max() - clipped.min()
         if spread <= _NARROW * clipped.max():
@@ -61,7 +62,8 @@ class Scoring:
         return scaled
 
     def speed(self, seconds: Floats, preferred: float) -> Floats:
-        """(T / t)^penalty where a client takes longer than T seconds, else (or if unknown) 1."""
+        """Return (T / t)^penalty if a client takes longer than T seconds, else (or if unknown)
+        1."""
         slower = seconds > preferred
         result = np.ones(len(seconds))
         result[slower] = (preferred / seconds[slower]) ** self.penalty
@@ -84,17 +86,17 @@ def preferred_seconds(seconds: Floats, percentile: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Oort(Selector):
-    """Mostly those with high utility per time, some who were never selected.
+    """Selects mostly clients with high utility per time, and some that were never selected.
 
-    A client's utility is what it reported of its losses when it last trained. exploration: the
-    share of a cohort that is new, at first; it is multiplied by exploration_decay in each round,
-    down to exploration_minimum. penalty: the exponent for clients slower than the preferred
-    duration. percentile: of the durations, the preferred one at first; after every pacer_rounds
-    rounds, pacer_step is added where the cohorts' utility has become flat, and taken away where it
-    changed fivefold. cutoff: share of the last chosen one's score that suffices to take part in the
-    draw. clip: the quantile above which utilities count as equal.
+    A client's utility is a number that it derived from its losses when it last trained.
+    exploration: the initial share of new clients in a cohort; it is multiplied by exploration_decay
+    in each round, down to exploration_minimum. penalty: the exponent for clients slower than the
+    preferred duration. percentile: of the durations, the preferred one at first. After every
+    pacer_rounds rounds, pacer_step is added if the cohorts' utility has become flat, and subtracted
+    if it changed fivefold. cutoff: share of the last chosen client's score that suffices to take
+    part in the draw. clip: the quantile above which utilities count as equal.
 
-    A client that failed keeps its utility, and is as slow as the deadline; one that reports no
+    A client that failed keeps its utility, and counts as slow as the deadline; one that reports no
     utility has none. Needs no profile. O(K).
     """
 

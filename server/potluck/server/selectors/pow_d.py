@@ -35,16 +35,17 @@ _FACTOR = 100.0
 
 @dataclass(frozen=True, kw_only=True)
 class PowerOfChoice(Selector):
-    """Draws candidates, asks them for their mean loss under the model, takes the largest.
+    """Draws candidates, asks them for their mean loss under the model, and selects the largest
+    losses.
 
-    candidates: how many are asked; 0 for twice the cohort; all where there are fewer, never fewer
-    than the cohort. draw: with probability ∝ `samples` (as far as they are known, else as if they
-    had as many as the others have on average), or `uniform`. order: `desc` takes the largest
-    losses; `asc` the smallest, as some papers print it.
+    candidates: number of clients asked; 0 for twice the cohort. All are asked if there are fewer,
+    and never fewer than the cohort. draw: with probability ∝ `samples` (unknown numbers count as
+    the mean of the others), or `uniform`. order: `desc` selects the largest losses; `asc` the
+    smallest, as some papers print it.
 
-    Candidates that don't answer, or not with a number ≥ 0, count as not available: others, drawn
-    uniformly, take their places; they themselves only if no others are left.
-    O(K + candidates · log candidates).
+    Candidates that don't answer, or not with a number ≥ 0, count as not available. Others, drawn
+    uniformly, take their places; they themselves only if no others are left. O(K + candidates · log
+    candidates).
     """
 
     candidates: NonNegativeInt = 0

@@ -73,7 +73,7 @@ class PyramidFL(Oort):
         return State(scalars=state.scalars, arrays={**state.arrays, _GRADIENT: unknown})
 
     def select(self, state: State, context: SelectionContext) -> Selection:
-        """Oort's cohort, with what each of it is to do."""
+        """Select Oort's cohort, and set the work of each of its clients."""
         chosen = super().select(state, context)
         reasons = list(chosen.reasons)
         epochs: NDArray[np.int64] | None = None
@@ -125,10 +125,10 @@ class PyramidFL(Oort):
 def passes(
     seconds: Floats, computing: Floats, until: float, epochs: int, *, longest: float
 ) -> NDArray[np.int64]:
-    """E + min(longest · E, ⌊(T − t) / (t_comp / E)⌋): as many passes as fit into a round.
+    """Return E + min(longest · E, ⌊(T − t) / (t_comp / E)⌋): as many passes as fit into a round.
 
-    seconds: t, what E passes take a client with all there is to it, above 0; E passes where it is
-    NaN or not below T. computing: t_comp, the part of it that training takes. until: T. epochs: E.
+    seconds: t, the total time of a client for E passes, above 0; the result is E if it is NaN or
+    not below T. computing: t_comp, the part of it that training takes. until: T. epochs: E.
     """
     quick = seconds < until
     more = np.zeros(len(seconds))
@@ -139,15 +139,17 @@ def passes(
 
 
 def round_seconds(seconds: Floats, last: int) -> float:
-    """How long a round lasts that waits for the `last` quickest; of those whose time is known. −∞
-    where none is."""
+    """Return the duration of a round that waits for the `last` quickest clients, of those with a
+    known time; −∞ if none is known."""
     known = np.sort(seconds[~np.isnan(seconds)])
     return float(known[min(max(last, 1), len(known)) - 1]) if len(known) else -math.inf
 
 
 def gradient_utilities(facts: UpdateFacts) -> Floats:
-    """√‖Δ‖² · |B| / 100 of each update; where tensors were left out, as if these had moved as far
-    as the others. Within [0, 10^18]."""
+    """Return √‖Δ‖² · |B| / 100 of each update, within [0, 10^18].
+
+    Omitted tensors count as if they had changed as much as the others.
+    """
     norms = np.nan_to_num(facts.norms, nan=0.0, posinf=LARGEST)
     norms = np.clip(norms, 0.0, LARGEST)
     if len(facts.shares):
@@ -157,8 +159,11 @@ def gradient_utilities(facts: UpdateFacts) -> Floats:
 
 
 def dropped_shares(gradients: Floats, least: float, most: float) -> Floats:
-    """The share of tensors that each client leaves out: `least` for the largest, `most` for the
-    smallest, in equal steps; equal ones alike; none where it is NaN."""
+    """Return the share of tensors that each client omits: `least` for the largest gradient, `most`
+    for the smallest, in equal steps.
+
+    Equal gradients get equal shares; NaN gets 0.
+    """
     known = ~np.isnan(gradients)
     ordered = np.sort(gradients[known])
     ranks = len(ordered) - np.searchsorted(ordered, gradients[known], side="right")

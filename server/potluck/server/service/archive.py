@@ -31,10 +31,10 @@ _ROUNDS_AT_ONCE = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Disclosures:
-    """All that left the clients of a run, as far as the coordinator saw it.
+    """All data that left the clients of a run, as far as the coordinator saw it.
 
     sums: secure sums that clients of the run were asked for, in any run, oldest first. profiles:
-    those of its clients. independent: whether somebody else than the coordinator keeps the root.
+    those of its clients. independent: True if the root's keeper is not the coordinator's operator.
     """
 
     sums: tuple[SessionRecord, ...]
@@ -99,11 +99,10 @@ class Archive:
     async def model_of(
         self, run_id: str, round_number: int, *, best: bool = False
     ) -> tuple[RunRow, int, str, RoundRow | None]:
-        """A run, the number of its round, the digest of that round's model, and the round.
+        """Return a run, the number of its round, the digest of that round's model, and the round.
 
-        Round 0 means the last one; it is answered by 0 where none is committed yet, with the model
-        before round 1 and without a round. best: the run's best model instead. Raises
-        NotFoundError.
+        Round 0 means the last one. Before the first commit, the result is round 0 with the initial
+        model and without a round. best: the run's best model instead. Raises NotFoundError.
         """
         row = await self.run(run_id)
         number = self._best_round(row) if best else round_number or row.committed_rounds
@@ -149,8 +148,10 @@ class Archive:
         return (await self._stored_profiles(row, self._plan(row))).population()
 
     async def audit_labels(self, run_id: str) -> tuple[Population, list[ClientAudit]]:
-        """The labels that a run's clients claim, held against how their updates moved the output
-        bias. Raises NotFoundError, RunError where the run has nothing to audit."""
+        """Compare the labels that a run's clients claim with their updates of the output bias.
+
+        Raises NotFoundError, RunError if the run has nothing to audit.
+        """
         row = await self.run(run_id)
         plan = self._plan(row)
         check_auditable(plan)

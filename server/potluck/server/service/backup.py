@@ -50,22 +50,22 @@ _BUSY_SECONDS = 30.0
 
 
 class _Named(References, Rounds, Runs):
-    """The tables that say which files are needed."""
+    """The tables that name the files that are needed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Needed:
-    """named: files that some row names. last: by run, those without which it can't go on."""
+    """named: files that some row names. last: by run, the files without which it can't continue."""
 
     named: set[str]
     last: dict[str, set[str]]
 
 
 def back_up(config: CoordinatorConfig, folder: Path) -> Iterator[str]:
-    """Make a backup in a new folder; yields lines for people.
+    """Make a backup in a new folder; yield lines for people.
 
-    The folder appears when the backup is whole. Raises ConfigurationError for a folder that is
-    there or lies in the state directory, StorageError where the database or a disk fails.
+    The folder appears when the backup is complete. Raises ConfigurationError if the folder exists
+    or lies in the state directory, StorageError if the database or a disk fails.
     """
     folder, state = folder.absolute(), config.state_directory.resolve()
     if folder.exists():
@@ -169,8 +169,10 @@ def _needed(url: str) -> _Needed:
 
 
 def _copy_models(state: Path, target: Path, named: set[str]) -> Iterator[tuple[str, str]]:
-    """Copy the files with these digests that are there, with the forms in which hosts get them;
-    path and digest of each copy that is what its name says."""
+    """Copy the existing files with these digests, with the forms in which hosts get them.
+
+    Return the path and digest of each copy whose content matches its name.
+    """
     models = state / MODELS
     wanted = set(named)
     for digest in named:

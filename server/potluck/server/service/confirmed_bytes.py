@@ -16,8 +16,10 @@ _MOST_REMEMBERED = 10_000
 
 @dataclass
 class Download:
-    """One file on its way to one host. counted: where the bytes that are counted end. handed: where
-    the bytes that gRPC took end."""
+    """The transfer of one file to one host.
+
+    counted: end of the bytes that are counted. handed: end of the bytes that gRPC took.
+    """
 
     counted: int
     handed: int
@@ -27,7 +29,7 @@ class Download:
         self.handed += size
 
     def complete(self, size: int) -> int:
-        """The whole file was handed over; the bytes that count with that."""
+        """Note that gRPC took the whole file; return the bytes to count for that."""
         confirmed = max(0, size - self.counted)
         self.counted = max(self.counted, size)
         return confirmed

@@ -125,7 +125,7 @@ class Coordinator:
                     await coordinator.hosts.close()
 
     def _make_stored(self, instruments: Instruments) -> FileStore | None:
-        """The object store, where files go through one."""
+        """Return the object store, if files go through one."""
         if not self.config.files.store:
             return None
         maker = plugins.integration("object-store")
@@ -189,10 +189,10 @@ class Coordinator:
         return await self._row(row.run_id)
 
     async def resume_run(self, run_id: str) -> RunRow:
-        """Go on with a stopped or failed run after its last committed round.
+        """Resume a stopped or failed run after its last committed round.
 
-        Raises NotFoundError, RunError where it is under way or finished, ConfigurationError or
-        PluginError where its run file can't be used any more.
+        Raises NotFoundError, RunError if it is under way or finished, ConfigurationError or
+        PluginError if its run file is no longer valid.
         """
         async with self._resuming:  # two calls at once must not drive one run twice
             row = await self.archive.run(run_id)
@@ -229,7 +229,7 @@ class Coordinator:
             return row
 
     async def _row(self, run_id: str) -> RunRow:
-        """A run that there is, also where the database has to be waited for."""
+        """Return the row of an existing run; wait for the database if needed."""
         return await self.store.call(lambda store: store.run(run_id))
 
     def _draw_up(self, text: str, source: str) -> RunPlan:
@@ -289,8 +289,10 @@ class Coordinator:
             self.runs.begin(row, plan)
 
     async def _announce_ended(self) -> None:
-        """Tell clients how runs ended that did so when the coordinator went down: it may not have
-        reached all of them."""
+        """Inform clients of the ends of runs that ended when the coordinator did.
+
+        The message may not have reached all of them before.
+        """
         since = utc() - timedelta(seconds=SETTLE_SECONDS)
         for run_id in await self.store.call(lambda store: store.runs_ended_since(since)):
             try:

@@ -190,7 +190,7 @@ class CoordinatorMetrics:
         self.observer(run_id).ended(RunEnding.FAILED, at)
 
     def under_way(self, runs: Iterable[str]) -> None:
-        """These runs are driven now; pre-training is part of the run that it is for."""
+        """Record the runs that are driven now; pre-training is part of the run that it is for."""
         self._under_way = sum(not is_pretraining(run_id) for run_id in runs)
         self.instruments.set(metrics.RUNS_UNDER_WAY, self._under_way)
 
@@ -229,7 +229,8 @@ class CoordinatorMetrics:
     def transfer(
         self, direction: Direction, peer: str, file: str, *, offset: int
     ) -> Iterator[Transfer]:
-        """A file, or a piece of it, is on its way; broken off unless it is said to be complete."""
+        """Measure the transfer of a file, or a part of it; it counts as broken off unless marked
+        complete."""
         key = (str(direction), peer, file)
         instruments = self.instruments
         if key in self._broken:

@@ -1,7 +1,7 @@
 """The guard that every call to a coordinator or relay passes.
 
-It checks the caller's role, that its certificate still counts, and that what it sends is a message.
-On the way out it is the one place where exceptions become gRPC statuses.
+It checks the caller's role, that its certificate is still valid, and that each request is a
+message. For responses, it is the only place where exceptions become gRPC statuses.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ class Guard(grpc.aio.ServerInterceptor):
         self._check_revoked(credential)
 
     async def _abort(self, context: Context, error: Exception, method: str) -> NoReturn:
-        """End a call with the status of an error, and say so."""
+        """End a call with the status of an error, and log it."""
         if isinstance(error, grpc.aio.AbortError) or type(error).__name__ == "ExecuteBatchError":
             raise error  # the second: the connection broke, which `logs.py` logs
         peer = _name_of(context)
@@ -259,10 +259,10 @@ def _with_fast_frames(handler: Any, method: str) -> Any:
 
 
 def _decoding(handler: Any, method: str) -> Callable[[Any, Context], Any]:
-    """The handler's behaviour, given messages as bytes.
+    """Return the handler's behaviour for requests that come as bytes.
 
-    They are decoded where the guard sees it: what a deserializer of gRPC raises ends the call
-    without a reason, and fills the log. Every text in them becomes plain text here.
+    They are decoded inside the guard: an error in a deserializer of gRPC would end the call without
+    a reason, and fill the log. Every text in them becomes plain text here.
     """
     behaviour: Callable[[Any, Context], Any] = (
         handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream

@@ -190,7 +190,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
 
 
 def host_of(hello: coordinator_pb2.Hello, identity: Identity) -> str:
-    """The name of the host that says hello, by itself or through a relay. Raises IdentityError."""
+    """Return the name of a host that connects, directly or through a relay. Raises
+    IdentityError."""
     if identity.role is not Role.RELAY:
         if hello.behind:
             raise IdentityError(

@@ -27,7 +27,7 @@ _VERDICTS: Mapping[LabelVerdict, operator_pb2.LabelVerdict.ValueType] = {
 
 
 def profile_messages(population: Population) -> Iterator[operator_pb2.FetchProfilesResponse]:
-    """The clients in roster order, some in each message; one message where there are none."""
+    """Yield the clients in roster order, several per message; one message if there are none."""
     per_message = max(1, _ENTRIES_PER_MESSAGE // (3 * population.classes + 3))
     for start in range(0, max(1, len(population)), per_message):
         rows = range(start, min(start + per_message, len(population)))
@@ -56,7 +56,7 @@ def _entries(column: NDArray[np.float64] | None, row: int) -> list[float]:
 def audit_messages(
     population: Population, audits: Sequence[ClientAudit]
 ) -> Iterator[operator_pb2.AuditLabelsResponse]:
-    """The audits in roster order, some in each message; one message where there are none."""
+    """Yield the audits in roster order, several per message; one message if there are none."""
     for start in range(0, max(1, len(audits)), _AUDITS_PER_MESSAGE):
         some = audits[start : start + _AUDITS_PER_MESSAGE]
         yield operator_pb2.AuditLabelsResponse(

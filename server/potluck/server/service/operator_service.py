@@ -40,8 +40,10 @@ def _number(token: str) -> int:
 
 
 class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
-    """Exceptions become statuses in `guard.py`. What is begun in the store is finished, also where
-    the operator does not wait for it."""
+    """The service for operators. `guard.py` turns exceptions into statuses.
+
+    An operation on the store is finished once begun, even if the operator disconnects.
+    """
 
     def __init__(self, coordinator: Coordinator, revoking: Revoking) -> None:
         self._coordinator = coordinator
@@ -99,7 +101,7 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
     async def ListClients(
         self, request: operator_pb2.ListClientsRequest, context: Context
     ) -> operator_pb2.ListClientsResponse:
-        """All clients the coordinator has met, in pages where asked for."""
+        """Return all known clients, in pages if the request has a page size."""
         clients: list[operator_pb2.ClientStatus] = []
         size = request.page_size or None
         rows = await self._archive.clients(after=request.page_token, limit=size)

@@ -1,6 +1,6 @@
-"""Rebuilds what a database has lost from the records of committed rounds beside it.
+"""Rebuilds the rows that a database has lost, from the records of committed rounds beside it.
 
-A round comes back if its model is on disk, or that of a later one which comes back as well.
+A round is restored if its model is on disk, or if a later round is restored.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _LOGS = ("-wal", "-shm")
 
 
 def rebuild(config: CoordinatorConfig) -> Iterator[str]:
-    """Put rounds back that are recorded and missing; yields a line for people for each run.
+    """Restore rounds that are recorded and missing; yield a line for people for each run.
 
-    A damaged file of SQLite is renamed, and a new one takes its place. Raises ConfigurationError
-    while a coordinator uses the state directory, StorageError where the database can't be used.
+    A damaged SQLite file is renamed, and a new one takes its place. Raises ConfigurationError while
+    a coordinator uses the state directory, StorageError if the database can't be used.
     """
     with locked_state(config):
         check_not_interrupted(config.state_directory)

@@ -30,7 +30,7 @@ _MARK = "restoring"
 
 
 def check_not_interrupted(state: Path) -> None:
-    """Raise StorageError where a restore was killed amid its changes."""
+    """Raise StorageError if a restore was killed during its changes."""
     try:
         backup = (state / _MARK).read_text()
     except OSError:
@@ -43,12 +43,12 @@ def check_not_interrupted(state: Path) -> None:
 
 
 def restore(config: CoordinatorConfig, folder: Path) -> Iterator[str]:
-    """Make the state that of a backup; yields lines for people.
+    """Replace the state by that of a backup; yield lines for people.
 
-    All files are verified first. Files of the state that a backup can't know better stay: lists of
+    All files are verified first. Files for which a backup can't be newer stay: lists of
     revocations, members, records. Raises ConfigurationError while a coordinator uses the state
-    directory, or for a folder that is not a backup; StorageError where one of its files is damaged
-    or a disk fails.
+    directory, or if the folder is not a backup; StorageError if one of its files is damaged or a
+    disk fails.
     """
     folder = folder.absolute()
     found, url = read_list(folder), config.database_url()
@@ -93,7 +93,7 @@ def _mark(state: Path, folder: Path) -> None:
 
 
 def _put(source: Path, target: Path, digest: str) -> None:
-    """Copy a file to where it is missing, or is a damaged model."""
+    """Copy a file if it is missing at its place, or if a damaged model is there."""
     if target.exists() and (target.parent.name != MODELS or digest_of(target) == digest):
         return
     copy(source, target)

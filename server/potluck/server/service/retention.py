@@ -1,10 +1,10 @@
 """Deletes model files that no run needs any more. Lives on the event loop.
 
-A file stays while a run under way uses it, while the run that it was written for has yet to say so,
-and while a round that names it is within its run's retention. After a commit only those are looked
-at that may have ceased to be: new ones, those that this round pushes out of retention, and the
-model that was the run's best before. Those
-that a coordinator finds at its start are looked at once, in the background.
+A file stays while a run under way uses it, while the run that it was written for has not named it
+yet, and while a round that names it is within its run's retention. After a commit, only files that
+may have become unnecessary are checked: new ones, those that this round pushes out of retention,
+and the run's previous best model. Files that a coordinator finds at its start are checked once, in
+the background.
 """
 
 from __future__ import annotations

@@ -86,13 +86,13 @@ class RunsUnderWay:
     # Beginning and ending ---------------------------------------------------------------------
 
     async def check_start(self, plan: RunPlan) -> None:
-        """Raise ConfigurationError or PluginError where a run can't begin."""
+        """Raise ConfigurationError or PluginError if a run can't start."""
         await asyncio.to_thread(self._work(plan).check_start)
         if plan.strategy.trains:
             await asyncio.to_thread(public_inputs, plan, self._config.data_directory)
 
     def begin(self, row: RunRow, plan: RunPlan) -> None:
-        """Drive a run from here on, from where the store says it is."""
+        """Drive a run from its stored state."""
         run_id = row.run_id
         observer = self._metrics.observer(run_id)
         services = RunServices(
@@ -124,7 +124,7 @@ class RunsUnderWay:
         await self.commits.note(row)
 
     async def stop(self, row: RunRow) -> None:
-        """Stop a run, and return when it has ended. Raises RunError where it is not under way."""
+        """Stop a run, and return when it has ended. Raises RunError if it is not under way."""
         task = self._tasks.get(row.run_id)
         if task is None:
             raise RunError(f"run {row.run_id} is not under way, it is {row.state}", run=row.run_id)
@@ -152,7 +152,7 @@ class RunsUnderWay:
         await self._tidying.look_at(files)
 
     async def close(self) -> None:
-        """Leave all runs where they are; the next coordinator resumes them."""
+        """Stop driving all runs without ending them; the next coordinator resumes them."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -175,9 +175,9 @@ class RunsUnderWay:
         )
 
     async def _pretrain(self, run_id: str, plan: RunPlan, initial: str) -> str | None:
-        """Pre-train for a run, from the model `initial`; the digest of the model that comes of it.
+        """Pre-train for a run, from the model `initial`; return the digest of the resulting model.
 
-        None where the operator stops it. Raises RunError where it fails.
+        None if the operator stops it. Raises RunError if it fails.
         """
         clients = len(self._attendance.clients)
         wanted = pretraining_run(run_id, plan.run_file, clients=clients, at=utc())
@@ -216,9 +216,9 @@ class RunsUnderWay:
         return self._drivers.get(run_id)
 
     async def inbox_of(self, run_id: str, update_id: str) -> UpdateInbox:
-        """The inbox of the run that an update says it is for. Raises RoundClosedError.
+        """Return the inbox of the run that an update names. Raises RoundClosedError.
 
-        After a restart hosts may come before the run knows where it stood: they wait for it.
+        After a restart, hosts may connect before the run has loaded its state. They wait for it.
         """
         driver = self._drivers.get(run_id)
         inbox = None if driver is None else await driver.inbox()

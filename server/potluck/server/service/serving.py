@@ -38,11 +38,11 @@ STOP_SECONDS = 2.0
 async def serving(
     settings: CoordinatorConfig, broken: Callable[[PotluckError], None] = lambda _: None
 ) -> AsyncIterator[str]:
-    """Serve hosts and operators; the address they can dial.
+    """Serve hosts and operators; yield the address that they can connect to.
 
-    `broken` is called when the coordinator can't go on; leave then, and raise its error.
-    Raises ConfigurationError or IdentityError for certificates that can't be used, StorageError
-    for a state directory that can't, UnreachableError for an address that can't be listened on.
+    `broken` is called when the coordinator can't continue; leave the block then, and raise its
+    error. Raises ConfigurationError or IdentityError if certificates can't be used, StorageError if
+    the state directory can't be used, UnreachableError if it can't listen on the address.
     """
     certificate = ServerCertificate(settings.tls)
     if settings.metrics_tls is not None:

@@ -13,9 +13,9 @@ MODELS = "models"
 
 
 def locked_state(config: CoordinatorConfig) -> FolderLock:
-    """Make the state directory if it is missing, and keep coordinators out.
+    """Make the state directory if it is missing, and lock it against coordinators.
 
-    Raises ConfigurationError while one uses it, StorageError where the disk refuses.
+    Raises ConfigurationError while one uses it, StorageError if the disk fails.
     """
     # The store has a lock of its own, but need not lie in the state directory.
     return FolderLock(

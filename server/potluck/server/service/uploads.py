@@ -74,7 +74,7 @@ class Uploads:
     async def _resume(
         self, request: coordinator_pb2.LocateUploadRequest, inbox: UpdateInbox
     ) -> coordinator_pb2.LocateUploadResponse:
-        """End older streams of an update, then say how much of it they have left."""
+        """End older streams of an update; return how many bytes of it have arrived."""
         client, update_id, blake3 = request.client_id, request.update_id, request.blake3
         async with self._order.resumed(update_id, blake3) as sequence:
             if inbox.has(client, update_id, blake3):  # verified meanwhile
@@ -168,7 +168,7 @@ class Uploads:
     async def _receive_piece(
         self, upload: _Upload, frames: AsyncIterator[Any], stack: contextlib.ExitStack
     ) -> coordinator_pb2.SubmitUpdateResponse:
-        """The bytes of a file up to where its header says that this stream ends."""
+        """Receive the bytes of a file up to this stream's end, which its header names."""
         header, transfers = upload.header, self._coordinator.transfers
         with upload.inbox.spooling(header):
             async with (

@@ -64,8 +64,10 @@ class RecordReader:
         return FoundRuns(rows=rows, unreadable=unreadable)
 
     def rounds(self, run_id: str, *, after: int, limit: int) -> list[TrackedRound]:
-        """The first `limit` committed rounds of a run above this number. Raises UnreadableRowError
-        where one of them is damaged."""
+        """Return the first `limit` committed rounds of a run above this number.
+
+        Raises UnreadableRowError if one of them is damaged.
+        """
         rows = self._tables.rounds(run_id, after=after, limit=limit)
         return [_tracked_round(row) for row in rows]
 

@@ -1,4 +1,4 @@
-"""Hands a sink what it lacks: asks it how far it is, and goes on from there.
+"""Sends a sink the rounds that it lacks: asks it for its last round, and continues from there.
 
 No clock and no process: `feed` is called again whenever there may be news.
 """
@@ -26,11 +26,10 @@ _CREDENTIALS = re.compile(r"://[^/\s]+@")
 
 @dataclass(frozen=True, kw_only=True)
 class PassResult:
-    """One pass over all runs.
+    """The result of one pass over all runs.
 
-    behind: rounds committed that the sink lacks; None where the database did not say. errors: by
-    run. unreadable: why runs are left out whose records are damaged, by run; trying again is of no
-    use there.
+    behind: number of committed rounds that the sink lacks; None if the database failed. errors: by
+    run. unreadable: by run, why a run with damaged records is omitted; another attempt can't help.
     """
 
     behind: int | None

@@ -91,7 +91,7 @@ def _job(name: str, table: dict[str, Any], database: str, state_directory: Path)
 
 
 def _check_alone(jobs: Sequence[SinkJob]) -> None:
-    """Raise ConfigurationError where two sinks of a kind would write the same files."""
+    """Raise ConfigurationError if two sinks of a kind would write the same files."""
     found: dict[tuple[str, Path], str] = {}
     for job in jobs:
         option = make_sink(job).alone_in

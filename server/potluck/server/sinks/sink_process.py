@@ -43,9 +43,10 @@ _NICENESS: Final = 10
 
 
 class SinkReport(BaseModel):
-    """A line: a pass begins, goes on, or has ended, with what it could not record and why.
+    """A line of output: a pass begins, continues, or has ended, with what could not be recorded and
+    why.
 
-    behind: rounds; None where the database did not say. unreadable: why runs are left out.
+    behind: rounds; None if the database failed. unreadable: why runs are omitted.
     """
 
     began: bool = False

@@ -1,11 +1,11 @@
 """The version of a database's schema, and the steps from one version to the next.
 
-A new database gets the tables of `schema.py` as they are. An older one gets the migrations that it
-lacks, all in one transaction. So a change of the schema is made in both places; a test compares
-what comes of them.
+A new database gets the tables of `schema.py` directly. An older one gets the migrations that it
+lacks, all in one transaction. So a change of the schema is made in both places; a test compares the
+results.
 
-A database that has another schema than its version says is refused: one that was made between two
-commits, or changed by hand.
+A database whose schema does not match its version is refused: it was made between two commits, or
+changed by hand.
 """
 
 from __future__ import annotations

@@ -118,13 +118,12 @@ class NewRun:
 
 @dataclass(frozen=True, kw_only=True)
 class RunRow(NewRun):
-    """A run and where it stands.
+    """A run and its state.
 
-    reason: why it is in this state; empty where there is nothing to say. model_blake3: the last
-    committed model's, the initial one's before round 1; None before there is any. number: its place
-    among all runs, from 1. best: after the last committed round, where the run goes by a measure;
-    best_model_blake3: of that round's model. best_coverage: clients and samples behind that round's
-    metrics, by name.
+    reason: why it is in this state; may be empty. model_blake3: the last committed model's digest,
+    or the initial one's before round 1; None before there is any. number: its place among all runs,
+    from 1. best: after the last committed round, if the run follows a metric; best_model_blake3: of
+    that round's model. best_coverage: clients and samples behind that round's metrics, by name.
     """
 
     state: RunState
@@ -347,10 +346,10 @@ class RoundRow:
 
     @property
     def disclosed_samples(self) -> Mapping[str, int]:
-        """Training samples, by client, as disclosed with updates that are part of the model.
+        """Return training samples by client, as disclosed with updates that are part of the model.
 
-        Updates that came too late do not count, as a kill may change which ones did. Empty where
-        updates are masked.
+        Late updates do not count, as a kill may change which ones were included. Empty if updates
+        are masked.
         """
         updates = {member.client_id: member.update for member in self.included}
         updates |= {each.client_id: each.update for each in self.late}
@@ -375,8 +374,8 @@ class FileReference:
 class FileHolder:
     """A round whose row names a file; round 0 is the initial model.
 
-    of_state: whether it is the file of the round's states, not its model. committed_rounds,
-    run_file: of its run. best_round: the round of its best model, where that is kept.
+    of_state: True if it is the file of the round's states, not its model. committed_rounds,
+    run_file: of its run. best_round: the round of its best model, if that is kept.
     """
 
     blake3: str
@@ -392,8 +391,9 @@ class FileHolder:
 class Participation:
     """A client's part in a run's committed rounds.
 
-    picks: in how many it was selected. samples: as its last included update says; None where none
-    did. included_round, included_attempt: where that update became part of the model, or None.
+    picks: number of rounds in which it was selected. samples: from its last included update; None
+    without one. included_round, included_attempt: where that update became part of the model, or
+    None.
     """
 
     client_id: str
@@ -458,11 +458,11 @@ class Profile:
 
 @dataclass(frozen=True, kw_only=True)
 class SecureSum:
-    """The outcome of one session of secure aggregation, in its order among all of them.
+    """The outcome of one session of secure aggregation, in the order of all sessions.
 
     kind: `total`, or `cells`. task: the task's reference, canonical JSON. epochs: the version of
-    each invited client's data. record: a `SessionRecord` as JSON values. total: the sum, where
-    there is one.
+    each invited client's data. record: a `SessionRecord` as JSON values. total: the sum, if there
+    is one.
     """
 
     number: int = 0

@@ -86,7 +86,7 @@ class RoundCopies(Part):
         return tables
 
     def put_run(self, row: Mapping[str, Any], at: datetime) -> None:
-        """Put the row of a run back, stopped; its number is another where that is taken."""
+        """Restore the row of a run, stopped; it gets another number if its own is taken."""
         runs = schema.runs
         with self._database.transaction() as connection:
             numbers = list(connection.execute(select(runs.c.number)).scalars())
@@ -118,7 +118,7 @@ class RoundCopies(Part):
                 upsert(connection, table, rows, update=[c for c in others if rows and c in rows[0]])
 
     def put_quarantine(self, tables: Tables) -> None:
-        """Put clients back into quarantine, where none is in it."""
+        """Restore clients in quarantine, if no client is in it."""
         quarantine = schema.quarantine
         rows = [_known(quarantine, row) for row in tables.get(quarantine.name, ())]
         with self._database.transaction() as connection:

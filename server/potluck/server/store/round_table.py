@@ -122,7 +122,7 @@ class Rounds(Part):
             return _read(connection, where, limit)
 
     def round(self, run_id: str, number: int) -> RoundRow | None:
-        """One committed round of a run; None where there is none of this number."""
+        """Return one committed round of a run; None if there is none of this number."""
         found = self.rounds(run_id, after=number - 1, limit=1)
         return found[0] if found and found[0].key.round == number else None
 
@@ -205,7 +205,7 @@ def _values(commit: RoundCommit) -> dict[str, Any]:
 
 
 def best_values(best: BestSoFar | None) -> dict[str, Any]:
-    """The columns of a run's best so far; NULL where there is none."""
+    """Return the columns of a run's best so far; NULL if there is none."""
     return {
         f"best_{each.name}": None if best is None else encode_value(getattr(best, each.name))
         for each in fields(BestSoFar)

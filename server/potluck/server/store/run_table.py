@@ -48,7 +48,7 @@ class Runs(Part):
     """Runs, their states and their rosters."""
 
     def add_run(self, run: NewRun) -> None:
-        """Record a new run, waiting. Raises StorageError where its id is taken."""
+        """Record a new run, waiting. Raises StorageError if its id is taken."""
         row = {
             "run_id": run.run_id,
             "name": encode_text(run.name),
@@ -74,7 +74,7 @@ class Runs(Part):
             connection.execute(insert(schema.runs), {**row, "number": last + 1})
 
     def set_run_state(self, run_id: str, state: RunState, reason: str, at: datetime) -> None:
-        """Record where a run stands and why. Raises NotFoundError."""
+        """Store the state of a run and its reason. Raises NotFoundError."""
         change = (
             update(schema.runs)
             .where(schema.runs.c.run_id == run_id)
@@ -113,7 +113,8 @@ class Runs(Part):
             return _read(connection, query)
 
     def unfinished_runs(self) -> list[RunRow]:
-        """The runs that wait or go on, oldest first: what a restarted coordinator resumes."""
+        """Return the waiting and running runs, oldest first, which a restarted coordinator
+        resumes."""
         unfinished = schema.runs.c.state.in_([state.value for state in _UNFINISHED])
         with self._database.transaction() as connection:
             return _read(connection, _rows().where(unfinished).order_by(schema.runs.c.number))
@@ -127,9 +128,9 @@ class Runs(Part):
             return [str(run_id) for run_id in connection.execute(query).scalars()]
 
     def run(self, run_id: str) -> RunRow:
-        """A run by its id; by a beginning of it, or by its name, where that means no other run.
+        """Return a run by its id, or by a unique prefix of its id or its unique name.
 
-        Raises NotFoundError where it means none, or more than one, saying which there are.
+        Raises NotFoundError if no run or more than one matches, with the matches.
         """
         text = encode_text(run_id)
         with self._database.transaction() as connection:
@@ -148,9 +149,9 @@ class Runs(Part):
             return _read(connection, _rows().where(schema.runs.c.run_id == meant[0]))[0]
 
     def append_to_roster(self, run_id: str, client_ids: Sequence[str]) -> None:
-        """Number a run's clients after those there are, from 0.
+        """Number a run's clients after the existing ones, from 0.
 
-        Raises StorageError where one of them is in the roster already.
+        Raises StorageError if one of them is in the roster already.
         """
         roster = schema.roster
         with self._database.transaction() as connection:

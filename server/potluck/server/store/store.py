@@ -36,9 +36,9 @@ class Store(
 ):
     """Runs, attempts, rounds, clients, profiles and secure sums in one database.
 
-    When a method returns, what it recorded is on disk; when it raises, nothing has changed.
-    Methods block; call them from one thread at a time. Besides the errors that each names, any of
-    them raises StorageError where the database fails or holds a row that can't be right.
+    When a method returns, its changes are on disk; when it raises, nothing has changed. Methods
+    block; call them from one thread at a time. Besides the errors that each names, any of them
+    raises StorageError if the database fails or holds an invalid row.
     """
 
     @classmethod
@@ -46,9 +46,9 @@ class Store(
         """Open a database, lock it, check it and bring its schema up to date.
 
         url: `sqlite:////path/to/file` (made if missing; its directory must exist) or
-        `postgresql+psycopg://user@host/name`. Raises ConfigurationError for any other;
-        StorageError where another coordinator has it, or it is damaged, newer than this software
-        or not Potluck's.
+        `postgresql+psycopg://user@host/name`. Raises ConfigurationError for any other; StorageError
+        if another coordinator uses it, or if it is damaged, newer than this software or not
+        Potluck's.
         """
         database = Database.open(url)
         try:
@@ -77,9 +77,10 @@ class Store(
         tell_away: Callable[[str], None],
         tell_damaged: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Call, in any thread, with the reason why the database is away; "" when it is back.
+        """Set the callback for losses of the database: called in any thread with the reason, and
+        with "" when the database is back.
 
-        tell_damaged: called with the reason where the database turns out to be damaged.
+        tell_damaged: called with the reason if the database is found to be damaged.
         """
         self._database.tell_away = tell_away
         self._database.tell_damaged = tell_damaged
@@ -89,15 +90,15 @@ class Store(
         self._database.look()
 
     def checkpoint(self) -> bool:
-        """Make sure that no damage to the database's log can undo what is stored now.
+        """Ensure that no damage to the database's log can undo what is stored now.
 
-        To be called before files are deleted that older rows name. False where it can't be made
-        sure now, because another program reads the database. Raises StorageError.
+        Call it before files are deleted that older rows name. Return False if that can't be ensured
+        now, because another program reads the database. Raises StorageError.
         """
         return self._database.checkpoint()
 
     def check(self) -> None:
-        """Read all of the database. Raises DamagedDatabaseError where it is damaged."""
+        """Read all of the database. Raises DamagedDatabaseError if it is damaged."""
         self._database.check()
 
     @property

@@ -61,9 +61,9 @@ class StoreThread:
         return await asyncio.shield(loop.run_in_executor(self._thread, patiently))
 
     async def ask(self, question: Callable[[Store], T]) -> T:
-        """Call with the store in its thread, for an answer that can be asked for again.
+        """Call a function with the store in its thread, for an answer that can be asked for again.
 
-        Raises UnreachableError where the database is away, or goes away before the answer.
+        Raises UnreachableError if the database is unreachable, or becomes so before the answer.
         """
         loop = asyncio.get_running_loop()
         answer = loop.run_in_executor(self._thread, partial(self._store.patiently, question))
@@ -85,9 +85,10 @@ class StoreThread:
         tell_away: Callable[[str], None],
         tell_damaged: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Call on the event loop with the reason why the database is away; "" when it is back.
+        """Set the callback for losses of the database: called on the event loop with the reason,
+        and with "" when the database is back.
 
-        tell_damaged: called there with the reason where the database turns out to be damaged.
+        tell_damaged: called there with the reason if the database is found to be damaged.
         """
         loop = asyncio.get_running_loop()
 

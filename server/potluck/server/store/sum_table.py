@@ -70,7 +70,8 @@ class Sums(Part):
             connection.execute(insert(table), {"number": last + 1, **row})
 
     def sums(self, *, run_id: str | None = None, kind: str | None = None) -> list[SecureSum]:
-        """The outcomes of all sessions, oldest first; of one run, of one kind, where given."""
+        """Return the outcomes of all sessions, oldest first; only of one run or one kind if
+        given."""
         table = schema.secure_sums
         query = select(table).order_by(table.c.number)
         if run_id is not None:

@@ -1,7 +1,7 @@
 """FedAdagrad, FedYogi, FedAdam: the server adapts each weight's step (Reddi et al. 2021, Alg. 2).
 
-m ← β1·m + (1 − β1)·Δ with Δ = Σ p_k (w_k − w); v as each class says; w ← w + η·m / (√v + τ).
-As in the paper v begins at τ², and nothing is corrected for that bias.
+m ← β1·m + (1 − β1)·Δ with Δ = Σ p_k (w_k − w); v as each class defines it; w ← w + η·m / (√v + τ).
+As in the paper, v starts at τ², and that bias is not corrected.
 """
 
 from __future__ import annotations

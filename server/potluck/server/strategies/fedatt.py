@@ -18,10 +18,10 @@ from potluck.server.strategy import Combine, RoundContext, Statistic, UpdateStat
 class FedAtt(Averaging):
     """For each tensor s_k = ‖w − w_k‖, a = softmax(s), w ← w − ε·Σ a_k (w − w_k).
 
-    step_size: ε > 0. The paper's code has 1.2, and so has this: above 1 the model goes beyond its
-    clients. Norms are Frobenius norms, of tensors of any shape; samples do not count. In large
-    tensors distances are large too, and the softmax leaves nearly all attention to one client. The
-    paper's noise on the result is left out: it protects no client.
+    step_size: ε > 0. The default is the paper's code's 1.2: above 1 the model goes beyond its
+    clients. Norms are Frobenius norms, of tensors of any shape; numbers of samples have no effect.
+    Large tensors have large distances, and the softmax then gives nearly all attention to one
+    client. The paper's noise on the result is omitted: it protects no client.
     """
 
     step_size: PositiveFloat = 1.2

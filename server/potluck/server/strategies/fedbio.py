@@ -1,4 +1,4 @@
-"""FedBiO: clients learn weights of their own samples beside the model (Li et al. 2022)."""
+"""FedBiO: clients train weights of their own samples together with the model (Li et al. 2022)."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class FedBiO(Averaging):
         self.correction = Correction(name="fedbio", options=options, keeps=True, descends=True)
 
     def review(self, training: LocalTraining, weighting: Weighting) -> Sequence[str]:
-        """Refused where clients keep no samples back."""
+        """Raise ConfigurationError if clients keep no samples back."""
         if not training.validation_share:
             raise ConfigurationError(
                 "strategy fedbio weighs samples by how the model does on samples that clients keep "

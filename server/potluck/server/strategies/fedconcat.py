@@ -132,7 +132,7 @@ def distributions(counts: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _within(samples: NDArray[Any], members: NDArray[Any]) -> NDArray[np.float64]:
-    """Shares of the members by samples; zeros where there are none."""
+    """Return the members' shares by samples; zeros if there are none."""
     weights = np.zeros(len(samples))
     if members.any():
         weights[members] = shares(samples[members])

@@ -55,7 +55,7 @@ def losses_told(context: RoundContext) -> dict[str, float]:
 
 
 def confidence(before: NDArray[np.float64], losses: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The clients' weights, which sum to 1. before, losses: N each, NaN where not known."""
+    """Return the clients' weights, which sum to 1. before, losses: N each, NaN if unknown."""
     count = len(losses)
     known = np.isfinite(before) & np.isfinite(losses) & (losses > 0) & (before > losses)
     with np.errstate(all="ignore"):  # what overflows counts as the largest number there is

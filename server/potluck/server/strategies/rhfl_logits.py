@@ -151,9 +151,10 @@ class RHFLLogits(Averaging):
 
 
 def disagreement(logits: Tensor, weights: Tensor) -> Tensor:
-    """Σ_k Σ_{i≠k} w_i·KL(p_i‖p_k), the mean over b samples; p are softmaxes of logits, N × b × C.
+    """Return Σ_k Σ_{i≠k} w_i·KL(p_i‖p_k), the mean over b samples.
 
-    Gradients reach each p_k and no p_i: to the others, what one says is given. weights: N.
+    p are softmaxes of logits, N × b × C. weights: N. Gradients flow to each p_k, not to any p_i:
+    each output is a constant target for the others.
     """
     import torch
 

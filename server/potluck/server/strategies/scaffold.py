@@ -40,21 +40,20 @@ _CAVEAT: Final = (
 
 @dataclass(kw_only=True)
 class Scaffold(Strategy):
-    """Clients step by ∇f_k(y) − c_k + c; c is the mean of all clients' c_k, which begin at 0.
+    """Clients step by ∇f_k(y) − c_k + c; c is the mean of all clients' c_k, which start at 0.
 
     After its steps a client has c_k⁺ = c_k − c + (w − y)/(a_k·η), a_k as in FedNova (the number of
-    steps for plain SGD) and η the round's learning rate, and sends c_k⁺ − c_k beside its weights.
-    Per client and round as much again travels down and up.
+    steps for plain SGD) and η the round's learning rate, and sends c_k⁺ − c_k in addition to its
+    weights. This doubles the traffic per client and round in both directions.
 
-    keeper: `clients` keep their c_k; one counts only once its round is committed. A client that
-    lost its state directory can't take part any more, for its share of c could not be replaced.
-    `coordinator`: it keeps all c_k (as much as the model for every client, written at each
-    commit), for clients that may lose their disk.
-    control: clients read their control variates off the `way` they took, as in the paper, or add
-    their `gradients` up, as Adam needs it.
-    learning_rate: η_g > 0 of the mean, equal over clients (`weights = "equal"`, the paper's) or by
-    samples (`"samples"`). step: another strategy to move the model by instead, by name or as a
-    table with its options; then these two are not looked at. Raises ConfigurationError,
+    keeper: `clients` keep their c_k; a new c_k counts only once its round is committed. A client
+    that lost its state directory can't take part any more, because its share of c can't be
+    replaced. `coordinator`: it keeps all c_k (as much as the model for every client, written at
+    each commit), for clients that may lose their disk. control: clients compute their control
+    variates from the `way` they took, as in the paper, or add up their `gradients`, as Adam needs
+    it. learning_rate: η_g > 0 of the mean, equal over clients (`weights = "equal"`, the paper's) or
+    by samples (`"samples"`). step: another strategy for the server's step, by name or as a table
+    with its options; learning_rate and weights are then ignored. Raises ConfigurationError,
     PluginError.
     """
 
@@ -113,7 +112,7 @@ class Scaffold(Strategy):
         return {CONTROL: {name: _mean(total, clients) for name, total in sums.items()}}
 
     def personal(self, state: State, client: str) -> Mapping[str, Weights]:
-        """c_k, where the coordinator keeps it."""
+        """Return c_k, if the coordinator keeps it."""
         if not self._keeps:
             return {}
         kept = unnamed(f"kept/{client}", state.arrays)

@@ -1,7 +1,7 @@
-"""The server's step: from a model and a difference to the next model, a tensor at a time.
+"""The server's step: from a model and a difference to the next model, tensor by tensor.
 
 Arithmetic is in float64 and rounded to float32 once, block by block, so that a step takes little
-memory beside the arrays it is about. The next model is written over the difference.
+memory besides its arrays. The next model overwrites the difference.
 """
 
 from __future__ import annotations

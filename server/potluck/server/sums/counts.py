@@ -129,9 +129,9 @@ class SecureSums:
     async def sum_counts(
         self, terms: SumTerms, clients: Sequence[str], *, present: Callable[[str], bool]
     ) -> SumOutcome:
-        """The sum over those of the clients that stay, tried up to three times with fresh keys.
+        """Return the sum over the clients that stay, tried up to three times with fresh keys.
 
-        Raises RunError where it can't be tried: no root, too few hosts, too many clients.
+        Raises RunError if it can't be tried: no root, too few hosts, too many clients.
         """
         self._trust.require_root()
         async with self._one_at_a_time:

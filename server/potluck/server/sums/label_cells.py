@@ -35,7 +35,7 @@ class LabelCells(LabelSums):
         self._read = False
 
     async def find(self, clients: Sequence[str], present: Callable[[str], bool]) -> None:
-        """Have the sums of these clients' cells ready. Raises RunError where none of them has
+        """Find or compute the sums of these clients' cells. Raises RunError if none of them has
         one."""
         if not self._read:
             self._read = True

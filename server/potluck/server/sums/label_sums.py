@@ -24,10 +24,11 @@ Say = Callable[..., None]
 
 
 class LabelSums:
-    """The label counts of one run that come from secure sums: here none. Lives on the event loop.
+    """The label counts of one run that come from secure sums; this class has none. Lives on the
+    event loop.
 
-    totals: of all clients. cell_counts: by client, the mean of its cell; None where label counts
-    do not come by cell.
+    totals: of all clients. cell_counts: by client, the mean of its cell; None if label counts do
+    not come by cell.
     """
 
     def __init__(
@@ -43,8 +44,8 @@ class LabelSums:
         self._say = say
 
     async def find(self, clients: Sequence[str], present: Callable[[str], bool]) -> None:
-        """Have ready what is wanted, over these clients. Raises RunError where the run can't go on
-        without."""
+        """Find or compute the wanted sums over these clients. Raises RunError if the run can't
+        continue without."""
 
     async def _stored(self, kind: SumKind) -> list[SecureSum]:
         """Sums of the run's task with no more noise than the run wants, oldest first."""
@@ -70,7 +71,7 @@ class LabelSums:
         )
 
     def _trust_statement(self) -> str:
-        """Against whom a secure sum holds, in a few words."""
+        """Return against whom a secure sum protects, in a few words."""
         if self._trust.independent:
             return "holds against a lying coordinator"
         return "holds against an honest-but-curious coordinator: one party keeps both roots"

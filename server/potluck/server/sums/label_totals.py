@@ -102,7 +102,7 @@ class LabelTotals(LabelSums):
             self._say(f"not in the sum: {shown}", warning=True)
 
     def _do_without(self, why: str) -> None:
-        """Raises RunError where there is nothing else to steer by."""
+        """Continue without a sum. Raises RunError if the selector has nothing else to steer by."""
         if self._profiles.disclosure == PROTOCOL:
             raise RunError(
                 f"no secure sum of label counts, and the target is nothing else: {why}; start a "

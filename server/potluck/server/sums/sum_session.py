@@ -1,8 +1,8 @@
 """One session of a secure sum: `common/secagg`'s coordinator, driven over the control stream.
 
-Lives on the event loop. A message to a client is an instruction, what the client says is its
-answer; a stage ends when everybody has answered, or its time is up. A certificate is on disk
-before clients can act on it.
+Lives on the event loop. A message to a client is an instruction, a message from a client is its
+answer. A stage ends when all clients have answered, or when its time is up. A certificate is on
+disk before clients can act on it.
 """
 
 from __future__ import annotations
@@ -237,7 +237,7 @@ class SumSession:
 
 
 def _after(before: CoordinatorStep, step: CoordinatorStep) -> CoordinatorStep:
-    """Two steps as one: what is to be sent adds up."""
+    """Combine two steps into one, with the messages of both."""
     return replace(
         step,
         messages=(*before.messages, *step.messages),
@@ -245,7 +245,8 @@ def _after(before: CoordinatorStep, step: CoordinatorStep) -> CoordinatorStep:
 
 
 def without(session: CoordinatorSession, absent: Sequence[str]) -> CoordinatorStep:
-    """The session without some clients: one step, unless a stage ends before all are left out."""
+    """Return the session without some clients: one step, unless a stage ends before all are
+    removed."""
     step = CoordinatorStep(session=session)
     for client in absent:
         step = coordinator.lost(step.session, client)
@@ -261,7 +262,8 @@ def _received(message: wire.SecureEnvelope) -> Envelope:
 async def earlier_certificates(
     in_store: InStore, terms: SumTerms, invited: Collection[str]
 ) -> list[SetCertificate]:
-    """Certificates that the clients may need who went into earlier sums and don't know which."""
+    """Return the certificates of earlier sums that clients may need if they don't know their
+    sums."""
     if not terms.inputs:
         return []
     found: list[SetCertificate] = await in_store(

@@ -1,8 +1,8 @@
 """One session of a secure sum of updates: as `sum_session`, but uploads come over the data plane.
 
-Keys and shares are exchanged while clients train. Uploads are held back until the round says whose
-count: only then may the session leave that stage, so that no client is asked to unmask a sum for a
-round that is given up. Lives on the event loop.
+Keys and shares are exchanged while clients train. Uploads are held back until the round decides
+which ones count. Only then may the session leave that stage, so that no client is asked to unmask a
+sum for a round that is given up. Lives on the event loop.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class MaskedSession(SumSession):
     def check_input(self, client: str, message: wire.SecureEnvelope, digest: bytes) -> SignedInput:
         """Check that a client has signed the file that arrived from it for this session.
 
-        Raises ProtocolError, RoundClosedError where there will be no sum.
+        Raises ProtocolError, RoundClosedError if there will be no sum.
         """
         session = self._session
         if session is not None and session.over:

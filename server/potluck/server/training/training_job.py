@@ -26,7 +26,7 @@ PUBLIC_DATA: Final = "its public data"
 
 
 class UpdateInJob(BaseModel):
-    """One update of the round, where it lies in the spool."""
+    """One update of the round, and its file in the spool."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -46,10 +46,11 @@ class Workplace(BaseModel):
 
 
 class TrainingJob(BaseModel):
-    """All that the other process needs; it shares the disk with the coordinator, no memory.
+    """All inputs of the training process, which shares the disk with the coordinator, but no
+    memory.
 
-    run_file: its text. model: the one to go on from. base: the one that clients trained from.
-    updates: in client order. trained: where the result goes.
+    run_file: its text. model: the one to continue from. base: the one that clients trained from.
+    updates: in client order. trained: path of the result.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -69,9 +70,9 @@ class TrainingJob(BaseModel):
 
 
 def public_inputs(plan: RunPlan, data_directory: Path | None) -> torch.Tensor:
-    """The public data that the run's strategy trains on, n × …, at least two of them.
+    """Return the public data that the run's strategy trains on, n × …, n at least 2.
 
-    Raises ConfigurationError where the task has none.
+    Raises ConfigurationError if the task has none.
     """
     name = plan.run_file.task.name
     with blamed_on_task(name, PUBLIC_DATA):
@@ -88,7 +89,7 @@ def public_inputs(plan: RunPlan, data_directory: Path | None) -> torch.Tensor:
 
 
 def carry_out(job: TrainingJob, progress: Callable[[float], None]) -> None:
-    """Train as the job says, and write the model. Raises PotluckError."""
+    """Train according to the job, and write the model. Raises PotluckError."""
     place = job.workplace
     plan = draw_up(job.run_file, source="run file", model_modules=place.model_modules)
     inputs = public_inputs(plan, place.data_directory)

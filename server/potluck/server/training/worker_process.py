@@ -21,9 +21,9 @@ ATTEMPTS: Final = 3
 
 
 async def train_apart(job: TrainingJob, progress: Callable[[float], None]) -> None:
-    """Have a process of its own do a job; it is killed where the caller is cancelled.
+    """Run a job in a separate process, which is killed if the caller is cancelled.
 
-    progress: gets the share that is done, in [0, 1]. Raises RunError where it fails, or is killed
+    progress: gets the share that is done, in [0, 1]. Raises RunError if it fails, or is killed
     three times.
     """
     code = 0
@@ -76,7 +76,7 @@ async def _attempt(job: TrainingJob, progress: Callable[[float], None]) -> tuple
 
 
 def _read(line: bytes) -> dict[str, Any]:
-    """An answer; nothing where the process was killed amid it."""
+    """Return an answer; nothing if the process was killed while it wrote one."""
     try:
         found = json.loads(line)
     except ValueError:

@@ -45,7 +45,7 @@ Event = operator_pb2.WatchRunResponse
 
 
 class RunFeed:
-    """Hands a run's events to everybody who watches it."""
+    """Sends a run's events to all who watch it."""
 
     def __init__(self) -> None:
         self._watchers: set[asyncio.Queue[Event | None]] = set()
@@ -128,7 +128,7 @@ def run_status(
 
 
 def best_message(row: RunRow) -> operator_pb2.BestModel | None:
-    """A run's best model so far; None where it knows of none."""
+    """Return a run's best model so far; None if the run has none."""
     best = row.best
     if best is None or best.round is None or best.value is None:
         return None

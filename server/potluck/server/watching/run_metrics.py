@@ -104,7 +104,8 @@ class RunObserver:
         last: RoundRow | None,
         cohort: Sequence[tuple[str, MemberState]] = (),
     ) -> None:
-        """The run goes on after its last committed round, with the cohort of a round under way."""
+        """Note that the run resumes after its last committed round, with the cohort of a round
+        under way."""
         if self._shown:
             self._instruments.count(metrics.RUNS_RESUMED)
         self._cohort = {client: _OUTCOMES.get(state, _AT_WORK) for client, state in cohort}
@@ -283,7 +284,7 @@ class RunObserver:
     # Selection --------------------------------------------------------------------------------
 
     def cohort(self, labels: CohortLabels | None) -> None:
-        """Show the labels of the newest cohort's clients together, where they are known."""
+        """Show the labels of the newest cohort's clients together, if they are known."""
         if labels is None:
             return
         self._set(metrics.LABEL_ENTROPY, _number(labels.entropy[0]))

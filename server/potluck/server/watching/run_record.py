@@ -33,7 +33,8 @@ class RunRecord:
         self.say(text, warning=True)
 
     def reason(self, error: PotluckError) -> str:
-        """The reason of a failure; for a disk or a database also how to go on afterwards."""
+        """Return the reason of a failure; for a disk or a database also how to resume
+        afterwards."""
         if not isinstance(error, StorageError):
             return error.message
         return f"{error.message}; then `potluck resume {self.row.run_id}`"

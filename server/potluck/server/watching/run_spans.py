@@ -39,7 +39,7 @@ class RunSpans:
     """Spans of a run that is driven; those open when it is not any more end with `close`."""
 
     def __init__(self, tracer: Tracer, row: RunRow, *, alike: bool = False) -> None:
-        """alike: whether no client's span may tell how long it trained."""
+        """alike: True if no client's span may reveal its training time."""
         self._tracer = tracer
         self._about = {"potluck.run": row.run_id, "potluck.run.name": row.name}
         self._run = tracer.begin(

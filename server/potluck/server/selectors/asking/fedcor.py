@@ -1,4 +1,4 @@
-"""FedCor: clients whose losses tell most of all others'.
+"""FedCor: selects the clients whose losses are most informative about all others'.
 
 Tang, Ning, Wang, Sun, Wang, Li and Chen, "FedCor: Correlation-Based Active Client Selection
 Strategy for Heterogeneous Federated Learning" (CVPR 2022).
@@ -170,8 +170,11 @@ class FedCor(Selector):
 
 @dataclass(frozen=True, kw_only=True)
 class _Known:
-    """points: K × dimension. changes: of losses, rounds × K, NaN where unknown; `rounds` when they
-    were heard. losses: K, the last ones, heard in round `heard_in`; 0 before. discounts: K."""
+    """The state of the selector.
+
+    points: K × dimension. changes: of losses, rounds × K, NaN if unknown; `rounds`: when they were
+    reported. losses: K, the last ones, reported in round `heard_in`; 0 before. discounts: K.
+    """
 
     points: Floats
     changes: Floats

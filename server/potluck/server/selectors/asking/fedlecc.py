@@ -1,7 +1,6 @@
-"""FedLECC: the largest losses of each kind of client (arXiv 2603.08911).
+"""FedLECC: selects the largest losses of each kind of client (arXiv 2603.08911).
 
-Clients are clustered by their label distributions; the clusters where the model does worst come
-first.
+Clients are clustered by their label distributions. The clusters with the largest losses come first.
 """
 
 from __future__ import annotations
@@ -40,15 +39,16 @@ _MOST = 2_000
 
 @dataclass(frozen=True, kw_only=True)
 class FedLecc(Selector):
-    """Clusters in the order of their mean loss take turns; each gives its largest loss next.
+    """Clusters take turns in the order of their mean loss; each gives its client with the largest
+    loss next.
 
-    clusters: how many, found by average linkage of the Hellinger distances between label
-    distributions. All available clients are asked for their loss in every round; who does not
-    answer keeps its last one.
+    clusters: number of clusters, found by average linkage of the Hellinger distances between label
+    distributions. All available clients are asked for their loss in every round; a client that does
+    not answer keeps its last one.
 
-    The clusters change only when somebody joins. Of more than 2000 clients that many are linked,
-    the others go to the cluster with the nearest mean. Who has disclosed no labels, or never told a
-    loss, comes last. O(K + min(K, 2000)²).
+    The clusters change only when a client joins. With more than 2000 clients, 2000 of them are
+    linked, and the others join the cluster with the nearest mean. Clients that disclosed no labels,
+    or never reported a loss, come last. O(K + min(K, 2000)²).
     """
 
     clusters: Annotated[int, Field(ge=1, le=1000)] = 10
@@ -91,15 +91,17 @@ class FedLecc(Selector):
         return cohort.selection()
 
     def observe(self, state: State, outcome: RoundOutcome) -> State:
-        """With the losses told."""
+        """Return the state with the reported losses."""
         rows = [outcome.selected, *(answers.rows for answers in outcome.answers)]
         clients = 1 + max(int(each.max(initial=-1)) for each in rows)
         return State(arrays={"losses": _last_losses(state, clients, outcome.answers)})
 
 
 def square_roots(label_counts: Floats) -> Floats:
-    """√ of label distributions: their distance over √2 is that of Hellinger. Negative counts, from
-    noise, are none; without any label all classes are alike. n × C."""
+    """Return √ of label distributions, n × C: their distance over √2 is the Hellinger distance.
+
+    Negative counts, from noise, count as 0. Without any label, all classes are equal.
+    """
     counts = np.clip(label_counts, 0.0, None)
     counts = counts / np.maximum(counts.max(axis=1, keepdims=True), 1e-300)
     counts[counts.sum(axis=1) <= 0] = 1.0
@@ -122,8 +124,11 @@ def linkage_clusters(roots: Floats, clusters: int) -> NDArray[np.int64]:
 def turns(
     losses: Floats, cluster: NDArray[np.int64], count: int, generator: np.random.Generator
 ) -> Rows:
-    """Up to `count` positions: clusters by falling mean loss, from each the largest loss that is
-    left, until there are enough. losses: finite; cluster: ≥ 0. Ties are broken by the generator."""
+    """Return up to `count` positions: clusters take turns by falling mean loss, each with its
+    largest remaining loss.
+
+    losses: finite. cluster: ≥ 0. Ties are broken by the generator.
+    """
     if not len(losses) or not count:
         return np.zeros(0, dtype=np.int64)
     grouped = np.argsort(cluster.astype(np.int16), kind="stable")  # by counting

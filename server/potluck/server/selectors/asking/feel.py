@@ -40,16 +40,17 @@ _NOTHING = 1e-100
 
 @dataclass(frozen=True, kw_only=True)
 class Feel(Selector):
-    """Draws the cohort one after the other, by n‖g‖ √(ρ / ((1 − ρ) T + λ)).
+    """Draws the cohort client by client, with probabilities ∝ n‖g‖ √(ρ / ((1 − ρ) T + λ)).
 
     n: samples, g: the gradient of the client's mean loss at the model, asked of all in every round;
     T: the seconds of its last training. λ makes the probabilities add up to 1. rho: ρ in (0, 1], 1
-    for gradients alone. unbiased: the draws are with replacement, and an update counts with its
-    draws · n_k / (n · count · p_k) in place of its samples, so that the sum over the draws is on
-    average that over all clients; cohorts may have fewer than `count` clients. Strategies divide
-    by the sum of what updates count with, which is 1 on average only.
+    for gradients alone. unbiased: draws are with replacement, and an update has the weight draws ·
+    n_k / (n · count · p_k) in place of its samples, so that the expected sum over the draws is the
+    sum over all clients; cohorts may have fewer than `count` clients. Strategies divide by the sum
+    of the weights, which is 1 on average only.
 
-    Who gives no gradient comes last, and is not drawn with `unbiased` as long as others do. O(K).
+    Clients that report no gradient come last; with `unbiased`, they are not drawn as long as others
+    report one. O(K).
     """
 
     rho: Annotated[float, Field(gt=0, le=1)] = 0.5
@@ -135,8 +136,8 @@ def with_repeats(
 
 
 def probabilities(importance: Floats, seconds: Floats, rho: float) -> Floats:
-    """p = importance · √(ρ / ((1 − ρ) seconds + λ)), with the λ > −(1 − ρ) min seconds that makes
-    Σp = 1; equal ones where nothing is important.
+    """Return p = importance · √(ρ / ((1 − ρ) seconds + λ)), with the λ > −(1 − ρ) min seconds that
+    makes Σp = 1; equal probabilities if all importances are 0.
 
     importance: ≥ 0. seconds: > 0.
     """

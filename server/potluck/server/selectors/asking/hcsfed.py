@@ -135,9 +135,9 @@ class HcsFed(Selector):
 
 
 def equal_seats(sizes: NDArray[np.int64], count: int, number: int) -> list[int]:
-    """Seats of each cluster: the same number, and the rest to those whose turn it is.
+    """Return the seats of each cluster: the same number for all, and the rest in turn.
 
-    count: ≤ Σ sizes. number: of the round; it says whose turn is first.
+    count: ≤ Σ sizes. number: of the round; it determines which cluster is first in turn.
     """
     if not len(sizes):
         return []

@@ -1,7 +1,8 @@
 """An adaptation of restless bandits to clients.
 
-FLASH compares itself with a bandit whose rewards depend on a hidden Markov state, and says nothing
-of how clients become its arms. Here all share one state, read off each round's mean reward.
+FLASH compares itself with a bandit whose rewards depend on a hidden Markov state, but does not
+describe how clients become its arms. Here all clients share one state, derived from each round's
+mean reward.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ _FEWEST = 1e-9
 class RestlessBandit(ContextBandit):
     """Adapted: Σ_s P(s) (mean reward in s + √(2 ln t / n in s)), s a state that all clients share.
 
-    states: how many; which one a round was in is said by the quantile of its mean reward among all
-    rounds before, and the next one is expected by how often states followed one another. discount:
-    weight of what is a round older, in all counts. In a state that a client was never seen in it is
-    expected to do as in the others.
+    states: number of states. The state of a round is the quantile of its mean reward among all
+    earlier rounds. The next state is predicted from how often states followed one another.
+    discount: weight of one more round of age, in all counts. In a state in which a client was never
+    seen, it is expected to do as in the others.
 
-    Who never brought a reward comes first, but a failed round counts as a try. O(K · states).
+    Clients that never brought a reward come first, but a failed round counts as a try. O(K ·
+    states).
     """
 
     states: Annotated[int, Field(ge=1, le=10)] = 2
@@ -104,8 +106,10 @@ def state_of(mean: float, before: Floats, states: int) -> int:
 def upper_bounds(
     counts: Floats, sums: Floats, failures: Floats, likely: Floats, number: int
 ) -> tuple[Floats, Floats]:
-    """Expected rewards, n, and bonuses, infinite where nothing was tried. counts, sums: n × states.
-    failures: n. likely: probabilities of the states."""
+    """Return expected rewards, n, and bonuses, infinite if nothing was tried.
+
+    counts, sums: n × states. failures: n. likely: probabilities of the states.
+    """
     total = counts.sum(axis=1, keepdims=True)
     seen = counts > _FEWEST
     tries = np.where(seen, counts, total) + failures[:, None]

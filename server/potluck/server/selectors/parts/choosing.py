@@ -27,7 +27,7 @@ def largest(scores: Floats, generator: np.random.Generator) -> int:
 
 
 def weighted(weights: Floats, generator: np.random.Generator) -> int | None:
-    """A position drawn with probability ∝ weight (≥ 0); None where all weights are zero."""
+    """Draw a position with probability ∝ weight (≥ 0); None if all weights are zero."""
     cumulative = weights.cumsum()
     total = cumulative[-1] if len(cumulative) else 0.0
     if total <= 0:
@@ -38,9 +38,9 @@ def weighted(weights: Floats, generator: np.random.Generator) -> int | None:
 
 
 def draw_weighted(weights: Floats, size: int, generator: np.random.Generator) -> Rows:
-    """`size` positions, one after the other, each with probability ∝ weight (≥ 0), none twice.
+    """Draw `size` positions without replacement, each with probability ∝ weight (≥ 0).
 
-    Positions of weight zero come only where no others are left, uniformly. By exponential keys
+    Positions of weight zero come only if no others are left, uniformly. By exponential keys
     (Efraimidis and Spirakis 2006), so O(K) for any `size`.
     """
     # an infinite first key is a weight of zero, and among those the second one decides
@@ -56,7 +56,7 @@ def draw_weighted(weights: Floats, size: int, generator: np.random.Generator) ->
 
 
 def samples_or_mean(population: Population, rows: Rows) -> Floats:
-    """Numbers of samples; the mean of those known where one isn't, 1 where none is."""
+    """Return numbers of samples; unknown ones are the mean of the known, or 1 if none is known."""
     samples = population.samples[rows].astype(np.float64)
     known = samples > 0
     return np.where(known, samples, samples[known].mean() if known.any() else 1.0)
@@ -71,7 +71,8 @@ def disclosed(table: NDArray[np.float64] | None, rows: Rows) -> Rows:
 
 
 def profiles(table: Floats, rows: Rows) -> Floats:
-    """The profiles of some rows (sorted, without repeats); no copy where they are all."""
+    """Return the profiles of some rows (sorted, without repeats); not a copy if they are all
+    rows."""
     return table if len(rows) == len(table) else table[rows]
 
 

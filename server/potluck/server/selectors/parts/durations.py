@@ -13,8 +13,10 @@ _LEAST = 1e-6
 
 
 def noted(seconds: Floats, outcome: RoundOutcome) -> Floats:
-    """After a round. seconds: one per client, NaN where unknown. A client that failed took as long
-    as the deadline, where there is one."""
+    """Return the durations after a round. seconds: one per client, NaN if unknown.
+
+    A client that failed is given the deadline as its duration, if there is one.
+    """
     result = seconds.copy()
     measured = np.isfinite(outcome.seconds) & (outcome.seconds >= 0)
     result[outcome.selected[measured]] = outcome.seconds[measured]
@@ -25,12 +27,12 @@ def noted(seconds: Floats, outcome: RoundOutcome) -> Floats:
 
 
 def within_reason(seconds: Floats) -> Floats:
-    """Durations from 10⁻⁶ s to ten times the median; NaN where unknown."""
+    """Limit durations to 10⁻⁶ s up to ten times the median; NaN if unknown."""
     return np.maximum(plausible(seconds, factor=_FACTOR), _LEAST)
 
 
 def known_or_mean(seconds: Floats) -> Floats:
-    """The same, unknown ones being as long as the others on average; 1 s where none is known."""
+    """Fill unknown durations with the mean of the others; 1 s if none is known."""
     found = within_reason(seconds)
     known = ~np.isnan(found)
     return np.where(known, found, found[known].mean() if known.any() else 1.0)

@@ -41,14 +41,14 @@ class Rules:
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """One row for each of K clients, and what is known of the rewards.
+    """One row for each of K clients, and the totals of the rewards.
 
-    first: K × 2, the first robust and validation loss told; NaN before. losses: K × 2, the last
-    ones. seconds: K, of the last training; NaN if unknown. rewards: K, raw, of the last change;
-    0 before. earlier: K, the rewards before those. last_heard: K, int64, the round of `losses`; 0
-    never. fresh: K, bool, whether the last question gave a reward. awaiting: K, bool, whether its
-    reward of the round before is still to be credited, to the context in `credited` (K × 4).
-    totals: Σ seconds, how many, Σ |reward|, how many: of the running means.
+    first: K × 2, the first robust and validation loss reported; NaN before. losses: K × 2, the last
+    ones. seconds: K, of the last training; NaN if unknown. rewards: K, raw, of the last change; 0
+    before. earlier: K, the rewards before those. last_heard: K, int64, the round of `losses`; 0 if
+    never. fresh: K, bool, True if the last question gave a reward. awaiting: K, bool, True if the
+    client's reward of the round before has not been credited yet, to the context in `credited` (K ×
+    4). totals: Σ seconds, their number, Σ |reward|, their number, for the running means.
     """
 
     first: Floats
@@ -181,7 +181,7 @@ class Memory:
         return found
 
     def _rewards(self, robust: Floats, seconds: Floats, rules: Rules) -> Floats:
-        """The change of each robust loss per second of training; NaN where one is unknown."""
+        """Return the change of each robust loss per second of training; NaN if one is unknown."""
         fall = self.losses[:, 0] - robust
         known = _seconds(seconds)
         duration = np.where(np.isnan(known), self._means()[0], known)
@@ -213,7 +213,7 @@ class Memory:
 
 
 def _seconds(seconds: Floats) -> Floats:
-    """Durations within reason, NaN where unknown."""
+    """Return durations limited to plausible values, NaN if unknown."""
     return np.maximum(plausible(seconds, factor=_FACTOR), _LEAST_SECONDS)
 
 

@@ -14,9 +14,9 @@ _MOST = 5_000
 
 
 def k_means(points: Floats, clusters: int, *, seed: int = 0) -> Floats:
-    """Centres, at most `clusters` × d, fewer where fewer points differ. points: n ≥ 1 × d, finite.
+    """Return centres, at most `clusters` × d, fewer if there are fewer different points.
 
-    The same points and seed give the same centres.
+    points: n ≥ 1 × d, finite. The same points and seed give the same centres.
     """
     scale = float(np.abs(points).max()) or 1.0
     spread = np.linspace(0, len(points) - 1, min(len(points), _MOST)).astype(np.int64)

@@ -1,7 +1,7 @@
-"""A Gaussian process of how clients' losses move together (FedCor).
+"""A Gaussian process of how clients' losses change together (FedCor).
 
-Each client is a point in few dimensions; the changes of two clients' losses in a round are as
-correlated as the points' inner product says: Σ = X Xᵀ + noise² I.
+Each client is a point in a space of few dimensions. The covariance of two clients' loss changes in
+a round is given by the points' inner product: Σ = X Xᵀ + noise² I.
 """
 
 from __future__ import annotations
@@ -22,15 +22,18 @@ _SEED = 0
 
 
 def beginning(clients: int, dimension: int) -> Floats:
-    """Random points of about unit length, clients × dimension; a client's is always the same."""
+    """Return random points of about unit length, clients × dimension; a client's point is always
+    the same."""
     generator = np.random.Generator(np.random.PCG64(_SEED))
     points: Floats = generator.standard_normal((clients, dimension)) / np.sqrt(dimension)
     return points
 
 
 def weighted_mean(changes: Floats, weights: Floats) -> Floats:
-    """The mean change of each client's loss. changes: rounds × clients, NaN where unknown; 0 where
-    none is known. weights: of the rounds, > 0."""
+    """Return the mean change of each client's loss; 0 if none is known.
+
+    changes: rounds × clients, NaN if unknown. weights: of the rounds, > 0.
+    """
     known = ~np.isnan(changes)
     total = (weights[:, None] * known).sum(axis=0)
     summed = (weights[:, None] * np.nan_to_num(changes)).sum(axis=0)
@@ -41,9 +44,9 @@ def weighted_mean(changes: Floats, weights: Floats) -> Floats:
 def fitted(
     points: Floats, changes: Floats, weights: Floats, *, steps: int, learning_rate: float
 ) -> Floats:
-    """The points after some steps of Adam on the weighted log marginal likelihood.
+    """Return the points after some steps of Adam on the weighted log marginal likelihood.
 
-    points: clients × d. changes: rounds × clients, less their mean; NaN where unknown. Each step is
+    points: clients × d. changes: rounds × clients, minus their mean; NaN if unknown. Each step is
     O(clients · d · (d + rounds)).
     """
     points = points.copy()

@@ -1,4 +1,6 @@
-"""Selectors that spare clients their uploads, once these have said what their models are like.
+"""Selectors that spare clients their uploads, from answers of the clients about their trained
+models.
 
-Imports the seam for selectors and what they share. Offers come in, cohorts and those spared go out.
+Imports the extension point for selectors and what they share. Offers come in, cohorts and those
+spared go out.
 """

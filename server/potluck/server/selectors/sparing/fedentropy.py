@@ -36,18 +36,17 @@ _MOST = 1e6
 
 @dataclass(frozen=True, kw_only=True)
 class FedEntropy(Selector):
-    """Cohorts of clients that were wanted before; of a cohort only the updates that together have
-    the most even labels.
+    """Selects clients whose updates were wanted before; of a cohort, it keeps only the updates that
+    together have the most even labels.
 
-    Once they have trained, clients tell their soft label: the mean softmax of the trained model
-    over their samples. Of those whose removal raises the entropy of the labels, weighted by
-    samples, the one that raises it most is spared its upload, one after the other, as long as the
-    entropy rises.
+    After training, clients report their soft label: the mean softmax of the trained model over
+    their samples. The entropy is that of the labels, weighted by samples. One after the other, the
+    client whose removal raises the entropy most is spared its upload, as long as the entropy rises.
 
     exploration: share of rounds whose cohort is drawn uniformly (grouping `weights`), or from those
-    spared when they were last selected (`pools`). grouping: `weights` draws ∝ a weight that begins
+    spared when they were last selected (`pools`). grouping: `weights` draws ∝ a weight that starts
     at 1, grows by 1 with each update that is wanted, and halves with each that is spared; `pools`
-    draws from those whose last update was wanted, uniformly. O(K + count² · classes).
+    draws uniformly from those whose last update was wanted. O(K + count² · classes).
     """
 
     exploration: Annotated[float, Field(ge=0, le=1)] = 0.2
@@ -56,8 +55,8 @@ class FedEntropy(Selector):
     asks = frozenset({_QUESTION})
 
     def init(self, population: Population) -> State:
-        """State: `weights`, of each row, float64 > 0; with `pools`, 1 for wanted and 0 for
-        spared."""
+        """Return the state: `weights`, of each row, float64 > 0; with `pools`, 1 for wanted and 0
+        for spared."""
         return State(arrays={"weights": np.ones(len(population))})
 
     def select(self, state: State, context: SelectionContext) -> Selection:
@@ -84,7 +83,7 @@ class FedEntropy(Selector):
         return BeforeUpload(kind=_QUESTION, names=[f"class-{each}" for each in range(classes)])
 
     def spare(self, state: State, offers: Offers) -> Spared:
-        """Those without whom the labels of the others are more even."""
+        """Return the clients without which the labels of the others are more even."""
         labels = np.stack([offers.values[f"class-{each}"] for each in range(len(offers.values))])
         shares = _shares(labels.T) * _sizes(offers.samples)[:, None]
         left = list(range(len(shares)))
@@ -103,7 +102,10 @@ class FedEntropy(Selector):
         return Spared(rows=offers.rows[spared], reasons=reasons)
 
     def observe(self, state: State, outcome: RoundOutcome) -> State:
-        """Weigh those whose updates were wanted higher than those spared. Who failed stays."""
+        """Raise the weights of clients whose updates were wanted, and lower those of spared ones.
+
+        Clients that failed keep their weight.
+        """
         length = int(outcome.selected.max(initial=-1)) + 1
         weights = _grown(state.arrays["weights"], max(length, len(state.arrays["weights"])))
         wanted = np.setdiff1d(outcome.included, outcome.spared)
@@ -116,7 +118,8 @@ class FedEntropy(Selector):
 
 
 def _shares(told: Floats) -> Floats:
-    """Soft labels as shares: clients × classes, each row with sum 1, whatever was told."""
+    """Return soft labels as shares: clients × classes. Each row has sum 1, even for invalid
+    reports."""
     clipped = np.clip(told, 0, 1)
     sums = clipped.sum(axis=1, keepdims=True)
     even = np.full_like(clipped, 1 / clipped.shape[1])
@@ -125,7 +128,7 @@ def _shares(told: Floats) -> Floats:
 
 
 def _sizes(samples: Rows) -> Floats:
-    """Numbers of samples; the mean of those told where one is not, 1 where none is."""
+    """Return numbers of samples; unknown ones are the mean of those reported, or 1 if none was."""
     sizes = samples.astype(np.float64)
     known = sizes > 0
     return np.where(known, sizes, sizes[known].mean() if known.any() else 1.0)

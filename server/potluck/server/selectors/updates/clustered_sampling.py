@@ -58,14 +58,14 @@ class Distribution:
 class ClusteredSampling(Selector):
     """Each of the cohort's places is drawn from a distribution over some clients.
 
-    A client's masses over all distributions sum to count · its share of the samples, so that each
-    is chosen as often as by plain sampling, with less variance. by: `size` (Algorithm 1) fills the
-    distributions with the clients from the largest to the smallest; `updates` (Algorithm 2) with
-    clusters of clients whose last updates point the same way. unbiased: a client may be drawn more
-    than once, then trains once, and its update counts with the number of its draws instead of its
-    samples; cohorts may have fewer than `count` clients. Otherwise a place is drawn again among the
-    clients not chosen yet. Unknown numbers of samples count as the mean. Algorithm 1: O(K log K);
-    Algorithm 2: O(K²), for up to 3,000 clients.
+    A client's masses over all distributions sum to count · its share of the samples. Each client is
+    thus chosen as often as by plain sampling, with less variance. by: `size` (Algorithm 1) fills
+    the distributions with the clients from the largest to the smallest; `updates` (Algorithm 2)
+    with clusters of clients whose last updates have similar directions. unbiased: a client may be
+    drawn more than once. It then trains once, its update is weighted by the number of its draws
+    instead of its samples, and cohorts may have fewer than `count` clients. Otherwise a place is
+    drawn again among the clients not chosen yet. Unknown numbers of samples count as the mean.
+    Algorithm 1: O(K log K); Algorithm 2: O(K²), for up to 3,000 clients.
     """
 
     by: Literal["size", "updates"] = "size"
@@ -158,8 +158,11 @@ def fill(
     places: Sequence[Distribution],
     generator: np.random.Generator,
 ) -> None:
-    """Draw each place among those of its clients that are not chosen yet; where there are none,
-    among all others by samples. rows, samples: of the clients whose positions places have."""
+    """Draw each place among those of its clients that are not chosen yet.
+
+    If there are none, it is drawn among all others by samples. rows, samples: of the clients at the
+    positions that places refer to.
+    """
     chosen = np.zeros(len(rows), dtype=bool)
     for number, place in enumerate(places, 1):
         free = np.where(chosen[place.positions], 0.0, place.masses)

@@ -1,4 +1,4 @@
-"""DivFL: clients whose updates together stand for everybody's.
+"""DivFL: selects clients whose updates together represent those of all clients.
 
 Balakrishnan et al., "Diverse Client Selection for Federated Learning via Submodular Maximization",
 ICLR 2022.
@@ -86,7 +86,7 @@ class DivFL(Selector):
         return State(arrays=remembered(state.arrays, outcome, found))
 
     def _represented(self, state: State, rows: Rows) -> Floats:
-        """For how many clients each of these is the nearest; 1 where its update is not known."""
+        """Return for how many clients each of these is the nearest; 1 if its update is unknown."""
         known, _ = of_rows(state.arrays, rows)
         weights = np.ones(len(rows))
         if known.any():

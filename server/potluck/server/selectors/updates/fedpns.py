@@ -1,7 +1,7 @@
-"""FedPNS: clients whose updates pull against the others are left out, and chosen more rarely.
+"""FedPNS: excludes updates that oppose the others, and selects their clients more rarely.
 
 Wu & Wang, "Node Selection Toward Faster Convergence for Federated Learning on Non-IID Data", 2022;
-what the paper leaves open is as in its authors' program.
+details that the paper leaves open follow its authors' program.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from potluck.server.state import State
 
 @dataclass(kw_only=True)
 class FedPNS(Selector):
-    """Clients are drawn with probabilities that fall for those whose updates are left out.
+    """Draws clients with probabilities that fall when their updates are excluded.
 
-    rule: which updates are left out. `expected`: one after the other, as long as more than `share`
+    rule: which updates are excluded. `expected`: one after the other, as long as more than `share`
     of the updates stay, the one without which E(S) = |S|·‖mean g‖² is largest, if that is larger
     than E(S) with it; g is an update per step. `literal`: all with ⟨mean g, g_k⟩ < 0, as the
-    inequality of the paper reads. check: before one is left out by `expected`, the mean without it
-    is measured on the coordinator's data, and where the loss rises, it stays and no more are left
-    out. A client that is left out loses min((flagged/selected + beta)^alpha, 1) of its
-    probability, which all others share. Late joiners begin with the mean probability. O(K) and one
+    inequality of the paper reads. check: before `expected` excludes an update, the mean without it
+    is measured on the coordinator's data; if the loss rises, the update stays and no more are
+    excluded. A client whose update is excluded loses min((flagged/selected + beta)^alpha, 1) of its
+    probability, which all others share. Late joiners start with the mean probability. O(K) and one
     pass over the updates, of O(cohort² · parameters).
     """
 
@@ -57,7 +57,7 @@ class FedPNS(Selector):
         self.measures = self.check
 
     def init(self, population: Population) -> State:
-        """State: per row its probability, how often it was selected, how often left out."""
+        """Return the state: per row its probability, and how often it was selected and excluded."""
         return State(arrays=_grown({}, len(population)))
 
     def select(self, state: State, context: SelectionContext) -> Selection:
@@ -101,7 +101,7 @@ class FedPNS(Selector):
         return Judgement(set_aside=set_aside)
 
     def observe(self, state: State, outcome: RoundOutcome) -> State:
-        """Move probability from those left out to all others."""
+        """Move probability from the clients whose updates were excluded to all others."""
         arrays = _grown(state.arrays, int(outcome.selected.max(initial=-1)) + 1)
         selected, flagged = arrays["selected"].copy(), arrays["flagged"].copy()
         aside = np.array(sorted(outcome.judgement.set_aside), dtype=np.int64)
@@ -126,7 +126,7 @@ def leaving_out(gram: Floats) -> tuple[float, Floats]:
 
 
 def lost_share(rates: Floats, *, alpha: float, beta: float) -> Floats:
-    """The share of its probability that a client loses which is left out at such a rate."""
+    """Return the share of its probability that a client loses, from its rate of exclusions."""
     with np.errstate(over="ignore"):
         lost: Floats = np.minimum((rates + beta) ** alpha, 1.0)
     return lost
@@ -146,7 +146,8 @@ def moved(probabilities: Floats, aside: Rows, lost: Floats) -> Floats:
 
 
 def _per_step(facts: UpdateFacts) -> Floats:
-    """Inner products of updates per step, over the largest; 0 where there is none."""
+    """Return inner products of updates per step, divided by the largest; 0 if not all are
+    finite."""
     with np.errstate(over="ignore", invalid="ignore"):
         gram = facts.gram / np.outer(facts.steps, facts.steps)
         scaled = gram / np.abs(gram).max()
@@ -154,7 +155,7 @@ def _per_step(facts: UpdateFacts) -> Floats:
 
 
 def _grown(arrays: Mapping[str, NDArray[Any]], clients: int) -> dict[str, NDArray[Any]]:
-    """With rows for those that have joined since, who have the mean probability."""
+    """Add rows for clients that have joined since, with the mean probability."""
     known = len(arrays.get("probability", ()))
     if known >= clients:
         return dict(arrays)

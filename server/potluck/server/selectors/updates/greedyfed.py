@@ -36,13 +36,15 @@ _WORST: Final = 1e9
 
 @dataclass(frozen=True, kw_only=True)
 class GreedyFed(Selector):
-    """Those of the largest cumulative Shapley value, once all clients have been picked.
+    """Selects the clients with the highest cumulative Shapley value, after every client has been
+    selected once.
 
-    A client's value in a round is what its update adds to means of others', by the loss on the
-    coordinator's own evaluation data, where updates count with their samples. cumulative: `sum` or
-    `mean` of a client's values. tolerance, permutations: of `shapley_values`; a round measures up
-    to 2^updates means, and no more than permutations · updates. Clients that were never picked go
-    first, drawn uniformly; those that were, and never sent an update, last. O(K log K).
+    A client's value in a round is the gain that its update brings to means of other updates, by the
+    loss on the coordinator's own evaluation data; updates are weighted by their samples.
+    cumulative: `sum` or `mean` of a client's values. tolerance, permutations: of `shapley_values`;
+    a round measures up to 2^updates means, and at most permutations · updates. Clients that were
+    never picked come first, drawn uniformly; clients that were picked and never sent an update come
+    last. O(K log K).
     """
 
     cumulative: Literal["sum", "mean"] = "sum"

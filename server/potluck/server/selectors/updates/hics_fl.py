@@ -50,17 +50,17 @@ _LARGEST = 16.0
 
 @dataclass(frozen=True, kw_only=True)
 class HiCSFL(Selector):
-    """Clusters of clients by how they move the output layer, drawn by the evenness of their labels.
+    """Clusters clients by their updates of the output layer, and draws clusters by the evenness of
+    their labels.
 
-    Ĥ is the entropy in nats of softmax(Δb/temperature), Δb the last move of the output layer's bias
-    (of the row means of its weights, where it has none). Clients are clustered by Ward's method
-    into `clusters` (as many as are chosen, if not given), by the angle of two Δb plus
-    entropy_weight times the difference of their Ĥ. A place of the cohort goes to a cluster, drawn
-    with probability ∝ exp(annealing · (1 − t/T) · its mean Ĥ), T being the run's rounds, and there
-    to one of its clients, uniformly. Where Ĥ varies by spread or more, places are drawn as by
-    Algorithm 2 of clustered sampling instead. Clients that were never picked go first, drawn
-    uniformly; those that were, and of which no update is known, last. O(K²), for up to 3,000
-    clients.
+    Ĥ is the entropy in nats of softmax(Δb/temperature), Δb the last change of the output layer's
+    bias (of the row means of its weights, if it has none). Clients are clustered by Ward's method
+    into `clusters` (by default, as many as are chosen), by the angle of two Δb plus entropy_weight
+    times the difference of their Ĥ. A place of the cohort goes to a cluster, drawn with probability
+    ∝ exp(annealing · (1 − t/T) · its mean Ĥ), T being the run's rounds, and there to one of its
+    clients, uniformly. If Ĥ varies by spread or more, places are drawn as by Algorithm 2 of
+    clustered sampling instead. Clients that were never picked come first, drawn uniformly; those
+    that were picked, and whose update is unknown, come last. O(K²), for up to 3,000 clients.
 
     entropies: `updates` computes Ĥ from the updates of rounds. `told` asks each client once for
     only its Ĥ, from a training whose result is discarded. Clients are then clustered by Ĥ only, and
@@ -134,7 +134,7 @@ class HiCSFL(Selector):
         return cohort.selection()
 
     def observe(self, state: State, outcome: RoundOutcome) -> State:
-        """Keep the moves, or what was told."""
+        """Store the changes of the output bias, or the reported entropies."""
         if self.asks:
             rows = [outcome.selected, *(answers.rows for answers in outcome.answers)]
             clients = 1 + max(int(each.max(initial=-1)) for each in rows)
@@ -151,7 +151,8 @@ class HiCSFL(Selector):
         context: SelectionContext,
         generator: np.random.Generator,
     ) -> None:
-        """directions: the angles between all pairs; None where they are not known."""
+        """Draw the places of a cohort. directions: the angles between all pairs; None if
+        unknown."""
         if entropies.var() >= self.spread:
             samples = samples_or_mean(context.population, rows)
             masses = cohort.missing * samples / samples.sum()

@@ -23,7 +23,7 @@ Arrays = Mapping[str, NDArray[Any]]
 
 
 def check_size(name: str, context: SelectionContext) -> None:
-    """Raise ConfigurationError where a run has too many clients to compare them pairwise."""
+    """Raise ConfigurationError if a run has too many clients to compare them pairwise."""
     clients = len(context.population)
     if clients > LIMIT:
         raise ConfigurationError(
@@ -36,7 +36,7 @@ def check_size(name: str, context: SelectionContext) -> None:
 
 
 def nothing(clients: int, numbers: int = 0) -> dict[str, NDArray[Any]]:
-    """The state before round 1. numbers: kept of each client."""
+    """Return the state before round 1. numbers: how many are kept of each client."""
     return {
         "picks": np.zeros(clients, dtype=np.int64),
         "seen": np.zeros(0, dtype=np.int64),
@@ -45,7 +45,7 @@ def nothing(clients: int, numbers: int = 0) -> dict[str, NDArray[Any]]:
 
 
 def remembered(arrays: Arrays, outcome: RoundOutcome, found: Floats) -> dict[str, NDArray[Any]]:
-    """The state after a round. found: a row of numbers for each of its facts."""
+    """Return the state after a round. found: a row of numbers for each update of its facts."""
     picks = arrays["picks"]
     more = max(0, int(outcome.selected.max(initial=-1)) + 1 - len(picks))
     picks = np.append(picks, np.zeros(more, dtype=np.int64))
@@ -65,7 +65,7 @@ def remembered(arrays: Arrays, outcome: RoundOutcome, found: Floats) -> dict[str
 
 
 def of_rows(arrays: Arrays, rows: Rows) -> tuple[NDArray[np.bool_], Floats]:
-    """Which of these rows are known, and the numbers of those that are."""
+    """Return which of these rows are known, and the numbers of those that are."""
     seen = arrays["seen"]
     known = np.isin(rows, seen)
     return known, arrays["known"][np.searchsorted(seen, rows[known])].astype(np.float64)

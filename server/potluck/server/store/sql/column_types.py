@@ -36,7 +36,7 @@ def encode_time(at: datetime) -> str:
 
 
 def decode_time(value: object) -> datetime:
-    """The inverse of `encode_time`; ValueError where it is none."""
+    """Inverse of `encode_time`. Raises ValueError if the text is not a time."""
     if not isinstance(value, str):
         raise ValueError(f"{value!r} is no time")
     at = datetime.fromisoformat(value)
@@ -65,7 +65,7 @@ def encode_json(value: Mapping[str, Any]) -> str:
 
 
 def encode_value(value: object) -> object:
-    """A field of a record: its type says how it is stored."""
+    """Encode a field of a record by its type."""
     match value:
         case bool():
             return int(value)
@@ -90,7 +90,7 @@ def encode_names(names: Sequence[str] | None) -> str | None:
 
 
 def decode_numbers(value: object) -> tuple[float, ...] | None:
-    """The inverse of `encode_numbers`; ValueError where it is none."""
+    """Inverse of `encode_numbers`. Raises ValueError for any other text."""
     return None if value is None else _NUMBERS.validate_python(decode_json(value))
 
 
@@ -98,7 +98,7 @@ _NUMBERS = TypeAdapter(tuple[float, ...])
 
 
 def decode_names(value: object) -> tuple[str, ...]:
-    """The inverse of `encode_names`, with nothing for None; ValueError where it is none."""
+    """Inverse of `encode_names`; None gives (). Raises ValueError for any other text."""
     return () if value is None else _NAMES.validate_python(decode_json(value))
 
 
@@ -106,7 +106,7 @@ _NAMES = TypeAdapter(tuple[str, ...])
 
 
 def decode_json(value: object) -> Any:
-    """The value of JSON text; ValueError where it is none."""
+    """Return the value of JSON text. Raises ValueError if it is not JSON."""
     if not isinstance(value, str):
         raise ValueError(f"{value!r} is no JSON text")
     return json.loads(value)
@@ -122,7 +122,7 @@ def encode_rows(rows: Iterable[int]) -> str:
 
 
 def decode_rows(value: object) -> tuple[int, ...]:
-    """The inverse of `encode_rows`; ValueError where it is none."""
+    """Inverse of `encode_rows`. Raises ValueError for any other text."""
     pairs = _PAIRS.validate_python(decode_json(value))
     return tuple(row for first, last in pairs for row in range(first, last + 1))
 

@@ -126,9 +126,9 @@ class Database:
         raise AssertionError("counting never ends")
 
     def checkpoint(self) -> bool:
-        """Move what is in SQLite's log into the file, so that damage to the log can't undo it.
+        """Move the content of SQLite's log into the file, so that damage to the log can't undo it.
 
-        False where somebody who reads the file is in the way. Raises StorageError.
+        Return False if another reader of the file prevents it. Raises StorageError.
         """
         if self._engine.dialect.name != "sqlite":
             return True  # PostgreSQL looks after its log
@@ -221,7 +221,7 @@ def pause_seconds(attempt: int) -> float:
 
 
 def _transaction_number(connection: Connection) -> int | None:
-    """By which PostgreSQL knows the transaction; None where it changes nothing, and in SQLite."""
+    """Return PostgreSQL's number of the transaction; None if it changes nothing, and in SQLite."""
     if connection.dialect.name != "postgresql":
         return None
     number = connection.execute(_TRANSACTION_NUMBER).scalar_one()
@@ -353,7 +353,7 @@ def _unopened(path: Path, error: OSError) -> StorageError:
 
 
 def _check_version(connection: Any, database: Database) -> None:
-    """Raises StorageError where somebody else changed the schema while the database was away."""
+    """Raise StorageError if the schema was changed while the database was unreachable."""
     [version] = connection.execute(f"SELECT version FROM {VERSION_TABLE}").fetchone()  # noqa: S608  # a constant
     if version != database.version:
         raise StorageError(
