@@ -240,7 +240,7 @@ async def coordinator(files: DemoFiles) -> dict[str, float]:
 
 
 async def attending(files: DemoFiles, clients: int) -> dict[str, float]:
-    """Seconds until all clients attend, whose hosts say hello and nothing else."""
+    """Return the seconds until all clients are connected; their hosts send only a hello."""
     config = load(CoordinatorConfig, files.coordinator, environment_prefix="NONE")
     settings = [load(ClientConfig, path, environment_prefix="NONE") for path in files.hosts]
     async with serving(config):

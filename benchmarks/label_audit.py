@@ -1,9 +1,9 @@
-"""How often the audit of claimed label counts is wrong about honest clients, and right about liars.
+"""Rates of false alarms about honest clients, and of detected liars, of the label count audit.
 
-FedAvg on the task digits, played without a network. Honest clients claim what they hold, exactly
-or with noise (add-remove). Liars do so as well, but of other counts: `uniform` ones claim as many
-samples of every class (a flattering histogram), `hiding` ones claim none of the class they hold
-most of, and as many more of the class they hold least of.
+It plays FedAvg on the task digits, without a network. Honest clients claim their own label counts,
+exactly or with noise (add-remove). Liars claim other counts in the same way. `uniform` liars claim
+as many samples of every class (a flattering histogram). `hiding` liars move the samples of their
+largest class to their smallest one.
 
     python benchmarks/label_audit.py [--seeds 3] [--rounds 12] [--json]
 """

@@ -33,7 +33,7 @@ _LOOK_SECONDS = 0.02
 
 
 class Peaks:
-    """The most private memory that each process had, by the round it had it in; from 0."""
+    """Maximum private memory of each process, by round; rounds count from 0."""
 
     def __init__(self, federation: LocalFederation) -> None:
         self._processes = federation.processes
@@ -64,7 +64,7 @@ class Peaks:
             peaks[name] = max(peaks.get(name, 0), held - self._before[name])
 
     def of(self, *, hosts: bool, rounds: slice) -> int:
-        """The most of one side in some rounds."""
+        """Return the maximum of one side in some rounds."""
         return max(
             held
             for peaks in self.rounds[rounds]

@@ -104,7 +104,7 @@ async def rounds(files: DemoFiles) -> list[float]:
 
 
 def cost_of_rounds(clients: int, count: int, number: int) -> dict[str, float]:
-    """With `clients` in four hosts, all of them in every round."""
+    """Measure rounds with `clients` clients on four hosts, all of them in every round."""
     options = DemoOptions(
         task="digits", selector="fedentopt", strategy="fedavg", clients=clients, hosts=4,
         count=count, rounds=number + 1, seed=7, device="cpu",

@@ -111,7 +111,7 @@ class Played:
 
 
 def summed(counts: Floats, epsilon: float | None, source: random.Random) -> Floats:
-    """A secure sum over these clients, each on a host of its own. counts: clients × classes."""
+    """Return a secure sum over clients with one host each. counts: clients × classes."""
     total: Floats = counts.sum(axis=0)
     if epsilon is None:
         return total

@@ -46,7 +46,7 @@ DRAWN = """() => {
 
 @contextlib.asynccontextmanager
 async def page_process(files: DemoFiles) -> AsyncIterator[tuple[int, str, str]]:
-    """`potluck page` in a process of its own: its id, its address, the cookie of a browser."""
+    """Run `potluck page` in a process; yield its id, its address and a browser's cookie."""
     operator = files.operator
     arguments = {
         "--coordinator": operator.coordinator,

@@ -69,7 +69,7 @@ async def measure(system: str, folder: Path, options: argparse.Namespace) -> Mea
 
 
 def plain(measured: Measurement) -> dict[str, Any]:
-    """As the object that `--json` prints."""
+    """Return the object that `--json` prints."""
     return {
         "version": measured.version,
         "transport": measured.transport,
@@ -99,7 +99,7 @@ def ratios(systems: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, floa
 
 
 async def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure all systems asked for; a failing one is told of and left out."""
+    """Measure all requested systems; report and skip those that fail."""
     systems: dict[str, dict[str, Any]] = {}
     failures: dict[str, str] = {}
     loads: dict[str, float] = {}

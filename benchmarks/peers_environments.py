@@ -1,4 +1,4 @@
-"""A virtual environment of its own for each peer, made once."""
+"""One virtual environment per peer, created once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from potluck.common.errors import ConfigurationError
 
 INSTALL_SECONDS = 900.0
-"""How long making an environment may take."""
+"""Maximum time to create an environment."""
 
 
 async def environment(

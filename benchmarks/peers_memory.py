@@ -13,7 +13,7 @@ from potluck.common.errors import RunError
 
 SAMPLE_SECONDS = 0.03
 RESCAN_SECONDS = 0.5
-"""How often is looked for new processes, which costs more than looking at known ones."""
+"""Interval between searches for new processes, which cost more than reading known ones."""
 
 
 @dataclass
@@ -71,7 +71,7 @@ def command_line(pid: int) -> list[str]:
 
 
 def processes_of(name: str, inside: Iterable[int]) -> list[int]:
-    """Descendants of those processes whose program or script is called so, or that say so."""
+    """Return descendants of `inside` whose program, script or process name is `name`."""
     return [
         pid
         for pid in _descendants(set(inside))
@@ -92,7 +92,7 @@ def read(pid: int, name: str) -> bytes:
 
 
 def _descendants(roots: set[int]) -> set[int]:
-    """Those processes and all under them."""
+    """Return these processes and all their descendants."""
     parents: dict[int, int] = {}
     for pid in pids():
         fields = read(pid, "stat").rpartition(b")")[2].split()

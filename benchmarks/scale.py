@@ -77,7 +77,7 @@ def resident(process: LocalProcess) -> dict[str, int]:
 
 
 async def run(files: DemoFiles, clients: int) -> dict[str, float]:
-    """Seconds until all clients attend, to the first commit, and per round."""
+    """Return the seconds until all clients are connected, to the first commit, and per round."""
     commits: list[float] = []
     async with LocalFederation(files) as federation:
         launched = time.perf_counter()

@@ -1,15 +1,15 @@
-"""How long a secure sum of label counts takes over gRPC.
+"""Duration of a secure sum of label counts over gRPC.
 
     python benchmarks/secure_sum.py --clients 100 --hosts 100 --processes 4 --repeats 5
 
 A coordinator in this process and real client agents, each with its host's certificate, over gRPC
 on loopback with mutual TLS, from the first invitation to the unmasked sum in the coordinator's
-database. `--hosts` are distinct hosts, each with as many clients as the others; `--processes` is in
-how many processes their agents run. Every session sums the same clients' counts of the task
-`digits`; the first one, in which tasks are loaded, isn't counted.
+database. `--hosts` is the number of hosts, which have equally many clients; `--processes` is the
+number of processes in which their agents run. Every session sums the same clients' counts of the
+task `digits`. The first one, in which tasks are loaded, isn't counted.
 
-Besides the time it prints processor time of the coordinator and of all hosts together, and that of
-one Ed25519 verification in the same run, which tells how busy the machine is: about 100 µs on an
+It also prints the processor time of the coordinator and of all hosts together, and that of one
+Ed25519 verification in the same run. The latter shows how busy the machine is: about 100 µs on an
 idle core.
 """
 
@@ -168,7 +168,7 @@ async def serving(federation: Federation) -> AsyncIterator[tuple[Coordinator, in
 
 
 async def measure(federation: Federation, processes: int, repeats: int) -> dict[str, Any]:
-    """Sums over everybody, one after the other."""
+    """Run sums over all clients, one after the other."""
     names = sorted(name for some in federation.clients.values() for name in some)
     async with serving(federation) as (coordinator, port):
         children = [

@@ -1,4 +1,4 @@
-"""How long selectors take for one round.
+"""Duration of one round's selection, by selector.
 
     python benchmarks/selection.py --clients 1000000 --count 100 --json
     python benchmarks/selection.py

@@ -71,7 +71,7 @@ class Processor:
     machine: list[tuple[float, float]] = field(default_factory=list)
 
     async def sample(self) -> None:
-        """Until cancelled."""
+        """Sample until cancelled."""
         while True:
             now = asyncio.get_running_loop().time()
             self.samples.append((now, processor_seconds(self.programs.pids())))
@@ -165,7 +165,7 @@ async def take_turn(system: str, case: str, options: argparse.Namespace, folder:
 
 
 async def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure all systems on all cases; a failing one is told of and left out."""
+    """Measure all systems on all cases; report and skip those that fail."""
     folder = Path(tempfile.mkdtemp(prefix="potluck-simulation-"))
     # Paths of Ray's sockets have room for a hundred characters, of which Ray takes most.
     options.short_folder = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))

@@ -152,7 +152,7 @@ def cohort(case: Case, number: int) -> list[int]:
 
 
 def train(network: nn.Module, inputs: Tensor, labels: Tensor, case: Case, seed: int) -> None:
-    """The bare loop: the least that PyTorch needs for a client's steps."""
+    """Bare loop: the minimum that PyTorch needs for a client's steps."""
     optimizer = torch.optim.SGD(network.parameters(), lr=case.learning_rate)
     order = torch.Generator().manual_seed(seed)
     network.train()

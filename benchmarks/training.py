@@ -55,7 +55,7 @@ SETTINGS = LocalTraining(learning_rate=0.01, momentum=0.9, batch_size=64, epochs
 def bare_loop(
     model: nn.Module, data: Examples, report: Callable[[float], None] = lambda _: None
 ) -> None:
-    """The least that PyTorch needs for the same steps."""
+    """Bare loop: the minimum that PyTorch needs for the same steps."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     order = torch.Generator().manual_seed(SEED)
     torch.manual_seed(SEED)

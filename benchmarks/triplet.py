@@ -1,9 +1,9 @@
-"""How far clients' estimated triplets are from the true ones, on the task colored-digits.
+"""Errors of clients' estimated triplets on the task colored-digits.
 
-The truth is known here: it is Table 6's matrices, scaled to the images there are. A client's error
-is the Euclidean distance of its triplet from the true one; given are the mean and the largest over
-all clients and seeds, beside those of two constants that need no estimate: the median and the mean
-of all true triplets, by component.
+The true triplets are known here: those of Table 6's matrices, scaled to the available images. A
+client's error is the Euclidean distance between its triplet and the true one. The benchmark prints
+the mean and the largest error over all clients and seeds. It compares them with two constant
+predictions that need no estimate: the median and the mean of all true triplets, by component.
 
     python benchmarks/triplet.py [--seeds 5] [--grid] [--privacy] [--json]
 
@@ -116,7 +116,7 @@ def estimate(
 
 
 def estimates(seeds: int, settings: TripletSettings) -> list[list[MatrixEstimate]]:
-    """By seed and client."""
+    """Return the estimates, by seed and client."""
     return [
         [estimate(seed, client, settings) for client in range(TASK.clients)]
         for seed in range(seeds)
@@ -182,9 +182,9 @@ def with_noise(found: Sequence[Sequence[MatrixEstimate]], epsilon: float) -> Err
 
 
 def influences(settings: TripletSettings) -> list[int]:
-    """L1 changes of the estimated matrix when one sample is taken out, for a few clients.
+    """Return L1 changes of the estimated matrix after removing one sample, for a few clients.
 
-    1 would be that sample alone; which attribute comes first is left out of account.
+    1 means that only this sample's cell changed. The order of the attributes is ignored.
     """
     changes = []
     for client in range(INFLUENCE_CLIENTS):

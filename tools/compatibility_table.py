@@ -22,7 +22,7 @@ from potluck.server.rounds.plan import draw_up
 
 _TASK = '[task]\nname = "digits"\n'
 _OWN = "potluck."
-"""Plug-ins of other packages are left out: the page is about those that come with Potluck."""
+"""Prefix of built-in plug-ins. The page covers only those that come with Potluck."""
 
 
 BEGIN, END = "<!-- compatibility -->\n", "<!-- /compatibility -->"

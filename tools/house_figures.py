@@ -153,7 +153,7 @@ def guest_of(name: str) -> str | None:
 
 
 def guest_imports(modules: Iterable[Module]) -> dict[str, dict[str, set[str]]]:
-    """By guest and imported name the modules of the core that import it."""
+    """Return the importing modules of the core, by guest and imported name."""
     found: dict[str, dict[str, set[str]]] = {}
     for module in modules:
         if module.package not in CORE or guest_of(module.name):
@@ -188,7 +188,7 @@ def walk(page: str) -> list[str]:
 
 
 def returns(passed: Sequence[str]) -> int:
-    """How often a walk enters a place that it has left before."""
+    """Return the number of times that a walk enters a place it has left before."""
     return len(passed) - len(set(passed))
 
 

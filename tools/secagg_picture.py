@@ -43,12 +43,12 @@ class Note:
 
 
 def told(type: MessageType, words: str) -> Message:  # noqa: A002  # what it is
-    """From the coordinator to a client."""
+    """Return a message from the coordinator to a client."""
     return Message(COORDINATOR, CLIENT, words, type)
 
 
 def sent(type: MessageType, words: str) -> Message:  # noqa: A002  # likewise
-    """From a client to the coordinator."""
+    """Return a message from a client to the coordinator."""
     return Message(CLIENT, COORDINATOR, words, type)
 
 

@@ -64,8 +64,8 @@ class _Shifted(nn.Module):
 
 
 class Shifted(Ballast):
-    """As `Ballast`, and a step of SGD with a learning rate of 0.1 changes every parameter, by 0.01
-    or so: nothing of an update is zero."""
+    """Like `Ballast`, but a step of SGD with a learning rate of 0.1 changes every parameter, by
+    about 0.01: no value of an update is zero."""
 
     def model(self) -> nn.Module:
         """The network."""

@@ -34,7 +34,7 @@ class Panel:
     least: float | None = None
     most: float | None = None
     steps: Sequence[tuple[float, str]] = ()
-    """From which value on it has which colour; green below the first."""
+    """Values from which the panel has each colour; green below the first."""
 
 
 @dataclass(frozen=True, kw_only=True)

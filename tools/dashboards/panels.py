@@ -12,12 +12,12 @@ BY_RUN = "{{run}}"
 
 
 def rate(metric: str, *by: str, labels: str = "") -> str:
-    """How fast a counter grows, summed by labels; `labels` selects series."""
+    """Return the rate of a counter, summed by labels; `labels` selects series."""
     return f"sum by ({', '.join(by)}) (rate({metric}{labels}[$__rate_interval]))"
 
 
 def increase(metric: str, *by: str, labels: str = "") -> str:
-    """By how much a counter grew, likewise."""
+    """Return the increase of a counter, likewise."""
     return f"sum by ({', '.join(by)}) (increase({metric}{labels}[$__rate_interval]))"
 
 

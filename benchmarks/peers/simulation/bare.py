@@ -32,7 +32,7 @@ def work(
 
 
 def alone(case: Case, rounds: int, notes: RoundNotes) -> None:
-    """In this process, with one thread: more make steps this small slower."""
+    """Train in this process with one thread; more threads make such small steps slower."""
     torch.set_num_threads(1)
     chosen = [cohort(case, number) for number in range(rounds)]
     data = {client: case.data(client) for client in {c for each in chosen for c in each}}
@@ -49,7 +49,7 @@ def alone(case: Case, rounds: int, notes: RoundNotes) -> None:
 
 
 def together(case: Case, processes: int, rounds: int, notes: RoundNotes) -> None:
-    """In processes of their own."""
+    """Train in several processes."""
     model = parameters_to_vector(case.initial().parameters()).detach().share_memory_()
     totals = [torch.zeros_like(model).share_memory_() for _ in range(processes)]
     context = multiprocessing.get_context("spawn")
