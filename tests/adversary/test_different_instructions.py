@@ -39,10 +39,10 @@ Edit = Callable[[rpc.Train], None]
 
 
 class OthersTold(Script):
-    """All hosts but the victim's are told to train otherwise."""
+    """Sends other training instructions to all hosts except the victim's."""
 
     def __init__(self, edit: Edit, *, headers: bool = False) -> None:
-        """headers: whether their invitations are bound to what they are told."""
+        """headers: True if their invitations are bound to the changed instructions."""
         self._edit = edit
         self._headers = headers
         self._digests: dict[str, bytes] = {}

@@ -1,6 +1,6 @@
-"""One malicious client seals garbage for others, which can't go on.
+"""One malicious client seals garbage for others, which then can't continue.
 
-Before there was evidence, retries went on without those it was sealed for, and with who sealed it.
+Before clients sent evidence, retries excluded the victims and kept the malicious client.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Garbage(Malicious):
 
 
 class Slander(Malicious):
-    """Says that another's share does not open, instead of uploading."""
+    """Reports that another client's share does not open, instead of uploading."""
 
     def edit(self, envelope: Envelope) -> Envelope:
         if envelope.type is not MessageType.MASKED_INPUT:
@@ -103,7 +103,7 @@ class Slander(Malicious):
 
 
 class Damaging(Script):
-    """A coordinator that damages a share on its way, to be shown evidence against the honest."""
+    """Coordinator that damages a share on its way, to receive evidence against an honest client."""
 
     def to_host(self, host: str, message: rpc.AttendResponse) -> Iterable[rpc.AttendResponse]:
         secure = message.instruction.secure

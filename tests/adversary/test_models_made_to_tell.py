@@ -74,7 +74,7 @@ def overflowing_on(record: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
 
 
 def of_clients() -> dict[str, NDArray[np.float32]]:
-    """By client, the samples it trains on."""
+    """Return each client's training samples, by client."""
     task = Digits(clients=CLIENTS)
     return {
         name: task.client_data(ClientId(name), None).train.inputs.numpy().reshape(-1, 64)

@@ -1,4 +1,4 @@
-"""Seconds, steps and progress that would tell the number of samples."""
+"""Seconds, steps and progress that would reveal the number of samples."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ round = {{attempts = 1, quorum = 0.01}}
 
 
 class Paced(Script):
-    """A second for each sample is what a training is said to take."""
+    """Sets the simulated duration of a training to one second per sample."""
 
     def to_host(self, host: str, message: rpc.AttendResponse) -> Iterable[rpc.AttendResponse]:
         if message.instruction.WhichOneof("work") == "train":

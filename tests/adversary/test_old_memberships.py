@@ -121,7 +121,7 @@ async def arrived(scene: Scene, reaches: Callable[[str], bool] = everybody) -> N
 
 
 def refusals(outcome: SumOutcome) -> dict[str, str]:
-    """Which clients refuse, by which rule, where there is no sum."""
+    """Return the rule by which each client refused; assert that there is no sum."""
     assert outcome.total is None
     return dict(outcome.record.refusals)
 
@@ -135,7 +135,7 @@ async def test_honest_news_of_members_pass_through_the_proxy(dependent: Scene) -
 
 
 async def test_an_old_membership_is_not_played_again(dependent: Scene) -> None:
-    """With the member in it whose key the coordinator has got hold of, and that was revoked."""
+    """The old membership contains a revoked member whose key the coordinator has."""
     federation = dependent.federation
     before = in_force(federation.members)
     revoke_members(federation.members.root, ["client-5"])

@@ -1,4 +1,4 @@
-"""Attacks that succeed: outside of what secure sums promise. docs/threat-model.md names them."""
+"""Successful attacks that secure sums do not prevent, as docs/threat-model.md states."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ VICTIM = "a"
 
 @dataclass
 class TwoViews:
-    """A coordinator that tells two groups of the honest of two sets, as if the others were lost.
+    """Coordinator that sends two groups of honest clients two sets, as if the others were lost.
 
-    Its colluders consent to both. Who is in one set only has both its secrets shown: the seed by
-    the one group, the mask key by the other.
+    Its colluders consent to both sets. For a client in only one set, the coordinator learns both
+    secrets: the seed from one group, the mask key from the other.
     """
 
     colluders: str
@@ -58,7 +58,7 @@ class TwoViews:
             self._deceive(group)
 
     def _collude(self, name: str) -> None:
-        """All that a colluder holds: shares of both secrets of everybody."""
+        """Add all that a colluder holds: shares of both secrets of all clients."""
         held = self.run.sessions[name].state.view.held  # type: ignore[union-attr]
         for owner, pair in held.items():
             number = self.people[name].number

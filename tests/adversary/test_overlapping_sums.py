@@ -1,7 +1,8 @@
-"""Several exact sums over sets that overlap, which together give away one client's counts.
+"""Several exact sums over overlapping sets, which together reveal one client's counts.
 
-Before an input was bound to one set, totals over {0, …, 4}, {5, …, 9} and {0, …, 10} gave client
-10's histogram: no client was in all three, and each refused only what its own sums would give away.
+Before an input was bound to one set, totals over {0, …, 4}, {5, …, 9} and {0, …, 10} revealed
+client 10's histogram. No client was in all three sets, and each refused only sums that would
+reveal counts together with its own earlier sums.
 """
 
 from __future__ import annotations

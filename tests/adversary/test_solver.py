@@ -1,14 +1,14 @@
-"""Random histories of secure sums, and a solver that looks for what they give away.
+"""Random histories of secure sums, and a solver that searches them for revealed inputs.
 
-Clients are real state machines. The coordinator lies as it likes: it shows different clients
-different sets, loses anybody at any stage, leaves sessions half done, and has colluders that sign
-everything, remember nothing and hand over all they hold. In between members come, go and change
-their keys, and it goes on with sessions of an older membership. What it sees is linear: each masked
-vector is an input plus masks, of which it knows some. No combination in which the unknown masks
-cancel may be about fewer of the honest than are in a set at least.
+Clients are real state machines. The coordinator lies: it shows different clients different sets,
+loses any client at any stage and leaves sessions unfinished. It has colluders that sign everything,
+remember nothing and hand over all they hold. Meanwhile members join, leave and change their keys,
+and the coordinator continues sessions of an older membership. Its view is linear: each masked
+vector is an input plus masks, some of which it knows. Each combination in which the unknown masks
+cancel must cover at least as many honest clients as a set's minimum.
 
-Of updates it also chooses coefficients (each client's weight, up to the weight bound), settings,
-and models so alike that a client makes the same update of both.
+For updates, the coordinator also chooses coefficients (each client's weight, up to the weight
+bound), settings, and models so similar that a client's updates of both are equal.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ MEMBERSHIPS = (
     Change(rotated={"a": 1}, strangers=frozenset("b")),
     Change(rotated={"a": 2, "c": 1}, strangers=frozenset("d")),
 )
-"""By epoch: keys change, a member goes, and comes back as another does."""
+"""Memberships by epoch: keys change, then a member leaves, then it returns and another leaves."""
 
 
 @dataclass
@@ -359,7 +359,7 @@ class Attack:
         self._learn()
 
     def _collude(self, name: str, shared: Mapping[str, Mapping[str, bytes]]) -> None:
-        """Whatever a colluder knows: its own masks, and a share of both secrets of everybody."""
+        """Add a colluder's knowledge: its own masks, and a share of both secrets of all clients."""
         state = self.sessions[name].state
         assert isinstance(state, Shared)
         people, number = self.roster.participants, self.roster.participants[name].number
@@ -395,7 +395,7 @@ class Attack:
         self.world.vectors.append((row, {c for c in row if isinstance(c, bytes)}))
 
     def _unmask(self, plan: Plan, group: Sequence[str], told: Sequence[str]) -> None:
-        """Tell a group of a set; colluders consent to whatever it is."""
+        """Send a group a set; colluders consent to any set."""
         world, session_id = self.world, self.header.session_id
         survivors = tuple(sorted({*told, *world.colluding.intersection(self.roster.participants)}))
         digest = survivors_digest(self.sharers_sha256, survivors)

@@ -1,8 +1,9 @@
-"""The same training twice: the difference of two sums is a client, or a single sample.
+"""The same training twice: the difference of two sums reveals a client or a single sample.
 
-Over other clients it is the client that was left out. Before inputs were remembered by their model,
-a blank in the settings' text, or an option that changes nothing, made a training another one. Over
-the same clients it was single samples, if the trainings or the weights differed in a setting.
+Two sums over different clients differ by the excluded client. Before inputs were remembered by
+their model, a blank in the settings' text or an option without effect made it another training.
+Two sums over the same clients revealed single samples if a setting of the trainings or weights
+differed.
 """
 
 from __future__ import annotations

@@ -21,15 +21,15 @@ from potluck.common.errors import UnreachableError
 from potluck.deploy.local.processes import LocalProcess
 
 _TRIES = 5
-"""A change that comes only sometimes (two updates may be recorded at once) is tried so often."""
+"""Number of tries for a change that occurs only sometimes: two updates may be recorded at once."""
 _FAILURES_ENOUGH = 3
 """Number of failures after which to stop: each may wait long for what never comes."""
 
 
 @dataclass(kw_only=True)
 class Kills:
-    """The kills that one kind of run is to survive. assignments: of its run file. of_host: the
-    first host is killed instead of the coordinator. relay: it is killed instead. unequal: see
+    """Kills that one kind of run must survive. assignments: changes of its run file. of_host: True
+    to kill the first host instead of the coordinator. relay: killed instead, if set. unequal: see
     `evidence`."""
 
     federation: Federation
@@ -41,7 +41,7 @@ class Kills:
     aimed: list[str] = field(default_factory=list)
     """Points at which runs were killed."""
     missed: list[str] = field(default_factory=list)
-    """Changes that came in no other run."""
+    """Changes that did not occur again in other runs."""
     failures: dict[str, str] = field(default_factory=dict)
     """Failures, by the point at which the run was killed."""
 
@@ -111,8 +111,8 @@ class Kills:
             await self._connect()
 
     async def _connect(self) -> None:
-        """To a coordinator just started; the old connection would wait before it tries again, and
-        so would any other while that is open."""
+        """Connect again after a start of the coordinator. The old connection would wait before its
+        next attempt, as would any other while the old one is open."""
         await self._connection.aclose()
         operator = self.federation.processes.operator()
         self.federation.operator = await self._connection.enter_async_context(operator)
@@ -208,7 +208,7 @@ async def killed_command(federation: Federation, point: str, command: str, folde
 
 
 async def refuses_to_serve(federation: Federation, backup: Path) -> None:
-    """Nothing starts until the restore is repeated, and says so."""
+    """Assert that no command starts until the restore is repeated, and that the error says so."""
     for command in ((), ("rebuild",), ("backup", str(backup.with_name("another")))):
         code, output = await federation.server_command(*command)
         assert code == 1

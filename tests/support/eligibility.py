@@ -31,7 +31,7 @@ def rules(
     warn: Callable[[str], None] = lambda _: None,
     post: Callable[[Event], None] = lambda _: None,
 ) -> Eligibility:
-    """Those of run `r`, without secure sums."""
+    """Return the eligibility rules of run `r`, without secure sums."""
     left_out = LeftOutRegister("r", plan, attendance, in_store, post)
     trust = Trust(federation="f")
     sums = SecureSums(attendance, in_store, trust)

@@ -57,7 +57,7 @@ class Example:
 
     @asynccontextmanager
     async def in_terminal(self, commands: str) -> AsyncIterator[None]:
-        """Run commands beside others; they are told to end afterwards, and do."""
+        """Run commands in the background; end them afterwards."""
         process = await self._shell(commands, self.folder / "terminals.log")
         try:
             yield

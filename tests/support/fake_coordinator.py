@@ -48,7 +48,7 @@ class Upload:
 
 @dataclass
 class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
-    """Everything hosts say is noted; what it does wrong is set beforehand."""
+    """Coordinator that records all messages of hosts. Its attributes set its deliberate errors."""
 
     files: dict[str, bytes] = field(default_factory=dict)
     arrivals: int = 0
@@ -70,26 +70,26 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
     judge: Callable[[transfer_pb2.UpdateHeader], PotluckError | None] = lambda _: None
     """Returns the error with which an announced update is refused, or None."""
     mismatches: int = 0
-    """How many uploads are said to have a wrong digest."""
+    """Number of uploads that it reports as having a wrong digest."""
     corrupt: int = 0
-    """How many downloads carry a flipped byte."""
+    """Number of downloads in which it flips a byte."""
     cut_download_after: list[int] = field(default_factory=list)
-    """For each of the next downloads, the bytes after which it breaks off."""
+    """For each of the next downloads, the number of bytes after which it breaks off."""
     cut_upload_after: list[int] = field(default_factory=list)
     hold_downloads: asyncio.Event | None = None
     """Downloads wait for it."""
     hold_uploads: asyncio.Event | None = None
     """Uploads wait for it."""
     held_uploads: int = 0
-    """How many are waiting."""
+    """Number of waiting uploads."""
     store: FakeStore | None = None
     """Store from which hosts fetch files and to which they upload."""
     direct: bool = True
     """True if files may also be sent directly."""
     named: str = ""
-    """Another address that hosts are told of instead."""
+    """Another address that hosts receive instead."""
     distrusted: int = 0
-    """Requests for models that say that the store had something else."""
+    """Number of requests for models that report wrong content in the store."""
     _outboxes: list[asyncio.Queue[rpc.Instruction | None]] = field(default_factory=list)
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 

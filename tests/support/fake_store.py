@@ -13,7 +13,7 @@ Change = Callable[[bytes], bytes]
 
 @dataclass
 class FakeStore:
-    """Its objects by path, and what it does wrong with the next requests."""
+    """Object store: its objects by path, and its deliberate errors on the next requests."""
 
     port: int = 0
     objects: dict[str, bytes] = field(default_factory=dict)
@@ -22,7 +22,7 @@ class FakeStore:
     changes: list[Change] = field(default_factory=list)
     """Changes made to the contents of the next answers."""
     cuts: list[int] = field(default_factory=list)
-    """After how many bytes the next answers break off."""
+    """Numbers of bytes after which the next answers break off."""
     statuses: list[int] = field(default_factory=list)
     """HTTP statuses of the next answers, in place of the contents."""
 

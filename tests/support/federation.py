@@ -90,7 +90,7 @@ class Points:
             (self.folder / f"hold-{point}").touch()
 
     def release(self, *points: str) -> None:
-        """They go on; without names, all do."""
+        """Release processes held at these points; at all points if none is named."""
         for path in self.folder.glob("hold-*"):
             if not points or path.name.removeprefix("hold-") in points:
                 path.unlink(missing_ok=True)
@@ -100,7 +100,7 @@ class Points:
         return (self.folder / f"at-{point}").exists()
 
     def note_boundaries(self) -> None:
-        """From now on, changes of what outlives the program `witnessed` are points as well,
+        """From now on, changes to persistent state of the `witnessed` program are points as well,
         numbered from 1; see `crash_plugins/potluck_crash_boundaries.py`."""
         (self.folder / "boundaries").write_text("")
 
@@ -241,7 +241,7 @@ class Federation:
         return status.model_blake3
 
     async def history(self, run_id: str) -> list[operator_pb2.CommittedRound]:
-        """The committed rounds of a run, as a watcher is told them."""
+        """Return the committed rounds of a run, as a watcher receives them."""
         rounds: list[operator_pb2.CommittedRound] = []
         events = self.operator.watch_run(run_id)
         statuses = 0

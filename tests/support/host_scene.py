@@ -1,4 +1,4 @@
-"""A host under test in this process, and the coordinator it attends."""
+"""A host under test in this process, and the coordinator it connects to."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from potluck.rpc.v1 import transfer_pb2
 
 @dataclass
 class Scene:
-    """A fake coordinator, and a host that attends it when it is told to."""
+    """A fake coordinator, and a host that connects to it on request."""
 
     folder: Path
     federation: TestFederation

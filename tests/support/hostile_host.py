@@ -19,7 +19,7 @@ Respond = Callable[[rpc.Instruction], rpc.Answer]
 async def hostile_host(
     address: str, tls: TlsFiles, clients: Sequence[str], respond: Respond
 ) -> AsyncIterator[None]:
-    """Attends with data epoch 1 and answers every request to disclose."""
+    """Connect with data epoch 1 and answer every request to disclose."""
     async with channel(address, tls) as connection:
         stub: coordinator_pb2_grpc.CoordinatorServiceAsyncStub = (
             coordinator_pb2_grpc.CoordinatorServiceStub(connection)

@@ -26,7 +26,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Told:
-    """A distance that a client told: of its own counts and `active` together from `target`."""
+    """Distance that a client reported: between `target` and its own counts plus `active`."""
 
     client: str
     active: tuple[int, ...]

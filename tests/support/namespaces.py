@@ -13,7 +13,7 @@ from enum import Enum
 
 
 class Direction(Enum):
-    """Which packets are lost."""
+    """Direction in which packets are lost."""
 
     UP = "to the coordinator"
     DOWN = "to the host"

@@ -93,7 +93,7 @@ QUESTIONS = {
 
 
 def respond(ask: Ask) -> Answers:
-    """Everybody answers, each something else."""
+    """All clients answer, each with another value."""
     return Answers(
         rows=ask.rows,
         values={

@@ -141,7 +141,7 @@ class Prometheus:
         return [f"{rule['name']}: {rule['lastError']}" for rule in rules if rule.get("lastError")]
 
     async def targets_up(self) -> dict[str, int]:
-        """By job, how many targets could be scraped last."""
+        """Return the number of targets scraped successfully last, by job."""
         found = await self.query("sum by (job) (up)")
         return {sample["metric"]["job"]: int(sample["value"][1]) for sample in found}
 

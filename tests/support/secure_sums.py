@@ -177,22 +177,22 @@ class Federation:
         return Expectation(**(values | changes))
 
     def part(self, names: Collection[str]) -> Federation:
-        """The same federation, of which only some clients attend."""
+        """Return the same federation with only some clients connected."""
         part = replace(self, clients=len(names))
         part.__dict__["names"] = sorted(names)
         return part
 
     def run(self, header: Header | None = None, **options: Any) -> Run:
-        """A session that has been invited to."""
+        """Return a new session after the invitations."""
         return Run(self, header or self.header(), **options)
 
 
 @dataclass
 class Run:
-    """A session under way. Messages wait in `pending` until `answer` hands them out; those for
-    clients that are not to answer are lost.
+    """An active session. Messages wait in `pending` until `answer` hands them out; those for
+    clients that must not answer are lost.
 
-    beside: all sessions of these clients, this one among them.
+    beside: all sessions of these clients, including this one.
     """
 
     federation: Federation

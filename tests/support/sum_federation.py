@@ -97,7 +97,7 @@ class Members:
     async def host(
         self, client: str, port: int, folder: Path, **changes: Any
     ) -> AsyncIterator[asyncio.Task[None]]:
-        """A client agent that attends."""
+        """Run a connected client agent."""
         config = self.config(client, port, folder, **changes)
         state = StateDirectory(config.state_directory)
         instruments = self.instruments[client] = Instruments(MeasuredParty.HOST)
@@ -120,7 +120,7 @@ class Members:
 
 @dataclass
 class SumFederation:
-    """A coordinator, and the hosts that attend it."""
+    """A coordinator, and its connected hosts."""
 
     members: Members
     folder: Path

@@ -38,7 +38,7 @@ class Task:
         return nn.Linear(3, 3)
 
     def client_data(self, client: ClientId, data: Path | None) -> ClientData:
-        """As many samples as `label_counts` says."""
+        """Return the samples that `label_counts` counts."""
         number = int(client.rpartition("-")[2])
         return ClientData(train=_examples(label_counts(number), number))
 

@@ -1,9 +1,9 @@
-"""Every change that a process makes to what outlives it, as points where a test may kill it.
+"""Kill points at every change that a process makes to persistent state.
 
 A change is a transaction of the store that wrote something, or a file that is synced, renamed or
-deleted. While there is a file `boundaries` in the folder that POTLUCK_POINTS names, each change
-is a line of it, as `commit_round-2` is the second of that name; `before-…` and `after-…` are
-points. Nothing of it is in what is tested: it wraps what that calls.
+deleted. While the folder that POTLUCK_POINTS names has a file `boundaries`, each change adds a
+line to it: `commit_round-2` is the second change of that name. `before-…` and `after-…` its name
+are points. The tested code is unchanged: this module wraps the functions that it calls.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from sqlalchemy import Engine, event
 from potluck.server.store import Store
 
 WITNESSED: Final = "POTLUCK_BOUNDARIES"
-"""The environment variable with the program that is looked at, e.g. `potluck-server`."""
+"""Environment variable that names the watched program, e.g. `potluck-server`."""
 
 _UNRELATED: Final = {"see_clients"}
-"""Changes that belong to no run: they come whenever a host does."""
+"""Changes that do not belong to a run: they occur whenever a host connects."""
 
 _AROUND: Final = {"open", "close", "patiently"}
-"""Methods that others are called in, or that change nothing."""
+"""Methods that call the others, or that change nothing."""
 
 _STATE: Final = re.compile(r"coordinator|host-[0-9]+|gate|\.?backup(\.[0-9a-f]+)?")
 """Names of the folders in which processes keep their state, and of backups."""

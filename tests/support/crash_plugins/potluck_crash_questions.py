@@ -45,10 +45,10 @@ class Watched(Loss):
 
 
 class Asking:
-    """The clients with the largest losses: asks everybody, then those with the larger half again.
+    """Selects clients with the largest losses: asks all, then the half with larger losses again.
 
-    Points: `ask` before the first question, `answer-1` and `answer-2` after each answer. What
-    `observe` is shown is a line of `observed`. fault: something it does wrong. quota: the most
+    Points: `ask` before the first question, `answer-1` and `answer-2` after the answers. Each call
+    of `observe` adds a line to `observed`. fault: name of a deliberate error. quota: maximum
     samples of each class that a client trains on.
     """
 
