@@ -1,4 +1,4 @@
-"""The layout keeps its promises: source roots, who imports whom, one version, a complete wheel."""
+"""Rules of the layout: source roots, directions of imports, one version, a complete wheel."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""Which cells are run when, and again: the schedule, and the loop that obeys it."""
+"""The schedule of cells and their repetitions, and the loop that follows it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many connections and streams the page's server holds."""
+"""Limits on connections and streams of the web UI's server."""
 
 from potluck.page.page_connections import OpenStreams, WaitingConnections
 

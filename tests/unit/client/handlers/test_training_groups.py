@@ -1,4 +1,4 @@
-"""Which trainings are brought together, and what a coordinator may say of it."""
+"""Grouping of trainings, and the coordinator's influence on it."""
 
 from __future__ import annotations
 

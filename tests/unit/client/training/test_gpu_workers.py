@@ -1,4 +1,4 @@
-"""How many workers share a GPU."""
+"""Number of workers that share a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks with trainers of their own: what comes of them, and what of their faults."""
+"""Tasks with trainers of their own: their results, and their faults."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def test_client_types(name: str, types: set[tuple[float, ...]]) -> None:
 
 
 def test_constant_predictors_of_waterbirds() -> None:
-    """How far two constants are from the true triplets: mean and supremum."""
+    """Distances of two constants from the true triplets: mean and supremum."""
     true = triplets(interaction_matrices("waterbirds-dist"))
     median = np.linalg.norm(true - np.median(true, axis=0), axis=1)
     mean = np.linalg.norm(true - true.mean(axis=0), axis=1)

@@ -1,4 +1,4 @@
-"""How measures are spread over clients, and from how many clients on that is said."""
+"""Spread of metrics over clients, and the minimum number of clients to report it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which addresses are of this machine, and asked without a proxy."""
+"""Addresses of this machine, which are contacted without a proxy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the three programs begin: Ctrl-C at any moment, and the version."""
+"""Start of the three programs: Ctrl-C at any moment, and the version."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from potluck.common.net.build_version import software_version
 PROGRAMS = sorted(MODULES)
 
 INTERRUPTING = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nsignal.pause()\n"
-"""A module in the middle of whose import somebody presses Ctrl-C."""
+"""Module that simulates Ctrl-C in the middle of its import."""
 
 
 def test_the_console_scripts_begin_there() -> None:

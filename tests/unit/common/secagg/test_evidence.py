@@ -1,4 +1,4 @@
-"""Clients that seal shares which do not open, and clients that say so without reason."""
+"""Clients that seal shares which do not open, and clients that accuse others without reason."""
 
 from __future__ import annotations
 
@@ -392,7 +392,7 @@ def test_masks_are_had_where_all_shares_open() -> None:
 
 
 def test_channel_keys_of_accusers_would_unmask_the_others() -> None:
-    """The reason for a proof: each channel key opens a share of both secrets of everybody."""
+    """The reason for a proof: each channel key opens a share of both secrets of all clients."""
     run = Federation(clients=10).run().until(Stage.SHARE)
     header, colluders, accusers = run.header, "hij", "abcd"
     assert (header.threshold, header.colluding_hosts) == (7, 3)

@@ -125,7 +125,7 @@ class Coordinator(RuleBasedStateMachine):
         self.signatures: dict[tuple[str, ...], dict[str, bytes]] = defaultdict(dict)
 
     def say(self, name: str, envelope: Envelope) -> None:
-        """Say something to a client and keep what comes back; its session goes on."""
+        """Send a message to a client and keep its answer; its session continues."""
         if name not in self.run_.sessions and envelope.type is not MessageType.INVITATION:
             return
         step = self.run_.tell(name, envelope)

@@ -1,4 +1,4 @@
-"""Options of anybody's plug-in, checked by what its constructor says of them."""
+"""Options of any plug-in are checked against its constructor's annotations."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ class Fields:
 def test_annotations_that_are_not_postponed_are_checked_as_well(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From Python 3.14 on they may name what is not there without quotes."""
+    """From Python 3.14 on, annotations may name missing types without quotes."""
     hidden = "Sequence[int]" if sys.version_info >= (3, 14) else "'Sequence[int]'"
     (tmp_path / "as_written.py").write_text(AS_WRITTEN.replace("HIDDEN", hidden))
     monkeypatch.syspath_prepend(str(tmp_path))

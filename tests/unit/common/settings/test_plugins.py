@@ -14,7 +14,7 @@ from potluck.server.rounds.compatibility import check_installed
 
 
 def install(folder: Path) -> None:
-    """As pip does: a module, and beside it what it offers."""
+    """Install a plug-in as pip does: a module, and its metadata with the entry points."""
     (folder / "late_tasks.py").write_text("class Late:\n    pass\n")
     information = folder / "late_tasks-1.dist-info"
     information.mkdir()

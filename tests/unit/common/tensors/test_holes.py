@@ -1,4 +1,4 @@
-"""Zeros are left out of files, and the files read as if they were there."""
+"""Zeros are stored as holes in files; reading returns them as zeros."""
 
 from __future__ import annotations
 

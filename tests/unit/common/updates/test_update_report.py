@@ -1,4 +1,4 @@
-"""The record of what a client says of its training, on the wire and in the database."""
+"""A client's training report on the wire and in the database."""
 
 from __future__ import annotations
 

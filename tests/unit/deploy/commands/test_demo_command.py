@@ -1,4 +1,4 @@
-"""How a demo uses the machine."""
+"""A demo's use of the machine."""
 
 from __future__ import annotations
 

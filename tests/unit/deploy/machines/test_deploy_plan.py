@@ -68,7 +68,7 @@ def with_host(**values: Any) -> Inventory:
 
 
 def observed(containers: list[DesiredContainer], **changed: Any) -> Observed:
-    """As if these had been brought about; `changed` on each."""
+    """Return an observation in which these containers exist; `changed` applies to each."""
     found = {
         one.name: replace(
             ObservedContainer(

@@ -1,4 +1,4 @@
-"""How the papers split data: each rule's own promises."""
+"""Data splits of the papers: the promises of each rule."""
 
 from typing import Any, get_args, get_type_hints
 

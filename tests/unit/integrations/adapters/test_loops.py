@@ -142,7 +142,7 @@ def test_a_training_without_batches_is_said_with_its_function() -> None:
 
 
 def fit_rebuilt(model: nn.Module, loader: Any, settings: TrainerSettings) -> None:
-    """As Opacus does, which samples by itself."""
+    """Train with a rebuilt data loader, as Opacus does, which samples by itself."""
     optimizer = torch.optim.SGD(model.parameters(), lr=settings.learning_rate)
     for _ in range(settings.training.epochs):
         for _batch in DataLoader(loader.dataset, batch_size=2):

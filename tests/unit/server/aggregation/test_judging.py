@@ -1,4 +1,4 @@
-"""The selector's judgement of updates: what it may say, and what is refused by its name."""
+"""The selector's judgement of updates: allowed values, and errors that name the selector."""
 
 from __future__ import annotations
 

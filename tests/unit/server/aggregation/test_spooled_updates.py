@@ -1,4 +1,4 @@
-"""After a restart a sum counts only whole: its file as it was, and all its members."""
+"""After a restart, a sum counts only if its file is unchanged and all its members are there."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Which clients of a cohort may be trained together."""
+"""Clients of a cohort that may be trained together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients are told how their round ended, each of its own update."""
+"""Each client receives the outcome of its own update at the end of a round."""
 
 from __future__ import annotations
 

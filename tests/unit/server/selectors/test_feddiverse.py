@@ -14,7 +14,7 @@ FIVE: list[list[float]] = [[1, 0, 0], [0, 1, 0], [0, 0, 1], [0.1, 0.1, 0.2], [0.
 
 
 def picks(selector: FedDiverse, federation: Population, count: int, t: int) -> NDArray[np.int64]:
-    """How often each row is selected in t rounds."""
+    """Return the number of times that each row is selected in t rounds."""
     chosen = [selection.rows for selection in rounds(selector, federation, count, t)]
     return np.bincount(np.concatenate(chosen), minlength=len(federation))
 

@@ -1,4 +1,4 @@
-"""SCAFFOLD, both halves: the sheet's numbers, and what must hold however often anybody dies."""
+"""SCAFFOLD, both halves: the sheet's numbers, and invariants that hold after any kills."""
 
 from __future__ import annotations
 
@@ -379,7 +379,7 @@ class Crashes(RuleBasedStateMachine):
     @precondition(lambda self: hasattr(self, "server"))
     @invariant()
     def c_is_the_mean_of_what_is_committed(self) -> None:
-        """As of each client's next contact, which tells it which update of its counts."""
+        """This holds as of each client's next contact, which names its last included update."""
         controls = [
             client.control(self.server.included.get(name, ""))
             for name, client in self.clients.items()

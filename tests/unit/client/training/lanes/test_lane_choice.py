@@ -1,4 +1,4 @@
-"""How it is chosen whether clients are trained together or one by one."""
+"""Choice between training clients together and one by one."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_choice_is_kept_where_there_are_no_hard_links(
 def test_processes_of_one_number_do_not_write_over_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of two containers, say, with a folder that both have."""
+    """Two containers that share a folder can have such processes."""
     link, other = os.link, LaneChoices(tmp_path)
 
     def overtaken(mine: Path, path: Path) -> None:

@@ -103,7 +103,7 @@ def test_centroids_are_those_of_plain_lloyd() -> None:
 
 @pytest.mark.parametrize("make", [digits, line])
 def test_it_is_of_the_training_that_the_run_would_do(make: Any, tmp_path: Path) -> None:
-    """Also of a task that trains by itself; nothing of the training is left behind."""
+    """This includes a task with its own trainer; no file of the training is left behind."""
     training = make()
     files = model_file(training, tmp_path)
     instruction = asked({"epochs": 1, "learning_rate": 0.05})

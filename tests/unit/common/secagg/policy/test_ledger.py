@@ -30,7 +30,7 @@ HUNDRED = [f"c{index:03}" for index in range(100)]
 
 
 def own(clients: list[str]) -> dict[str, str]:
-    """Each client on a host of its own."""
+    """Return a host for each client."""
     return {client: f"h-{client}" for client in clients}
 
 

@@ -263,8 +263,9 @@ def test_what_another_session_released_meanwhile_counts_at_the_reveal() -> None:
 
 @dataclass(frozen=True)
 class Plan:
-    """One session of a history: over whom, who falls silent from which stage on, where it rests
-    until the next one has had its turn, and who restarts then."""
+    """One session of a history. group: its clients. late: clients that are silent from the stage
+    `late_from` on. rests_at: stage at which it pauses until the next session has had its turn.
+    restarting: clients that restart then."""
 
     group: str
     shown: bool

@@ -139,7 +139,7 @@ def test_it_asks_in_uniform_rounds_and_after_them() -> None:
 
 
 def test_a_cohort_has_one_of_each_kind() -> None:
-    """A second client of the same group tells nothing new."""
+    """A second client of the same group adds no information."""
     found = through_rounds(FedCor(warm_up=12, refresh=50, discount=1.0), 13)
     rows, reasons, _ = found[-1]
     assert [row < 9 for row in rows] == [True, False]

@@ -121,7 +121,7 @@ def test_who_does_not_answer_keeps_its_last_loss() -> None:
 
 
 def test_who_joins_has_a_cluster_and_who_is_unknown_comes_last() -> None:
-    """The run began before anybody had disclosed anything."""
+    """The run began before any client had disclosed anything."""
     selector = FedLecc(clusters=3)
     state = selector.init(population(0, classes=3, label_counts=np.zeros((0, 3))))
     grown = labelled([*THREE_KINDS, [0, 8, 2], [np.nan] * 3])

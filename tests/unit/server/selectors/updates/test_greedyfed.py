@@ -1,4 +1,4 @@
-"""GreedyFed: Shapley values against their definition, and whom they make it choose."""
+"""GreedyFed: Shapley values against their definition, and the clients it selects by them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HiCS-FL: the entropy, the clusters, and whom it prefers early and late."""
+"""HiCS-FL: the entropy, the clusters, and the clients it prefers early and late."""
 
 from __future__ import annotations
 
