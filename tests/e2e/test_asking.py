@@ -1,4 +1,4 @@
-"""A selector asks real hosts before it chooses, whatever happens to either side meanwhile.
+"""A selector asks real hosts before it selects, even if either side is killed meanwhile.
 
 All tests share the processes: each starts a run of its own with the same seed.
 """

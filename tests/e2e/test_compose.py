@@ -1,6 +1,6 @@
 """docker-compose.yml on a real Docker engine: built, up, killed in parts, watched, down again.
 
-Grafana is left out: its dashboards' queries are asked of the real Prometheus instead.
+Grafana is not started: its dashboards' queries go to the real Prometheus instead.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class Project:
         return self.compose("run", "--rm", "-T", "operator", *arguments, input_=input_)
 
     def included(self, clients: range) -> int:
-        """How often updates of these clients became part of a model."""
+        """Return the number of times that updates of these clients became part of a model."""
         wanted = {f"client-{number}" for number in clients}
         found = json.loads(self.potluck("clients", "--json"))["clients"]
         return sum(entry["included"] for entry in found if entry["client"] in wanted)

@@ -370,7 +370,7 @@ def check_broken_images(lab: Lab) -> None:
 
 
 def check_same(lab: Lab, before: dict[str, Any]) -> None:
-    """All containers are those from before, run, and say that they are connected."""
+    """Check that all containers are the same as before, run, and report that they are connected."""
     found = lab.containers()
     assert {name: each.id for name, each in found.items()} == {
         name: each.id for name, each in before.items()

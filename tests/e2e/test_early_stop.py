@@ -1,4 +1,4 @@
-"""A run that stops early does so in the same round, with the same best model, whatever was killed.
+"""A run with early stopping ends in the same round with the same best model after any kill.
 
 All tests share the hosts; each starts a run of its own with the same seed.
 """
@@ -92,7 +92,7 @@ async def test_it_stops_for_want_of_improvement(undisturbed: End) -> None:
 async def test_killed_around_a_commit_it_comes_to_the_same_end(
     federation: Federation, undisturbed: End, moment: str, back: int
 ) -> None:
-    """The last commit, after which it only has to say that it is over, and the one before."""
+    """Kill around the last commit, after which only the end is missing, and the one before."""
     federation.points.note_boundaries()
     federation.points.kill(f"{moment}-{len(undisturbed.models) - back}")
     run_id = await federation.start_run()

@@ -148,7 +148,7 @@ class Machine:
 
 @contextmanager
 def in_terminals(folder: Path, *commands: Sequence[str]) -> Iterator[None]:
-    """Each running in a process of its own; all are told to end afterwards, and do."""
+    """Run each command in a process; end all of them afterwards."""
     with (folder / "terminals.log").open("ab") as log:
         running = [
             subprocess.Popen(command, cwd=folder, stdout=log, stderr=log) for command in commands

@@ -1,4 +1,4 @@
-"""Killed at any phase of a round, a coordinator goes on to the very model it would have made.
+"""A coordinator killed in any phase of a round resumes and ends with exactly the same model.
 
 Hosts are never restarted. All tests share them: each starts a run of its own, always with the
 same seed, so that each must end with the same model.

@@ -1,4 +1,4 @@
-"""Killed between any two changes of what outlives it, a process goes on as if nothing was."""
+"""A process killed between any two changes of its persistent state resumes without a difference."""
 
 from __future__ import annotations
 

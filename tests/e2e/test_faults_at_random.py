@@ -21,7 +21,7 @@ INCLUDED = operator_pb2.MEMBER_STATE_INCLUDED
 KILLS = 200
 SEED = 20
 MOST_SECONDS = 0.5
-"""How long the run is left alone between kills, at most."""
+"""Maximum time between two kills."""
 
 COORDINATOR = -1
 

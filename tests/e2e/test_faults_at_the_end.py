@@ -77,7 +77,7 @@ async def test_killed_when_its_pretraining_is_complete(federation: Federation) -
 
 
 async def test_resumed_when_it_failed_after_its_last_round(federation: Federation) -> None:
-    """As a coordinator leaves it that can't read the run file any more when it is restarted."""
+    """This is the state after a restart of a coordinator that can no longer read the run file."""
     digest = await federation.finished(await federation.start_run())
     federation.points.note_boundaries()
     federation.points.kill(LAST_COMMIT)

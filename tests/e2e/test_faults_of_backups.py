@@ -1,4 +1,4 @@
-"""Backups made while rounds commit, and restored after crashes: the run goes on from them."""
+"""Backups made while rounds commit, and restored after crashes: the run resumes from them."""
 
 from __future__ import annotations
 

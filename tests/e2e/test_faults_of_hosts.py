@@ -37,7 +37,7 @@ async def federation(shared: Federation) -> Federation:
 
 
 async def states(federation: Federation, run_id: str) -> list[dict[str, int]]:
-    """How each client's part in each committed round ended."""
+    """Return each client's final state in each committed round."""
     history = await federation.history(run_id)
     return [{member.client_id: member.state for member in entry.members} for entry in history]
 

@@ -1,7 +1,7 @@
-"""Processes killed amid rounds whose updates are masked.
+"""Processes killed during rounds with masked updates.
 
-All tests share a federation: each starts a run of its own, with the same seed, and puts back what
-it has killed. Sums of the same clients' updates are the same bit for bit, whatever keys hid them.
+All tests share a federation: each starts a run of its own, with the same seed, and restarts what
+it has killed. Sums of the same clients' updates are equal bit for bit, whatever keys masked them.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ async def undisturbed(shared: Federation) -> list[str]:
 
 
 def uploads(federation: Federation, number: int) -> int:
-    """How often a client has had masks for an update."""
+    """Return the number of times that a client has had masks for an update."""
     ledger = SumLedger(federation.files.folder / f"host-{number}" / "sums")
     return len(ledger.of(f"client-{number}").uploads)
 
 
 async def states(federation: Federation, run_id: str) -> list[dict[str, int]]:
-    """How each client's part ended, by committed round."""
+    """Return each client's final state, by committed round."""
     history = await federation.history(run_id)
     return [{m.client_id: m.state for m in entry.members} for entry in history]
 

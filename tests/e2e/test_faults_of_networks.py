@@ -1,6 +1,7 @@
-"""Cables cut without a word, in each direction: noticed within 15 s, mended without a restart.
+"""Connections that drop packets silently, in each direction: detected within 15 s, and resumed
+without a restart.
 
-One host for each direction, in a network namespace of its own, beside one that nothing happens to.
+There is one host per direction, in a network namespace of its own, and one undisturbed host.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ async def federation(shared: Federation) -> Federation:
 
 
 async def until_waiting(federation: Federation, run_id: str, words: str) -> None:
-    """Wait until a run says that it waits."""
+    """Wait until a run reports that it waits."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         events = federation.operator.watch_run(run_id)
         async for event in events:

@@ -123,8 +123,8 @@ async def test_what_is_learned_of_updates_is_learned_again_after_a_kill(
 async def test_work_of_its_own_for_each_client_is_the_same_after_a_kill(
     federation: Federation, up: str, boundary: str
 ) -> None:
-    """The coordinator dies with updates in its spool that have not all tensors, or before anybody
-    knows what to do."""
+    """The coordinator dies with updates in its spool that lack some tensors, or before any client
+    has received its work."""
     text = (
         override(
             federation.files.run_file,

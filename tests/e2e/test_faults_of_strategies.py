@@ -1,6 +1,6 @@
-"""Strategies that remember end, killed or not, with the same model; and what if clients forget.
+"""Strategies with state end with the same model after kills; and cases in which clients lose state.
 
-Hosts share one federation; each test starts runs of its own, always with the same seed.
+All tests share one federation; each starts runs of its own, always with the same seed.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ async def until_agreed(federation: Federation, run_id: str) -> None:
 
 
 def committed_controls(folder: Path, run_id: str) -> dict[str, dict[str, NDArray[Any]]]:
-    """By client and tensor, from the hosts' state directories."""
+    """Return control variates by client and tensor, from the hosts' state directories."""
     found: dict[str, dict[str, NDArray[Any]]] = {}
     for path in folder.glob("host-*/kept/*.json"):
         record = json.loads(path.read_text())
@@ -224,7 +224,7 @@ def committed_controls(folder: Path, run_id: str) -> dict[str, dict[str, NDArray
 
 
 def remembered_sums(state: Path, run_id: str) -> dict[str, NDArray[np.float64]]:
-    """By tensor, from the coordinator's newest state."""
+    """Return sums by tensor, from the coordinator's newest state."""
     with sqlite3.connect(f"file:{state / 'potluck.sqlite3'}?mode=ro", uri=True) as connection:
         query = "SELECT state_blake3 FROM rounds WHERE run_id = ? ORDER BY round DESC LIMIT 1"
         [blake3] = connection.execute(query, (run_id,)).fetchone()

@@ -55,8 +55,10 @@ async def rounds_of(federation: Federation, run_id: str) -> list[RoundRow]:
 
 
 def arrivals(rounds: list[RoundRow]) -> dict[int, set[tuple[str, int]]]:
-    """By round, the clients whose update of an earlier round would have come within it, and that
-    round: from the simulated seconds alone."""
+    """Return by round the late updates that would arrive in it, as (client, round of the update).
+
+    This follows from the simulated seconds alone.
+    """
     ends = [sum(row.seconds for row in rounds[: number + 1]) for number in range(len(rounds))]
     found: dict[int, set[tuple[str, int]]] = {row.key.round: set() for row in rounds}
     for number, row in enumerate(rounds):

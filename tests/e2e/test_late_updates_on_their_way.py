@@ -30,7 +30,7 @@ async def joined(federation: Federation, meanwhile: Callable[[], Awaitable[None]
 
 
 async def hosts_anew(federation: Federation) -> None:
-    """With what their configuration says now."""
+    """Restart the hosts with their current configuration."""
     for host in list(federation.processes.hosts.values()):
         await host.stop()
     for path in federation.files.folder.glob("host-*/models/*"):  # what it holds, it does not fetch

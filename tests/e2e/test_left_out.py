@@ -1,6 +1,6 @@
-"""Hosts that can't take part in a run, whatever is tried: they are left out, and the run goes on.
+"""Hosts that permanently can't take part in a run are excluded, and the run continues.
 
-Three hosts with two clients each; the third is started as a test wants it.
+There are three hosts with two clients each; each test starts the third host in its own way.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ async def told(federation: Federation, run_id: str) -> list[str]:
 
 
 async def check_left_out(federation: Federation, run_id: str, why: str) -> None:
-    """The run finished with the other hosts, and said once who was left out."""
+    """Check that the run finished with the other hosts and reported the exclusion once."""
     notices = await told(federation, run_id)
     await federation.finished(run_id)
     said = [text for text in notices if "left out" in text and why in text]

@@ -18,7 +18,7 @@ from potluck.rpc.v1 import operator_pb2
 CLIENTS = 10
 ROUNDS = 15
 BEFORE, AFTER = 7, 3
-"""Whom to kill before, and after its upload in round 2."""
+"""Numbers of the hosts to kill before and after their upload in round 2."""
 INCLUDED, LOST = operator_pb2.MEMBER_STATE_INCLUDED, operator_pb2.MEMBER_STATE_LOST
 
 
@@ -43,7 +43,7 @@ def options() -> DemoOptions:
 
 
 def masked_rounds(federation: Federation, number: int) -> int:
-    """In how many rounds a client has had masks."""
+    """Return the number of rounds in which a client has had masks."""
     ledger = SumLedger(federation.files.folder / f"host-{number}" / "sums")
     return len(ledger.of(f"client-{number}").uploads)
 
@@ -56,7 +56,7 @@ async def accuracy(federation: Federation, run_id: str) -> float:
 
 @contextlib.asynccontextmanager
 async def under_way(folder: Path, options: DemoOptions) -> AsyncIterator[Federation]:
-    """A federation of processes, all of whose hosts attend."""
+    """Run a federation of processes, with all hosts connected."""
     with reserved_port() as port:
         files = write_demo_files(folder / "federation", options, port)
         for path in files.hosts:
@@ -95,7 +95,7 @@ async def test_hosts_of_several_clients_exchange_keys_while_one_of_them_trains(
 
 
 async def check_completed_cohort(federation: Federation) -> None:
-    """Round 2 of a run that chooses ten clients on four hosts goes on with ten on five."""
+    """Check that round 2 with ten selected clients on four hosts continues with ten on five."""
     run_id = await federation.start_run("secure_aggregation=true")
     await federation.finished(run_id)
     host_of = {each.client_id: each.host_id for each in await federation.operator.list_clients()}

@@ -1,5 +1,5 @@
-"""docs/moving-a-script.md, carried out: the scripts run, the diffs are small, what comes of them
-trains in one federation."""
+"""docs/moving-a-script.md, carried out: the scripts run, the diffs are small, and the resulting
+tasks train in one federation."""
 
 from __future__ import annotations
 

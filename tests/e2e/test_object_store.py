@@ -1,7 +1,7 @@
-"""Models and updates through an object store that is killed, and of which hosts are killed.
+"""Models and updates pass through an object store, while the store or hosts are killed.
 
-The store is a real S3 server whose objects are gone when it is killed. Files may go no other way
-but where a test says so, and every run must end with the model of one that has no store.
+The store is a real S3 server that loses its objects when it is killed. Files may not be sent
+directly, except in tests that allow it. Every run must end with the model of a run without a store.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ async def federation(
 
 
 async def same_models(federation: Federation, run_id: str, straight: list[str]) -> None:
-    """Wait for the end: no round is lost, no client left out, and nothing sent straight."""
+    """Wait for the end: no round is lost, no client is excluded, and no file is sent directly."""
     await federation.finished(run_id)
     history = await federation.history(run_id)
     assert [entry.model_blake3 for entry in history] == straight
@@ -67,7 +67,7 @@ async def same_models(federation: Federation, run_id: str, straight: list[str]) 
 
 
 async def until_blamed(federation: Federation, key: str) -> None:
-    """Wait until the coordinator says that the store sends other bytes of an object."""
+    """Wait until the coordinator logs that the store sends other bytes of an object."""
     text = f"sends other bytes than were put: {key}"
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:

@@ -49,7 +49,7 @@ SEEN = """(seen) => {
   Object.defineProperty(document, "hidden", { value: !seen, configurable: true });
   document.dispatchEvent(new Event("visibilitychange"));
 }"""
-"""As a browser does where another tab comes to the front, or this one does again."""
+"""Simulates that the browser shows another tab, or this one again."""
 
 
 def under_way() -> Event:

@@ -53,7 +53,7 @@ def use_port(folder: Path, port: int) -> None:
 
 @asynccontextmanager
 async def in_terminals(folder: Path, *commands: str) -> AsyncIterator[None]:
-    """Each in a terminal of its own; all are told to end afterwards, and do."""
+    """Run each command in a terminal of its own; end all of them afterwards."""
     log = folder / "terminals.log"
     terminals = [await shell(folder, command, log) for command in commands]
     try:

@@ -30,7 +30,7 @@ async def federation(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def flat(federation: Federation) -> dict[str, str]:
-    """Digests of the last models where every host attends itself."""
+    """Digests of the last models if every host connects directly."""
     await federation.until_attending()
     return {
         "small": await federation.finished(await federation.start_run()),

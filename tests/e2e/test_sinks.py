@@ -43,7 +43,7 @@ def numbers_in(path: Path) -> list[int]:
 
 
 def steps_in_mlflow(folder: Path) -> dict[str, list[int]]:
-    """By metric, the steps that MLflow has of the only run there."""
+    """Return the steps that MLflow has of its only run, by metric."""
     with contextlib.closing(sqlite3.connect(folder / "mlflow.db")) as database:
         [(status,)] = database.execute("SELECT status FROM runs")
         assert status == "FINISHED"

@@ -47,7 +47,7 @@ History = list[list[tuple[str, int, str]]]
 
 
 async def parts(federation: Federation, run_id: str) -> History:
-    """Each round's members with their state, and why those spared were."""
+    """Return each round's members with their state, and the reasons for skipped uploads."""
     history = await federation.history(run_id)
     return [
         [

@@ -67,7 +67,7 @@ def test_a_higher_rank_than_the_models_is_refused() -> None:
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_a_model_of_transformers_finds_its_base_in_the_folder_it_saves(tmp_path: Path) -> None:
-    """In shards, under its own names, with one of two tensors that are one."""
+    """The base is in shards, under its own names, with one of two tied tensors."""
     sizes: dict[str, Any] = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 16}
     configuration = LlamaConfig(
         **sizes, num_hidden_layers=1, num_attention_heads=2, tie_word_embeddings=True

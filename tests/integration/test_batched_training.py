@@ -29,7 +29,7 @@ async def undisturbed(federation: Federation) -> str:
 
 
 def said(federation: Federation, what: str) -> int:
-    """How often a host's log says so."""
+    """Return the number of times that `what` occurs in the hosts' logs."""
     return sum(federation.files.log(f"host-{n}").read_text().count(what) for n in range(2))
 
 

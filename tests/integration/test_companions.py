@@ -1,4 +1,4 @@
-"""Hosts are told which of their clients may be trained together, and always the same."""
+"""Hosts receive the list of their clients that may be trained together, always the same one."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ async def fake(federation: TestFederation) -> AsyncIterator[FakeCoordinator]:
 async def host(
     folder: Path, federation: TestFederation, fake: FakeCoordinator, **policy: Any
 ) -> AsyncIterator[Process]:
-    """A client process that attends; killed at the end."""
+    """Run a connected client process; kill it at the end."""
     config = host_config(
         folder, federation.hosts["host-0"], fake.port, disclosure=DisclosurePolicy(**policy)
     )

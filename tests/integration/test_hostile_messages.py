@@ -60,7 +60,7 @@ def log_of(federation: Federation) -> Path:
 
 
 def violations(federation: Federation) -> float:
-    """How many calls were refused for breaking the protocol."""
+    """Return the number of calls refused for violating the protocol."""
     lines = map(json.loads, log_of(federation).read_text().splitlines())
     address = next(one["address"] for one in lines if one["event"] == "serving metrics")
     with urllib.request.urlopen(f"http://{address}/metrics", timeout=PATIENCE_SECONDS) as answer:
@@ -80,7 +80,7 @@ METHODS = [
 
 
 async def refusal(connection: grpc.aio.Channel, method: MethodDescriptor, *says: bytes) -> Refusal:
-    """How a method refuses these bytes."""
+    """Return the refusal with which a method answers these bytes."""
     path = f"/{method.containing_service.full_name}/{method.name}"
 
     async def stream() -> AsyncIterator[bytes]:

@@ -54,7 +54,7 @@ INCLUDED = operator_pb2.MEMBER_STATE_INCLUDED
 FAILED = operator_pb2.MEMBER_STATE_FAILED
 MEGABYTE = 1 << 20
 GROWTH_BYTES = 48 * MEGABYTE
-"""How much private memory a coordinator may take for what honest rounds leave behind."""
+"""Private memory that a coordinator may keep after honest rounds."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

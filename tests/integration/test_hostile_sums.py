@@ -68,7 +68,7 @@ class Told:
     async def send(
         self, content: bytes, *members: transfer_pb2.SumMember, **changes: Any
     ) -> object:
-        """How a sum is answered."""
+        """Send a sum and return the answer."""
         first = members[0] if members else self.member(MINE[0])
         values = {"encoding": SUM, "delta": True, "members": members, "report": None}
         answer = await self.host.submit(

@@ -80,7 +80,7 @@ async def test_whatever_a_host_says_is_plain_where_it_is_kept_and_shown(
 async def says(
     federation: Federation, host: RawHost, reason: str, message: str, device: str, name: str
 ) -> str:
-    """Says these wherever a host may say anything; the run in which it did."""
+    """Send these texts in every field that a host controls; return the id of the run."""
     hello = rpc.Hello(
         protocol_version=PROTOCOL_VERSION,
         software_version=name,

@@ -55,7 +55,7 @@ async def old_coordinator(folder: Path) -> AsyncIterator[OperatorClient]:
 
 
 async def told(operator: OperatorClient, **asked: int) -> list[int]:
-    """The committed rounds that a watcher is told."""
+    """Return the committed rounds that a watcher receives."""
     async with aclosing(operator.watch_run(RUN.run_id, **asked)) as events:
         return [e.committed.round async for e in events if e.WhichOneof("event") == "committed"]
 

@@ -71,7 +71,7 @@ async def weights(federation: SumFederation, run_id: str) -> dict[str, NDArray[A
 
 
 async def measures(federation: SumFederation, run_id: str) -> list[Mapping[str, float]]:
-    """Those of each round of a run."""
+    """Return the metrics of each round of a run."""
     rounds = await federation.coordinator.store.call(lambda store: store.rounds(run_id))
     return [row.metrics for row in rounds]
 
@@ -104,7 +104,7 @@ async def test_a_masked_run_is_the_open_one_within_the_bound(federation: SumFede
 async def test_strategies_that_average_have_the_model_they_would_have(
     federation: SumFederation, strategy: str
 ) -> None:
-    """With clients of unequal size, a proximal term, and steps that differ."""
+    """Clients differ in size and steps, and there is a proximal term."""
     run_file = RUN_FILE.replace(f"clients = {CLIENTS}}}", f"clients = {CLIENTS}, alpha = 0.5}}")
     run_file += f"masking.weight_cap = 1000\nstrategy = {{name = {strategy}}}\n"
     run_file += 'objective = {name = "fedprox", mu = 0.01}\n'

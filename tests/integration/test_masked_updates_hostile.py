@@ -122,7 +122,7 @@ def header(change: Callable[[Header], dict[str, Any]]) -> Edit:
 
 
 async def refusal(federation: SumFederation, kind: MessageType, edit: Edit) -> str:
-    """The rule by which the victim refuses; it has given nothing then, and the round goes on."""
+    """Return the rule of the victim's refusal; it disclosed nothing, and the round continues."""
     before = len(federation.ledger(VICTIM).of(VICTIM).releases)
     with attacking(federation, forged(kind, edit)) as answers:
         row = await federation.finished(f"seed = {next(SEEDS)}\n{RUN_FILE}")

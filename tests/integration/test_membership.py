@@ -1,4 +1,4 @@
-"""New memberships reach everybody while a federation goes on, and keys change without a pause."""
+"""New memberships reach all hosts of a running federation, and keys change without a pause."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def newest(federation: SumFederation) -> bytes:
 
 
 async def publish(federation: SumFederation) -> None:
-    """An operator sends the newest members.json; all hosts that attend have it then."""
+    """Send the newest members.json as an operator; wait until all connected hosts have it."""
     async with federation.operator() as operator:
         answer = await operator.install_membership(newest(federation))
         assert answer.taken

@@ -1,4 +1,4 @@
-"""MLflow's server away: the sink says so soon, and is not taken for one that hangs."""
+"""Without MLflow's server, the sink soon reports an error and is not treated as hanging."""
 
 from __future__ import annotations
 

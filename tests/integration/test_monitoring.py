@@ -115,7 +115,7 @@ async def test_a_port_in_use_is_named() -> None:
 
 @pytest.fixture(scope="module")
 def parties(tmp_path_factory: pytest.TempPathFactory) -> TestFederation:
-    """Those of metrics' own authority: the coordinator serves, the operator scrapes."""
+    """Certificates of the metrics' own authority: the coordinator serves, the operator scrapes."""
     return make_federation(tmp_path_factory.mktemp("metrics"))
 
 

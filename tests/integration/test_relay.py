@@ -120,7 +120,7 @@ async def test_only_a_relay_names_other_hosts_and_pushes_none_out(
 
 
 async def beat(stream: Any) -> None:
-    """Say that a host is alive, until cancelled."""
+    """Send heartbeats of a host until cancelled."""
     while True:
         await stream.write(rpc.AttendRequest(heartbeat=rpc.Heartbeat()))
         await asyncio.sleep(0.05)

@@ -54,7 +54,7 @@ def shown_serial(federation: Federation) -> str:
 
 
 async def gone(federation: Federation, host: str) -> None:
-    """Wait until a host does not attend any more."""
+    """Wait until a host is no longer connected."""
     while host in await federation.attending_hosts():  # noqa: ASYNC110  # by another process
         await asyncio.sleep(0.05)
 
@@ -149,7 +149,7 @@ async def test_renewing_every_certificate_amid_a_run_loses_no_round(tmp_path: Pa
 
 
 def shown_by_host(clients: Sequence[operator_pb2.ClientStatus]) -> set[datetime]:
-    """When the certificates end that the coordinator was shown by the hosts that attend."""
+    """Return the expiry times of the connected hosts' certificates, as the coordinator saw them."""
     ends = [each.certificate_expires_at for each in clients if each.attending]
     return {end.ToDatetime(UTC) for end in ends}
 

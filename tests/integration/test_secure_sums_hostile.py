@@ -1,7 +1,8 @@
-"""A coordinator that lies, over real gRPC: six real hosts, one of which is told other things.
+"""A lying coordinator over real gRPC: six real hosts, one of which receives forged messages.
 
-The coordinator is the real one; what it sends to the victim is forged on its way out. Attacks that
-begin late come first: then the others have given their shares for all six, and go on doing so.
+The coordinator is the real one; its messages to the victim are forged on their way out. The tests
+begin with the late attacks: by then, the others have sent their shares for all six hosts, and
+continue to do so.
 """
 
 from __future__ import annotations
@@ -287,7 +288,7 @@ def replaced_advert(**changes: Any) -> Edit:
 
 
 def enrolled_elsewhere(message: RosterMessage) -> RosterMessage:
-    """The last client is the coordinator itself, under a name of its own."""
+    """The last client is the coordinator itself, under another name."""
     *others, last = message.adverts
     advert = decode(Advert, last.payload)
     forged = replace(advert, client="zoe")
@@ -374,7 +375,7 @@ async def test_low_thresholds_are_refused_by_everybody(
 async def test_a_client_with_another_view_never_unmasks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The victim is told all along that client-5 was lost; the coordinator takes what it says."""
+    """The victim is told all along that client-5 was lost; the coordinator takes its answers."""
 
     def less(clients: Sequence[str]) -> tuple[str, ...]:
         return tuple(each for each in clients if each != "client-5")

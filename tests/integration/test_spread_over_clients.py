@@ -1,4 +1,4 @@
-"""How clients' measures are spread, over real gRPC: what is shown, and what is not kept."""
+"""Spread of clients' metrics over real gRPC: the shown values, and values that are not kept."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ ON = ["virtual_clock.enabled=true", "virtual_clock.tail_per_sample=10"]
 
 
 def held(client: str) -> int:
-    """How many training samples a client has."""
+    """Return the number of a client's training samples."""
     return len(Digits(clients=CLIENTS).client_data(ClientId(client), None).train)
 
 

@@ -117,7 +117,7 @@ async def test_workers_end_with_their_host(federation: Federation) -> None:
 
 
 async def test_a_host_counts_its_workers_itself(federation: Federation) -> None:
-    """After the test above, which has killed it."""
+    """This test runs after the one above, which has killed the host."""
     for path in federation.files.hosts:
         set_values(path, {"workers": "auto"})
     await federation.start_hosts()

@@ -42,7 +42,7 @@ PATIENCE_SECONDS = 60.0
 
 @pytest.fixture
 def server() -> Iterator[PostgreSQL]:
-    """One of its own: it is stopped."""
+    """A PostgreSQL server for this module alone, since tests stop it."""
     if programs() is None:
         pytest.skip(MISSING)
     with running_postgresql() as found:

@@ -34,7 +34,7 @@ STEPS = 10
 
 @pytest.fixture
 def instructions() -> Iterator[Callable[[], int]]:
-    """How many instructions SQLite has carried out: what a call costs, whatever the machine."""
+    """Number of instructions that SQLite has executed: a call's cost on any machine."""
     count = 0
 
     def more() -> int:

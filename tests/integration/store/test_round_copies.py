@@ -52,7 +52,7 @@ def eventful(store: Store) -> None:
 
 
 def copies(store: Store) -> list[Tables]:
-    """As they come out of a file; the roster is copied as it grew."""
+    """Return the copies as read from a file; the roster is copied as it grew."""
     found = [
         store.copy_round(RUN.run_id, number, roster_from=roster_from)
         for number, roster_from in ((1, 0), (2, 3), (3, 4))
