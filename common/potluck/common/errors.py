@@ -16,7 +16,7 @@
     │   ├── LayoutError           other tensors than the model's
     │   ├── NotFiniteError        holds NaN or infinity
     │   └── OutOfBoundsError      holds numbers too large to compute with
-    ├── RoundClosedError          nobody waits for this update any more
+    ├── RoundClosedError          the update is no longer needed
     ├── NotFoundError             no such run, client or file
     ├── RunError                  a run can't start, or can't go on
     ├── TrainingError             a client could not train
@@ -47,10 +47,10 @@ import resource
 import traceback
 from typing import ClassVar
 
-# Both are read once, when grpc is imported. Of failed handshakes it prints what we say better.
+# gRPC reads both once, when it is imported. Potluck reports failed handshakes better than gRPC.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-# gRPC for Python has no setting for the least version of TLS; this one is about TLS 1.2 alone. Left
-# with a cipher that needs a key both sides were given beforehand, no handshake below 1.3 succeeds.
+# gRPC for Python has no setting for the minimum TLS version, but this list is for TLS 1.2 only. Its
+# one cipher needs a key that both sides were given beforehand, so no handshake below 1.3 succeeds.
 os.environ["GRPC_SSL_CIPHER_SUITES"] = "ECDHE-PSK-AES256-CBC-SHA"
 
 import grpc
@@ -67,12 +67,12 @@ DOMAIN = "potluck.rpc"
 class PotluckError(Exception):
     """An error with one line for people and a reason for programs.
 
-    permanent: whether the same would happen again and again until a person puts something right
-    where it was raised, and starts that process anew. A client that fails so is left out of its
-    run, and the attempt does not count.
+    permanent: True if the error will recur until a person fixes its cause and restarts the process
+    that raised it. A client that fails with such an error is excluded from its run, and the attempt
+    does not count.
 
-    `metadata` holds every value that the message mentions. Never put weights, counts or keys in.
-    What others have written may be: it is made plain text, without passwords, here.
+    `metadata` holds every value that the message mentions. Never put weights, counts or keys in it.
+    Text from other machines is allowed: the constructor makes it plain and removes passwords.
     """
 
     reason: ClassVar[str] = "INTERNAL"
@@ -87,9 +87,11 @@ class PotluckError(Exception):
         }
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython and notebooks show: the way through the caller's own code, and the message.
+        """Return the lines that IPython and notebooks show: the caller's own frames and the
+        message.
 
-        Where Potluck found out what is wrong is of no use there; `traceback.print_exc` has it.
+        The first frame inside Potluck and those after it are omitted, since they don't help there;
+        `traceback.print_exc` shows them.
         """
         frames = [
             frame
@@ -185,7 +187,7 @@ class UpdateError(PotluckError):
 
 
 class LayoutError(UpdateError):
-    """A tensor file has other tensors, shapes or types than expected, or is no tensor file."""
+    """A file is not a tensor file, or has other tensors, shapes or types than expected."""
 
     reason = "UPDATE_LAYOUT_MISMATCH"
     permanent = True
@@ -198,21 +200,21 @@ class NotFiniteError(UpdateError):
 
 
 class OutOfBoundsError(UpdateError):
-    """An update holds numbers that nothing could be computed with."""
+    """An update holds numbers too large to compute with."""
 
     reason = "UPDATE_OUT_OF_BOUNDS"
     permanent = True
 
 
 class RoundClosedError(PotluckError):
-    """Nobody waits for this update: its round is over, or another attempt at it has begun."""
+    """The update is no longer needed: its round is over, or another attempt at it has begun."""
 
     reason = "ROUND_CLOSED"
     code = grpc.StatusCode.FAILED_PRECONDITION
 
 
 class NotFoundError(PotluckError):
-    """There is no such run, client or file."""
+    """The run, client or file does not exist."""
 
     reason = "NOT_FOUND"
     code = grpc.StatusCode.NOT_FOUND

@@ -21,9 +21,10 @@ class InterruptedWorkError(Exception):
 
 
 async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """`asyncio.to_thread`, but for that a cancellation reaches the thread too.
+    """Run a function in a thread, as `asyncio.to_thread` does, and pass a cancellation on to it.
 
-    It does not wait for the thread: that goes on to where it next asks.
+    A cancelled call does not wait for the thread, which runs until it next calls its check, the
+    function that `interruption` returns.
     """
     unwanted = threading.Event()
     token = _unwanted.set(unwanted)
@@ -37,8 +38,8 @@ async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
 
 
 def _without_stop(function: Callable[P, T]) -> Callable[P, T]:
-    """The function, which raises RuntimeError in place of StopIteration: a future can't hold that,
-    and its waiter would never wake."""
+    """Wrap a function so that it raises RuntimeError in place of StopIteration. A future can't hold
+    StopIteration, and its waiter would never wake."""
 
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
@@ -50,11 +51,11 @@ def _without_stop(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def interrupt(thread: int) -> bool:
-    """Have InterruptedWorkError raised in a thread, by its identity, when it next runs Python code.
+    """Raise InterruptedWorkError in a thread when it next runs Python code. thread: its identity.
 
-    It may be anywhere then: only for threads whose work and state are not used any more. Returns
-    False, and raises nothing there, while the thread imports a module: a half-imported one would
-    stay in the process, and every later import of it fails.
+    The thread may be anywhere then, so use this only for threads whose work and state are no longer
+    needed. While the thread imports a module, return False and raise nothing: a half-imported
+    module would stay in the process, and every later import of it would fail.
     """
     if _imports(thread):
         return False
@@ -73,9 +74,9 @@ def _imports(thread: int) -> bool:
 
 
 def interruption() -> Callable[[], None]:
-    """A function for long work to call between blocks, in this thread or in its helpers.
+    """Return a check that long work calls between blocks, in this thread or in its helpers.
 
-    Raises InterruptedWorkError once whoever waits for this thread has been cancelled.
+    The check raises InterruptedWorkError once the caller that waits for this thread was cancelled.
     """
     unwanted = _unwanted.get()
 

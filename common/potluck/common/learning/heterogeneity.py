@@ -73,15 +73,15 @@ def triplets(matrices: ArrayLike) -> Floats:
 
 
 def triplet(matrix: ArrayLike) -> tuple[float, float, float]:
-    """(CI, AI, SC) of one interaction matrix (classes × 2); see `triplets`."""
+    """Return (CI, AI, SC) of one interaction matrix (classes × 2); see `triplets`."""
     class_imbalance, attribute_imbalance, correlation = triplets(np.asarray(matrix)[None])[0]
     return float(class_imbalance), float(attribute_imbalance), float(correlation)
 
 
 def federated_heterogeneity(matrices: ArrayLike) -> FederatedHeterogeneity:
-    """The six metrics of a federation from its clients' matrices (K × classes × 2, K ≥ 1).
+    """Return a federation's six metrics from its clients' matrices (K × classes × 2, K ≥ 1).
 
-    Raises ConfigurationError as `triplets` does, and if there is no client.
+    Raises ConfigurationError as `triplets` does, and if `matrices` is empty.
     """
     counts = np.asarray(matrices, dtype=np.float64)
     if len(counts) == 0:

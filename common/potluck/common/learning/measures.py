@@ -40,15 +40,15 @@ class MeasuredModel(StrEnum):
     """A model that clients measure; its value is the prefix of a measure's name."""
 
     ROUND = ""
-    """The round's own."""
+    """The round's model."""
     TUNED = "tuned_"
-    """What comes of it when the client goes on training it."""
+    """The round's model after the client has trained it further."""
     PERSONAL = "personal_"
-    """The client's own; the round's where it has none yet."""
+    """The client's own model, or the round's model if the client has none yet."""
 
 
 def of_model(measures: Mapping[str, Measure], model: MeasuredModel) -> dict[str, Measure]:
-    """The measures as they are called of a model."""
+    """Return the measures under the names and labels that they have for a model."""
     return {
         f"{model}{name}": replace(each, label=f"{model.rstrip('_')} {each.label}".strip())
         for name, each in measures.items()
@@ -58,7 +58,7 @@ def of_model(measures: Mapping[str, Measure], model: MeasuredModel) -> dict[str,
 _RESERVED: Final = (TRAINING, MeasuredModel.TUNED, MeasuredModel.PERSONAL)
 MOST_MEASURES: Final = 16
 MOST_COUNTED: Final = 2**40
-"""More in one evaluation is a lie; sums of them must stay exact."""
+"""Maximum number of samples in one evaluation. More can't be true, and sums must stay exact."""
 _NAME: Final = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _LONGEST_NAME: Final = 40
 _LONGEST_LABEL: Final = 40
@@ -87,7 +87,7 @@ class MeasureSums:
 
     @property
     def samples(self) -> int:
-        """What was counted for the measure that counted most."""
+        """Number of samples behind the measure that has the most; 0 without measures."""
         return max(self.counted.values(), default=0)
 
     def means(self) -> dict[str, float]:
@@ -96,9 +96,10 @@ class MeasureSums:
 
 
 def own_trainer(task: Task, name: str) -> Trainer | None:
-    """The trainer that a task brings; None for a classification task.
+    """Return the trainer that a task brings, or None for a classification task.
 
-    name: the task's. Raises ConfigurationError where its declarations are no good.
+    name: the task's name. Raises ConfigurationError if the task has neither classes nor a trainer,
+    or if the trainer's declarations are invalid.
     """
     trainer = task.trainer()
     whose = f"task '{name}'"

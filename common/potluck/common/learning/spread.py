@@ -15,9 +15,9 @@ from potluck.common.trainer import Measure
 QUANTILES: Final = (0.1, 0.25, 0.5, 0.75, 0.9)
 """Shares of the clients below a quantile. The least and the greatest value are not among them."""
 LEAST_GROUP: Final = 5
-"""Fewest clients of a spread, where neither a run nor an owner says otherwise."""
+"""Minimum number of clients of a spread, unless a run or an owner sets another."""
 SMALLEST_GROUP: Final = 3
-"""The least that can be set: of two clients, each would know the other's value."""
+"""Smallest group that can be set: in a group of two, each client would know the other's value."""
 _FEWEST_WORST: Final = 2
 
 
@@ -41,7 +41,7 @@ class Spread:
 
     @property
     def coverage(self) -> Coverage:
-        """The clients and samples that it is over."""
+        """The clients and samples that the spread covers."""
         return Coverage(
             clients=self.clients, asked=self.asked, samples=self.samples, partial=self.partial
         )
@@ -53,7 +53,7 @@ class Spread:
 
 
 def spread(values: Sequence[float], *, higher_is_better: bool) -> Spread:
-    """The spread of the values of two clients or more. Their order does not matter."""
+    """Return the spread of the values of two or more clients, in any order."""
     ordered = np.sort(np.asarray(values, dtype=np.float64))
     count = max(_FEWEST_WORST, math.ceil(len(ordered) / 10))
     worst = ordered[:count] if higher_is_better else ordered[-count:]
@@ -68,9 +68,10 @@ def spread(values: Sequence[float], *, higher_is_better: bool) -> Spread:
 def spreads(
     found: Sequence[Mapping[str, float]], measures: Mapping[str, Measure], *, least_group: int
 ) -> dict[str, Spread]:
-    """The spread of each measure that so many clients have, by name.
+    """Return the spread, by name, of each measure that enough clients have.
 
-    found: each client's values, by name. measures: as they are declared.
+    found: each client's values, by name. measures: the declared measures. least_group: number of
+    clients that is enough; values below `SMALLEST_GROUP` count as that.
     """
     spread_of = {}
     for name, measure in measures.items():

@@ -15,9 +15,10 @@ from potluck.common.errors import DeviceMemoryError, PotluckError, TrainerError,
 
 @contextlib.contextmanager
 def blamed_on_task(task: str, whose: str) -> Iterator[None]:
-    """A file that the code of a task can't read is its failure, not that of a disk of ours.
+    """Raise TrainingError in place of OSError: a task's code that can't read a file has failed
+    itself.
 
-    `whose`: the data it is at, for people. Raises TrainingError in place of OSError.
+    `whose`: the data that the task works on, in words for people.
     """
     try:
         yield
@@ -33,7 +34,7 @@ def blamed_on_task(task: str, whose: str) -> Iterator[None]:
 
 
 def crashed(error: BaseException) -> TrainingError:
-    """An exception that nobody foresaw, in one line, with the place it came from."""
+    """Return a TrainingError of one line for an unexpected exception and the place it came from."""
     frame = traceback.extract_tb(error.__traceback__)[-1:]
     where = f" at {Path(frame[0].filename).name}:{frame[0].lineno}" if frame else ""
     text = " ".join(str(error).split())[:500]
@@ -46,8 +47,8 @@ def crashed(error: BaseException) -> TrainingError:
 def blamed_on_trainer(task: str, whose: str) -> Iterator[None]:
     """Raise a TrainerError, one line, in place of what a task's own trainer raises.
 
-    Errors of ours go through, as does an OSError, which `blamed_on_task` explains. Raises
-    DeviceMemoryError where a GPU has too little memory.
+    Errors of Potluck pass through, as does an OSError, which `blamed_on_task` explains. Raises
+    DeviceMemoryError if a GPU has too little memory.
     """
     try:
         yield

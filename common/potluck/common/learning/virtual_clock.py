@@ -1,9 +1,9 @@
 """Simulated durations of clients on devices of unequal speed.
 
 A shifted exponential, as FLASH simulates its clients: T_i = α_T · N_i + Exp with mean λ_T · N_i.
-Nothing waits for it. The coordinator draws how fast a client is, the client, which knows its number
-of samples, reports the simulated seconds instead of the measured ones, and the coordinator decides
-by them who was in time.
+Nothing waits for this time to pass. The coordinator draws each client's speed. The client, which
+knows its number of samples, reports simulated seconds instead of measured ones. By these the
+coordinator decides which clients were in time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pydantic import Field, StringConstraints, model_validator
 from potluck.common.settings.configuration import Settings
 
 _LATE = 2.0
-"""Deadlines that a client which drops out takes for each sample: more than one in all."""
+"""Deadlines per sample that a client takes if it drops out: in all, more than one deadline."""
 
 Clients = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}(:[0-9]{1,9})?$")]
 """A client's id, or a range of them such as client-0:23."""
@@ -75,18 +75,18 @@ class VirtualClock(Settings):
         return self
 
     def slowness(self, client: str) -> float:
-        """How many times as long a client's trainings take; 1 where nothing is said of it."""
+        """Return the factor on the duration of a client's trainings; 1 if none is set."""
         return _of(self.slower, client, 1.0)
 
     def drop_out_chance(self, client: str) -> float:
-        """The chance that a client's update does not come in a round."""
+        """Return the probability that a client's update does not arrive in a round."""
         return _of(self.drop_outs, client, 0.0)
 
 
 def pace(clock: VirtualClock, *, seed: int, client: str, round_number: int) -> float:
-    """Seconds that a client takes for each of its samples in a round, before round 1 in round 0.
+    """Return the seconds per sample that a client takes in a round. Round 0: before round 1.
 
-    One that drops out takes longer than the deadline. A pure function of its arguments.
+    A client that drops out takes longer than the deadline. A pure function of its arguments.
     """
     chance = clock.drop_out_chance(client)
     if chance and round_number and clock.deadline_seconds is not None:
@@ -105,7 +105,8 @@ def _generator(text: str) -> np.random.Generator:
 
 
 def _of(named: Mapping[str, float], client: str, usual: float) -> float:
-    """What is said of a client; the first that names it counts."""
+    """Return the value set for a client, or `usual`. The first entry that names the client
+    counts."""
     for names, value in named.items():
         first, colon, last = names.partition(":")
         if names == client or (colon and _within(first, last, client)):
@@ -114,7 +115,7 @@ def _of(named: Mapping[str, float], client: str, usual: float) -> float:
 
 
 def _within(first: str, last: str, client: str) -> bool:
-    """Whether a client's number is from that of `first` to `last`, after the same letters."""
+    """Return True if a client's number is in the range first to last, after the same letters."""
     prefix = re.sub("[0-9]*$", "", first)
     number, begin = client.removeprefix(prefix), first.removeprefix(prefix)
     counted = client.startswith(prefix) and number.isdecimal() and begin.isdecimal()

@@ -32,7 +32,7 @@ class Concatenation(nn.Module):
         self._part: int | None = None
 
     def use_part(self, part: int | None) -> None:
-        """Choose what `forward` does, and so what a training trains."""
+        """Choose the part that `forward` computes, and so the part that a training trains."""
         if part is not None and not 0 <= part <= len(self.encoders):
             raise ConfigurationError(
                 f"a model of {len(self.encoders)} groups has no part {part}; see that the strategy "
@@ -42,14 +42,15 @@ class Concatenation(nn.Module):
         self._part = part
 
     def train(self, mode: bool = True) -> Concatenation:
-        """As every module; encoders that stay as they are evaluate."""
+        """Set the mode as in every module, but keep encoders that are not trained in evaluation
+        mode."""
         super().train(mode)
         if self._part == len(self.encoders):
             self.encoders.eval()
         return self
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """b × classes."""
+        """Return logits, b × classes."""
         groups, part = len(self.encoders), self._part
         if part is not None and part < groups:
             logits: Tensor = self.heads[part](self.encoders[part](inputs).flatten(1))
@@ -65,8 +66,11 @@ class Concatenation(nn.Module):
 
 
 def concatenation(*, of: Mapping[str, Any], groups: PositiveInt = 5) -> Concatenation:
-    """So many models that `of` names, side by side. of: a table as [model] is, with the name of an
-    installed model, which ends in an `nn.Linear`, and its options."""
+    """Return `groups` models of the kind that `of` names, side by side.
+
+    of: a table like [model], with the name of an installed model and its options. The model must
+    end in an `nn.Linear`.
+    """
     make = member_maker(of, whole="concatenation")
     return Concatenation([make() for _ in range(groups)])
 

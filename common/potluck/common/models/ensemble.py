@@ -32,7 +32,7 @@ class Ensemble(nn.Module):
         self._part: int | None = None
 
     def use_part(self, part: int | None) -> None:
-        """Choose what `forward` does, and so what a training trains."""
+        """Choose the part that `forward` computes, and so the part that a training trains."""
         if part is not None and not 0 <= part < len(self.members):
             raise ConfigurationError(
                 f"an ensemble of {len(self.members)} models has no part {part}; see that the "
@@ -42,7 +42,7 @@ class Ensemble(nn.Module):
         self._part = part
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """b × classes."""
+        """Return the model's output, b × classes."""
         if self._part is not None:
             logits: Tensor = self.members[self._part](inputs)
             return logits
@@ -58,8 +58,11 @@ def ensemble(
     of: Mapping[str, Any] | Sequence[Mapping[str, Any]],
     members: Annotated[int, Field(ge=2, le=64)] = 10,
 ) -> Ensemble:
-    """So many classifiers side by side. of: a table as [model] is, with the name of an installed
-    model and its options; or a list of such tables, which the members have in turn."""
+    """Return `members` classifiers side by side.
+
+    of: a table like [model], with the name of an installed model and its options; or a list of such
+    tables, which the members take in turn.
+    """
     tables = [of] if isinstance(of, Mapping) else list(of)
     if not tables:
         raise ConfigurationError(

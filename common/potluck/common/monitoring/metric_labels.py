@@ -13,22 +13,22 @@ from potluck.common.errors import REASONS
 from potluck.common.tensors.encoding import Encoding
 
 LATEST_RUNS = 8
-"""So many runs have series of their own, those begun last."""
+"""Maximum number of runs with series of their own: those that began last."""
 
 MOST_AWAY = 20
 """Maximum number of hosts that are named for a run."""
 
 OTHER = "OTHER"
-"""Stands for every reason that this release does not know: reasons come from others."""
+"""Label for every reason that this release does not know; reasons come from other machines."""
 
 HETEROGENEITIES = ("gci", "gai", "gsc", "cci", "cai", "csc")
-"""Of all samples together (g), and the mean of the clients' own (c): class imbalance, attribute
-imbalance, spurious correlation."""
+"""Heterogeneity metrics of all samples together (g), and the mean of the clients' own (c): class
+imbalance, attribute imbalance, spurious correlation."""
 
 
 SPREAD_STATISTICS = ("mean", "p10", "p25", "p50", "p75", "p90", "worst_tenth")
-"""Of the values of clients, each counted once: their mean, quantiles in per cent, and the mean of
-the tenth for which the measure is worst, of two at least."""
+"""Statistics of the clients' values, each client counted once: mean, quantiles in per cent, and the
+mean of the tenth for which the measure is worst (at least two clients)."""
 
 
 class MeasuredParty(StrEnum):
@@ -47,7 +47,7 @@ class RelayLeg(StrEnum):
 
 
 class RelaySource(StrEnum):
-    """Where a file came from that a host fetched of a relay."""
+    """Source of a file that a host fetched from a relay."""
 
     CACHE = "cache"
     COORDINATOR = "coordinator"

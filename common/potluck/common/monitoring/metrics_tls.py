@@ -1,9 +1,9 @@
 """Metrics over mutual TLS: the certificate they are served with, and who may scrape them.
 
-Hosts' own certificates are not good for serving, and one of the federation's authority that is
-could pose as the coordinator. So metrics have an authority of their own, made by `potluck pki init`
-in another folder: each address has a certificate with the role coordinator there, and each scraper
-one with the role operator.
+Hosts' own certificates are not valid for serving. A certificate of the federation's authority that
+is valid for serving could pose as the coordinator. So metrics have an authority of their own, made
+by `potluck pki init` in another folder: each address has a certificate with the role coordinator
+there, and each scraper one with the role operator.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from potluck.common.net.tls import TlsFiles
 
 
 class MetricsTls(TlsFiles):
-    """The files that metrics are served with, and the names of those who may scrape."""
+    """Files that metrics are served with, and names of the operators that may scrape."""
 
     scrapers: tuple[str, ...] = Field(
         min_length=1,
@@ -27,8 +27,9 @@ class MetricsTls(TlsFiles):
     )
 
     def check(self, own: TlsFiles) -> None:
-        """Raise ConfigurationError where the authority is also that of the process's own files, or
-        a file can't be used; IdentityError for a certificate that is not good for serving."""
+        """Raise ConfigurationError if the authority is also that of the process's own files, or if
+        a file can't be used. Raise IdentityError for a certificate that is not valid for
+        serving."""
         if _read(self.authority) == _read(own.authority):
             raise ConfigurationError(
                 f"metrics_tls.authority {self.authority} is the federation's, of which a "
@@ -39,7 +40,8 @@ class MetricsTls(TlsFiles):
         self.load(Role.COORDINATOR)
 
     def context(self) -> ssl.SSLContext:
-        """For a server: TLS 1.3, and nobody without a certificate of the authority."""
+        """Return the server's context: TLS 1.3, and every client needs a certificate of the
+        authority."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.verify_mode = ssl.CERT_REQUIRED
@@ -48,7 +50,7 @@ class MetricsTls(TlsFiles):
         return context
 
     def admits(self, certificate: bytes | None) -> bool:
-        """Whether the owner of a certificate, in DER form, may scrape."""
+        """Return True if the owner of a certificate, in DER form, may scrape."""
         if certificate is None:
             return False
         try:

@@ -2,9 +2,9 @@
 
 The federation root is an Ed25519 key that the operator keeps away from the coordinator. The
 document binds clients, their hosts and their signing keys; TLS certificates are not part of it, so
-they rotate freely. Each new document has the next *epoch*; whoever has seen one takes no older one
-(`MembershipInForce`). The holder of the root can invent members: where that is the coordinator,
-signatures prove nothing against it.
+they rotate freely. Each new document has the next *epoch*; a process that has seen one rejects
+older ones (`MembershipInForce`). The holder of the root can invent members: if the coordinator
+holds it, signatures prove nothing against the coordinator.
 
 Everything signed is `statement(purpose, fields)`: the text `potluck/v1/PURPOSE`, then each field,
 every one of them preceded by its length in bytes as 8 bytes, big-endian. No two lists of fields
@@ -41,13 +41,13 @@ MEMBERSHIP: Final = "membership"
 PROFILE: Final = "profile"
 
 LONGEST_RECORD: Final = timedelta(days=366)
-"""A record that lasts longer makes its document void."""
+"""Maximum duration of a record; a longer one makes its document void."""
 
 ENDS_SOON: Final = timedelta(days=30)
-"""Before a record ends, its owner is warned."""
+"""Time before the end of a record from which its owner is warned."""
 
 MAXIMUM_BYTES: Final = 3 << 20
-"""Of a document; it travels as one message. About 14,000 members."""
+"""Maximum size of a document, which travels as one message. Enough for about 14,000 members."""
 
 _PublicKey = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 _Signature = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{128}$")]
@@ -150,11 +150,11 @@ class Members:
         self.federation = document.federation
         self.epoch = document.epoch
         self.digest = hashlib.sha256(document.statement()).digest()
-        """Of the document; 32 bytes."""
+        """SHA-256 of the document's statement, 32 bytes."""
         self.records: Mapping[str, MemberRecord] = {each.client: each for each in document.members}
-        """By client, sorted."""
+        """Records by client, sorted."""
         self.revoked = frozenset((each.client, each.public_key) for each in document.revoked)
-        """Clients and keys of theirs."""
+        """Revoked keys, as pairs of client and public key."""
 
     @cached_property
     def hosts(self) -> Mapping[str, str]:
@@ -162,7 +162,8 @@ class Members:
         return {client: record.host for client, record in self.records.items()}
 
     def record(self, client: str, at: datetime) -> MemberRecord:
-        """The record of a client. Raises IdentityError unless it is a member at that time."""
+        """Return the record of a client. Raises IdentityError unless it is a member at that
+        time."""
         record = self.records.get(client)
         if record is None:
             raise IdentityError(
@@ -180,7 +181,7 @@ class Members:
         return record
 
     def verify(self, client: str, signed: bytes, signature: bytes, at: datetime) -> None:
-        """Raises IdentityError unless the client is a member at that time and signed this."""
+        """Raise IdentityError unless the client is a member at that time and signed this."""
         try:
             self.record(client, at).key().verify(signature, signed)
         except InvalidSignature:
@@ -193,7 +194,7 @@ class Members:
 
 
 def troubles_of(members: Members | None, clients: Iterable[str], now: datetime) -> list[str]:
-    """A line for each client that is no member, or will soon be none, with the remedy."""
+    """Return a line, with the remedy, for each client that is not a member, or soon won't be."""
     if members is None:
         return ["no membership has come yet; give the coordinator members.json"]
     lines: list[str] = []
@@ -212,7 +213,7 @@ def troubles_of(members: Members | None, clients: Iterable[str], now: datetime) 
 
 
 def statement(purpose: str, fields: Sequence[str]) -> bytes:
-    """The bytes to sign for a purpose; see the module's text."""
+    """Return the bytes to sign for a purpose; see the module's docstring."""
     parts = [f"potluck/v1/{purpose}", *fields]
     encoded = [part.encode("utf-8", "surrogatepass") for part in parts]
     return b"".join(len(part).to_bytes(8, "big") + part for part in encoded)

@@ -10,9 +10,10 @@ T = TypeVar("T")
 
 
 async def shielded(work: Coroutine[Any, Any, T]) -> T:
-    """The outcome of `work`; a cancellation waits until it is over, and then its outcome is lost.
+    """Return the outcome of `work`, which is finished even if the caller is cancelled.
 
-    For work that must not be left half done, such as a thread's with a file that is closed next.
+    A cancellation is raised once `work` is over; the outcome is then lost. For work that must not
+    be left half done, such as a thread's with a file that is closed next.
     """
     task = asyncio.ensure_future(work)
     try:
@@ -21,5 +22,5 @@ async def shielded(work: Coroutine[Any, Any, T]) -> T:
         if not task.done():
             await asyncio.wait([task])
         if not task.cancelled():
-            task.exception()  # looked at: asyncio complains of those nobody looked at
+            task.exception()  # retrieve it: asyncio logs exceptions that were never retrieved
         raise

@@ -55,9 +55,9 @@ def check_size(size: int, maximum: int) -> None:
 class FileReceiver:
     """Writes an announced file to disk and verifies it.
 
-    Not thread-safe. `close` may be called at any time; the part is kept so that a later
-    transfer can resume. Bytes are hashed when all are there and not as they come: whoever takes
-    them from the network has no time for it, and `finish` may run in a thread (`verified`).
+    Not thread-safe. `close` may be called at any time; the part is kept so that a later transfer
+    can resume. Bytes are hashed once all have arrived, not as they arrive: the code that reads them
+    from the network has no time for it, while `finish` may run in a thread (`verified`).
     """
 
     def __init__(
@@ -70,12 +70,12 @@ class FileReceiver:
         maximum: int,
         over: Path | None = None,
     ) -> None:
-        """Begin, or go on at `offset`.
+        """Begin a file, or resume it at `offset`.
 
-        `over`: a file to be written over; deleted where there is a part to go on with.
+        `over`: a file to overwrite; it is deleted if there is a part to resume.
 
-        Raises TooLargeError if the announced size is above `maximum`, ProtocolError if there is
-        no part that reaches to `offset`.
+        Raises TooLargeError if the announced size is above `maximum`, ProtocolError if no part
+        reaches to `offset`.
         """
         check_size(size, maximum)
         if offset > size:
@@ -177,7 +177,7 @@ class FileReceiver:
                     self._writing.replace(self._part)
 
     def _cut(self) -> None:
-        """Of a spare file that was longer, keep what arrived."""
+        """Cut the file to what arrived, if it was a longer spare file."""
         if os.fstat(self._file.fileno()).st_size > self._received:
             self._file.truncate(self._received)
 
