@@ -1,8 +1,8 @@
 """Text from elsewhere, made fit to be kept, logged and shown: one line of printable characters.
 
 What a terminal would obey (escape sequences, carriage returns, changes of direction) is shown as
-its escape, `\\x1b` or `\\u202e`, and does nothing. Whatever arrives on the wire passes here before
-anybody sees it, so that stores, logs and reports hold nothing else.
+its escape, `\\x1b` or `\\u202e`, and does nothing. All text from the wire passes here first, so
+that stores, logs and reports hold nothing else.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any
 from google.protobuf.message import Message
 
 MOST_CHARACTERS = 2_000
-"""Longer texts are cut off; nobody reads them."""
+"""Maximum length of a text in characters; longer texts are cut off."""
 
 _LOGIN = re.compile(r"(://[^\s:/@]*:)\S*@")
 _PASSWORD = re.compile(r"(password=)[^&\s'\"]+", re.IGNORECASE)
 
 
 def plain(text: str, most: int = MOST_CHARACTERS) -> str:
-    """`text` as one line, with everything unprintable escaped, at most so many characters."""
+    """Return `text` as one line of at most `most` characters, unprintable ones escaped."""
     if _is_plain(text, most):
         return text
     line = " ".join(text[: most + 1].split())
@@ -30,9 +30,9 @@ def plain(text: str, most: int = MOST_CHARACTERS) -> str:
 
 
 def make_plain(message: Message) -> None:
-    """Every text in a message, in place.
+    """Make every text in a message plain, in place.
 
-    Documents (run files, JSON) stay as they are; who reads them checks what is in them.
+    Documents (run files, JSON) stay as they are; the code that reads them checks their content.
     """
     for field, value in message.ListFields():
         if field.message_type is not None:
@@ -53,7 +53,7 @@ def make_plain(message: Message) -> None:
 
 
 def without_passwords(text: str) -> str:
-    """`text` with the passwords of URLs in it left out."""
+    """Return `text` with passwords replaced by `***`, in URLs and after `password=`."""
     if "://" in text:
         text = _LOGIN.sub(r"\1***@", text)
     return _PASSWORD.sub(r"\1***", text) if "assword=" in text.lower() else text
@@ -67,7 +67,8 @@ def _is_plain(text: str, most: int = MOST_CHARACTERS) -> bool:
 
 
 def _are_plain(texts: Sequence[str]) -> bool:
-    """The same of many, looked at as one: an instruction names all clients of a group."""
+    """Return True if all texts are plain. They are checked as one text, since lists can be long: an
+    instruction names all clients of a group."""
     return "".join(texts).isprintable() and max(map(len, texts)) <= MOST_CHARACTERS
 
 
@@ -76,7 +77,7 @@ def _escaped(character: str) -> str:
 
 
 def _make_map_plain(entries: Any) -> None:
-    """Of a map whose values are no messages."""
+    """Make the texts of a map plain, in place. Its values must not be messages."""
     for key, value in list(entries.items()):
         texts = [each for each in (key, value) if isinstance(each, str)]
         if not all(map(_is_plain, texts)):

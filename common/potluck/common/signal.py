@@ -113,12 +113,12 @@ class ProfileSignal(Plugin):
     modes: ClassVar[tuple[Mode, ...]] = (Mode.NOISY, Mode.EXACT)
     """The modes that the signal has, at least one: first with noise, last without."""
     needs_model: ClassVar[bool] = False
-    """Whether clients need the run's pre-trained model. The settings of `[profiles.triplet]` then
+    """True if clients need the run's pre-trained model. The settings of `[profiles.triplet]` then
     travel with the request."""
 
     @abstractmethod
     def shape(self, classes: int) -> tuple[int, ...]:
-        """Return the shape of the numbers, for a task of so many classes."""
+        """Return the shape of the numbers, for a task with this number of classes."""
 
     @abstractmethod
     def measure(self, context: SignalContext) -> Mapping[str, Any]:
@@ -149,7 +149,7 @@ def signal_named(name: str) -> ProfileSignal:
 
 
 def title_of(name: str) -> str:
-    """A signal in plain words; its name if it is not installed any more."""
+    """Return a signal in plain words, or its name if it is not installed any more."""
     return signal_named(name).title if name in installed(SIGNALS) else f"'{name[:40]}'"
 
 
@@ -163,7 +163,7 @@ def check_known(name: str) -> None:
 
 
 def parse_request(name: str, text: str) -> Request:
-    """A request as it came. Raises ProtocolError for one that is malformed or unknown."""
+    """Return a request from its JSON text. Raises ProtocolError if it is malformed or unknown."""
     check_known(name)
     signal = signal_named(name)
     try:
@@ -180,10 +180,10 @@ def parse_request(name: str, text: str) -> Request:
 
 
 def read_payload(name: str, parameters: Parameters, text: str, *, classes: int) -> Floats:
-    """The numbers of a disclosure, in the signal's shape. A payload comes from another machine.
+    """Return the numbers of a disclosure, in the signal's shape. text: from another machine.
 
-    Raises ProtocolError for other forms, wrong lengths, NaN and numbers beyond all data sets,
-    whoever signed them. Numbers may be negative only where noise was added.
+    Raises ProtocolError for other forms, wrong lengths, NaN and numbers beyond all data sets, even
+    if the payload is signed. Numbers may be negative only if noise was added.
     """
     if len(text) > MOST_PAYLOAD_BYTES:
         raise ProtocolError(f"a {name} profile of {len(text)} characters is too large")

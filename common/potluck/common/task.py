@@ -1,4 +1,4 @@
-"""The seam for learning tasks.
+"""The extension point for learning tasks.
 
 A task is one small class, derived from `Task` and installed on both sides. Its constructor takes
 its options (from the run file's `[task]` table) as keyword arguments and only stores them; their
@@ -46,15 +46,15 @@ class Examples:
         return len(self.labels)
 
     def inputs_at(self, positions: Tensor) -> Tensor:
-        """The inputs of some samples, b × …; positions: b, int64, on the device of `labels`.
+        """Return the inputs of some samples, b × …; positions: b, int64, on the device of `labels`.
 
-        What training and evaluation read, so that samples that are stored in another form
-        (`tasks.stored`) are turned into inputs a batch at a time.
+        Training and evaluation read inputs through this method. So samples stored in another form
+        (`tasks.stored`) become inputs one batch at a time.
         """
         return self.inputs.index_select(0, positions)
 
     def subset(self, positions: Tensor) -> Examples:
-        """Some of the samples; positions: b, int64, on the device of `labels`."""
+        """Return some of the samples; positions: b, int64, on the device of `labels`."""
         return Examples(
             inputs=self.inputs.index_select(0, positions),
             labels=self.labels.index_select(0, positions),
@@ -62,7 +62,7 @@ class Examples:
         )
 
     def to(self, device: torch.device) -> Examples:
-        """The same samples on another device."""
+        """Return the same samples on another device."""
         groups = None if self.groups is None else self.groups.to(device)
         return Examples(inputs=self.inputs.to(device), labels=self.labels.to(device), groups=groups)
 
@@ -74,7 +74,7 @@ Data = TypeVar("Data", default=Examples)
 class ClientData(Generic[Data]):
     """A client's samples: those it trains on and, optionally, some it holds out to evaluate on.
 
-    `Examples` of classification tasks; of others whatever their trainer takes.
+    Classification tasks have `Examples`; other tasks have whatever their trainer takes.
     """
 
     train: Data
@@ -87,11 +87,11 @@ class Task(Plugin):
     group = TASKS
 
     classes: int = 0
-    """Number of classes; 0 where a task with a trainer of its own has none."""
+    """Number of classes; 0 if a task with its own trainer has none."""
     groups: int = 0
-    """Number of groups for worst-group accuracy; 0 where there are none."""
+    """Number of groups for worst-group accuracy; 0 if there are none."""
     clients: int = 0
-    """For how many clients there are data: a larger roster is refused. 0 where any number has."""
+    """Number of clients that there are data for: a larger roster is refused. 0: any number."""
     needs_data: ClassVar[bool] = False
     """True if clients have no data without a data directory."""
     training: ClassVar[Recommended] = {}
@@ -101,37 +101,37 @@ class Task(Plugin):
 
     @abstractmethod
     def model(self) -> Any:
-        """A new model: a `torch.nn.Module`, or a dict of named numpy arrays for a trainer.
+        """Return a new model: a `torch.nn.Module`, or a dict of named numpy arrays for a trainer.
 
-        The initial weights of a module come from torch's global generator, seeded before; those of
-        arrays from that of numpy, likewise.
+        The initial weights of a module come from torch's global generator, those of arrays from
+        numpy's. Both are seeded before the call.
         """
 
     @abstractmethod
     def client_data(self, client: ClientId, data: Path | None) -> ClientData[Any]:
-        """The data of one client; `data` is the host's data directory, if it has one.
+        """Return the data of one client; `data` is the host's data directory, if it has one.
 
         Raises ConfigurationError if the client has none, or if files are missing.
         """
 
     @abstractmethod
     def evaluation_data(self, data: Path | None) -> Any:
-        """The coordinator's own held-out samples; None if it has none."""
+        """Return the coordinator's own held-out samples; None if it has none."""
 
     def public_data(self, data: Path | None) -> Tensor | None:  # noqa: ARG002  part of the seam
-        """Inputs without labels, n × …, that lie on the coordinator and are nobody's secret.
+        """Return public inputs without labels, n × …, on the coordinator; None if there are none.
 
-        They are neither any client's nor part of the evaluation data. None if there are none.
+        They are neither any client's nor part of the evaluation data.
         """
         return None
 
     def data_files(self) -> tuple[str, ...] | None:
-        """Names of the files and folders that it reads in a data directory; None if it may be any.
+        """Return the names of the files and folders that the task reads in a data directory.
 
-        Only these are sent to other machines where an experiment runs there.
+        None: it may read any. If an experiment runs on other machines, only these are sent there.
         """
         return None
 
     def trainer(self) -> Trainer | None:
-        """Its own way to train and to measure; None for the built-in loop of classification."""
+        """Return the task's own trainer; None for the built-in loop of classification."""
         return None

@@ -80,12 +80,12 @@ class Capability(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Contribution:
-    """What a client contributes to a round beside the model that it trained.
+    """A client's contribution to a round, in addition to the trained model.
 
-    samples: that it trained on, ≥ 1, by which updates are weighted; disclosed as far as the
-    client's policy allows. steps: of the optimiser. measures: of the training, under declared
-    names. reports: the numbers that the run's selector asked for, under names of the trainer's
-    `capabilities`.
+    samples: number of samples trained on, ≥ 1, by which updates are weighted; disclosed as far as
+    the client's policy allows. steps: number of optimiser steps. measures: of the training, under
+    declared names. reports: the numbers that the run's selector asked for, under names of the
+    trainer's `capabilities`.
     """
 
     samples: int
@@ -101,11 +101,11 @@ class _Place:
     place: Path | None = field(default=None, repr=False)
 
     def folder(self) -> Path:
-        """A folder for files of the trainer's own, one for each client and run.
+        """Return a folder for the trainer's own files, one for each client and run.
 
-        What lies there is there again in the client's next training or evaluation, whatever was
-        killed in between, and also where a round was given up. A run that does not train for 90
-        days is forgotten. Raises RuntimeError outside a host.
+        The client's next training or evaluation finds the files again, even if a process was killed
+        in between or a round was given up. A run that does not train for 90 days is forgotten.
+        Raises RuntimeError outside a host.
         """
         if self.place is None:
             raise RuntimeError("there is no folder outside a host; give the settings a place")
@@ -117,8 +117,8 @@ class _Place:
 class EvaluationSettings(_Place):
     """The circumstances of an evaluation.
 
-    client: whose held-out data it is on; None on the coordinator. seed: of everything random in
-    it. device: "cpu" or "cuda:N", on which the model is.
+    client: client whose held-out data are used; None on the coordinator. seed: seed of everything
+    random in the evaluation. device: device of the model, "cpu" or "cuda:N".
     """
 
     seed: int
@@ -130,10 +130,10 @@ class EvaluationSettings(_Place):
 class TrainerSettings(_Place):
     """The circumstances of a training.
 
-    training: the run's `[training]` table; a trainer takes of it what it has a use for. round: from
-    1. seed: of everything random in it; the global generators of `random`, numpy and torch were
-    seeded with it as well. client: whose data it trains on. device: "cpu" or "cuda:N".
-    reports: the numbers that the run's selector asks for.
+    training: the run's `[training]` table; a trainer uses the settings that apply to it. round:
+    from 1. seed: seed of everything random in the training; the global generators of `random`,
+    numpy and torch were also seeded with it. client: client whose data are trained on. device:
+    "cpu" or "cuda:N". reports: the numbers that the run's selector asks for.
     """
 
     training: LocalTraining
@@ -150,7 +150,7 @@ class TrainerSettings(_Place):
 
 
 class TrainingProgress:
-    """Takes how far a training is, and says whether it is still wanted."""
+    """Receives the progress of a training, and reports whether it is still wanted."""
 
     def __init__(
         self,
@@ -161,9 +161,10 @@ class TrainingProgress:
         self.note, self.is_cancelled = progress, cancelled
 
     def __call__(self, share: float) -> None:
-        """So much of the training is done, in [0, 1]. Call it at every step: it costs nothing.
+        """Report the share of the training that is done, in [0, 1]. Call it at every step: it is
+        cheap.
 
-        Raises RoundClosedError where nobody waits for the training any more; let it out.
+        Raises RoundClosedError if the training is no longer needed; don't catch it.
         """
         if self.is_cancelled():
             raise RoundClosedError("the training was cancelled; no run waits for it")
@@ -173,15 +174,15 @@ class TrainingProgress:
 class Trainer(ABC):
     """A task's own training. Called from one thread at a time; may take its time.
 
-    One object serves all clients and rounds of a host, as long as the task stays loaded. What is
-    to outlive that goes into `TrainerSettings.folder`.
+    One object serves all clients and rounds of a host, as long as the task stays loaded. Data that
+    must outlive the task goes into `TrainerSettings.folder`.
     """
 
     measures: ClassVar[Mapping[str, Measure]]
     """All measures it may return, by name, the most important first; at least one. Names are
     lower-case words joined by underscores."""
     capabilities: ClassVar[frozenset[str]] = frozenset()
-    """What selectors may ask of it; see `Capability`."""
+    """Capabilities that selectors may ask for; see `Capability`."""
 
     @abstractmethod
     def train(
@@ -221,9 +222,10 @@ class Trainer(ABC):
         )
 
     def gradient_norm(self, model: Any, data: Any) -> float:
-        """The Euclidean norm of the gradient of the mean loss over a client's training data, at
-        the weights that the model holds and that stay as they are; for the capability
-        `gradient-norm`.
+        """Return the Euclidean norm of the gradient of the mean loss over a client's training data.
+
+        It is taken at the weights that the model holds and that stay as they are. For the
+        capability `gradient-norm`.
         """
         raise NotImplementedError(
             f"{type(self).__name__} declares gradient-norm; give it a method gradient_norm"

@@ -1,6 +1,6 @@
-"""What Linux lets the control groups of this process use: containers, units and jobs are such.
+"""Limits that Linux control groups set for this process, as containers, units and jobs do.
 
-A group may use no more than the groups that it lies in, so the tightest limit on the way to the
+A group may not use more than the groups that contain it, so the tightest limit on the path to the
 root counts. See cgroups(7), and `cpu.max`, `memory.max` in the kernel's control-group v2 pages.
 """
 
@@ -13,22 +13,25 @@ from typing import Final
 
 _FOLDER: Final = "sys/fs/cgroup"
 _NO_LIMIT: Final = 2**60
-"""Version 1 writes the largest multiple of a page for none."""
+"""Limits from this size on mean no limit: version 1 then writes the largest multiple of a page."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupLimits:
-    """processors: how many processors' time may be used; None for no limit. memory: bytes that may
-    still be used; None for no limit."""
+    """Limits of a process.
+
+    processors: number of processors whose time may be used. memory: bytes that may still be used.
+    Either is None without a limit.
+    """
 
     processors: float | None = None
     memory: int | None = None
 
 
 def control_group_limits(root: Path = Path("/")) -> GroupLimits:
-    """The limits of this process, of both versions of control groups; none where there are none.
+    """Return the limits of this process, from both versions of control groups.
 
-    root: of the file system, for tests.
+    Without control groups there are no limits. root: root of the file system; tests pass another.
     """
     processors = [each for folder in _folders(root, "cpu") for each in _quota(folder)]
     memory = [each for folder in _folders(root, "memory") for each in _free(folder)]
@@ -36,7 +39,7 @@ def control_group_limits(root: Path = Path("/")) -> GroupLimits:
 
 
 def _folders(root: Path, controller: str) -> Iterator[Path]:
-    """Folders of the groups that limit this process, from its own up to the root."""
+    """Yield the folders of the groups that limit this process, from its own up to the root."""
     top = root / _FOLDER
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
@@ -59,7 +62,7 @@ def _folders(root: Path, controller: str) -> Iterator[Path]:
 
 
 def _quota(folder: Path) -> Iterator[float]:
-    """Processors by the time that a group may use in a period."""
+    """Yield the number of processors: the time that a group may use in a period, by the period."""
     words = _words(folder / "cpu.max")  # version 1 has a file for each of the two
     words = words or _words(folder / "cpu.cfs_quota_us") + _words(folder / "cpu.cfs_period_us")
     if len(words) == 2 and all(each.isdecimal() for each in words) and int(words[1]):
@@ -67,7 +70,8 @@ def _quota(folder: Path) -> Iterator[float]:
 
 
 def _free(folder: Path) -> Iterator[int]:
-    """Bytes up to a group's limit; the cache of files that it has not used lately is free."""
+    """Yield the bytes left below a group's limit; its cache of files not used lately counts as
+    free."""
     for limit, used, cached in (
         ("memory.max", "memory.current", "inactive_file"),
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),

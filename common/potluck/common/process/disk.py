@@ -1,4 +1,4 @@
-"""What is written, on the disk for certain."""
+"""Synchronisation of written data with the disk."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import os
 
 
 def sync_data(descriptor: int) -> None:
-    """Return when what a file holds is on disk; its times may come later. Raises OSError."""
+    """Write the content of an open file to disk, and return when it is there. Its times may follow
+    later. Raises OSError."""
     if hasattr(os, "fdatasync"):
         os.fdatasync(descriptor)
     else:  # macOS has no such call

@@ -1,8 +1,8 @@
 """Structured logs on stderr: lines for people on a terminal, JSON objects for programs.
 
 Standard output stays free for results. An event is a short sentence, everything that varies is a
-key beside it: `log.info("round committed", run=run_id, round=3)`. Texts are made plain and lose
-passwords on the way out, whoever wrote them.
+key beside it: `log.info("round committed", run=run_id, round=3)`. Before a line is written, its
+texts are made plain and lose passwords, whatever their source.
 """
 
 from __future__ import annotations

@@ -18,10 +18,10 @@ _MOST_FREED_BYTES = 64 << 20
 def keep_freed_memory() -> None:
     """Have glibc reuse the memory of a message for the next one.
 
-    By default it maps every message of a transfer anew and gives it back right after, so that the
-    kernel clears each page again: up to a third of a transfer's system time. Up to `KEPT_BYTES`
-    are kept instead, in two heaps and not in one for each thread. Does nothing where the C
-    library is another.
+    By default glibc maps new memory for every message of a transfer and returns it right after, so
+    that the kernel clears each page again: up to a third of a transfer's system time. After this
+    call glibc keeps up to `KEPT_BYTES`, in two heaps instead of one per thread. Does nothing with
+    another C library.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -47,8 +47,8 @@ class _Mallinfo2(ctypes.Structure):
 def give_back_freed_memory() -> None:
     """Give freed memory back to the system, if it is more than a round is likely to need again.
 
-    What a crowd of transfers has left behind lies between things that stay. Does nothing where
-    the C library is not glibc of 2021 or later.
+    Memory that many transfers at once have freed lies between objects that stay. Does nothing
+    unless the C library is glibc of 2021 or later.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -60,10 +60,10 @@ def give_back_freed_memory() -> None:
 
 
 def spare_what_is_loaded() -> None:
-    """Have the garbage collector leave alone what is in memory now: modules, mostly.
+    """Exclude what is in memory now, mostly modules, from garbage collection.
 
     Call it when a process has loaded what it keeps. A transfer makes enough small objects to have
-    the collector look at all the others again and again; a process with torch has half a million,
-    and looking at them took a tenth of a round's processor time.
+    the collector scan all others again and again. A process with torch has half a million, and
+    scanning them took a tenth of a round's processor time.
     """
     gc.freeze()

@@ -1,5 +1,5 @@
 """The run file: its tables, its parser and its annotated example.
 
-TOML comes in from an operator, checked settings go to whoever plans a run. Imports `settings` and
-the settings of other rooms.
+An operator's TOML comes in; checked settings go to the code that plans a run. Imports `settings`
+and the settings of other subpackages.
 """

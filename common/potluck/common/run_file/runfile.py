@@ -32,7 +32,7 @@ _EXAMPLES = {"task.name": '"colored-digits"'}
 
 
 class RunFile(Settings):
-    """One training job: a task, a selector, a strategy, so many rounds."""
+    """One training job: a task, a selector, a strategy, a number of rounds."""
 
     kind = RUN
 
@@ -134,12 +134,13 @@ class RunFile(Settings):
 
     @property
     def followed(self) -> str | None:
-        """The measure by which its best model is known; None where that is not kept."""
+        """Measure that decides which model is the best; None if the best model is not kept."""
         return self.retention.keep_best if self.stop is None else self.stop.measure
 
     @property
     def kept_models(self) -> Retention:
-        """What stays of its models: besides `retention`, those that late updates are made from."""
+        """Retention of the run's models: `retention`, and the models that late updates start
+        from."""
         least = self.round.late_updates.rounds + 1
         keep_last = max(self.retention.keep_last, least)
         return self.retention.model_copy(update={"keep_last": keep_last})
@@ -147,7 +148,7 @@ class RunFile(Settings):
     @field_validator("objective", mode="before")
     @classmethod
     def _listed(cls, objective: object) -> object:
-        """One table stands for a list of one."""
+        """Accept one table in place of a list of one."""
         return [objective] if isinstance(objective, Mapping) else objective
 
     @field_validator("name")
@@ -169,10 +170,10 @@ class RunFile(Settings):
 
 
 def parse_run_file(text: str, *, source: str) -> RunFile:
-    """A run file from TOML text. Raises ConfigurationError."""
+    """Return a run file from TOML text. Raises ConfigurationError."""
     return parse(RunFile, text, source=source)
 
 
 def example_run_file() -> str:
-    """The annotated example that `potluck config` prints."""
+    """Return the annotated example that `potluck config` prints."""
     return annotated_example(RunFile, _EXAMPLES, {"training": LocalTraining})

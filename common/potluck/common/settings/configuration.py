@@ -63,7 +63,7 @@ def _number_or_truth(model: type[Settings]) -> Mapping[str, Literal["number", "t
 
 
 def _leaves(annotation: object) -> set[object]:
-    """The types that an annotation is made of."""
+    """Return the types that an annotation is made of, without None."""
     arguments = get_args(annotation)
     if not arguments:
         return {annotation} - {type(None)}
@@ -71,7 +71,7 @@ def _leaves(annotation: object) -> set[object]:
 
 
 RECOMMENDED: Final[dict[str, JsonValue]] = {"recommended": True}
-"""`json_schema_extra` of a table where what is not set is what something else recommends."""
+"""`json_schema_extra` of a table whose unset values come from a recommendation."""
 
 SettingsType = TypeVar("SettingsType", bound=Settings)
 ModelType = TypeVar("ModelType", bound=BaseModel)
@@ -84,9 +84,9 @@ def parse(
     source: str,
     overrides: Mapping[str, object] | None = None,
 ) -> SettingsType:
-    """A configuration from TOML text; `source` names it in errors.
+    """Return a configuration from TOML text; `source` names the text in errors.
 
-    `overrides` are values for top-level fields that win over the text; None means unset.
+    `overrides` are values for top-level fields, which replace those of the text; None means unset.
     """
     try:
         values: dict[str, Any] = tomllib.loads(text)
@@ -99,7 +99,8 @@ def parse(
 
 
 def toml_fault(error: tomllib.TOMLDecodeError) -> str:
-    """What is wrong with a text that is no TOML, and where; what is there twice in these words."""
+    """Return what is wrong with a text that is not valid TOML, and where. A key or table that is
+    set twice is described in Potluck's own words."""
     said = str(error).replace("Cannot overwrite a value", "this is set twice")
     twice = re.match(r"Cannot declare \((.*?),?\) twice", said)
     if twice is None:
@@ -109,7 +110,7 @@ def toml_fault(error: tomllib.TOMLDecodeError) -> str:
 
 
 def validate(model: type[SettingsType], values: Mapping[str, Any], *, source: str) -> SettingsType:
-    """A configuration from plain values; `source` names them in errors."""
+    """Return a configuration from plain values; `source` names them in errors."""
     try:
         return model.model_validate(values)
     except ValidationError as error:
@@ -118,7 +119,8 @@ def validate(model: type[SettingsType], values: Mapping[str, Any], *, source: st
 
 
 def decode(data: bytes, *, source: str) -> str:
-    """The text of a file in UTF-8, with or without a byte order mark. Raises ConfigurationError."""
+    """Return the text of a file in UTF-8, with or without a byte order mark. Raises
+    ConfigurationError."""
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in data[:64]:
         raise ConfigurationError(
             f"{source}: UTF-16 text, or no text at all; save it as UTF-8 (in PowerShell: "

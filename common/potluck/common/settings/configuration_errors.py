@@ -170,7 +170,8 @@ def _unknown(
 
 
 def _hint(model: type[BaseModel], key: str, known: Sequence[str]) -> str:
-    """Where the key belongs, or else which was meant; empty where that can't be told."""
+    """Return a hint at the table where the key belongs, or else at the key that was meant. Return
+    an empty text if neither is known."""
     places = ["at the top of the file"] if key in model.model_fields else []
     places += [f"below [{table}]" for table in _tables_with(model, key)]
     if not 1 <= len(places) <= _SHOWN:
@@ -179,7 +180,7 @@ def _hint(model: type[BaseModel], key: str, known: Sequence[str]) -> str:
 
 
 def _tables_with(model: type[BaseModel], key: str, within: str = "") -> list[str]:
-    """Dotted names of the tables of a file that have this key."""
+    """Return the dotted names of the tables of a file that have this key."""
     found = []
     for name, field in model.model_fields.items():
         later = [each.model for each in field.metadata if isinstance(each, ReadLater)]
@@ -193,8 +194,8 @@ def _tables_with(model: type[BaseModel], key: str, within: str = "") -> list[str
 
 
 def _explained(model: type[BaseModel], same: Sequence[ErrorDetails]) -> str:
-    """The sentence for what is wrong at one place; several details where a value may be of several
-    kinds, and is of none."""
+    """Return the sentence for what is wrong at one place. same: its details; several if the value
+    may be of several kinds and fits none."""
     detail = same[0]
     where = _cut(_dotted(detail["loc"])) or "the file"
     if detail["type"] == "missing":
@@ -212,7 +213,7 @@ def _explained(model: type[BaseModel], same: Sequence[ErrorDetails]) -> str:
 
 
 def _as_table(model: type[BaseModel], detail: ErrorDetails, where: str) -> str:
-    """Advice on how to write a table that was given as a value."""
+    """Return advice on how to write a table that was given as a value."""
     keys, given = _known_keys(model, detail["loc"]), detail["input"]
     if keys == ["name"]:  # a plug-in: the others are its options
         name = given if isinstance(given, str) and len(given) <= _LONGEST_VALUE else "…"
@@ -241,7 +242,7 @@ def _known_keys(model: type[BaseModel], location: tuple[int | str, ...]) -> list
 
 
 def nested(field: FieldInfo) -> type[BaseModel] | None:
-    """The model of a field that is a table, or several; None for other fields."""
+    """Return the model of a field that is a table, or several; None for other fields."""
     for candidate in (field.annotation, *get_args(field.annotation)):
         if isinstance(candidate, type) and issubclass(candidate, BaseModel):
             return candidate

@@ -12,9 +12,9 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class LocalTraining(Settings):
-    """Settings of a client's training in one round; travel as JSON.
+    """Settings of a client's training in one round, sent as JSON.
 
-    The optimiser starts anew each round.
+    Each round starts with a new optimiser.
     """
 
     optimizer: Literal["sgd", "adam", "adamw"] = Field(
@@ -131,11 +131,12 @@ class LocalTraining(Settings):
         return self.optimizer in ("adam", "adamw")
 
     def learning_rate_in(self, round_number: int) -> float:
-        """The learning rate of a round, counted from 1."""
+        """Return the learning rate of a round, counted from 1."""
         rounds = self.learning_rate_decay_rounds
         times = sum(each < round_number for each in rounds) if rounds else round_number - 1
         return float(self.learning_rate * self.learning_rate_decay**times)
 
     def planned_steps(self, samples: int) -> int:
-        """Optimiser steps that a client with so many samples takes in a round."""
+        """Return the number of optimiser steps that a client with `samples` samples takes in a
+        round."""
         return self.steps or self.epochs * -(-samples // self.batch_size)

@@ -33,7 +33,7 @@ SIGNALS = "potluck.signals"
 SINKS = "potluck.sinks"
 COMMANDS = "potluck.commands"
 INTEGRATIONS = "potluck.integrations"
-"""What the core finds by name, as it needs an extra."""
+"""Group of the classes and functions that the core loads by name, because they need an extra."""
 
 KINDS: Final = {
     SELECTORS: "selector",
@@ -46,7 +46,7 @@ KINDS: Final = {
     SIGNALS: "signal",
     SINKS: "sink",
 }
-"""One plug-in of each group, in words."""
+"""The word for one plug-in of each group."""
 
 MODEL_MODULES: Final = (
     "potluck.common.models",
@@ -72,18 +72,20 @@ PluginType = TypeVar("PluginType", bound=Plugin)
 
 
 def installed(group: str) -> list[str]:
-    """Names of the plug-ins installed in a group, sorted."""
+    """Return the names of the plug-ins installed in a group, sorted."""
     return sorted({point.name for point in _entry_points(group, tuple(sys.path))})
 
 
 @functools.lru_cache(maxsize=64)
 def _entry_points(group: str, _path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    """Installed plug-ins, kept: reading them from disk takes milliseconds, and every round asks."""
+    """Return the installed plug-ins of a group, cached: reading them from disk takes milliseconds,
+    and every round asks."""
     return tuple(entry_points(group=group))
 
 
 def not_installed(group: str, name: str) -> PluginError:
-    """The line for a name that this process does not know, with those that it does."""
+    """Return the error for a plug-in name that this process does not know; it lists the known
+    names."""
     if any(True for _ in entry_points(group=group, name=name)):
         return PluginError(
             f"{group}: '{name}' was installed after this process had started; start it anew",
@@ -100,14 +102,14 @@ def not_installed(group: str, name: str) -> PluginError:
 
 
 def origin(group: str, name: str) -> str:
-    """Source of the plug-in called `name`, MODULE:NAME; empty if it is not installed."""
+    """Return the source of the plug-in called `name`, MODULE:NAME; empty if it is not installed."""
     return min((point.value for point in entry_points(group=group, name=name)), default="")
 
 
 def find(group: str, name: str) -> type[Any]:
-    """The plug-in class called `name`.
+    """Return the plug-in class called `name`.
 
-    Raises PluginError if none or several packages offer that name, or if it can't be imported.
+    Raises PluginError if no package or several offer that name, or if it can't be imported.
     """
     found = find_callable(group, name)
     if not isinstance(found, type):
@@ -116,7 +118,7 @@ def find(group: str, name: str) -> type[Any]:
 
 
 def find_callable(group: str, name: str) -> Callable[..., Any]:
-    """The class or function called `name`. Raises PluginError as `find` does."""
+    """Return the class or function called `name`. Raises PluginError as `find` does."""
     offered: dict[str, EntryPoint] = {
         point.value: point for point in _entry_points(group, tuple(sys.path)) if point.name == name
     }
@@ -143,9 +145,9 @@ def find_callable(group: str, name: str) -> Callable[..., Any]:
 
 
 def integration(name: str) -> Callable[..., Any]:
-    """What the core needs an extra for, by name.
+    """Return the class or function called `name` in the group `INTEGRATIONS`.
 
-    Raises MissingLibraryError where its library is missing, else PluginError as `find` does.
+    Raises MissingLibraryError if its library is missing, else PluginError as `find` does.
     """
     try:
         return find_callable(INTEGRATIONS, name)
@@ -157,15 +159,15 @@ def integration(name: str) -> Callable[..., Any]:
 
 
 def options_of(group: str, name: str) -> list[str]:
-    """Names of the options that the plug-in called `name` takes. Raises PluginError."""
+    """Return the names of the options that the plug-in called `name` takes. Raises PluginError."""
     return list(signature_of(find(group, name)).parameters)
 
 
 def create(kind: type[PluginType], name: str, options: Mapping[str, object]) -> PluginType:
-    """An instance of the plug-in called `name`, of a kind given by its base class.
+    """Return an instance of the plug-in called `name`. kind: the base class of its kind.
 
-    A class need not derive from the base: it is then given from there what it does not define.
-    Raises PluginError for an option it does not have, or a value it refuses.
+    A class need not derive from the base: it then takes from the base what it does not define
+    itself. Raises PluginError for an option it does not have, or a value it refuses.
     """
     found: Any = find(kind.group, name)
     try:
@@ -178,13 +180,13 @@ def create(kind: type[PluginType], name: str, options: Mapping[str, object]) -> 
 
 
 def check(group: str, name: str, options: Mapping[str, object]) -> None:
-    """Raise PluginError where `create` would; for a kind whose base class others have."""
+    """Raise PluginError if `create` would. Use it for a kind whose base class is out of reach."""
     _made(group, name, find(group, name), options)
 
 
 @functools.lru_cache(maxsize=64)
 def _with_defaults(cls: Any, kind: type[Plugin]) -> type[Any]:
-    """The class with all that the base class of its kind declares."""
+    """Return the class with everything that the base class of its kind declares."""
     names = {"__module__": cls.__module__, "__doc__": cls.__doc__}
     return types.new_class(cls.__name__, (cls, kind), exec_body=lambda body: body.update(names))
 

@@ -1,4 +1,4 @@
-"""What a value must be, in words that name no types of Python or pydantic."""
+"""Requirements on values, in words without types of Python or pydantic."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _WANTED: Final = {
     "string_type": "must be a text",
     "tuple_type": _LIST,
 }
-"""By the type of an error; of others their message says it."""
+"""Requirements by pydantic's type of error; for other types the error's message is used."""
 
 
 def wanted(detail: ErrorDetails) -> str:
-    """What pydantic wants in place of what it was given, such as "must be a whole number"; where a
-    validator of one's own refused it, what that says."""
+    """Return what pydantic requires in place of the given value, such as "must be a whole number".
+    If a custom validator refused the value, return that validator's message."""
     if detail["type"] in _WANTED:
         return _WANTED[detail["type"]]
     bounds = detail.get("ctx", {})
@@ -56,7 +56,7 @@ def wanted(detail: ErrorDetails) -> str:
 
 
 def any_of(reasons: Iterable[str]) -> str:
-    """One sentence for a value that may be as any of these says."""
+    """Return one sentence for a value that must meet any one of these requirements."""
     first, *others = dict.fromkeys(reasons)
     return " or ".join([first, *(each.removeprefix("must be ") for each in others)])
 

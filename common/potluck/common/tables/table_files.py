@@ -16,7 +16,7 @@ SUFFIXES = (".csv", ".parquet")
 
 
 def check_table_name(path: Path) -> None:
-    """Raise ConfigurationError where a file's name is none of a table."""
+    """Raise ConfigurationError unless a file's suffix is that of a table."""
     if path.suffix.lower() not in SUFFIXES:
         raise ConfigurationError(
             f"{path}: a table is written as .csv or .parquet; name it {path.with_suffix('.csv')}",
@@ -25,10 +25,10 @@ def check_table_name(path: Path) -> None:
 
 
 def write_table(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, object]]) -> None:
-    """Write a table; whoever looks sees the file of before, or all of the new one.
+    """Write a table atomically: a reader sees the earlier file, or the complete new one.
 
-    A row may lack columns: nothing stands there, as for NaN. Raises ConfigurationError for another
-    suffix, OSError where the disk refuses.
+    A row may lack columns: their cells are empty, as for NaN. Raises ConfigurationError for another
+    suffix, OSError if the disk refuses.
     """
     check_table_name(path)
     temporary = path.with_name(f".{path.name}.new")
@@ -44,7 +44,8 @@ def write_table(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, 
 def csv_text(
     columns: Sequence[str], rows: Iterable[Mapping[str, object]], *, header: bool = False
 ) -> str:
-    """Lines of CSV, numbers in full precision. header: whether the first names the columns."""
+    """Return lines of CSV, numbers in full precision. header: True if the first names the
+    columns."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     if header:
@@ -67,5 +68,5 @@ def _write_parquet(
 
 
 def _cell(value: object) -> object:
-    """None for what has no value."""
+    """Return None for NaN, and any other value as it is."""
     return None if isinstance(value, float) and math.isnan(value) else value

@@ -4,7 +4,7 @@ They are the test set of E. Alpaydin, C. Kaynak: Optical Recognition of Handwrit
 Machine Learning Repository 1998 (CC BY 4.0), in the file that scikit-learn has as well.
 
 `Digits` is plain recognition with label skew. `ColoredDigits` separates small digits (0–4) from
-large ones (5–9) where colour goes with size for most clients, but for none of the test set.
+large ones (5–9). Colour depends on size in the data of most clients, but not in the test set.
 """
 
 from __future__ import annotations
@@ -235,7 +235,8 @@ def _split_colored(
 
 
 def _fitting(clients: int, available: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Table 6's matrices for so many clients, as large as the images of each class allow."""
+    """Return Table 6's matrices for `clients` clients, as large as the images of each class
+    allow."""
     table = _interleaved(interaction_matrices("cmnist-gsc"))
     chosen = [table[client % len(table)] for client in range(clients)]
     for samples in range(int(table[0].sum()), _LEAST_SAMPLES - 1, -1):

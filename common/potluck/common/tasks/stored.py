@@ -37,7 +37,7 @@ class Stored:
         return self.prepare(samples, chosen)
 
     def to(self, device: torch.device) -> Stored:
-        """The same on another device: of the file, only these samples are copied there."""
+        """Return the samples on another device; only these samples of the file are copied there."""
         if device == self.array.device:
             return self
         samples = self.array.index_select(0, self.rows).to(device)
@@ -48,7 +48,7 @@ class Stored:
 class StoredExamples(Examples):
     """Labelled samples whose inputs are made when they are asked for.
 
-    `inputs` makes all at once, and anew each time; `inputs_at` makes a batch.
+    Each access to `inputs` makes all of them; `inputs_at` makes a batch.
     """
 
     def __init__(

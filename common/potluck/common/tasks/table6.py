@@ -45,7 +45,10 @@ def _twice(matrix: Matrix) -> Matrix:
 
 
 def _pure(many: int, few: int, shares: tuple[tuple[int, int], ...]) -> list[tuple[int, Matrix]]:
-    """Clients that are only CI, only AI, only SC; per type so many this way, so many flipped."""
+    """Return clients that have only CI, only AI or only SC.
+
+    shares: for each type, the number of clients with its matrix and with the flipped matrix.
+    """
     matrices = (_by_class(many, few), _by_attribute(many, few), _correlated(many, few))
     flips = (_flip_classes, _flip_attributes, _flip_classes)
     return [
@@ -98,9 +101,9 @@ NAMES = tuple(_PARTITIONS)
 
 
 def interaction_matrices(name: str) -> NDArray[np.int64]:
-    """The interaction matrices of a partition's clients: K × classes × 2.
+    """Return the interaction matrices of a partition's clients: K × classes × 2.
 
-    Raises ConfigurationError if there is no partition of that name.
+    Raises ConfigurationError for an unknown name.
     """
     partition = _PARTITIONS.get(name)
     if partition is None:

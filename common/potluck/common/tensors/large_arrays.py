@@ -44,7 +44,7 @@ def large_arrays_in(folder: Path) -> Iterator[None]:
 
 
 def empty(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-    """An array whose values are not set. Raises StorageError where the disk is full."""
+    """Return an array whose values are not set. Raises StorageError if the disk is full."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
     folder = _folder.get()
     if folder is None or size < LARGE_BYTES:
@@ -57,16 +57,16 @@ def empty(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
 
 
 def copy(array: NDArray[Any]) -> NDArray[Any]:
-    """A copy of an array. Raises StorageError where the disk is full."""
+    """Return a copy of an array. Raises StorageError if the disk is full."""
     target = empty(array.shape, array.dtype)
     np.copyto(target, array)
     return target
 
 
 def storage_in(folder: Path, size: int) -> torch.UntypedStorage:
-    """`size` bytes of zeros in a file in `folder` that goes with its last user.
+    """Return `size` zero bytes in a file in `folder`, which disappears with its last user.
 
-    Raises StorageError where the disk is full: no page that is written to later can lack its place.
+    Raises StorageError if the disk is full, so that later writes always find room.
     """
     import torch
 

@@ -108,8 +108,8 @@ class Layout:
         )
 
     def without(self, patterns: Sequence[str]) -> Layout:
-        """The canonical layout of the tensors whose names match none of the patterns, such as
-        '*.base_layer.weight'; this one itself where there are no patterns."""
+        """Return the canonical layout of the tensors whose names match none of the patterns, such
+        as '*.base_layer.weight'. Without patterns, return this layout itself."""
         if not patterns:
             return self
         return self.without_names(
@@ -117,7 +117,7 @@ class Layout:
         )
 
     def without_names(self, names: Collection[str]) -> Layout:
-        """The canonical layout of the tensors other than these."""
+        """Return the canonical layout of the tensors other than these."""
         others = set(names)
         return Layout.place(
             [(t.name, t.dtype, t.shape) for t in self.tensors if t.name not in others]
@@ -256,7 +256,7 @@ def _parse_tensor(name: str, described: object) -> TensorSpec:
 def _is_sizes(value: object) -> bool:
     if not isinstance(value, list):
         return False
-    # bool is a subclass of int, but `true` is no size.
+    # bool is a subclass of int, but `true` is not a size.
     return all(type(size) is int and 0 <= size <= _MAXIMUM_BYTES for size in value)
 
 

@@ -23,11 +23,11 @@ Model = Any
 
 
 def state_arrays(model: Model, *, only: Container[str] | None = None) -> dict[str, NDArray[Any]]:
-    """Parameters and buffers by name, in the order of `state_dict`; contiguous, on the CPU.
+    """Return parameters and buffers by name, in the order of `state_dict`; contiguous, on the CPU.
 
-    `only`: names of those that are wanted; by default all are. For a model on the CPU they
-    are views: whoever goes on training must copy them first.
-    Raises LayoutError for a tensor that numpy can't hold (bfloat16, quantized, sparse).
+    `only`: names of those that are wanted; by default all are. For a model on the CPU they are
+    views: copy them before the model is trained further. Raises LayoutError for a tensor that numpy
+    can't hold (bfloat16, quantized, sparse).
     """
     if isinstance(model, Mapping):
         wanted = model if only is None else [name for name in model if name in only]
@@ -51,7 +51,7 @@ def _contiguous(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def buffer_names(model: Model) -> frozenset[str]:
-    """The floating-point tensors of a model's state that are no parameters; a dict has none."""
+    """Return the names of a model's floating-point buffers; a dict has none."""
     if isinstance(model, Mapping):
         return frozenset()
     return frozenset(name for name, tensor in model.named_buffers() if tensor.is_floating_point())

@@ -55,10 +55,10 @@ def opened_weights(path: Path) -> Iterator[Tensors]:
 def write_shards(
     tensors: Tensors, folder: Path, *, shard_bytes: int, metadata: Mapping[str, str]
 ) -> list[Path]:
-    """Write tensors as shards of at most so many bytes, and their index; the files written.
+    """Write tensors as shards of at most `shard_bytes`, and their index. Return the files written.
 
-    A larger tensor is a shard by itself. Of a model that fits into one, there is one file and no
-    index. `metadata`: what the index, or that one file, says besides. Raises StorageError.
+    A larger tensor is a shard by itself. A model that fits into one shard becomes one file without
+    an index. `metadata`: additional content of the index, or of that one file. Raises StorageError.
     """
     groups = _groups(tensors.layout, shard_bytes)
     written: list[Path] = []

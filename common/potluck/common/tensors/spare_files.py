@@ -1,8 +1,8 @@
-"""Files that nobody needs any more, to be written over by those that come next.
+"""Files that are no longer needed, kept so that later files overwrite them.
 
-The pages of a new file are found, cleared and accounted for one by one, those of a deleted one
-given back. Writing over a file whose pages are in the cache costs half as much, and every round
-writes each model and each update anew.
+The kernel finds, clears and accounts for the pages of a new file one by one, and returns those of a
+deleted one. Overwriting a file whose pages are in the cache costs half as much, and every round
+writes each model and each update again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class SpareFiles:
                 path.unlink()
 
     def give(self, path: Path) -> None:
-        """Take a file out of its place; delete it if there are enough. It need not exist."""
+        """Move a file into the folder, or delete it if there are `keep` already. It need not
+        exist."""
         try:
             if len(self._files) >= self._keep:
                 path.unlink(missing_ok=True)
@@ -38,13 +39,13 @@ class SpareFiles:
         self._files.append(spare)
 
     def take(self) -> Path | None:
-        """A file to be written over and renamed; None if there is none."""
+        """Return a file to overwrite and rename; None if there is none."""
         while True:
             try:
                 path = self._files.pop()
             except IndexError:  # asking first would not do: another thread may take the last one
                 return None
-            if path.is_file():  # somebody may have tidied up
+            if path.is_file():  # it may have been deleted meanwhile
                 return path
 
     def clear(self) -> None:

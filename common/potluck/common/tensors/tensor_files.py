@@ -153,10 +153,10 @@ def open_tensors(
 ) -> TensorFile:
     """Open a tensor file and read its header.
 
-    `expected`: the names, types and shapes it must have; pass it for whatever a stranger sent,
-    since it also bounds the header by what such a file needs. `maximum_header_bytes` bounds it
-    otherwise (4 MiB describe about 40,000 tensors). Raises LayoutError if the file has other
-    tensors or is no tensor file, StorageError if it can't be read.
+    `expected`: the names, types and shapes it must have; pass it for every file from another
+    machine, since it also bounds the header by what such a file needs. `maximum_header_bytes`
+    bounds it otherwise (4 MiB describe about 40,000 tensors). Raises LayoutError if the file is not
+    a tensor file or has other tensors, StorageError if it can't be read.
     """
     if expected is not None:
         # Another writer may space its JSON differently, but not without limit.

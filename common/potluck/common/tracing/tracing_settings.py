@@ -11,7 +11,7 @@ from potluck.common.settings.configuration import Settings
 
 
 class TracingSettings(Settings):
-    """Where spans go; nowhere by default."""
+    """Destination of spans; by default none are sent."""
 
     endpoint: str = Field(
         default="",

@@ -1,11 +1,11 @@
-"""What clients keep of their trainings, by purpose. It never leaves a client."""
+"""Purposes of the states that clients keep of their trainings. The states never leave a client."""
 
 from __future__ import annotations
 
 from typing import Final
 
 CORRECTION: Final = "correction"
-"""What a strategy's correction keeps, such as SCAFFOLD's control variates."""
+"""State of a strategy's correction, such as SCAFFOLD's control variates."""
 MODEL: Final = "model"
 """The tensors that `keep` of `[model]` names."""
 PERSONAL: Final = "personal"

@@ -94,11 +94,12 @@ class LaneFile:
         return self._packed[vector].read
 
     def check(self, members: bytes, count: int) -> None:
-        """Check all of it. members: the digest of the updates that it is said to hold. count: how
-        many they are. Blocks.
+        """Check the whole file. Blocks.
 
-        Raises LayoutError for other members or another packed form than lanes have,
-        OutOfBoundsError for lanes that a sum over so many can't have.
+        members: digest of the updates that the file should hold. count: number of these updates.
+
+        Raises LayoutError for other members or for another packed form than lanes have,
+        OutOfBoundsError for lanes that a sum over `count` members can't have.
         """
         if self.members != members:
             raise LayoutError("a sum's file is of other updates than announced; send it anew")

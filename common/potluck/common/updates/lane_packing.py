@@ -23,7 +23,7 @@ from potluck.common.updates.lanes import Lanes, check_lanes
 BLOCK_LANES: Final = 4096
 """Lanes that share a width."""
 MOST_BYTES: Final = 8
-"""Of one lane."""
+"""Maximum width of a lane."""
 _WHOLE: Final = (1, 2, 4, 8)
 """Widths of numbers that processors have."""
 _READ_LANES: Final = 8 * BLOCK_LANES
@@ -35,17 +35,17 @@ LaneReader = Callable[[int, int], Lanes]
 
 
 def blocks_of(lanes: int) -> int:
-    """The number of blocks of so many lanes."""
+    """Return the number of blocks that hold `lanes` lanes."""
     return -(-lanes // BLOCK_LANES)
 
 
 def width_of(block: Lanes) -> int:
-    """The fewest bytes that hold every lane of a block; 0 where all are zero."""
+    """Return the fewest bytes that hold every lane of a block; 0 if all are zero."""
     return _width(int(block.min()), int(block.max()))
 
 
 def widths_of(lanes: Lanes) -> list[int]:
-    """The same of each block; the last may be shorter."""
+    """Return the width of each block; the last block may be shorter."""
     whole = lanes[: lanes.size // BLOCK_LANES * BLOCK_LANES].reshape(-1, BLOCK_LANES)
     bounds = zip(whole.min(axis=1).tolist(), whole.max(axis=1).tolist(), strict=True)
     widths = [_width(lowest, highest) for lowest, highest in bounds]
@@ -140,8 +140,11 @@ class PackedLanes:
         return lanes
 
     def check(self, members: int) -> None:
-        """Read all lanes. Raises LayoutError where a block is wider than it need be,
-        OutOfBoundsError where a sum over so many members can't have such lanes."""
+        """Read and check all lanes.
+
+        Raises LayoutError if a block is wider than necessary, OutOfBoundsError if a sum over
+        `members` clients can't have such lanes.
+        """
         check = interruption()
         for begin in range(0, self.lanes, _READ_LANES):
             check()

@@ -69,10 +69,10 @@ class HostSumSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class LaneTerms:
-    """What all clients of a round must do alike.
+    """Terms that all clients of a round must share.
 
     quantum_bits: s, in [1, 44]. weight_unit: u, a power of two up to 2^31: the weight that counts
-    as 1. weight_cap: a client with more samples counts with so many; from 1 to 2^31.
+    as 1. weight_cap: maximum weight, for clients with more samples; from 1 to 2^31.
     """
 
     quantum_bits: int
@@ -80,7 +80,7 @@ class LaneTerms:
     weight_cap: int
 
     def check(self) -> None:
-        """Raise LayoutError where the terms are out of range."""
+        """Raise LayoutError if the terms are out of range."""
         unit = self.weight_unit
         if not (
             1 <= self.quantum_bits <= LARGEST_QUANTUM_BITS
@@ -95,32 +95,34 @@ class LaneTerms:
             )
 
     def weight(self, samples: int) -> int:
-        """The weight of a client that discloses so many samples; at least 1."""
+        """Return the weight of a client that discloses `samples` samples: from 1 to
+        `weight_cap`."""
         return max(1, min(samples, self.weight_cap))
 
     @property
     def quantum(self) -> float:
-        """What a lane of 1 stands for, of a client of weight `weight_unit`; exact."""
+        """Difference that a lane of 1 stands for, for a client of weight `weight_unit`; exact."""
         return math.ldexp(1.0, -self.quantum_bits)
 
     def factor(self, weight: int) -> float:
-        """What a difference is multiplied by before it is rounded; exact."""
+        """Return the factor that multiplies a difference before it is rounded; exact."""
         return weight / self.weight_unit / self.quantum
 
     def scale(self, total_weight: int) -> float:
-        """What a sum over clients of this total weight is multiplied by for their mean."""
+        """Return the factor that turns a sum over clients of this total weight into their mean."""
         return self.quantum * self.weight_unit / total_weight
 
 
 def normalizer_of(report: UpdateReport) -> float:
-    """What a client's steps amount to, as it says: what a normalised update is divided by; > 0."""
+    """Return the divisor of a client's normalised update, > 0: the normaliser that the client
+    reports, or else its number of steps."""
     return report.normalizer or float(max(1, report.steps))
 
 
 def quantise(values: NDArray[np.float64], factor: float, out: Lanes) -> None:
     """Write round(values · factor) to `out`; `values` is written over.
 
-    Raises OutOfBoundsError where one is NaN or beyond `LARGEST_LANE`.
+    Raises OutOfBoundsError if a value is NaN or exceeds `LARGEST_LANE`.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         np.multiply(values, factor, out=values)
@@ -138,7 +140,7 @@ def quantise(values: NDArray[np.float64], factor: float, out: Lanes) -> None:
 
 
 def check_lanes(lanes: Lanes, members: int) -> None:
-    """Raise OutOfBoundsError where a sum over so many members can't have these lanes."""
+    """Raise OutOfBoundsError if a sum over `members` clients can't have these lanes."""
     most = members * LARGEST_LANE
     if lanes.size and (int(lanes.max()) > most or int(lanes.min()) < -most):
         raise OutOfBoundsError(
@@ -148,9 +150,9 @@ def check_lanes(lanes: Lanes, members: int) -> None:
 
 
 def members_digest(update_ids: Iterable[str]) -> bytes:
-    """What binds a sum's file to the updates in it: 32 bytes, whatever their order.
+    """Return the digest that binds a sum's file to the updates in it: 32 bytes, for any order.
 
-    SHA-256 over the ids in order, each with its length before it.
+    SHA-256 over the sorted ids, each preceded by its length.
     """
     digest = hashlib.sha256()
     for update_id in sorted(update_ids):
