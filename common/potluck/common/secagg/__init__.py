@@ -39,7 +39,7 @@ Coordinator                                          Client
     sum the words of unmasking.survivors modulo 2^32 or 2^64, and
     unmasking.remove(lane, words, first) on any slice of the sum, in any order and thread
 
-Whoever drives it keeps these promises:
+The caller that drives a session keeps these promises:
 
 - *Before sending.* `ClientStep.entries` are in the ledger, on disk, before `replies` are sent, and
   after a DELIVERY before a byte of the masked vector is. `CoordinatorSession.certificate` is on
@@ -47,7 +47,7 @@ Whoever drives it keeps these promises:
 - *One line of history.* The newest session replaces the older one; sessions are never written down.
 - *Time.* When a stage takes too long, `coordinator.close(session)`; when a client is gone for good,
   `coordinator.lost(session, client)`. A client drops its session at `header.expires_at`.
-- *Identity.* `receive`'s `client` is whom the transport authenticated.
+- *Identity.* `receive`'s `client` is the one that the transport authenticated.
 - *Uploads.* All lanes' words, little-endian, `header.upload_bytes` in all. The file around them is
   the driver's, and so is its digest: 32 bytes of a cryptographic hash that both sides use, over the
   whole file. Models are named likewise. Only complete uploads are summed.
@@ -58,7 +58,7 @@ Whoever drives it keeps these promises:
 
 A message may come twice: the same bytes get the same answer, and the step says `repeated`. A vector
 is encoded and masked once for each session: two of them give their difference away. A coordinator
-that restarts has lost its sessions; it begins anew with `coordinator.retry_header`.
+that restarts has lost its sessions; it begins new ones with `coordinator.retry_header`.
 
 Where the parts are
 -------------------

@@ -1,7 +1,8 @@
 """The rules whose breach ends a session or a message, and the refusals that name them.
 
 A rule is one word that people find in logs and programs branch on. The party that sees the breach
-names it; no rule's outcome depends on anybody's input, so a refusal tells nothing about data.
+names it; no rule's outcome depends on any client's input, so a refusal discloses nothing about
+data.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ class Rule(StrEnum):
     """The rules of a session. A member's text is its name on the wire."""
 
     MALFORMED = "malformed"
-    """A message is no canonical serialisation of its type, or a field is out of range."""
+    """A message is not a canonical serialisation of its type, or a field is out of range."""
     STAGE = "stage"
     """A message does not belong to this stage of the session."""
     SESSION = "session"

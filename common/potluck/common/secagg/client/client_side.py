@@ -6,8 +6,8 @@ what to send, what to write into the ledger *before* anything is sent, and the r
 was broken. A breach ends the session: secrets are dropped, and the coordinator gets a signed
 refusal. No clock, no network, no randomness of its own: they come with the `Situation`.
 
-A session is a value. Keep the newest and drop the older ones; whoever goes back to an older one and
-answers differently has broken the protocol itself. The same message again gets the same answer.
+A session is a value. Keep the newest and drop older ones: a client that returns to an older session
+and answers differently breaks the protocol. The same message gets the same answer again.
 """
 
 from __future__ import annotations

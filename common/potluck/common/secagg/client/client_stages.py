@@ -200,7 +200,7 @@ def _masks(
 
 
 def consent(state: Uploaded, message: Survivors, situation: Situation) -> Answer:
-    """Sign that the sum over one set may be unmasked; there is no way back to do it again."""
+    """Sign that the sum over one set may be unmasked; the session can't return to sign again."""
     agreed, view = state.agreed, state.view
     _check_subset(
         message.clients, view.roster, agreed, within=frozenset(view.sharers), what="the survivors"

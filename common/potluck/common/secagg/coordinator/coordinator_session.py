@@ -118,7 +118,7 @@ class Consenting:
 
 @dataclass(frozen=True, kw_only=True)
 class Revealing:
-    """Collects shares of what masks the sum."""
+    """Collects shares of the secrets that mask the sum."""
 
     stage = Stage.REVEAL
     roster: Roster
@@ -131,17 +131,17 @@ class Revealing:
 
 @dataclass(frozen=True, kw_only=True)
 class Finished:
-    """The sum over `unmasking.survivors` can be had."""
+    """A session whose sum over `unmasking.survivors` can be unmasked."""
 
     unmasking: Unmasking
 
 
 @dataclass(frozen=True, kw_only=True)
 class Aborted:
-    """There is no sum.
+    """A session that ended without a sum.
 
-    suspects: whose shares were wrong. conviction: who is proven to have sealed a share that does
-    not open; verdict: a serialised `GuiltyVerdict` for everybody to check it by.
+    suspects: clients whose shares were wrong. conviction: proof that a client sealed a share that
+    does not open. verdict: a serialised `GuiltyVerdict`, by which others can check the conviction.
     """
 
     abort: Abort
@@ -158,8 +158,8 @@ CoordinatorState = Collecting | Finished | Aborted
 class CoordinatorSession:
     """The coordinator's part of one session.
 
-    heard: digests of what each client said. certificate: of the set that a quorum consented to; to
-    be kept, durably, before the messages of its step are sent.
+    heard: digests of the messages received, each with its client. certificate: certificate of the
+    set that a quorum consented to; store it durably before its step's messages are sent.
     """
 
     setup: SessionSetup
@@ -174,12 +174,12 @@ class CoordinatorSession:
 
     @property
     def session_id(self) -> bytes:
-        """Of this session."""
+        """Id of this session."""
         return self.setup.header.session_id
 
     @property
     def refusals(self) -> Mapping[str, Refusal]:
-        """Of the clients that refused, by client."""
+        """Refusals by client, of the clients that refused."""
         return {client: why for client, why in self.setup.gone.items() if why is not None}
 
     @property
@@ -207,7 +207,7 @@ class CoordinatorSession:
 
     @property
     def aborted(self) -> Aborted | None:
-        """The reason for which there is no sum; None unless the session was aborted."""
+        """How the session ended without a sum; None unless it was aborted."""
         return self.state if isinstance(self.state, Aborted) else None
 
 
@@ -215,7 +215,8 @@ class CoordinatorSession:
 class CoordinatorStep:
     """The outcome of an event.
 
-    messages: to send, by client. refusal: of the message received; it changed nothing.
+    messages: messages to send, with their clients. refusal: refusal of the received message, which
+    then changed nothing.
     """
 
     session: CoordinatorSession
@@ -234,7 +235,7 @@ class Shortage:
 
 
 def expected_clients(setup: SessionSetup, state: Collecting) -> Iterable[str]:
-    """Clients whose answer counts at a stage, sorted."""
+    """Return the clients whose answer counts at a stage, sorted."""
     match state:
         case Advertising():
             return setup.invited

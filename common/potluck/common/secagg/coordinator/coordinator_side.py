@@ -52,7 +52,7 @@ from potluck.common.secagg.wire.transcript import (
 )
 
 MOST_ATTEMPTS: Final = 3
-"""Of one sum: the first and two retries."""
+"""Maximum number of attempts at one sum: the first and two retries."""
 
 
 def invite(
@@ -62,8 +62,8 @@ def invite(
     *,
     certified: Sequence[SetCertificate] = (),
 ) -> CoordinatorStep:
-    """Begin a session. invited: the host of each client. certified: of earlier sessions over what
-    may be the same inputs, for clients that don't know what came of them.
+    """Begin a session. invited: the host of each client. certified: certificates of earlier
+    sessions over what may be the same inputs, for clients that don't know the outcome of these.
 
     Raises ConfigurationError for a cohort that can't reach the header's own sizes.
     """

@@ -155,7 +155,7 @@ def _try_unmasking(
     session: CoordinatorSession, state: Revealing, *, ended: bool
 ) -> CoordinatorStep:
     threshold = session.setup.header.threshold
-    if not ended and len(state.answers) < threshold:  # nobody's secret has as many shares
+    if not ended and len(state.answers) < threshold:  # no secret can have enough shares yet
         return CoordinatorStep(session=session)
     fewest = fewest_shares(state.sharers, state.answers)
     if fewest < threshold:
@@ -187,7 +187,8 @@ def _too_few(header: Header, hosts: Sequence[str]) -> Shortage | None:
 def _unusable(
     session: CoordinatorSession, roster: Roster, clients: Sequence[str]
 ) -> Shortage | None:
-    """The rule by which clients would refuse to go on with this set; None if there is none."""
+    """Return the rule by which clients would refuse to continue with this set; None if they would
+    not."""
     header = session.setup.header
     shortage = _too_few(header, [session.setup.invited[client] for client in clients])
     if shortage is not None:
@@ -204,7 +205,7 @@ def _next(
     messages: list[tuple[str, Envelope]],
     before: Advertising | Sharing | Uploading | None = None,
 ) -> CoordinatorStep:
-    """Enter a stage; who did not make it from the one before is told to forget the session."""
+    """Enter a stage, and notify clients that missed the stage before it to forget the session."""
     if before is not None:
         behind = [c for c in expected_clients(session.setup, before) if c not in before.answers]
         notice = Abort(session.session_id, before.stage, 0, 0, (), Rule.STAGE)
@@ -216,7 +217,7 @@ def _next(
 def abort_session(
     session: CoordinatorSession, state: Collecting, shortage: Shortage
 ) -> CoordinatorStep:
-    """Give up, and tell everybody who may still be there."""
+    """Abort the session and notify all clients that may still be connected."""
     expected = expected_clients(session.setup, state)
     missing = tuple(sorted(client for client in expected if client not in state.answers))
     message = Abort(
@@ -226,7 +227,7 @@ def abort_session(
 
 
 def farewell(session: CoordinatorSession, ended: Aborted) -> CoordinatorStep:
-    """Tell everybody who may still be there that there is no sum."""
+    """Notify all clients that may still be connected that the session has no sum."""
     envelope = unsigned(MessageType.ABORT, ended.abort)
     told = [client for client in session.setup.invited if client not in session.setup.gone]
     return CoordinatorStep(
@@ -236,5 +237,5 @@ def farewell(session: CoordinatorSession, ended: Aborted) -> CoordinatorStep:
 
 
 def unsigned(kind: MessageType, message: object) -> Envelope:
-    """A message in an envelope, unsigned: the coordinator has no key that clients know."""
+    """Return a message in an unsigned envelope: the coordinator has no key that clients know."""
     return Envelope(kind, encode(message))

@@ -1,9 +1,9 @@
 """The coordinator's last step: secrets rebuilt from shares, and masks removed with them.
 
-Every rebuilt secret is checked against its owner's advert. Where that fails and there are more
-shares than needed, other choices of shares are tried, so that a few wrong ones do no harm. Who made
-a wrong one can't be proven: its holder may have changed what it was given, or the owner have given
-it a wrong one. Whoever is in more of such pairs is named, both where that does not tell.
+Every rebuilt secret is checked against its owner's advert. If that fails and there are more shares
+than needed, other choices of shares are tried, so that a few wrong shares do no harm. The origin of
+a wrong share can't be proven: its holder may have changed it, or its owner may have sent a wrong
+one. Of each such pair, the client that is in more pairs becomes a suspect; in a tie both do.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ from potluck.common.secagg.wire.messages import Header, Reveal
 from potluck.common.secagg.wire.transcript import Participant, Roster
 
 _MOST_CHOICES = 2_000
-"""Choices of shares tried for one secret: all ways to leave out one or two of 60, and then some."""
+"""Maximum number of choices of shares tried for one secret. All ways to leave out one or two of 60
+shares are fewer."""
 
 
 class ReconstructionError(BrokenRuleError):
-    """Shares don't give a secret that was committed to. suspects: whose shares were wrong, or the
-    owner, if no choice of them is right."""
+    """Shares don't give a secret that was committed to. suspects: clients whose shares were wrong,
+    or the owner, if no choice of shares is right."""
 
     def __init__(self, owner: str, suspects: Sequence[str]) -> None:
         super().__init__(
@@ -48,7 +49,7 @@ class ReconstructionError(BrokenRuleError):
 class Unmasking:
     """The masks in the sum of the survivors' vectors.
 
-    masks: by lane. suspects: of shares that were wrong, though the sum is right.
+    masks: masks by lane. suspects: clients suspected of wrong shares, though the sum is right.
     """
 
     header: Header
@@ -73,7 +74,7 @@ def unmask(
     survivors: Sequence[str],
     reveals: Mapping[str, Reveal],
 ) -> Unmasking:
-    """The masks to remove, rebuilt from the clients' reveals, whose form has been checked.
+    """Return the masks to remove, rebuilt from the clients' reveals, whose form has been checked.
 
     Raises ReconstructionError.
     """
@@ -106,7 +107,7 @@ def unmask(
 
 
 def fewest_shares(sharers: Sequence[str], reveals: Mapping[str, Reveal]) -> int:
-    """The least number of shares that any sharer's secret has."""
+    """Return the smallest number of shares that any sharer's secret has."""
     counts = dict.fromkeys(sharers, 0)
     for reveal in reveals.values():
         for each in reveal.shares:
@@ -141,7 +142,8 @@ def _rebuild_all(
 
 
 def _blamed(pairs: Sequence[tuple[str, str]]) -> set[str]:
-    """Of each pair of a secret's owner and a wrong share's holder the one in more of them."""
+    """Return the client that is in more pairs, for each pair of a secret's owner and a wrong
+    share's holder; in a tie return both."""
     met = Counter(client for pair in pairs for client in pair)
     return {
         client
@@ -158,9 +160,10 @@ def _rebuild(
     survived: bool,
     suspects: set[int],
 ) -> tuple[bytes | None, set[int]]:
-    """A secret that fits its commitment, and the holders whose shares do not fit it."""
+    """Return a secret that fits its commitment, and the holders whose shares do not fit it. The
+    secret is None if no choice of shares gives one."""
     threshold = roster.header.threshold
-    # Those who were caught before come last.
+    # Holders that are suspects already come last.
     holders = sorted(shares, key=lambda number: (number in suspects, number))
     for attempt, chosen in enumerate(_choices(holders, threshold)):
         used = {number: shares[number] for number in chosen}
@@ -175,7 +178,8 @@ def _rebuild(
 
 
 def _choices(holders: Sequence[int], threshold: int) -> Iterator[tuple[int, ...]]:
-    """Choices of so many holders: the first ones, then with ever more of these replaced."""
+    """Return choices of `threshold` holders: the first ones, then with ever more of these
+    replaced."""
 
     def all_choices() -> Iterator[tuple[int, ...]]:
         first, spare = holders[:threshold], holders[threshold:]

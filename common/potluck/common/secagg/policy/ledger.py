@@ -1,12 +1,12 @@
 """A client's ledger of the sums that it took part in.
 
-A ledger is a value; the checks read it, `Ledger.with_entries` extends it. The state machine hands
-over entries together with a reply; whoever drives it writes them to disk, synced, before the reply
-is sent: a process killed in between has spent more than it gave, never less.
+A ledger is a value; the checks read it, `Ledger.with_entries` extends it. The state machine returns
+entries together with a reply. Its caller writes them to disk, synced, before it sends the reply: a
+process that is killed in between has spent more than it gave, never less.
 
 Two moments count. At the *upload* the privacy loss of a noisy sum is charged, because from then on
-others can complete the sum without this client; without noise the session is kept, which may have
-taken the input into a set that this client was not asked about. At the *reveal* a set is written
+others can complete the sum without this client; without noise the session is recorded, since it may
+have put the input into a set that this client was not asked about. At the *reveal* a set is written
 down as released, whatever the coordinator claims later: any two sets of one cohort that are
 certified or rebuilt have an honest client in common that reveals for one of them only.
 """
@@ -29,7 +29,7 @@ from potluck.common.secagg.wire.messages import Header, Purpose
 _VECTOR: Final = b"potluck masked vector 1\0"
 
 Adjacency = Literal["add-remove", "replace"]
-"""The difference in data that noise hides: a sample more or less, or a sample exchanged."""
+"""Difference in data that noise hides: one sample more or less, or one sample exchanged."""
 
 Hexadecimal = Annotated[str, Field(pattern=r"^([0-9a-f]{2})*$")]
 
@@ -39,10 +39,11 @@ class _Entry(BaseModel):
 
 
 class SessionView(_Entry):
-    """What settles later whether a session that this client uploaded in has a sum.
+    """Facts that later settle whether a session has a sum in which this client uploaded.
 
-    clients: of its roster. quorum: consents that certify a set. renouncers_needed: clients without
-    whose shares there is no sum. The digests are those of the client's own view.
+    clients: clients of its roster. quorum: number of consents that certify a set.
+    renouncers_needed: number of clients without whose shares a sum is impossible. The digests are
+    those of the client's own view.
     """
 
     clients: tuple[str, ...]
@@ -53,12 +54,12 @@ class SessionView(_Entry):
 
 
 class Upload(_Entry):
-    """A masked vector was sent.
+    """A masked vector that was sent.
 
-    vector: digest of all that makes the vector of an update (`vector_sha256`); empty for label
-    counts, and for updates of earlier releases. data, settings, weight_bound: of an update, as
-    `pins` compares them. epsilon: charged; None without noise, as sensitivity and adjacency are,
-    which say what the noise hides. view: None where nothing is to be settled.
+    vector: digest of everything that makes the vector of an update (`vector_sha256`); empty for
+    label counts, and for updates of earlier releases. data, settings, weight_bound: those of an
+    update, as `pins` compares them. epsilon: the charge. sensitivity, adjacency: what the noise
+    hides. These three are None without noise. view: None if nothing has to be settled.
     """
 
     kind: Literal["upload"] = "upload"
@@ -128,12 +129,12 @@ class Ledger(_Entry):
 
     @property
     def releases(self) -> list[SumRelease]:
-        """The sets shares were given for."""
+        """Releases of the sets that shares were given for."""
         return [each for each in self.entries if isinstance(each, SumRelease)]
 
     @property
     def uploads(self) -> list[Upload]:
-        """The vectors that were sent."""
+        """Uploads of the vectors that were sent."""
         return [each for each in self.entries if isinstance(each, Upload)]
 
     @property
@@ -144,11 +145,12 @@ class Ledger(_Entry):
 
     @property
     def settled(self) -> dict[str, tuple[str, ...]]:
-        """By session, the sets that uploads without shares can have gone into; empty for none."""
+        """Sets that uploads without shares can have gone into, by session; empty for none."""
         return {each.session_id: each.clients for each in self.entries if isinstance(each, Settled)}
 
     def open_uploads(self, input_id: str) -> list[Upload]:
-        """Where an input went without noise and may be in a sum that this client does not know."""
+        """Return the uploads of an input without noise that may be in a sum unknown to this
+        client."""
         known = {each.session_id for each in self.entries if not isinstance(each, Upload)}
         return [
             each
@@ -168,7 +170,7 @@ class Ledger(_Entry):
         ]
 
     def sets_of(self, input_id: str) -> set[frozenset[str]]:
-        """The sets that an input was summed in without noise, as far as they are known."""
+        """Return the known sets that an input was summed in without noise."""
         exact = {
             each.session_id
             for each in self.uploads

@@ -40,16 +40,16 @@ from potluck.common.secagg.wire.transcript import FederationRoot, Roster, surviv
 
 
 def keeps_to_one_set(header: Header, policy: ClientPolicy) -> bool:
-    """Return whether the clients of a session tell each other where else they gave shares.
+    """Return True if the clients of a session list the other sessions in which they gave shares.
 
-    Not with noise, which is paid for each time, nor where the sums protect nobody.
+    False with noise, which is charged each time, and false if the sums protect no client.
     """
     return header.noise is None and header.disclosure not in policy.unprotected
 
 
 def revealed_sessions(ledger: Ledger, header: Header, policy: ClientPolicy) -> tuple[bytes, ...]:
-    """The sessions that an advert lists: updates of the same model, or label counts of any epoch,
-    as other clients can't know which epochs this one has had."""
+    """Return the sessions that an advert lists: for updates of the same model, or for label counts
+    of any epoch, since other clients can't know which epochs this one has had."""
     model = header.model_digest.hex()
     return tuple(
         sorted(
@@ -66,17 +66,17 @@ def revealed_sessions(ledger: Ledger, header: Header, policy: ClientPolicy) -> t
 def superseded(
     header: Header, others: Iterable[Header], policy: ClientPolicy, now: datetime
 ) -> tuple[bytes, ...]:
-    """The sessions to forget before a session is answered, since its advert renounces them.
+    """Return the sessions to forget before a session is answered, since its advert renounces them.
 
-    others: of this client's sessions under way. Raises BrokenRuleError (released) where one of them
-    is another run's.
+    others: this client's sessions under way. Raises BrokenRuleError (released) if one of them
+    belongs to another run.
     """
     found = []
     for other in others:
         alike = other.purpose is header.purpose and other.model_digest == header.model_digest
         if not alike or not keeps_to_one_set(other, policy):
             continue
-        # Of sums of counts a coordinator has one at a time, whichever run they are for.
+        # A coordinator has one sum of counts at a time, for whichever run.
         ends = other.run == header.run or header.purpose is Purpose.HISTOGRAM
         require(
             ends or other.expires_at <= now.timestamp(),
@@ -97,9 +97,9 @@ def settle(
     root: FederationRoot,
     at: datetime,
 ) -> tuple[Settled, ...]:
-    """What a new roster, and the certificates that came with its invitation, settle.
+    """Return the sessions that a new roster and the certificates in its invitation settle.
 
-    Raises BrokenRuleError (certificate, malformed) for a certificate that is none.
+    Raises BrokenRuleError (certificate, malformed) for an invalid certificate.
     """
     shown = {each.session_id.hex(): each for each in certified}
     found = []
@@ -221,7 +221,7 @@ def _unsettled(upload: Upload) -> str:
 
 
 def session_view(roster: Roster, sharers_sha256: bytes) -> SessionView:
-    """What is kept of a session to settle it later."""
+    """Return the facts of a session that are kept to settle it later."""
     header, clients = roster.header, tuple(roster.participants)
     complete = not 0 < header.degree < len(clients) - 1
     return SessionView(
@@ -237,7 +237,8 @@ def session_view(roster: Roster, sharers_sha256: bytes) -> SessionView:
 def in_known_set(
     ledger: Ledger, header: Header, input_id: str, at: datetime
 ) -> tuple[Settled, ...]:
-    """An upload of an input that is in a sum: it can come into none but the same again."""
+    """Return entries for an upload of an input that is in a sum: it can only enter the same set
+    again."""
     return tuple(
         Settled(session_id=header.session_id.hex(), clients=tuple(sorted(each)), at=at)
         for each in ledger.sets_of(input_id)

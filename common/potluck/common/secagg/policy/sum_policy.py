@@ -1,7 +1,6 @@
 """A client's requirements of a session, by its own configuration: checks of header and roster.
 
-A header that asks for less protection than the
-client's policy has is refused, never negotiated.
+A header that asks for less protection than the client's policy has is refused, never negotiated.
 """
 
 from __future__ import annotations
@@ -51,9 +50,9 @@ class ClientPolicy:
     wish. noisy: those that must have noise. one_set: whether an input goes without noise into one
     set of clients only, and always as the same vector. runs_per_epoch, rounds_per_epoch: maximum
     numbers of runs and of models for whose masked rounds updates of one data epoch are used.
-    largest_epsilon: of one noisy sum. sensitivity: that its noise must be made
-    for, at least: 1 where neighbouring data have one sample more or less, 2 where one sample is
-    exchanged. circulant: whether the experimental graph is allowed.
+    largest_epsilon: maximum ε of one noisy sum. sensitivity: minimum sensitivity that its noise
+    must be made for: 1 if neighbouring data have one sample more or less, 2 if one sample is
+    exchanged. circulant: True if the experimental graph is allowed.
     """
 
     least_hosts: int = LEAST_HOSTS
@@ -81,7 +80,7 @@ class ClientPolicy:
             )
 
     def assumed_colluding_hosts(self, hosts: int) -> int:
-        """Of so many distinct hosts."""
+        """Return the number of hosts assumed to collude, of `hosts` distinct hosts."""
         if self.colluding_hosts is not None:
             return self.colluding_hosts
         return assumed_colluding_hosts(hosts)
@@ -89,15 +88,16 @@ class ClientPolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class Expectation:
-    """What the client's own task and data say of a sum to which it is invited.
+    """Properties that a sum must have, by the task and data of the client invited to it.
 
-    input_id: the client's own name for the vector it will send, the same whenever it would send the
-    same vector, e.g. "labels/epoch 3": releases are remembered by it. lengths: words of each lane
-    by name. model_digest: of the model an update starts from. training_sha256: of what all clients
-    of the sum compute alike. settings_sha256: of the part of it that all rounds of a run share.
-    data: name of the version of the data that an update is made of; empty for label counts.
-    header_fields: further fields of the header that must have these values. within: the only
-    clients that it may be summed with; None for any.
+    input_id: the client's own name for the vector that it will send, the same whenever it would
+    send the same vector, e.g. "labels/epoch 3"; releases are recorded under it. lengths: number of
+    words of each lane, by name. model_digest: digest of the model that an update starts from.
+    training_sha256: digest of everything that all clients of the sum compute alike.
+    settings_sha256: digest of the part of it that all rounds of a run share. data: version name of
+    the data that an update is made of; empty for label counts. header_fields: further fields of the
+    header that must have these values. within: the only clients that it may be summed with; None
+    for any.
     """
 
     purpose: Purpose

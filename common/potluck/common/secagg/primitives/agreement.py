@@ -82,7 +82,7 @@ def derive(secret: bytes, salt: bytes, info: bytes) -> bytes:
 
 
 def pair_seed(secret: bytes, sharers_sha256: bytes, one: int, other: int, lane: str) -> bytes:
-    """The seed of the mask between two clients, by their numbers, on a lane.
+    """Return the seed of the mask between two clients, by their numbers, on a lane.
 
     The digest of the set of sharers is the salt: another set gives unrelated masks.
     """
@@ -91,7 +91,7 @@ def pair_seed(secret: bytes, sharers_sha256: bytes, one: int, other: int, lane: 
 
 
 def self_seed(seed: bytes, sharers_sha256: bytes, number: int, lane: str) -> bytes:
-    """The seed of a client's own mask on a lane."""
+    """Return the seed of a client's own mask on a lane."""
     return derive(seed, sharers_sha256, _info(_SELF_LABEL, number, number) + lane.encode())
 
 
@@ -99,26 +99,26 @@ def self_seed(seed: bytes, sharers_sha256: bytes, number: int, lane: str) -> byt
 class SharePair:
     """Shares of both secrets of one client, as another holds them.
 
-    There is one way out, `take`, and it gives one of the two: a type for the rule that nobody ever
-    learns both.
+    `take` returns one of the two: a type for the rule that no party ever learns both.
     """
 
     seed_share: bytes = field(repr=False)
     mask_key_share: bytes = field(repr=False)
 
     def take(self, *, survived: bool) -> bytes:
-        """The share of the seed of a client that survived, else that of its mask key."""
+        """Return the share of the seed of a client that survived, else that of its mask key."""
         return self.seed_share if survived else self.mask_key_share
 
     def packed(self) -> bytes:
-        """Both, for their holder alone."""
+        """Return both shares, for their holder alone."""
         return self.seed_share + self.mask_key_share
 
 
 def seal_pair(
     pair: SharePair, secret: bytes, roster_sha256: bytes, sender: int, receiver: int
 ) -> bytes:
-    """Shares encrypted for their holder. secret: what the channel keys agree on."""
+    """Return shares encrypted for their holder. secret: the secret that the channel keys agree
+    on."""
     key, direction = _channel(secret, roster_sha256, sender, receiver)
     return ChaCha20Poly1305(key).encrypt(_NONCE, pair.packed(), roster_sha256 + direction)
 
@@ -126,8 +126,8 @@ def seal_pair(
 def open_pair(
     ciphertext: bytes, secret: bytes, roster_sha256: bytes, sender: int, receiver: int
 ) -> SharePair:
-    """Shares decrypted. Raises BrokenRuleError (share) if they were not sealed like this, or are
-    no shares: whoever holds those could not give them out."""
+    """Return the decrypted shares. Raises BrokenRuleError (share) if they were not sealed with
+    these arguments, or are not valid shares: their holder could not give those out."""
     key, direction = _channel(secret, roster_sha256, sender, receiver)
     try:
         plain = ChaCha20Poly1305(key).decrypt(_NONCE, ciphertext, roster_sha256 + direction)

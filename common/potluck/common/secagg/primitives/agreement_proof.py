@@ -1,7 +1,7 @@
 """A proof of what two X25519 keys agree on, which shows neither of the private keys.
 
-The secret of one pair is all it gives away, and whoever holds the other key knows that already.
-Showing the whole private key instead would open what everybody else has sealed for it.
+It discloses only the secret of one pair, which the holder of the other key knows already. Showing
+the whole private key instead would open what all other clients have sealed for it.
 
 The proof is that of Chaum and Pedersen ("Wallet databases with observers", CRYPTO 1992) that two
 points have the same logarithm, made non-interactive as in RFC 9381, on the curve of RFC 8032, onto
@@ -36,8 +36,8 @@ _ZERO: Final[_Point] = (0, 1, 1, 0)
 
 @dataclass(frozen=True)
 class AgreementProof:
-    """What two keys agree on, as a point of 32 bytes, with its proof: two numbers of 32 bytes,
-    little-endian."""
+    """The secret that two keys agree on, as a point of 32 bytes, with its proof: two numbers of 32
+    bytes, little-endian."""
 
     point: bytes
     challenge: bytes
@@ -45,7 +45,7 @@ class AgreementProof:
 
 
 def check_provable(public: bytes) -> None:
-    """Raise BrokenRuleError (key) for an X25519 public key that is no point of the curve: X25519
+    """Raise BrokenRuleError (key) for an X25519 public key that is not a point of the curve. X25519
     works with it, but nothing could be proven about it."""
     _lift(public)
 
@@ -106,12 +106,12 @@ def _challenge(
 
 
 def _clamped(private: bytes) -> int:
-    """The number that X25519 makes of a private key."""
+    """Return the number that X25519 makes of a private key."""
     return int.from_bytes(private, "little") & (2**254 - 8) | 2**254
 
 
 def _lift(public: bytes) -> _Point:
-    """The point with an even x of an X25519 public key."""
+    """Return the point with an even x of an X25519 public key."""
     u = int.from_bytes(public, "little") % 2**255 % _P
     point = None if u == _P - 1 else _with_y((u - 1) * pow(u + 1, -1, _P) % _P, 0)
     if point is None:
@@ -120,7 +120,7 @@ def _lift(public: bytes) -> _Point:
 
 
 def _with_y(y: int, sign: int) -> _Point | None:
-    """RFC 8032, section 5.1.3; None where there is no such point."""
+    """Return the point with this y, by RFC 8032, section 5.1.3; None if it does not exist."""
     square = (y * y - 1) * pow(_D * y * y + 1, -1, _P) % _P
     x = pow(square, (_P + 3) // 8, _P)
     if (x * x - square) % _P:

@@ -1,8 +1,8 @@
 """Cells: a partition of clients that a public coin draws, so that no party chooses the groups.
 
-The members, the coin and the size determine the cells. A host's clients share a
-cell. Cells have at least `size` hosts; draw them a little larger than the least number of hosts in
-a released sum, and each may lose some.
+The members, the coin and the size determine the cells. A host's clients share a cell. Cells have at
+least `size` hosts. Draw them a little larger than the minimum number of hosts in a released sum, so
+that each cell may lose some.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ CELL_HOSTS: Final = 7
 
 
 def public_coin(federation: str, members: Iterable[str], epoch: str) -> bytes:
-    """32 bytes that follow from the federation, the ids of its members and the name of an epoch.
+    """Return 32 bytes that follow from the federation, the ids of its members and an epoch's name.
 
-    Whoever may choose the epoch's name or enrol members can try for a favourable draw; let the
-    name be something that nobody chooses.
+    A party that chooses the epoch's name or enrols members can try for a favourable draw. So let
+    the name be something that no party chooses.
     """
     digest = hashlib.sha256(b"cells")
     for part in (federation, epoch, *sorted(set(members))):

@@ -1,11 +1,11 @@
 """Shamir's secret sharing over the integers modulo p = 2^256 + 297.
 
-The least prime above 2^256, so that every 32-byte secret is a number of the field as it is, without
-rejection. A share is one number below p, 33 bytes, big-endian; its x is the holder's number and is
-not part of it. (Shamir, "How to share a secret", CACM 22(11), 1979.)
+p is the least prime above 2^256, so that every 32-byte secret is a number of the field as it is,
+without rejection. A share is one number below p, 33 bytes, big-endian; its x is the holder's number
+and is not part of it. (Shamir, "How to share a secret", CACM 22(11), 1979.)
 
-Python's integers are not constant-time: timing may tell about secrets to whoever shares the
-machine. Not to the network: the work is done once for each session.
+Python's integers are not constant-time: timing may disclose secrets to other users of the machine.
+It does not disclose them to the network: the work is done once for each session.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _COEFFICIENT_BYTES: Final = 49
 """Random bytes for each coefficient: reduced modulo p, off from uniform by less than 2^-135."""
 
 Random = Callable[[int], bytes]
-"""So many bytes that nobody can predict, as `os.urandom` gives them."""
+"""Returns this number of unpredictable bytes, as `os.urandom` does."""
 
 
 def share(secret: bytes, threshold: int, holders: Sequence[int], random: Random) -> list[int]:
-    """Shares of a 32-byte secret for holders numbered ≥ 1, in their order.
+    """Return shares of a 32-byte secret for holders numbered ≥ 1, in their order.
 
-    Any `threshold` ≥ 1 of them give the secret, fewer say nothing. Raises ValueError for a secret
-    of another length, repeated holders or fewer holders than the threshold.
+    Any `threshold` ≥ 1 of them give the secret; fewer disclose nothing. Raises ValueError for a
+    secret of another length, repeated holders or fewer holders than the threshold.
     """
     _check(secret, threshold, holders)
     entropy = random((threshold - 1) * _COEFFICIENT_BYTES)

@@ -1,7 +1,7 @@
 """Numbers of shares and consents that a session needs, given how many hosts may collude.
 
-Colluders are counted in hosts, because whoever breaks a host has all the clients it holds: A hosts
-are assumed to collude with the coordinator, and they may be the ones that hold most clients.
+Colluders are counted in hosts, because an attacker that breaks a host has all of its clients. A
+hosts are assumed to collude with the coordinator; they may be those with the most clients.
 
 Complete graph, n clients of which a may collude: threshold and quorum are ⌊(n + a) / 2⌋ + 1. Two
 certificates, or a certificate and a rebuilt secret, then share an honest client, which answers for
@@ -19,7 +19,7 @@ from math import comb
 from typing import Final
 
 COMPLETE_LIMIT: Final = 128
-"""Most clients for which the complete graph is the default."""
+"""Maximum number of clients for which the complete graph is the default."""
 
 SECURITY_BITS: Final = 80
 """Security fails with probability 2^-80 at most; 40 of these bits are for a coordinator that tries
@@ -31,8 +31,8 @@ CORRECTNESS_BITS: Final = 20
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Of a session. degree: neighbours of a client, 0 for all others; threshold: shares that
-    rebuild a secret; quorum: consents that certify a set."""
+    """Numbers that a session needs. degree: neighbours of a client, 0 for all others; threshold:
+    shares that rebuild a secret; quorum: consents that certify a set."""
 
     degree: int
     threshold: int
@@ -45,18 +45,22 @@ def assumed_colluding_hosts(hosts: int) -> int:
 
 
 def colluding_clients(hosts: Iterable[str], colluding_hosts: int) -> int:
-    """The most clients that so many hosts hold. hosts: of each client, one entry for each."""
+    """Return the maximum number of clients on `colluding_hosts` hosts. hosts: the host of each
+    client, one entry per client."""
     held = sorted(Counter(hosts).values(), reverse=True)
     return sum(held[:colluding_hosts])
 
 
 def majority(clients: int, colluding: int) -> int:
-    """The least number such that two groups of so many clients share an honest one."""
+    """Return the least n such that any two groups of n clients share an honest one."""
     return (clients + colluding) // 2 + 1
 
 
 def complete_thresholds(hosts: Iterable[str], colluding_hosts: int | None = None) -> Thresholds:
-    """For the complete graph. hosts: of each client; colluding_hosts: ⌊(h − 1) / 3⌋ if None."""
+    """Return the thresholds for the complete graph.
+
+    hosts: the host of each client. colluding_hosts: ⌊(h − 1) / 3⌋ if None.
+    """
     listed = list(hosts)
     if colluding_hosts is None:
         colluding_hosts = assumed_colluding_hosts(len(set(listed)))
@@ -66,9 +70,10 @@ def complete_thresholds(hosts: Iterable[str], colluding_hosts: int | None = None
 
 @lru_cache(maxsize=256)
 def circulant_thresholds(clients: int, colluding: int, dropping: int) -> Thresholds | None:
-    """The least even degree, and a threshold for it, that are safe and live; experimental.
+    """Return the least even degree, and a threshold for it, that are safe and live; experimental.
 
-    colluding, dropping: most clients that may do so. None if only the complete graph will do.
+    colluding, dropping: maximum number of clients that do so. None if only the complete graph is
+    safe and live.
     """
     for degree in range(2, clients - 1, 2):
         threshold = _least_safe_threshold(clients, colluding, degree)
@@ -79,14 +84,14 @@ def circulant_thresholds(clients: int, colluding: int, dropping: int) -> Thresho
 
 @lru_cache(maxsize=256)
 def circulant_is_safe(clients: int, colluding: int, degree: int, threshold: int) -> bool:
-    """Return whether secrets can be rebuilt against the rules with probability 2^-80 at most.
+    """Return True if secrets can be rebuilt against the rules with probability 2^-80 at most.
 
-    1. Nobody has so many colluding neighbours that they and half of the others could rebuild both
-       its secrets: n · Pr[Hyp(n−1, a, k) ≥ m + 1] ≤ 2^-81 with t > m and 2t > k + 1 + m.
-    2. No coordinator that chooses whom to call lost, after it has seen the graph, can cut an arc
-       out of the ring: C(n, 2) · Pr[Hyp(n−1, a, k/2) ≥ t − k/2 − 1]² ≤ 2^-81.
+    1. No client has enough colluding neighbours that they, with half of the others, could rebuild
+       both its secrets: n · Pr[Hyp(n−1, a, k) ≥ m + 1] ≤ 2^-81 with t > m and 2t > k + 1 + m.
+    2. A coordinator that has seen the graph, and then chooses which clients to call lost, can't
+       cut an arc out of the ring: C(n, 2) · Pr[Hyp(n−1, a, k/2) ≥ t − k/2 − 1]² ≤ 2^-81.
 
-    The second bound has not been reviewed by anybody else.
+    The second bound has not been reviewed by others.
     """
     least = _least_safe_threshold(clients, colluding, degree)
     # A higher threshold keeps both conditions.

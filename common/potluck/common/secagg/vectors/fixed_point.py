@@ -59,7 +59,8 @@ def metric_scale(header: Header, clients: int) -> int:
 
 
 def check_lane(lane: Lane, header: Header, clients: int) -> None:
-    """Raise BrokenRuleError (malformed, wrap) unless sums over so many clients can't wrap."""
+    """Raise BrokenRuleError: malformed for an invalid lane, wrap if sums over `clients` clients
+    could wrap."""
     where = f"lane {lane.name[:40]!r}"
     require(lane.modulus_bits in (32, 64), Rule.MALFORMED, f"{where} has other than 32 or 64 bits")
     require(lane.length >= 1, Rule.MALFORMED, f"{where} is empty")

@@ -118,9 +118,10 @@ class HeadSum:
 
 
 def decode_head(header: Header, clients: int, total: Words, survivors: int) -> HeadSum:
-    """The sum of heads. clients: in the roster; survivors: in the sum.
+    """Return the decoded sum of heads. clients: number in the roster; survivors: number in the sum.
 
-    Raises BrokenRuleError (reconstruction) for a sum that so many heads can't have.
+    Raises BrokenRuleError (reconstruction) for a sum that the heads of `survivors` clients can't
+    have.
     """
     weight, *scaled, clipped, failed, counted = (int(value) for value in to_integers(total))
     trained = survivors - failed

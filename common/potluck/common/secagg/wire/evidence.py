@@ -40,7 +40,7 @@ from potluck.common.secagg.wire.transcript import (
 
 @dataclass(frozen=True)
 class Conviction:
-    """Who is proven to have sealed a share that does not open, and by whom."""
+    """Proof that `accused` sealed a share for `accuser` that does not open."""
 
     accused: str
     accuser: str
@@ -54,10 +54,11 @@ def gather_evidence(
     shares: Envelope,
     random: Random,
 ) -> Evidence:
-    """The accuser's evidence, once it has seen what the accused has signed.
+    """Return the accuser's evidence, after the accuser has received what the accused signed.
 
-    Raises BrokenRuleError where the accused has not signed a share that does not open: then the
-    coordinator changed it on its way, and the key's secret would be about an honest client.
+    Raises BrokenRuleError unless the accused signed a share that does not open. Otherwise the
+    coordinator changed the share on its way, and evidence would disclose the secret with an honest
+    client.
     """
     sealed = _signed_for(roster, accused, accuser, shares)
     other = roster.participants[accused].advert.channel_key
@@ -72,9 +73,10 @@ def gather_evidence(
 
 
 def check_evidence(roster: Roster, evidence: Evidence, shares: Envelope) -> Conviction:
-    """The conviction that evidence gives. shares: the `Shares` of the accused, as it signed them.
+    """Return the conviction that evidence proves. shares: the `Shares` of the accused, as it signed
+    them.
 
-    Raises BrokenRuleError: then nothing is proven against the accused.
+    Raises BrokenRuleError if nothing is proven against the accused.
     """
     accused, accuser = evidence.accused, evidence.client
     named = roster.participants.keys() >= {accused, accuser}
@@ -96,10 +98,10 @@ def check_evidence(roster: Roster, evidence: Evidence, shares: Envelope) -> Conv
 
 
 def check_verdict(data: bytes, root: FederationRoot, at: datetime) -> Conviction:
-    """The conviction in a serialised `GuiltyVerdict`, as records of sessions keep it.
+    """Return the conviction in a serialised `GuiltyVerdict`, as records of sessions keep it.
 
-    root: with the members that the session was of. at: a moment of the session, when their records
-    were valid. Raises BrokenRuleError for what proves nothing.
+    root: with the session's members. at: a moment of the session, when their records were valid.
+    Raises BrokenRuleError if nothing is proven.
     """
     verdict = decode(GuiltyVerdict, data)
     header = decode(Header, verdict.header)
@@ -115,12 +117,12 @@ def check_verdict(data: bytes, root: FederationRoot, at: datetime) -> Conviction
 
 
 def verdict_bytes(roster: Roster, shares: Envelope, evidence: Envelope) -> bytes:
-    """All that `check_verdict` needs."""
+    """Return all data that `check_verdict` needs, serialised."""
     return encode(GuiltyVerdict(encode(roster.header), roster.adverts, shares, evidence))
 
 
 def _signed_for(roster: Roster, sender: str, receiver: str, shares: Envelope) -> bytes:
-    """The ciphertext that a client has signed for another. Raises BrokenRuleError."""
+    """Return the ciphertext that a client has signed for another. Raises BrokenRuleError."""
     require(shares.type is MessageType.SHARES, Rule.EVIDENCE, "what is shown are no shares")
     verify(roster.participants[sender].key, shares, sender)
     message = decode(Shares, shares.payload)

@@ -342,7 +342,7 @@ class Dispute:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the channel keys of two clients agree on; the rest is an `AgreementProof`."""
+    """The secret that the channel keys of two clients agree on, with an `AgreementProof` of it."""
 
     TYPE: ClassVar = MessageType.EVIDENCE
     roster_sha256: bytes
@@ -355,7 +355,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class GuiltyVerdict:
-    """All that anybody needs to check who sealed a share that does not open."""
+    """All data needed to check which client sealed a share that does not open."""
 
     header: bytes
     adverts: tuple[Envelope, ...]

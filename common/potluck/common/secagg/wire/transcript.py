@@ -194,7 +194,7 @@ def _check_advert(envelope: Envelope, root: FederationRoot, now: datetime) -> Ch
     who = advert.client
     record = root.member(who, now)
     root.verify(record, envelope)
-    # Otherwise a client could stand for two, or be told its own key as somebody else's.
+    # Otherwise a client could stand for two, or receive its own key as another client's.
     require(advert.mask_key != advert.channel_key, Rule.DUPLICATE, f"{who!r} has one key for all")
     return CheckedAdvert(envelope, advert, record, root.key_of(record))
 
@@ -239,12 +239,12 @@ def build_roster(header: Header, header_sha256: bytes, adverts: Sequence[Checked
 
 
 def sharers_digest(roster_sha256: bytes, clients: Sequence[str]) -> bytes:
-    """Of the set of those who shared."""
+    """Return the digest of the set of clients that shared."""
     return _digest(b"sharers", roster_sha256, [client.encode() for client in clients])
 
 
 def survivors_digest(sharers_sha256: bytes, clients: Sequence[str]) -> bytes:
-    """Of the set whose sum is asked for."""
+    """Return the digest of the set whose sum is asked for."""
     return _digest(b"survivors", sharers_sha256, [client.encode() for client in clients])
 
 
