@@ -1,4 +1,5 @@
-"""What the coordinator has asked the hosts behind a relay for, as its instructions go through."""
+"""Updates that the coordinator has asked of the hosts behind a relay, from the passing
+instructions."""
 
 from __future__ import annotations
 
@@ -10,13 +11,14 @@ from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import transfer_pb2
 
 GRACE_SECONDS = 3600.0
-"""An update is held so long beyond its deadline: a coordinator that was away may still want it."""
+"""Time for which an update is held beyond its deadline: a coordinator that was disconnected may
+still want it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectedUpdate:
-    """An update that a client was told to make. host: through whom. summed: whether it goes into a
-    sum. expires: seconds since 1970."""
+    """An update that a client was instructed to make. host: the host that received the instruction.
+    summed: True if the update goes into a sum. expires: seconds since 1970."""
 
     update_id: str
     client_id: str
@@ -27,23 +29,24 @@ class ExpectedUpdate:
 
 
 class ExpectedUpdates:
-    """The newest of each client and run, so that there is no end to them but their number.
+    """The newest expected update of each client and run. Only the number of these pairs limits
+    theirs.
 
     Lives on the event loop.
     """
 
     def __init__(self, clock: Callable[[], float], drop: Callable[[str], None]) -> None:
         """`clock`: seconds since 1970. `drop` is called with the id of each update that is no
-        longer waited for."""
+        longer awaited."""
         self._clock = clock
         self._drop = drop
         self._newest: dict[tuple[str, str], ExpectedUpdate] = {}
         self._awaited: dict[str, ExpectedUpdate] = {}  # by id: of sums, those still being made
         self.changed = asyncio.Event()
-        """Set when fewer are awaited; cleared by who waits for that."""
+        """Set when fewer updates are awaited; the task that waits for this clears it."""
 
     def see(self, instruction: rpc.Instruction, host: str) -> None:
-        """An instruction goes through to a host."""
+        """Record an instruction that passes through to a host."""
         if instruction.HasField("train"):
             self._expect(instruction, host)
         elif instruction.HasField("settle"):
@@ -77,23 +80,24 @@ class ExpectedUpdates:
             self.arrived([older.update_id])
 
     def _settle(self, instruction: rpc.Instruction) -> None:
-        """A round is over for a client, whatever it still makes."""
+        """Stop awaiting the update of a client whose round is over, whatever the client still
+        makes."""
         expected = self._newest.get((instruction.client_id, instruction.run_id))
         if expected is not None:
             self.arrived([expected.update_id])
 
     def awaited(self, run_id: str) -> bool:
-        """Whether hosts that attend still make updates for a run's sums."""
+        """Return True if connected hosts still make updates for a run's sums."""
         return any(each.run_id == run_id for each in self._awaited.values())
 
     def arrived(self, update_ids: Iterable[str]) -> None:
-        """Updates are here, or will not come."""
+        """Stop awaiting updates that have arrived, or will not come."""
         for update_id in update_ids:
             self._awaited.pop(update_id, None)
         self.changed.set()
 
     def answered(self, update_id: str, host: str) -> None:
-        """A host answered an instruction, so its update is not awaited any more.
+        """Stop awaiting an update whose instruction a host answered.
 
         Nothing happens if the instruction went to another host.
         """
@@ -102,9 +106,9 @@ class ExpectedUpdates:
             self.arrived([update_id])
 
     def received(self, members: Iterable[transfer_pb2.SumMember]) -> None:
-        """A host's sum is here, so its members are not awaited any more.
+        """Stop awaiting the members of a host's sum that has arrived.
 
-        A member whose update another client was told to make changes nothing.
+        A member changes nothing if its update was asked of another client.
         """
         self.arrived(
             each.update_id
@@ -114,10 +118,10 @@ class ExpectedUpdates:
         )
 
     def left(self, host: str) -> None:
-        """A host has gone: nobody is to wait for it."""
+        """Stop awaiting the updates of a host that has disconnected."""
         self.arrived([key for key, each in self._awaited.items() if each.host == host])
 
     def find(self, update_id: str, client_id: str, run_id: str) -> ExpectedUpdate | None:
-        """The expectation that this update would meet."""
+        """Return the expected update with this id, client and run; None if it is not the newest."""
         expected = self._newest.get((client_id, run_id))
         return expected if expected is not None and expected.update_id == update_id else None

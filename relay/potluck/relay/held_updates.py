@@ -1,6 +1,6 @@
 """Updates that a relay holds until the coordinator has them: a file each, and its header.
 
-The header is written after the file, so one found after a crash speaks of a complete file.
+The header is written after the file, so a header found after a crash has a complete file.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from potluck.rpc.v1 import transfer_pb2
 log = structlog.get_logger()
 
 _STALE_SECONDS = 24 * 3600.0
-"""What arrived of a file so long ago is of no use."""
+"""Age from which an incomplete file is deleted, since it is of no use."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeldUpdate:
-    """An update that is here. expires: seconds since 1970 from which nobody waits for it."""
+    """An update that the relay holds. expires: seconds since 1970 from which it is no longer
+    needed."""
 
     header: transfer_pb2.UpdateHeader
     expires: float
@@ -34,8 +35,8 @@ class HeldUpdates:
     """The updates in a folder. Not thread-safe; `path` may be called from any thread."""
 
     def __init__(self, folder: Path, *, now: float) -> None:
-        """Read the headers; what is broken, without its other half or expired is deleted, but for
-        files on their way.
+        """Read the headers. Delete whatever is broken, lacks its other half or has expired, except
+        files that are still arriving.
 
         `now`: seconds since 1970.
         """
@@ -59,11 +60,12 @@ class HeldUpdates:
         return len(self._updates)
 
     def all(self) -> list[HeldUpdate]:
-        """Those that are here."""
+        """Return all updates that are held."""
         return list(self._updates.values())
 
     def path(self, update_id: str) -> Path:
-        """Path of the file of an update. An id may hold anything; its hash may not."""
+        """Return the path of an update's file. Its name is a hash, since an id may hold any
+        characters."""
         return self._folder / f"{_file_name(update_id)}.safetensors"
 
     def keep(self, held: HeldUpdate) -> None:
@@ -73,19 +75,19 @@ class HeldUpdates:
         self._updates[held.header.update_id] = held
 
     def holds(self, update_id: str) -> bool:
-        """True if an update with this id is here, in whatever file."""
+        """Return True if an update with this id is held, whatever its file."""
         return update_id in self._updates
 
     def find(self, update_id: str, blake3: str) -> HeldUpdate | None:
-        """The update with this id and digest, if it is here."""
+        """Return the update with this id and digest; None if it is not held."""
         held = self._updates.get(update_id)
         return held if held is not None and held.header.blake3 == blake3 else None
 
     def drop(self, update_id: str) -> None:
         """Delete an update and what has arrived of it.
 
-        A disk that refuses is logged: what stays there is read again at the next start, and the
-        coordinator knows whether it still waits for it.
+        A disk that refuses is logged: the next start reads what stayed there, and the coordinator
+        knows whether it still needs it.
         """
         self._updates.pop(update_id, None)
         path = self.path(update_id)

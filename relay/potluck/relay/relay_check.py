@@ -1,4 +1,4 @@
-"""What a relay needs, tried before it serves."""
+"""Checks of everything that a relay needs, made before it serves."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ANSWER_SECONDS = 20.0
 
 
 def check_relay(config: RelayConfig) -> Iterator[str]:
-    """A line for each thing that is right. Raises the first thing that is not."""
+    """Yield a line for each check that passes. Raises the error of the first that fails."""
     material = config.tls.load(Role.RELAY)
     claims = ", ".join(map(str, material.identity.claims))
     yield f"certificate      relay {material.identity.name} of {material.identity.federation}"
@@ -45,7 +45,7 @@ def check_relay(config: RelayConfig) -> Iterator[str]:
 
 
 def _names(material: TlsMaterial) -> list[str]:
-    """The names and addresses in a certificate by which it is dialled."""
+    """Return the names and addresses in a certificate at which hosts dial its owner."""
     certificate = parse_certificates(material.certificate)[0]
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     addresses = map(str, names.get_values_for_type(x509.IPAddress))
@@ -69,7 +69,8 @@ def _check_address(listen: str) -> str:
 
 
 def _check_state(folder: Path) -> str:
-    """Tried in the folder itself where it is there, and by its parent's permissions if not."""
+    """Check the state directory: try it if it exists, else try whether its parent may be written
+    to."""
     if folder.exists():
         RelayState(folder).close()
         return f"state directory  {folder}"
@@ -88,7 +89,8 @@ def _check_state(folder: Path) -> str:
 
 
 async def _check_coordinator(config: RelayConfig, material: TlsMaterial) -> str:
-    """Ask the coordinator for the upload of a run that can't be: it answers only who may call."""
+    """Ask the coordinator about an upload of a run that can't exist: it answers only permitted
+    callers."""
     [first, *_] = material.identity.claims
     request = rpc.LocateUploadRequest(
         client_id=next(first.ids()), run_id=_NO_RUN, update_id=_NO_RUN, blake3="0" * 64

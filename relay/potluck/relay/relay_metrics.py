@@ -22,7 +22,8 @@ from potluck.common.net.tls import TlsFiles
 
 
 class RelayMetrics:
-    """Lives on the event loop, but for what looks things up when somebody asks."""
+    """Metrics of a relay. Lives on the event loop, except for the lookups that each scrape
+    makes."""
 
     def __init__(self, instruments: Instruments | None = None) -> None:
         self.instruments = instruments or Instruments(MeasuredParty.RELAY)
@@ -32,7 +33,7 @@ class RelayMetrics:
         self.attending(0, 0)
 
     def watch(self, *, state: Path, tls: TlsFiles, held: Callable[[], int]) -> None:
-        """Look these up whenever somebody asks. `held`: how many updates are here."""
+        """Look these up at each scrape. `held`: returns the number of held updates."""
 
         def refresh() -> None:
             show_disk(self.instruments, state)
@@ -43,44 +44,45 @@ class RelayMetrics:
         self.instruments.refresh_with(refresh)
 
     def ready(self) -> str:
-        """Why the relay is not ready; empty while it is connected to the coordinator."""
+        """Return the reason that the relay is not ready; empty while it is connected to the
+        coordinator."""
         return "" if self._connected else "not connected to the coordinator"
 
     def connection(self, *, stands: bool) -> None:
-        """Whether the connection to the coordinator stands."""
+        """Record whether the connection to the coordinator stands."""
         self._connected = stands
         self.instruments.set(metrics.RELAY_CONNECTED, float(stands))
 
     def attending(self, hosts: int, clients: int) -> None:
-        """So many more hosts and clients attend through this relay; negative for fewer."""
+        """Add numbers of hosts and clients connected through this relay; negative for fewer."""
         self._hosts, self._clients = self._hosts + hosts, self._clients + clients
         self.instruments.set(metrics.RELAY_HOSTS, self._hosts)
         self.instruments.set(metrics.RELAY_CLIENTS, self._clients)
 
     def refused(self, reason: str, _peer: str) -> None:
-        """A host's call was refused."""
+        """Count a refused call of a host."""
         self.instruments.count(metrics.RELAY_REFUSALS, reason=known_reason(reason))
 
     def lent(self, source: RelaySource) -> None:
-        """A host asked for a file that was here, or came from the coordinator."""
+        """Count a host's request for a file, which was here or came from the coordinator."""
         self.instruments.count(metrics.RELAY_DOWNLOADS, source=source)
 
     def delivered(self, outcome: DeliveryOutcome) -> None:
-        """What became of an update that was held."""
+        """Count the outcome of an update that was held."""
         self.instruments.count(metrics.RELAY_DELIVERIES, outcome=outcome)
 
     def moved_behind(self, direction: Direction, size: int) -> None:
-        """Bytes of a file moved between a host and the relay."""
+        """Count bytes of a file that moved between a host and the relay."""
         self._count(RelayLeg.HOSTS, direction, size)
 
     # Of the link to the coordinator -------------------------------------------------------------
 
     def moved(self, direction: Direction, size: int) -> None:
-        """Bytes of a file moved between the relay and the coordinator."""
+        """Count bytes of a file that moved between the relay and the coordinator."""
         self._count(RelayLeg.COORDINATOR, direction, size)
 
     def retried(self, direction: Direction) -> None:
-        """A transfer to or from the coordinator is begun again."""
+        """Count a transfer to or from the coordinator that begins again."""
         self.instruments.count(metrics.RELAY_RETRIES, direction=direction)
 
     def _count(self, leg: RelayLeg, direction: Direction, size: int) -> None:

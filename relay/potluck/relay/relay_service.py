@@ -1,4 +1,4 @@
-"""The service hosts call at a relay: what they would call at the coordinator."""
+"""The service that hosts call at a relay: the same calls as at the coordinator."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ log = structlog.get_logger()
 
 
 class RelayService(coordinator_pb2_grpc.CoordinatorServiceServicer):
-    """Exceptions become statuses in the guard."""
+    """The service of a relay for its hosts. The guard turns exceptions into statuses."""
 
     def __init__(
         self,
@@ -54,7 +54,8 @@ class RelayService(coordinator_pb2_grpc.CoordinatorServiceServicer):
     async def Attend(
         self, request_iterator: AsyncIterator[rpc.AttendRequest], context: Context
     ) -> AsyncIterator[rpc.AttendResponse]:
-        """The control stream of a host: every message goes on as it is, but for the hello."""
+        """Pass on a host's control stream: all messages unchanged, except the hello and the
+        welcome."""
         identity = identity_of(context)
         first = self._greeting(await anext(aiter(request_iterator), None), identity)
         clients = len(first.hello.client_ids)
@@ -86,7 +87,7 @@ class RelayService(coordinator_pb2_grpc.CoordinatorServiceServicer):
                 log.info("host left", host=identity.name, clients=clients)
 
     def _greeting(self, first: rpc.AttendRequest | None, identity: Identity) -> rpc.AttendRequest:
-        """A host's hello as it goes on, with the host's name.
+        """Return a host's hello as it is passed on, with the host's name.
 
         Raises ProtocolError, IdentityError.
         """

@@ -1,8 +1,8 @@
-"""Sums on their way up: what hosts behind a relay have added up goes on as one sum.
+"""Sums on their way up: a relay adds up the sums of the hosts behind it and sends one.
 
-Adding is exact, so it does not matter for the round's model which updates are in a sum. What is
-waited for only decides how many files there are. What each host sent stays on disk until the
-coordinator has it, and a sum that is not wanted as it is is made anew.
+Adding is exact, so the round's model does not depend on which updates are in which sum. The relay's
+waiting decides only how many files there are. Each host's sum stays on disk until the coordinator
+has it. If the coordinator does not want a sum as it is, the relay makes another.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _MOST_MEMBERS: Final = 4096
 
 @dataclass(kw_only=True, eq=False)
 class _Part:
-    """What one host sent. vectors: of its file, by name with their lengths. delivered: done once
-    the coordinator has it, or has refused it."""
+    """The sum that one host sent. vectors: lengths of its file's vectors, by name. delivered: done
+    once the coordinator has the sum, or has refused it."""
 
     header: transfer_pb2.UpdateHeader
     path: Path
@@ -47,19 +47,19 @@ class _Part:
     def updates(self) -> set[tuple[str, str]]:
         """Ids of the updates in it, each with its client.
 
-        The client is one that the host may speak for; the id is the host's word alone.
+        The client is one that the host may speak for. For the id there is only the host's word.
         """
         return {(each.update_id, each.client_id) for each in self.header.members}
 
     def fail(self, error: Exception) -> None:
-        """It is refused, or not waited for any more."""
+        """End the delivery with an error: the sum is refused, or no longer needed."""
         if not self.delivered.done():
             self.delivered.set_exception(error)
 
 
 @dataclass(kw_only=True, eq=False)
 class _Gathering:
-    """The parts of a run that are to go on together."""
+    """The parts of a run that are to be sent together."""
 
     parts: list[_Part] = field(default_factory=list)
     task: asyncio.Task[None] | None = None
@@ -85,10 +85,11 @@ class RelayedSums:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def deliver(self, held: HeldUpdate, *, fresh: bool) -> None:
-        """Bring a host's sum to the coordinator within a larger one; returns when it is kept there.
+        """Deliver a host's sum to the coordinator within a larger one; return when it is kept
+        there.
 
-        fresh: nothing of it has been sent before. Raises LayoutError or OutOfBoundsError for a file
-        that is not what is said of it, and what the coordinator answers.
+        fresh: True if nothing of it has been sent before. Raises LayoutError or OutOfBoundsError
+        for a file that does not match its header, and the errors that the coordinator answers with.
         """
         header = held.header
         path = self._held.path(header.update_id)
@@ -110,7 +111,7 @@ class RelayedSums:
             self._expected.changed.set()
 
     async def close(self) -> None:
-        """Send no more."""
+        """Stop sending."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -118,7 +119,7 @@ class RelayedSums:
     # Gathering --------------------------------------------------------------------------------
 
     def _gathering(self, run_id: str) -> _Gathering:
-        """The one of a run that waits for more."""
+        """Return the gathering of a run that waits for more parts; begin one if there is none."""
         found = self._gatherings.get(run_id)
         if found is None:
             found = self._gatherings[run_id] = _Gathering()
@@ -130,7 +131,7 @@ class RelayedSums:
     async def _take_up(self, run_id: str, gathering: _Gathering) -> None:
         try:
             await self._gather(run_id, gathering)
-            del self._gatherings[run_id]  # what comes now goes with the next
+            del self._gatherings[run_id]  # later parts join the next gathering
             for parts in _addable(gathering.parts):
                 await self._send(parts)
         except Exception as error:
@@ -156,7 +157,8 @@ class RelayedSums:
     # Sending ----------------------------------------------------------------------------------
 
     async def _send(self, parts: Sequence[_Part]) -> None:
-        """Send one sum; without what is not waited for; each part by itself if it is refused."""
+        """Send the parts as one sum, without those that are no longer needed. If the coordinator
+        refuses the sum, send each part by itself."""
         while parts := [part for part in parts if not part.delivered.done()]:
             try:
                 await self._send_sum(parts)
@@ -198,7 +200,7 @@ class RelayedSums:
 
 
 def _checked_vectors(path: Path, update_ids: Sequence[str]) -> Mapping[str, int]:
-    """The vectors of a sum's file, which is checked as the coordinator would. Blocks.
+    """Return the vectors of a sum's file, after the checks that the coordinator would make. Blocks.
 
     Raises LayoutError, OutOfBoundsError.
     """
@@ -208,7 +210,7 @@ def _checked_vectors(path: Path, update_ids: Sequence[str]) -> Mapping[str, int]
 
 
 def _addable(parts: Sequence[_Part]) -> list[list[_Part]]:
-    """The parts that may be one sum: of the same vectors, and not too many updates."""
+    """Return groups of parts that may be one sum: of the same vectors, and not too many updates."""
     found: list[list[_Part]] = []
     for part in sorted(parts, key=lambda each: each.header.update_id):
         for together in found:
@@ -222,8 +224,8 @@ def _addable(parts: Sequence[_Part]) -> list[list[_Part]]:
 
 
 def _close(parts: Sequence[_Part], error: RoundClosedError) -> None:
-    """Tell the hosts whose clients are not waited for, with the names of theirs; all where none is
-    named."""
+    """Fail the parts of hosts whose clients are no longer awaited, with the names of these clients.
+    If the error names none, fail all parts."""
     gone = set(error.metadata.get("clients", "").split(","))
     clients = {part: [each.client_id for each in part.header.members] for part in parts}
     named = [part for part in parts if gone & set(clients[part])]

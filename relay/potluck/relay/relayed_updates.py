@@ -36,9 +36,9 @@ log = structlog.get_logger()
 class RelayedUpdates:
     """The updates of the hosts behind a relay. Lives on the event loop.
 
-    A host is answered once the coordinator has answered, and hears the same: so it keeps its update
-    for as long as it would without a relay. What is whole here is delivered even if its host goes
-    away, or this process is killed.
+    A host gets the coordinator's answer, once that has come. So it keeps its update as long as it
+    would without a relay. A complete update is delivered even if its host disconnects or this
+    process is killed.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class RelayedUpdates:
         return self._upstream.link
 
     def go_on(self) -> None:
-        """Deliver what an earlier process has left."""
+        """Deliver the updates that an earlier process has left."""
         for held in self._held.all():
             self._delivery(held, fresh=False)
 
@@ -84,7 +84,7 @@ class RelayedUpdates:
     async def locate(
         self, request: rpc.LocateUploadRequest, identity: Identity
     ) -> rpc.LocateUploadResponse:
-        """Say how much of an update has arrived here, or that the coordinator has it."""
+        """Return how much of an update has arrived here, or that the coordinator has it."""
         check_client(request.client_id, identity)
         check_digest(request.blake3)
         if not request.resume:
@@ -100,7 +100,7 @@ class RelayedUpdates:
             return rpc.LocateUploadResponse(offset=held.header.size)
         question = rpc.LocateUploadRequest()
         question.CopyFrom(request)
-        question.resume = False  # there is no stream of the relay's own to end
+        question.resume = False  # the relay has no stream of its own to end
         located = await self._upstream.locate(question)
         if located.complete:
             return located
@@ -148,10 +148,10 @@ class RelayedUpdates:
         return rpc.SubmitUpdateResponse()
 
     async def _require(self, header: transfer_pb2.UpdateHeader) -> float | None:
-        """Until when an update is waited for; None where the coordinator has it.
+        """Return the time until which an update is awaited; None if the coordinator has it.
 
-        Raises RoundClosedError if it is not waited for, TruncatedError where less of it is here
-        than its host has in mind.
+        Raises RoundClosedError if it is not awaited, TruncatedError if less of it is here than its
+        host assumes.
         """
         expected = self.expected.find(header.update_id, header.client_id, header.run_id)
         here = held_bytes(self._held.path(header.update_id))
@@ -185,7 +185,7 @@ class RelayedUpdates:
     ) -> tuple[FileReceiver, str | None]:
         """The bytes of a file, in a receiver that `stack` closes, and the digest in its trailer.
 
-        None instead of the digest where the stream ends, as its header says, before the file does.
+        None instead of the digest if the stream ends before the file does, as its header announces.
         """
         path = self._held.path(header.update_id)
         async with self._order.receiving(header.update_id, header.blake3):
@@ -237,7 +237,8 @@ class RelayedUpdates:
     # Delivery ---------------------------------------------------------------------------------
 
     def _delivery(self, held: HeldUpdate, *, fresh: bool) -> asyncio.Task[None]:
-        """The task that brings an update to the coordinator; one at a time."""
+        """Return the task that delivers an update to the coordinator; each update has one at
+        most."""
         update_id = held.header.update_id
         task = self._deliveries.get(update_id)
         if task is None:
@@ -277,10 +278,10 @@ class RelayedUpdates:
         if self._deliveries.get(update_id) is task:
             del self._deliveries[update_id]
         if not task.cancelled():
-            task.exception()  # looked at: asyncio complains of those nobody looked at
+            task.exception()  # retrieve it: asyncio logs exceptions that were never retrieved
 
     def _give_up(self, update_id: str) -> None:
-        """Nobody waits for an update any more."""
+        """Drop an update that is no longer needed, and cancel its delivery."""
         task = self._deliveries.pop(update_id, None)
         if task is not None:
             task.cancel()

@@ -43,7 +43,7 @@ class Upstream:
         self._metrics = metrics
         self._certificate = HostCertificate(config.tls, Role.RELAY)
         self.identity: Identity = self._certificate.show().identity
-        """Who the relay is, by the certificate that it shows."""
+        """Identity of the relay, from the certificate that it shows."""
         self._control = channel(config.coordinator, config.tls)
         self._calls: set[Any] = set()
         self.link = Link(
@@ -55,7 +55,8 @@ class Upstream:
         )
 
     async def locate(self, request: rpc.LocateUploadRequest) -> rpc.LocateUploadResponse:
-        """How much of an update the coordinator has. Raises what it answers, for a host to hear."""
+        """Return how much of an update the coordinator has. Raises its error, in the form for
+        hosts."""
         try:
             with calling():
                 return await self.link.stub.LocateUpload(request)
@@ -63,7 +64,8 @@ class Upstream:
             raise for_hosts(error) from error
 
     def attend(self) -> Any:
-        """Open a control stream; the call, for `left` when it is over."""
+        """Open a control stream and return its call. Pass the call to `left` when the stream is
+        over."""
         stub: coordinator_pb2_grpc.CoordinatorServiceAsyncStub = (
             coordinator_pb2_grpc.CoordinatorServiceStub(self._control)
         )
@@ -72,12 +74,12 @@ class Upstream:
         return call
 
     def left(self, call: Any) -> None:
-        """A control stream is over."""
+        """Forget and cancel a control stream that is over."""
         self._calls.discard(call)
         call.cancel()
 
     async def next_word(self, call: Any) -> rpc.AttendResponse | None:
-        """What the coordinator says next on a control stream; None when it ends it.
+        """Return the coordinator's next message on a control stream; None if it ends the stream.
 
         Raises the error that ended the stream, for the host whose stream it is.
         """
@@ -126,7 +128,8 @@ class Upstream:
             log.warning("connection lost, trying again", coordinator=self._config.coordinator)
 
     async def _renew(self) -> None:
-        """Show the new certificate: hosts come again by themselves, over another connection."""
+        """Connect with the new certificate. Hosts reconnect by themselves, over the new
+        connection."""
         log.info("certificate renewed, connecting anew")
         self.identity = self._certificate.show().identity
         before, self._control = self._control, channel(self._config.coordinator, self._config.tls)
@@ -142,10 +145,10 @@ class Upstream:
 
 
 def for_hosts(error: PotluckError) -> PotluckError:
-    """What a host behind the relay is told of the coordinator's answer.
+    """Return the error that a host behind the relay receives for the coordinator's answer.
 
-    It must not end for what is wrong with the relay's certificate, so that becomes an error which
-    may pass. What concerns the host or its clients is handed on.
+    A host must not end because of the relay's certificate, so that error becomes one that may pass.
+    Errors about the host or its clients are passed on.
     """
     of_host = isinstance(error, AttendsElsewhereError) or "client" in error.metadata
     if isinstance(error, IdentityError) and not of_host:

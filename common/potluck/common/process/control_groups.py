@@ -31,7 +31,7 @@ class GroupLimits:
 def control_group_limits(root: Path = Path("/")) -> GroupLimits:
     """Return the limits of this process, from both versions of control groups.
 
-    Without control groups there are no limits. root: root of the file system; tests pass another.
+    Without control groups both are None. root: root of the file system; tests pass another.
     """
     processors = [each for folder in _folders(root, "cpu") for each in _quota(folder)]
     memory = [each for folder in _folders(root, "memory") for each in _free(folder)]
