@@ -35,7 +35,7 @@ class LabelCounts(ProfileSignal):
     payload = _LabelCountsPayload
 
     def shape(self, classes: int) -> tuple[int, ...]:
-        """One count per class."""
+        """Return one count per class."""
         return (classes,)
 
     def measure(self, context: SignalContext) -> Mapping[str, Any]:
@@ -108,7 +108,7 @@ class Triplet(ProfileSignal):
 def released_triplet(
     found: EstimatedMatrix, noisy: Callable[[Counts], Counts] | None
 ) -> dict[str, Any]:
-    """The payload for an estimated matrix, plain or (with `noisy`) of a noisy one.
+    """Return the payload for an estimated matrix, plain or (with `noisy`) of a noisy one.
 
     With `noisy`, every cell of Ñ gets noise and is clipped at 0; the triplet is computed from that,
     and `degenerate` is not disclosed. ε then holds for the counts, given how samples were split. It

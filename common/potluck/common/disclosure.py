@@ -80,7 +80,8 @@ class Weighting(StrEnum):
         return order.index(asked) >= order.index(self)
 
     def disclosed(self, samples: int) -> int:
-        """The disclosed number for one of samples (≥ 1): itself, the nearest power of two, or 1."""
+        """Return the disclosed number for one of samples (≥ 1): itself, the nearest power of two,
+        or 1."""
         if self is Weighting.EXACT:
             return samples
         if self is Weighting.EQUAL:
@@ -105,7 +106,7 @@ class Request(_Message):
     settings: TripletSettings | None = None
 
     def canonical(self) -> str:
-        """The one text for this request."""
+        """Return the one text for this request."""
         return canonical_json(self.model_dump(mode="json", exclude_none=True))
 
 
@@ -128,7 +129,7 @@ class Parameters(_Message):
     settings: TripletSettings | None = None
 
     def canonical(self) -> str:
-        """The one text for these parameters."""
+        """Return the one text for these parameters."""
         return canonical_json(self.model_dump(mode="json", exclude_none=True))
 
     @property
@@ -168,7 +169,7 @@ def parse_parameters(text: str) -> Parameters:
 
 
 def first_fault(error: ValidationError) -> str:
-    """The first fault of a message, with its place."""
+    """Return the first fault of a message, with its place."""
     fault = error.errors(include_url=False, include_input=False)[0]
     place = ".".join(str(part) for part in fault["loc"])
     return f"{place}: {fault['msg']}" if place else str(fault["msg"])

@@ -242,7 +242,7 @@ class DataError(TrainingError):
 
 
 class TrainerError(TrainingError):
-    """A task's own trainer failed, hangs, or returned what it may not."""
+    """A task's own trainer failed, hangs, or returned something that is not allowed."""
 
     reason = "TRAINER_FAILED"
 
@@ -288,7 +288,8 @@ class StorageError(PotluckError):
 
 
 def disk_error(error: OSError, folder: str | os.PathLike[str]) -> StorageError:
-    """The one line for a disk that fails below a folder, where the error may not say itself."""
+    """Return the error for a disk that failed below a folder. folder: named in the error if `error`
+    names no absolute path."""
     if (limit := _open_files_limit(error)) is not None:
         return StorageError(f"this process can't open a file in {folder}: {limit}", path=folder)
     named = str(error.filename or "")
@@ -305,7 +306,7 @@ class UnreachableError(PotluckError):
 
 
 class OverloadedError(UnreachableError):
-    """The other side does enough for us already; trying again later helps."""
+    """The other side already does enough for this process; trying again later helps."""
 
     reason = "OVERLOADED"
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -318,7 +319,7 @@ class OpenFilesError(UnreachableError):
 
 
 def open_files_error(error: BaseException, program: str) -> OpenFilesError | None:
-    """The error of a program that could not open a file for want of descriptors.
+    """Return the error of a program that could not open a file for want of descriptors.
 
     Returns None if neither `error` nor one of its causes says so.
     """
@@ -333,7 +334,7 @@ def open_files_error(error: BaseException, program: str) -> OpenFilesError | Non
 
 
 def _open_files_limit(error: OSError) -> str | None:
-    """Which limit on open files is reached, and how to raise it; None for other errors."""
+    """Return which limit on open files is reached, and how to raise it; None for other errors."""
     if error.errno == errno.EMFILE:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return (
@@ -373,7 +374,7 @@ def is_permanent(reason: str) -> bool:
 
 
 def to_status(error: PotluckError) -> status_pb2.Status:
-    """The gRPC status of an error, with one `google.rpc.ErrorInfo`."""
+    """Return the gRPC status of an error, with one `google.rpc.ErrorInfo`."""
     info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=error.metadata)
     detail = any_pb2.Any()
     detail.Pack(info)
@@ -382,7 +383,8 @@ def to_status(error: PotluckError) -> status_pb2.Status:
 
 
 def from_rpc_error(error: grpc.RpcError) -> PotluckError:
-    """The exception behind a failed call; one without our details becomes `UnreachableError`."""
+    """Return the exception behind a failed call; one without our details becomes
+    `UnreachableError`."""
     # rpc_status reads `code`, `details` and `trailing_metadata`, which AioRpcError has as well.
     status = rpc_status.from_call(error)  # type: ignore[arg-type]  # typed for grpc.Call only
     if status is not None:

@@ -25,7 +25,8 @@ Tags = Annotated[dict[Name, TagValue], Field(max_length=MOST_TAGS)]
 
 
 def check_tags(tags: Mapping[str, str], *, host_name: str) -> dict[str, str]:
-    """The tags that a host tells. Raises ProtocolError where they can't be tags."""
+    """Return the tags that a host sends. Raises ProtocolError if a number, name or value of them is
+    not allowed."""
     if len(tags) > MOST_TAGS:
         raise ProtocolError(
             f"host '{host_name}' has {len(tags)} tags; {MOST_TAGS} is the most, remove some from "

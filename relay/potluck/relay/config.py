@@ -121,7 +121,7 @@ class RelayConfig(Settings):
 
 
 def load_config(path: Path, overrides: Mapping[str, object]) -> RelayConfig:
-    """A configuration file; flags win over environment, environment over the file.
+    """Load a configuration file. Flags win over the environment, which wins over the file.
 
     A folder in the file is relative to the file, one from elsewhere to where the command runs.
     """
@@ -129,5 +129,5 @@ def load_config(path: Path, overrides: Mapping[str, object]) -> RelayConfig:
 
 
 def example_config() -> str:
-    """The annotated example that `potluck-relay config` prints."""
+    """Return the annotated example that `potluck-relay config` prints."""
     return annotated_example(RelayConfig, _EXAMPLES)

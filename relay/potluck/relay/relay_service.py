@@ -132,7 +132,7 @@ class RelayService(coordinator_pb2_grpc.CoordinatorServiceServicer):
     async def FetchModel(
         self, request: rpc.CoordinatorServiceFetchModelRequest, context: Context
     ) -> AsyncIterator[Any]:
-        """A file by its digest: messages, and chunks already encoded (see `guard.py`)."""
+        """Send a file by its digest: messages, and chunks already encoded (see `guard.py`)."""
         blake3 = check_digest(request.blake3)
         wanted = request.chunk_bytes or CHUNK_BYTES
         chunk_bytes = min(max(wanted, LEAST_CHUNK_BYTES), CHUNK_BYTES)
@@ -160,11 +160,12 @@ class RelayService(coordinator_pb2_grpc.CoordinatorServiceServicer):
     async def LocateUpload(
         self, request: rpc.LocateUploadRequest, context: Context
     ) -> rpc.LocateUploadResponse:
-        """Say how much of an update has arrived."""
+        """Return how much of an update has arrived."""
         return await self._updates.locate(request, identity_of(context))
 
     async def SubmitUpdate(
         self, request_iterator: AsyncIterator[Any], context: Context
     ) -> rpc.SubmitUpdateResponse:
-        """An update: one header, chunks as views of their bytes (see `guard.py`), one trailer."""
+        """Receive an update: one header, chunks as views of their bytes (see `guard.py`), one
+        trailer."""
         return await self._updates.take(request_iterator, identity_of(context))

@@ -29,7 +29,7 @@ class RelayedFiles:
         maximum_bytes: int,
         metrics: RelayMetrics,
     ) -> None:
-        """`folder` is where files wait on their way; parts of an earlier process are kept."""
+        """`folder`: for files that are still arriving; parts of an earlier process are kept."""
         self._cache = cache
         self._files = FileDownloads(link, folder, maximum_bytes=maximum_bytes, spare=cache.spare)
         self._metrics = metrics
@@ -37,11 +37,12 @@ class RelayedFiles:
 
     @contextlib.asynccontextmanager
     async def lent(self, blake3: str) -> AsyncIterator[Path]:
-        """A file that stays while the block runs; those who want the same share one download.
+        """Yield the path of a file that stays while the block runs. Requests for the same file
+        share one download.
 
-        Goes on trying for as long as the coordinator can't be reached. Raises NotFoundError where
-        it has no such file, DigestMismatchError, TooLargeError, ProtocolError, StorageError for the
-        coordinator's disk or RelayStorageError for this one.
+        Keeps trying for as long as the coordinator can't be reached. Raises NotFoundError if the
+        coordinator has no such file, DigestMismatchError, TooLargeError, ProtocolError,
+        StorageError for the coordinator's disk or RelayStorageError for this one.
         """
         check_digest(blake3)
         with self._cache.pinned(blake3):
@@ -57,7 +58,7 @@ class RelayedFiles:
             yield path
 
     async def _fetch(self, blake3: str) -> None:
-        """Bring a file into the cache, however often it takes."""
+        """Fetch a file into the cache, trying as often as necessary."""
         self._cache.make_room()
         fetched = await self._files.fetch(blake3)
         fetched.replace(self._cache.path(blake3))

@@ -183,7 +183,8 @@ class RelayedUpdates:
         frames: AsyncIterator[Any],
         stack: contextlib.ExitStack,
     ) -> tuple[FileReceiver, str | None]:
-        """The bytes of a file, in a receiver that `stack` closes, and the digest in its trailer.
+        """Return the bytes of a file, in a receiver that `stack` closes, and the digest in its
+        trailer.
 
         None instead of the digest if the stream ends before the file does, as its header announces.
         """

@@ -42,7 +42,7 @@ def entropy(shares: Floats) -> Floats:
 
 
 def triplets(matrices: ArrayLike) -> Floats:
-    """The triplets (K × 3, in [0, 1]) of K interaction matrices (K × classes × 2, ≥ 0).
+    """Return the triplets (K × 3, in [0, 1]) of K interaction matrices (K × classes × 2, ≥ 0).
 
     The number of classes is the federation's, also where a client misses some. SC is 0 where a
     client has a single class and a single attribute; all three are 0 where it has no sample.

@@ -71,7 +71,7 @@ class MeasureSums:
     measures: Measures
 
     def __add__(self, other: MeasureSums) -> MeasureSums:
-        """The sum; counts are exact, sums are rounded, so add in a fixed order."""
+        """Return the sum; counts are exact, sums are rounded, so add in a fixed order."""
         names = [*self.measures, *(name for name in other.measures if name not in self.measures)]
         nothing = Measured(0.0, 0)
         added = {}
@@ -91,7 +91,7 @@ class MeasureSums:
         return max(self.counted.values(), default=0)
 
     def means(self) -> dict[str, float]:
-        """The mean of each measure for which anything was counted."""
+        """Return the mean of each measure for which anything was counted."""
         return {name: each.mean for name, each in self.measures.items() if each.count}
 
 
@@ -203,7 +203,7 @@ def _checked(name: str, value: Measured, measure: Measure, whose: str) -> Measur
 
 
 def shown_measures(declared: Mapping[str, Measure]) -> dict[str, Measure]:
-    """All measures that rounds may have, with those of the rounds' trainings at the end."""
+    """Return all measures that rounds may have, with those of the rounds' trainings at the end."""
     trained = {
         f"{TRAINING}{name}": Measure(
             label=f"training {each.label}",
@@ -216,7 +216,7 @@ def shown_measures(declared: Mapping[str, Measure]) -> dict[str, Measure]:
 
 
 def added_up(sums: Iterable[MeasureSums]) -> MeasureSums:
-    """All of them together, in this order."""
+    """Return the sum of all of them, added in this order."""
     total = MeasureSums(measures={})
     for each in sums:
         total += each

@@ -27,8 +27,8 @@ class Form(Protocol):
 
 
 def output_tensor(model: Mapping[str, Form], classes: int) -> str | None:
-    """The name of the output layer's bias, the last tensor of `classes` numbers; where there is
-    none, of its weights, the last matrix of `classes` rows. None if there is neither."""
+    """Return the name of the output layer's bias, the last tensor of `classes` numbers; where there
+    is none, of its weights, the last matrix of `classes` rows. None if there is neither."""
     floating = {name: array for name, array in model.items() if array.dtype.kind == "f"}
     biases = [name for name, array in floating.items() if array.shape == (classes,)]
     weights = [

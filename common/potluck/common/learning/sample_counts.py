@@ -9,17 +9,13 @@ from potluck.common.task import Examples
 
 
 def label_counts(examples: Examples, classes: int) -> list[int]:
-    """Samples of each class. Raises TrainingError for a label out of range."""
+    """Return the number of samples of each class. Raises TrainingError for a label out of range."""
     counts = torch.bincount(_in_range(examples.labels, classes, "labels"), minlength=classes)
     return [int(count) for count in counts]
 
 
 def interaction_matrix(examples: Examples, classes: int, groups: int) -> list[list[int]]:
-    """Samples by class and binary attribute: classes × 2.
-
-    Only of a task that knows attributes: its groups number class × 2 + attribute. Raises
-    TrainingError where they don't.
-    """
+    """Return the numbers of samples by class and binary attribute: classes × 2."""
     if groups != 2 * classes or examples.groups is None:
         raise TrainingError(
             "the task knows no attributes: its groups must be class × 2 + attribute; choose a "

@@ -109,7 +109,7 @@ class EvaluationCounts:
         )
 
     def __add__(self, other: EvaluationCounts) -> EvaluationCounts:
-        """The sum; integers are exact, the loss is rounded, so add in a fixed order."""
+        """Return the sum; integers are exact, the loss is rounded, so add in a fixed order."""
         return EvaluationCounts(
             loss_sum=self.loss_sum + other.loss_sum,
             confusion=self.confusion + other.confusion,
@@ -137,7 +137,7 @@ class EvaluationCounts:
         return int(np.trace(self.confusion))
 
     def metrics(self) -> Metrics:
-        """The metrics that these counts give."""
+        """Return the metrics that these counts give."""
         samples = self.samples
         if samples == 0:
             return Metrics(loss=None, accuracy=None, worst_group_accuracy=None, weighted_f1=None)
@@ -149,7 +149,7 @@ class EvaluationCounts:
         )
 
     def means(self) -> dict[str, float]:
-        """The metrics that are defined, by name."""
+        """Return the metrics that are defined, by name."""
         return {name: value for name, value in vars(self.metrics()).items() if value is not None}
 
     def _worst_group(self) -> float | None:

@@ -75,7 +75,7 @@ def _comes_of_a_signal() -> bool:
 def plugin_failure(
     error: BaseException, plugins: Mapping[str, object], round_number: int | None = None
 ) -> str:
-    """One line that names the plug-in whose code raised, the method, file and line.
+    """Return one line that names the plug-in whose code raised, the method, file and line.
 
     Empty if the code of none did. The line is the last one in the plug-in's own package.
 
@@ -112,6 +112,6 @@ def _is_beside(plugin: object, frame: FrameType) -> bool:
 
 
 def _in_words(error: BaseException, frame: FrameType, line: int) -> str:
-    """The exception and the place where it was raised."""
+    """Return the exception and the place where it was raised."""
     text = " ".join(str(error).split())[:300] or "no message"
     return f"{type(error).__name__}: {text} ({Path(frame.f_code.co_filename).name}:{line})"

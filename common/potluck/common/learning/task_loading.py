@@ -24,7 +24,7 @@ from potluck.common.settings.parameters import signature_of
 from potluck.common.settings.plugins import MODEL_MODULES
 from potluck.common.task import Task
 
-if TYPE_CHECKING:  # importing torch takes seconds, and not everybody makes models
+if TYPE_CHECKING:  # importing torch takes seconds, and not all callers make models
     from torch import nn
 
 
@@ -33,7 +33,7 @@ _GENERATORS = threading.Lock()  # the global ones, where models are made in seve
 
 @contextlib.contextmanager
 def numpy_seeded(seed: int) -> Iterator[None]:
-    """Seeds numpy's global generator, for models that are arrays; puts it back after."""
+    """Seed numpy's global generator, for models that are arrays; restore its state afterwards."""
     state = np.random.get_state()
     np.random.seed(seed % 2**32)
     try:
@@ -44,10 +44,10 @@ def numpy_seeded(seed: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def models_seeded(seed: int) -> Iterator[None]:
-    """Seeds what the initial weights of models on the CPU are drawn from; puts it back after.
+    """Seed the generators of the initial weights of models on the CPU; restore them afterwards.
 
-    They are those that the coordinator makes from the same seed, as far as both have the same
-    release of the libraries.
+    The weights equal those that the coordinator makes from the same seed, as far as both have the
+    same release of the libraries.
     """
     with _GENERATORS, numpy_seeded(seed):
         if importlib.util.find_spec("torch") is None:
@@ -71,7 +71,8 @@ def make_task(
     model: Mapping[str, object] | None = None,
     model_modules: Sequence[str] = MODEL_MODULES,
 ) -> Task:
-    """The task called `name`; with `model` ("name" and options), that one in place of its own.
+    """Return the task called `name`; with `model` ("name" and options), that one in place of its
+    own.
 
     Raises PluginError or ConfigurationError.
     """
@@ -89,7 +90,7 @@ def make_task(
 def model_maker(
     name: str, options: Mapping[str, object], model_modules: Sequence[str] = MODEL_MODULES
 ) -> Callable[[], nn.Module]:
-    """A function that makes the model called `name` with these options.
+    """Return a function that makes the model called `name` with these options.
 
     Raises PluginError where it is not installed, not allowed or takes other options.
     """

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def training_for(task: Task, chosen: Mapping[str, object], *, source: str) -> LocalTraining:
-    """The run's settings: what is chosen, else what the task recommends, else the defaults.
+    """Return the run's settings: what is chosen, else what the task recommends, else the defaults.
 
     A task recommends by an attribute `training`, a mapping. `source` names the choice in errors.
     Raises ConfigurationError for an unknown setting or a value out of range.

@@ -76,7 +76,7 @@ class TripletSettings(Settings):
 def triplet_settings_for(
     task: Task, chosen: Mapping[str, object], *, source: str
 ) -> TripletSettings:
-    """The run's settings: what is chosen, else what the task recommends, else the paper's.
+    """Return the run's settings: what is chosen, else what the task recommends, else the paper's.
 
     A task recommends by an attribute `triplet`, a mapping. `source` names the choice in errors.
     Raises ConfigurationError for an unknown setting or a value out of range.

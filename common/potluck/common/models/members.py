@@ -16,10 +16,11 @@ _OF_OTHERS: Final = ("concatenation", "ensemble", "low-rank")
 
 
 def member_maker(of: Mapping[str, Any], *, whole: str) -> Callable[[], nn.Module]:
-    """Makes models as a table like [model] says. whole: the model that these are to be part of.
+    """Return a function that makes models as a table like [model] says. whole: the model that these
+    are to be part of.
 
-    Raises ConfigurationError where the table names none, or one that is made of others itself;
-    PluginError where it is not installed.
+    Raises ConfigurationError if the table names no model, or one that is made of others itself;
+    PluginError if the model is not installed.
     """
     options = {key: value for key, value in of.items() if key != "name"}
     name = of.get("name")

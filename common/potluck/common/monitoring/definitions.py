@@ -595,5 +595,5 @@ METRICS: tuple[Metric, ...] = tuple(
 
 
 def metrics_of(party: MeasuredParty) -> tuple[Metric, ...]:
-    """The metrics a party has."""
+    """Return the metrics a party has."""
     return tuple(metric for metric in METRICS if party in metric.parties)

@@ -55,13 +55,13 @@ class Instruments:
         )
 
     def count(self, metric: Metric, by: float = 1.0, **labels: str) -> None:
-        """A counter grows."""
+        """Increase a counter."""
         family = self._labelled(metric, labels)
         assert isinstance(family, Counter)  # noqa: S101  # a mistake in the code, not at run time
         family.inc(by)
 
     def set(self, metric: Metric, value: float | None, **labels: str) -> None:
-        """A gauge has a new value; None takes it away."""
+        """Set a gauge to a new value; None removes it."""
         if value is None:
             self.forget(metric, **labels)
             return
@@ -71,13 +71,13 @@ class Instruments:
         self._set.add((metric.name, tuple(labels[label.name] for label in metric.labels)))
 
     def observe(self, metric: Metric, value: float, **labels: str) -> None:
-        """A histogram gets one more value."""
+        """Add a value to a histogram."""
         family = self._labelled(metric, labels)
         assert isinstance(family, Histogram)  # noqa: S101  # likewise
         family.observe(max(value, 0.0))
 
     def forget(self, metric: Metric, **labels: str) -> None:
-        """Take away every series of a gauge that has these labels."""
+        """Remove every series of a gauge that has these labels."""
         names = [label.name for label in metric.labels]
         for key in list(self._set):
             values = key[1]
@@ -91,11 +91,11 @@ class Instruments:
         self._children.clear()
 
     def refresh_with(self, refresh: Callable[[], None]) -> None:
-        """Have `refresh` called whenever somebody looks, in any thread; it must be quick."""
+        """Have `refresh` called at each scrape, in any thread; it must be quick."""
         self._refreshers.append(refresh)
 
     def exposition(self) -> bytes:
-        """Everything, in the text format of Prometheus."""
+        """Return all metrics, in the text format of Prometheus."""
         self.set(CLOCK, time.time())
         for refresh in self._refreshers:
             refresh()
@@ -111,7 +111,7 @@ class Instruments:
         return child
 
     def _unset(self) -> frozenset[str]:
-        """Gauges that are not set yet; they would show 0."""
+        """Return the names of gauges that are not set yet; they would show 0."""
         known = {name for name, _ in tuple(self._set)}
         return frozenset(
             metric.name
@@ -128,7 +128,7 @@ class _Shown(Collector):
         self._hidden = hidden
 
     def collect(self) -> Iterator[Family]:
-        """The families with their samples."""
+        """Yield the families with their samples."""
         hidden = self._hidden()
         for family in self._registry.collect():
             if family.name in hidden:

@@ -209,15 +209,15 @@ SIGNAL = Label(name="signal", values=(*_SIGNALS, OTHER))
 
 
 def outcome(of: type[StrEnum]) -> Label:
-    """The label `outcome` with the values of an enumeration."""
+    """Return the label `outcome` with the values of an enumeration."""
     return Label(name="outcome", values=tuple(of))
 
 
 def known_signal(signal: str) -> str:
-    """A signal that may stand in a label: a built-in one, or OTHER."""
+    """Return a signal that may stand in a label: a built-in one, or OTHER."""
     return signal if signal in _SIGNALS else OTHER
 
 
 def known_reason(reason: str) -> str:
-    """A reason that may stand in a label: one of this release, or OTHER."""
+    """Return a reason that may stand in a label: one of this release, or OTHER."""
     return reason if reason in REASONS else OTHER

@@ -44,7 +44,7 @@ class Readiness:
     interruption: str = ""
 
     def interrupt(self, why: str) -> None:
-        """It is not ready for a while; with "" it is again."""
+        """Report the process as not ready for a while; with "" it is ready again."""
         self.interruption = why
 
     def break_down(self, why: str) -> None:
@@ -52,7 +52,7 @@ class Readiness:
         self.damage = why
 
     def __call__(self) -> str:
-        """The reason."""
+        """Return the reason for not being ready; empty if there is none."""
         return self.reason or self.damage or self.interruption
 
 

@@ -102,7 +102,7 @@ _CAUSES = (
 def connection_error(
     error: grpc.RpcError, address: str, files: TlsFiles, *, server_name: str | None = None
 ) -> PotluckError:
-    """The exception behind a failed call to the coordinator at `address`.
+    """Return the exception behind a failed call to the coordinator at `address`.
 
     One that has to do with connecting is an IdentityError when the coordinator's certificate was
     refused (trying again helps only after somebody has acted), else an UnreachableError. Any other
@@ -133,7 +133,8 @@ def connection_error(
 
 
 def _foreign(address: str, server_name: str | None) -> str:
-    """The message for a certificate that is not of any federation; "" if it is, or is not seen."""
+    """Return the message for a certificate that is not of any federation; "" if it is, or is not
+    seen."""
     host, _, port = address.rpartition(":")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # to look, not to trust

@@ -27,13 +27,15 @@ MessageType = TypeVar("MessageType", bound=Message)
 
 
 def encode_chunk(chunk: bytes | memoryview) -> bytes:
-    """The message whose frame holds this chunk, as it is on the wire. Copies the chunk once."""
+    """Return the message whose frame holds this chunk, as it is on the wire. Copies the chunk
+    once."""
     inner = bytes((_CHUNK_TAG,)) + _varint(len(chunk))
     return b"".join((bytes((_FRAME_TAG,)), _varint(len(inner) + len(chunk)), inner, chunk))
 
 
 def chunk_of(message: bytes) -> memoryview | None:
-    """The chunk in a message, a view of it; None if the message is anything but one chunk."""
+    """Return the chunk in a message, a view of it; None if the message is anything but one
+    chunk."""
     if not message or message[0] != _FRAME_TAG:
         return None
     begin, length = _read_varint(message, 1)
@@ -72,7 +74,7 @@ class FrameDecoder(Generic[MessageType]):
         self._message = message
 
     def __call__(self, text: bytes) -> memoryview | MessageType | None:
-        """A chunk, another message, or None for neither."""
+        """Return a chunk, another message, or None for neither."""
         chunk = chunk_of(text)
         if chunk is not None:
             return chunk
@@ -83,12 +85,13 @@ class FrameDecoder(Generic[MessageType]):
 
 
 def encode_frame(message: Message | bytes) -> bytes:
-    """A gRPC serializer: chunks come encoded by `encode_chunk`, other messages do not."""
+    """Serialise a message for gRPC. Chunks are encoded already (`encode_chunk`); other messages are
+    not."""
     return message if isinstance(message, bytes) else message.SerializeToString()
 
 
 def require(message: MessageType | memoryview | None, what: str) -> MessageType:
-    """`message`, if it is neither a chunk nor garbage. Raises ProtocolError naming `what`."""
+    """Return `message` if it is neither a chunk nor garbage. Raises ProtocolError naming `what`."""
     if message is None or isinstance(message, memoryview):
         got = "bytes that are no message" if message is None else "a chunk"
         raise ProtocolError(f"{what} was expected on the stream, not {got}")

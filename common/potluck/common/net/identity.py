@@ -126,7 +126,7 @@ class Identity:
             )
 
     def uri(self) -> str:
-        """The identity as it stands in a certificate."""
+        """Return the identity as it stands in a certificate."""
         uri = f"{SCHEME}://{self.federation}/{self.role}/{self.name}"
         return f"{uri}?clients={','.join(map(str, self.claims))}" if self.claims else uri
 
@@ -136,7 +136,8 @@ class Identity:
 
 
 def parse_identity(uri: str) -> Identity:
-    """The identity that `uri` spells; IdentityError when it spells none, or in another way."""
+    """Return the identity that `uri` spells. Raises IdentityError if it spells none, or spells it
+    in another way."""
     match = _URI.fullmatch(uri) if len(uri) <= MAXIMUM_URI_BYTES else None
     if match is None:
         raise IdentityError(
@@ -158,7 +159,7 @@ def parse_identity(uri: str) -> Identity:
 
 
 def parse_claims(texts: Iterable[str]) -> tuple[ClientClaim, ...]:
-    """The claims that `texts` spell, one each, commas allowed between several in a text.
+    """Return the claims that `texts` spell, one each, commas allowed between several in a text.
 
     Raises ConfigurationError for one that is malformed.
     """
@@ -171,7 +172,7 @@ def parse_claims(texts: Iterable[str]) -> tuple[ClientClaim, ...]:
 def exceeding(
     asked: Iterable[ClientClaim], granted: Iterable[ClientClaim]
 ) -> tuple[ClientClaim, ...]:
-    """The claims asked for that hold a client which no granted claim holds.
+    """Return the claims asked for that hold a client which no granted claim holds.
 
     One of more than `MAXIMUM_CLIENTS` ids must be granted as it is written.
     """
@@ -188,7 +189,7 @@ def exceeding(
 
 
 def expand_clients(texts: Iterable[str]) -> list[ClientId]:
-    """The client ids that `texts` spell, in the order written.
+    """Return the client ids that `texts` spell, in the order written.
 
     Raises ConfigurationError for a malformed text, an id that comes twice, or more than
     `MAXIMUM_CLIENTS` ids.
@@ -241,7 +242,7 @@ def credential_from_pem(pem: bytes) -> Credential:
 
 
 def parse_certificates(pem: bytes) -> list[x509.Certificate]:
-    """The certificates in a PEM text, one at least, parsed to the last part.
+    """Return the certificates in a PEM text, one at least, parsed to the last part.
 
     Raises ValueError for a malformed one; x509 alone would find that out only on use.
     """
@@ -262,7 +263,8 @@ def parse_certificates(pem: bytes) -> list[x509.Certificate]:
 
 
 def identity_from_certificate(certificate: x509.Certificate) -> Identity:
-    """The identity in a certificate from `parse_certificates`; IdentityError unless it has one."""
+    """Return the identity in a certificate from `parse_certificates`. Raises IdentityError unless
+    it has one."""
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
@@ -293,7 +295,8 @@ def peer_credential(auth_context: Mapping[str, Iterable[bytes]]) -> Credential:
 
 
 def _claim(text: str) -> ClientClaim:
-    """The claim that `text` spells; ValueError says what is wrong with it."""
+    """Return the claim that `text` spells. Raises ValueError, with the reason, if it spells
+    none."""
     match = _RANGE.fullmatch(text)
     if match is None:
         if not is_name(text):

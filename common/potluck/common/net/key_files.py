@@ -69,7 +69,7 @@ def write_file(path: Path, data: bytes, mode: int, *, remedy: str = "") -> None:
 
 
 def private_pem(key: ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey) -> bytes:
-    """A private key in PEM form, unencrypted."""
+    """Return a private key in PEM form, unencrypted."""
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
@@ -111,7 +111,7 @@ def make_request(folder: Path, identity: Identity) -> tuple[Path, Path, str]:
 
 
 def load_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    """The P-256 key in a file. Raises ConfigurationError."""
+    """Return the P-256 key in a file. Raises ConfigurationError."""
     try:
         key = load_pem_private_key(path.read_bytes(), password=None)
     except OSError as error:

@@ -79,7 +79,7 @@ class MemberRecord(BaseModel):
         return self
 
     def key(self) -> Ed25519PublicKey:
-        """The member's public key."""
+        """Return the member's public key."""
         return Ed25519PublicKey.from_public_bytes(bytes.fromhex(self.public_key))
 
 
@@ -121,7 +121,7 @@ class MembershipDocument(BaseModel):
         return self
 
     def statement(self) -> bytes:
-        """The statement that the root signs."""
+        """Return the statement that the root signs."""
         return statement(MEMBERSHIP, [self.model_dump_json()])
 
 
@@ -139,7 +139,7 @@ class SignedMembership(BaseModel):
         return cls(document=document, signature=root.sign(document.statement()).hex())
 
     def to_bytes(self) -> bytes:
-        """The text of members.json."""
+        """Return the text of members.json."""
         return self.model_dump_json(indent=1).encode() + b"\n"
 
 
@@ -228,7 +228,7 @@ def profile_statement(
     parameters_json: str,
     payload_json: str,
 ) -> bytes:
-    """The statement that a member signs when it discloses a profile.
+    """Return the statement that a member signs when it discloses a profile.
 
     It names no run: like the disclosure, the signature is good for all runs.
     """
@@ -237,7 +237,7 @@ def profile_statement(
 
 
 def load_members(path: Path, root: Path, *, federation: str) -> Members:
-    """The members in a file, verified with the root's public key.
+    """Return the members in a file, verified with the root's public key.
 
     Raises ConfigurationError for files that can't be read, and as `verified_members`.
     """
@@ -248,7 +248,7 @@ def load_members(path: Path, root: Path, *, federation: str) -> Members:
 def verified_members(
     data: bytes, root: Ed25519PublicKey, *, federation: str, source: str
 ) -> Members:
-    """The members in the text of a members.json. source: where it comes from, for messages.
+    """Return the members in the text of a members.json. source: where it comes from, for messages.
 
     Raises ConfigurationError for a malformed document, one with a record that lasts too long among
     them, IdentityError for one that the root did not sign, or of another federation.
@@ -271,7 +271,7 @@ def verified_members(
 
 
 def read_membership(path: Path) -> MembershipDocument:
-    """The document in a members.json; nothing is verified. Raises ConfigurationError."""
+    """Return the document in a members.json; nothing is verified. Raises ConfigurationError."""
     return _parsed(_read(path), str(path)).document
 
 
@@ -291,12 +291,12 @@ def _parsed(data: bytes, source: str) -> SignedMembership:
 
 
 def public_text(key: Ed25519PrivateKey) -> str:
-    """The public half of a key, as records name it."""
+    """Return the public half of a key, as records name it."""
     return key.public_key().public_bytes_raw().hex()
 
 
 def load_private_key(path: Path) -> Ed25519PrivateKey:
-    """An Ed25519 key in PEM form. Raises ConfigurationError."""
+    """Return an Ed25519 key in PEM form. Raises ConfigurationError."""
     try:
         key = load_pem_private_key(_read(path), password=None)
     except (UnsupportedAlgorithm, TypeError, ValueError):
@@ -310,7 +310,7 @@ def load_private_key(path: Path) -> Ed25519PrivateKey:
 
 
 def load_public_key(path: Path) -> Ed25519PublicKey:
-    """An Ed25519 public key in PEM form. Raises ConfigurationError."""
+    """Return an Ed25519 public key in PEM form. Raises ConfigurationError."""
     try:
         key = load_pem_public_key(_read(path))
     except (UnsupportedAlgorithm, TypeError, ValueError):

@@ -22,7 +22,8 @@ class Proxy:
 
 
 def proxy_of(address: str, environment: Mapping[str, str]) -> Proxy | None:
-    """The proxy through which gRPC connects to HOST:PORT, by the rules of gRPC; None without."""
+    """Return the proxy through which gRPC connects to HOST:PORT, by the rules of gRPC; None
+    without."""
     host = address.rpartition(":")[0].strip("[]")
     variable = next((name for name in _VARIABLES if environment.get(name)), None)
     if variable is None or direct_at_home(address):

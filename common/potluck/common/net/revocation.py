@@ -31,7 +31,7 @@ class RevocationList:
 
 
 def parse_revocations(pem: bytes, authority_pem: bytes, *, source: str) -> RevocationList:
-    """A revocation list, checked against the authority's certificate.
+    """Return a revocation list, checked against the authority's certificate.
 
     Raises ConfigurationError for one that is malformed or too large, IdentityError for one that
     another authority signed. `source` names it in errors.
@@ -65,7 +65,7 @@ def parse_revocations(pem: bytes, authority_pem: bytes, *, source: str) -> Revoc
 
 
 def read_revocations(path: Path, authority: Path) -> RevocationList:
-    """The list in a file, checked against the authority's certificate in another.
+    """Return the list in a file, checked against the authority's certificate in another.
 
     Raises ConfigurationError, or IdentityError.
     """

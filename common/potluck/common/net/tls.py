@@ -157,7 +157,7 @@ class TlsMaterial:
 
 
 def channel_credentials(files: TlsFiles) -> grpc.ChannelCredentials:
-    """A host's or operator's credentials, for `grpc.secure_channel` or its aio sister.
+    """Return a host's or operator's credentials, for `grpc.secure_channel` or its aio sister.
 
     Raises what `TlsFiles.load` raises, and IdentityError for the coordinator's certificate.
     """
@@ -178,7 +178,7 @@ def channel_credentials(files: TlsFiles) -> grpc.ChannelCredentials:
 def channel(
     address: str, files: TlsFiles, *, server_name: str | None = None, options: Options = ()
 ) -> grpc.aio.Channel:
-    """A channel to the coordinator at `address`, HOST:PORT; connects when first used.
+    """Return a channel to the coordinator at `address`, HOST:PORT; connects when first used.
 
     The coordinator's certificate must hold HOST, or `server_name` where it is given (a tunnel, a
     load balancer). options: in addition to the usual ones, or instead of them. Raises

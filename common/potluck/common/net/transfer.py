@@ -32,7 +32,8 @@ _BLAKE3 = re.compile(r"[0-9a-f]{64}")
 
 
 def check_digest(text: str) -> str:
-    """`text` if it may be a BLAKE3 digest, in lower-case hexadecimal. Raises ProtocolError."""
+    """Return `text` if it may be a BLAKE3 digest, in lower-case hexadecimal. Raises
+    ProtocolError."""
     if _BLAKE3.fullmatch(text) is None:
         raise ProtocolError(
             f"a BLAKE3 digest is 64 lower-case hexadecimal digits, not {text[:80]!r}",
@@ -183,12 +184,12 @@ class FileReceiver:
 
 
 async def verified(receiver: FileReceiver, blake3: str) -> Path:
-    """`FileReceiver.finish` in a thread; when this ends, the receiver may be closed."""
+    """Run `FileReceiver.finish` in a thread. When this returns, the receiver may be closed."""
     return await shielded(asyncio.to_thread(receiver.finish, blake3))
 
 
 def part_path(path: Path) -> Path:
-    """Path of the incomplete file."""
+    """Return the path of the incomplete file."""
     return path.with_name(path.name + ".part")
 
 
@@ -203,7 +204,7 @@ def _require_held(path: Path, offset: int) -> None:
 
 
 def held_bytes(path: Path) -> int:
-    """Bytes of a file that its part holds."""
+    """Return the number of bytes of a file that its part holds."""
     try:
         return part_path(path).stat().st_size
     except FileNotFoundError:

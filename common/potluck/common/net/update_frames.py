@@ -12,7 +12,7 @@ from potluck.rpc.v1 import transfer_pb2
 
 
 def update_header(first: Any) -> transfer_pb2.UpdateHeader:
-    """The header in an upload's first frame, checked. Raises ProtocolError."""
+    """Return the header in an upload's first frame, checked. Raises ProtocolError."""
     request = require(first, "an upload's header")
     if request.frame.WhichOneof("part") != "header":
         raise ProtocolError("the first frame of an upload must be its header")
@@ -20,7 +20,7 @@ def update_header(first: Any) -> transfer_pb2.UpdateHeader:
 
 
 def checked_header(header: transfer_pb2.UpdateHeader) -> transfer_pb2.UpdateHeader:
-    """A header, if its framing is ours and its digest may be one. Raises ProtocolError."""
+    """Return a header, if its framing is ours and its digest may be one. Raises ProtocolError."""
     if header.version != FRAMING_VERSION:
         raise ProtocolVersionError(
             f"the upload is framed in version {header.version}, this side reads {FRAMING_VERSION}",
@@ -31,7 +31,8 @@ def checked_header(header: transfer_pb2.UpdateHeader) -> transfer_pb2.UpdateHead
 
 
 def update_trailer(request: Any) -> transfer_pb2.FileTrailer:
-    """The trailer in the frame that ends an upload. Raises ProtocolError for another frame."""
+    """Return the trailer in the frame that ends an upload. Raises ProtocolError for another
+    frame."""
     frame = require(request, "a chunk or a trailer").frame
     if frame.WhichOneof("part") != "trailer":
         raise ProtocolError("after an upload's header come chunks, then a trailer")

@@ -11,7 +11,8 @@ _SHOWN = 4
 
 
 def differences(one: Mapping[str, int], other: Mapping[str, int]) -> Mapping[str, tuple[int, int]]:
-    """Parts whose versions differ, each with both versions; 0 for one that is not named."""
+    """Return the parts whose versions differ, each with both versions; 0 for one that is not
+    named."""
     return {
         part: (one.get(part, 0), other.get(part, 0))
         for part in (*other, *(part for part in one if part not in other))

@@ -142,7 +142,8 @@ def load(
     environment_prefix: str,
     overrides: Mapping[str, object] | None = None,
 ) -> SettingsType:
-    """A configuration file; flags (`overrides`) win over environment, environment over the file.
+    """Load a configuration file. Flags (`overrides`) win over the environment, which wins over the
+    file.
 
     The environment variable of a top-level field is `PREFIX_FIELD` in upper case. Relative paths
     in the file are relative to the file's folder.
@@ -167,7 +168,7 @@ def environment(model: type[Settings], prefix: str) -> dict[str, str]:
 
 
 def _anchor(settings: ModelType, folder: Path, skip: Mapping[str, object]) -> ModelType:
-    """The same settings with relative paths taken from `folder`."""
+    """Return the same settings with relative paths taken from `folder`."""
     changed: dict[str, Any] = {}
     for name in type(settings).model_fields:
         value = getattr(settings, name)
@@ -187,7 +188,7 @@ def annotated_example(
     examples: Mapping[str, str] | None = None,
     tables: Mapping[str, type[Settings]] | None = None,
 ) -> str:
-    """A commented TOML file for a model: every field with its reason and its default.
+    """Return a commented TOML file for a model: every field with its reason and its default.
 
     `examples` gives the TOML values of required fields, by dotted name; optional ones without a
     default value are shown commented out, and so are all in a table that is marked `RECOMMENDED`,

@@ -55,7 +55,7 @@ class ReadLater:
 
 
 def kind_of(keys: Iterable[str]) -> str | None:
-    """The kind of file that has these keys at its top; None where it can't be told."""
+    """Return the kind of file that has these keys at its top; None if that is unclear."""
     found = set(keys)
     for kind, needed, absent in _TELLING:
         if found.issuperset(needed) and found.isdisjoint(absent):
@@ -66,7 +66,8 @@ def kind_of(keys: Iterable[str]) -> str | None:
 def explain(
     model: type[BaseModel], error: ValidationError, values: Mapping[str, Any], *, kind: str
 ) -> str:
-    """The line for `error` in `values`, read as `model`. kind: of file; empty for no file."""
+    """Return the line for `error` in `values`, read as `model`. kind: of file; empty for no
+    file."""
     details = _in_file(error, values)
     looks_like = kind_of(values)
     problems = _problems(model, details, hints=looks_like in (None, kind))
@@ -96,7 +97,7 @@ def problems_by_key(
 
 
 def _in_file(error: ValidationError, values: Mapping[str, Any]) -> list[ErrorDetails]:
-    """The details of an error, each with its place in the file.
+    """Return the details of an error, each with its place in the file.
 
     pydantic counts only good entries, so a list with a bad one may also seem too short.
     """
@@ -116,10 +117,11 @@ def _in_file(error: ValidationError, values: Mapping[str, Any]) -> list[ErrorDet
 def _place(
     location: tuple[int | str, ...], values: object, *, of_keys: bool
 ) -> tuple[int | str, ...]:
-    """A location as the file has it: without the names of types by which pydantic tells apart what
-    a value may be, and without what is split or listed only when it is read.
+    """Return a location as the file has it: without the names of types by which pydantic tells
+    apart what a value may be, and without what is split or listed only when it is read.
 
-    of_keys: whether its last part is a key, there or missing."""
+    of_keys: whether its last part is a key, there or missing.
+    """
     found: list[int | str] = []
     for position, part in enumerate(location):
         if isinstance(values, Mapping):
@@ -145,7 +147,7 @@ def _by_place(details: Sequence[ErrorDetails]) -> list[list[ErrorDetails]]:
 
 
 def _problems(model: type[BaseModel], details: Sequence[ErrorDetails], *, hints: bool) -> list[str]:
-    """One sentence for each problem, one for all unknown keys of a table."""
+    """Return one sentence for each problem, one for all unknown keys of a table."""
     unknown: dict[tuple[int | str, ...], list[str]] = {}
     for detail in details:
         if detail["type"] == "extra_forbidden":

@@ -68,7 +68,7 @@ def require(library: str, extra: str) -> None:
 
 
 def missing_library(error: BaseException | None) -> str | None:
-    """One line that names the library and the extra that brings it.
+    """Return one line that names the library and the extra that brings it.
 
     None where `error` is anything but a library that a module of Potluck imports and lacks.
     """

@@ -66,7 +66,8 @@ class ModelTable(BaseModel):
         return bool(self.trainable or self.keep)
 
     def with_seed(self, seed: int) -> ModelTable:
-        """The same with the seed of a run for what clients keep, where it names none."""
+        """Return the same table, with the run's seed for what clients keep if the table sets
+        none."""
         if not self.keep or self.keep_seed is not None:
             return self
         return self.model_copy(update={"keep_seed": seed})

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 def meant(name: str, choices: Iterable[str], *, likeness: float = 0.6) -> str:
-    """The text " (did you mean '…'?)" with the closest choice; empty where none is close.
+    """Return the text " (did you mean '…'?)" with the closest choice; empty if none is close.
 
     likeness: least of what is close, from 0 to 1 for the same, as difflib counts it.
     """

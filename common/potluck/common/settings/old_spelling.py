@@ -16,7 +16,8 @@ class OldSpellingWarning(FutureWarning):
 
 
 def old_spellings(replaced: Mapping[str, str]) -> BeforeValidator:
-    """A validator for `Annotated` that takes each old word for its new one, with a warning."""
+    """Return a validator for `Annotated` that takes each old word for its new one, with a
+    warning."""
 
     def current(value: object, info: ValidationInfo) -> object:
         new = replaced.get(value) if isinstance(value, str) else None

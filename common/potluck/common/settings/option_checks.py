@@ -31,7 +31,7 @@ _LONGEST_VALUE = 80
 
 
 def checked(make: Callable[..., Any], options: Mapping[str, object], *, of: str) -> dict[str, Any]:
-    """The options as the class or function `make` takes them; `of` names it in errors.
+    """Return the options as the class or function `make` takes them; `of` names it in errors.
 
     Raises PluginError with one sentence for each that is wrong.
     """
@@ -46,7 +46,7 @@ def checked(make: Callable[..., Any], options: Mapping[str, object], *, of: str)
 
 @functools.lru_cache(maxsize=128)
 def _table(make: Callable[..., Any]) -> TypeAdapter[dict[str, Any]]:
-    """The options as a typed table, those without a default required."""
+    """Return the options as a typed table, those without a default required."""
     hints, options, open_ended = _hints(make), dict[str, Any](), False
     for name, parameter in signature_of(make).parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD:
@@ -92,7 +92,7 @@ def _hints(make: Callable[..., Any]) -> Mapping[str, Any]:
 
 
 def _checkable(hint: Any) -> Any:
-    """The annotation; one for anything where it names what no run file could give."""
+    """Return the annotation; one for anything where it names what no run file could give."""
     try:
         TypeAdapter(hint)
     except (PydanticSchemaGenerationError, PydanticUserError):
@@ -103,7 +103,7 @@ def _checkable(hint: Any) -> Any:
 def _problems(
     make: Callable[..., Any], details: Sequence[ErrorDetails], options: Mapping[str, object]
 ) -> list[str]:
-    """One sentence for each wrong option; of a union's members each says what it wants."""
+    """Return one sentence for each wrong option; of a union's members each says what it wants."""
     known = list(signature_of(make).parameters)
     listed = f"its options: {', '.join(known) or 'none'}"
     reasons: dict[str, list[str]] = {}

@@ -11,7 +11,7 @@ from typing_extensions import Format
 
 
 def signature_of(make: Callable[..., Any]) -> inspect.Signature:
-    """The signature of `make`, though its annotations may name what is not there.
+    """Return the signature of `make`, though its annotations may name what is not there.
 
     From Python 3.14 on annotations are evaluated when they are asked for, and may name what is
     imported for type checkers alone.

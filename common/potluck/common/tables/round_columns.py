@@ -17,7 +17,7 @@ SECONDS = "seconds"
 
 
 def round_row(record: Round) -> TableRow:
-    """The row of a round; measures stand in it by name.
+    """Return the row of a round; measures stand in it by name.
 
     The clients behind a measure are not in it if the coordinator measured its own data.
     """
@@ -42,7 +42,8 @@ def round_row(record: Round) -> TableRow:
 
 
 def columns_of(rows: Iterable[Mapping[str, object]], known: Iterable[str] = ()) -> list[str]:
-    """The columns of some rows, in the order in which they first appear, after those known."""
+    """Return the columns of some rows, in the order in which they first appear, after those
+    known."""
     names = dict.fromkeys(known)
     for row in rows:
         names.update(dict.fromkeys(row))

@@ -45,7 +45,7 @@ _LEAST_SAMPLES = 10
 
 @lru_cache(maxsize=1)
 def images_and_digits() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """All images (1797 × 8 × 8, float32 in [0, 1]) and their digits (1797, int64)."""
+    """Return all images (1797 × 8 × 8, float32 in [0, 1]) and their digits (1797, int64)."""
     with gzip.open(Path(__file__).with_name("digits.csv.gz"), "rt") as file:
         table = np.loadtxt(file, delimiter=",", dtype=np.float32)
     return (table[:, :-1] / 16.0).reshape(-1, 8, 8), table[:, -1].astype(np.int64)
@@ -96,11 +96,11 @@ class Digits(LabelNoise, Task):
             )
 
     def model(self) -> nn.Module:
-        """A perceptron with one hidden layer of 64."""
+        """Return a perceptron with one hidden layer of 64."""
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
 
     def client_data(self, client: ClientId, data: Path | None) -> ClientData:  # noqa: ARG002 - comes with Potluck
-        """The part that the number at the end of the client's id names."""
+        """Return the part that the number at the end of the client's id names."""
         part = part_number(client, self.clients, task="digits")
         parts, _, _ = _split_digits(self)
         found = _client_data(self._examples, parts[part], self.held_out, (self.seed, part))
@@ -123,7 +123,7 @@ class Digits(LabelNoise, Task):
         return self._examples(_split_digits(self)[1]) if self.central_test else None
 
     def public_data(self, data: Path | None) -> Tensor | None:  # noqa: ARG002 - as above
-        """The images put aside."""
+        """Return the images put aside."""
         return _plain(_split_digits(self)[2]).inputs if self.public else None
 
     def _examples(self, indices: Indices) -> Examples:
@@ -183,13 +183,13 @@ class ColoredDigits(Task):
     }
 
     def model(self) -> nn.Module:
-        """A perceptron with one hidden layer of 128."""
+        """Return a perceptron with one hidden layer of 128."""
         return nn.Sequential(
             nn.Flatten(), nn.Linear(3 * 16 * 16, 128), nn.ReLU(), nn.Linear(128, 2)
         )
 
     def client_data(self, client: ClientId, data: Path | None) -> ClientData:  # noqa: ARG002 - comes with Potluck
-        """The part that the number at the end of the client's id names."""
+        """Return the part that the number at the end of the client's id names."""
         part = part_number(client, self.clients, task="colored-digits")
         parts, _, _, colors = _split_colored(self)
 
@@ -208,7 +208,7 @@ class ColoredDigits(Task):
         return _colored(test, colors)
 
     def public_data(self, data: Path | None) -> Tensor | None:  # noqa: ARG002 - as above
-        """The images put aside."""
+        """Return the images put aside."""
         _, _, public, colors = _split_colored(self)
         return _colored(public, colors).inputs if self.public else None
 

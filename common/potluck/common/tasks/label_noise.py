@@ -48,7 +48,7 @@ def noise_rates(options: LabelNoise, clients: int, seed: int) -> NDArray[np.floa
 def with_wrong_labels(
     labels: NDArray[np.int64], classes: int, rate: float, generator: np.random.Generator
 ) -> NDArray[np.int64]:
-    """A copy in which each label is, with probability `rate`, one of the other classes.
+    """Return a copy in which each label is, with probability `rate`, one of the other classes.
 
     labels: n, int64, in [0, classes). Which one is uniform (symmetric noise).
     """
@@ -60,7 +60,7 @@ def with_wrong_labels(
 def mislabelled(
     labels: Tensor, options: LabelNoise, *, classes: int, part: int, clients: int, seed: int
 ) -> Tensor:
-    """The training labels of client number `part` (n, int64) as the options want them."""
+    """Return the training labels of client number `part` (n, int64) as the options want them."""
     rate = float(noise_rates(options, clients, seed)[part])
     if rate == 0:
         return labels

@@ -23,7 +23,7 @@ _DRAWS = 100
 
 
 def part_number(client: ClientId, parts: int, *, task: str) -> int:
-    """The part of a client: the number its id ends with, in [0, parts).
+    """Return the part of a client: the number its id ends with, in [0, parts).
 
     Raises ConfigurationError if the id ends with no number, or with one that is too large.
     """
@@ -64,7 +64,7 @@ def dirichlet(
     *,
     minimum: int = 10,
 ) -> list[Indices]:
-    """A partition with label skew: each class is shared out by a Dirichlet(alpha) draw.
+    """Return a partition with label skew: each class is shared out by a Dirichlet(alpha) draw.
 
     As NIID-Bench does it: a client that already holds samples / clients gets no more, and the
     whole draw is repeated until every client holds at least `minimum`. Where that has failed 100
@@ -115,7 +115,8 @@ def _draw(
 
 
 def scaled(matrix: NDArray[np.int64], total: int) -> NDArray[np.int64]:
-    """A matrix of counts scaled to sum to `total`, by largest remainder (ties: first cell)."""
+    """Return a matrix of counts scaled to sum to `total`, by largest remainder (ties: first
+    cell)."""
     exact = matrix.astype(np.float64).ravel() * total / matrix.sum()
     counts = np.floor(exact).astype(np.int64)
     order = np.argsort(-(exact - counts).round(9), kind="stable")
@@ -127,7 +128,7 @@ def scaled(matrix: NDArray[np.int64], total: int) -> NDArray[np.int64]:
 def by_counts(
     values: NDArray[np.int64], counts: NDArray[np.int64], generator: np.random.Generator
 ) -> list[Indices]:
-    """A partition in which client k holds `counts[k, v]` random samples of value v.
+    """Return a partition in which client k holds `counts[k, v]` random samples of value v.
 
     values: n, int64, in [0, V): the label, or label × attributes + attribute. counts: K × V.
     Disjoint; each client's indices are in order of value and random within a value.

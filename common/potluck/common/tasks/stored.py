@@ -31,7 +31,7 @@ class Stored:
     prepare: Prepare
 
     def inputs(self, positions: Tensor, groups: Tensor | None) -> Tensor:
-        """The inputs of the samples at some positions (b, int64, in [0, n))."""
+        """Return the inputs of the samples at some positions (b, int64, in [0, n))."""
         samples = self.array.index_select(0, self.rows.index_select(0, positions))
         chosen = None if groups is None else groups.index_select(0, positions)
         return self.prepare(samples, chosen)
@@ -70,11 +70,11 @@ class StoredExamples(Examples):
         return self.inputs_at(torch.arange(len(self), device=self.labels.device))
 
     def inputs_at(self, positions: Tensor) -> Tensor:
-        """The inputs of some samples."""
+        """Return the inputs of some samples."""
         return self.stored.inputs(positions, self.groups)
 
     def subset(self, positions: Tensor) -> StoredExamples:
-        """Some of the samples."""
+        """Return some of the samples."""
         rows = self.stored.rows.index_select(0, positions)
         return StoredExamples(
             inputs=replace(self.stored, rows=rows),
@@ -83,7 +83,7 @@ class StoredExamples(Examples):
         )
 
     def to(self, device: torch.device) -> StoredExamples:
-        """The same samples on another device."""
+        """Return the same samples on another device."""
         return StoredExamples(
             inputs=self.stored.to(device),
             labels=self.labels.to(device),
@@ -91,5 +91,5 @@ class StoredExamples(Examples):
         )
 
     def with_labels(self, labels: Tensor) -> StoredExamples:
-        """The same samples with other labels (n, int64)."""
+        """Return the same samples with other labels (n, int64)."""
         return StoredExamples(inputs=self.stored, labels=labels, groups=self.groups)

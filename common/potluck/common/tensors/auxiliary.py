@@ -33,18 +33,18 @@ Auxiliaries = Mapping[str, Mapping[str, NDArray[Any]]]
 
 
 def auxiliary_layout(layout: Layout) -> Layout:
-    """The tensors that each auxiliary of a model has."""
+    """Return the tensors that each auxiliary of a model has."""
     check_float32(layout)
     return Layout.place([(t.name, "F32", t.shape) for t in layout.tensors if t.floating])
 
 
 def auxiliaries_layout(layout: Layout, names: Iterable[str]) -> Layout:
-    """The layout of a file that holds just these auxiliaries."""
+    """Return the layout of a file that holds just these auxiliaries."""
     return Layout.place(_specifications(layout, names))
 
 
 def update_layout(layout: Layout, encoding: Encoding, names: Iterable[str]) -> Layout:
-    """The layout of an update that carries these auxiliaries.
+    """Return the layout of an update that carries these auxiliaries.
 
     Raises LayoutError where the model itself has a tensor whose name begins with `auxiliary/`.
     """
@@ -72,7 +72,7 @@ def joined(auxiliaries: Auxiliaries) -> dict[str, NDArray[Any]]:
 
 
 def weights_of(file: Tensors) -> Tensors:
-    """An update without its auxiliaries; none is copied or read."""
+    """Return an update without its auxiliaries; none is copied or read."""
     kept = [t for t in file.layout.tensors if not t.name.startswith(PREFIX)]
     if len(kept) == len(file.layout.tensors):
         return file
@@ -80,7 +80,7 @@ def weights_of(file: Tensors) -> Tensors:
 
 
 def auxiliary_of(file: Tensors, name: str, layout: Layout) -> NamedTensors:
-    """One auxiliary of a file, in the order of the model `layout`; none is copied or read.
+    """Return one auxiliary of a file, in the order of the model `layout`; none is copied or read.
 
     Raises LayoutError unless it has all its tensors, in float32 and of the model's shapes.
     """
@@ -115,7 +115,7 @@ _BLOCK_ELEMENTS: Final = 2**16
 
 
 def zero_auxiliary(layout: Layout) -> dict[str, NDArray[np.float32]]:
-    """An auxiliary of zeros."""
+    """Return an auxiliary of zeros."""
     return {t.name: np.zeros(t.shape, np.float32) for t in layout.tensors if t.floating}
 
 

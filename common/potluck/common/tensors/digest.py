@@ -16,12 +16,13 @@ _PIECE_BYTES = 1 << 20
 
 
 def hasher() -> blake3:
-    """A hash to be fed with `update`; single-threaded, and without the interpreter's lock."""
+    """Return a hash to be fed with `update`; single-threaded, and without the interpreter's
+    lock."""
     return blake3()
 
 
 def digest_of(content: bytes | memoryview) -> str:
-    """The digest of some bytes."""
+    """Return the digest of some bytes."""
     return blake3(content).hexdigest()
 
 

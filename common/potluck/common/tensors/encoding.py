@@ -62,7 +62,7 @@ class Encoding(StrEnum):
 
 
 def encoded_layout(layout: Layout, encoding: Encoding) -> Layout:
-    """The layout of a model's encoded file.
+    """Return the layout of a model's encoded file.
 
     Raises LayoutError if the model has floating-point tensors other than float32, or a tensor
     with a name that int8 files need.
@@ -91,7 +91,8 @@ def encode(
     base: Mapping[str, NDArray[Any]] | None = None,
     generator: np.random.Generator | None = None,
 ) -> dict[str, NDArray[Any]]:
-    """The arrays of an encoded file, to be written in `encoded_layout(Layout.of(arrays), …)`.
+    """Return the arrays of an encoded file, to be written in `encoded_layout(Layout.of(arrays),
+    …)`.
 
     `base`: send the difference from these arrays (same names and shapes) instead of weights.
     `generator`: decides the roundings; int8 needs it. Same arrays and same generator state give
@@ -126,10 +127,9 @@ def encoded_blocks(
     base: Mapping[str, NDArray[Any]] | None = None,
     generator: np.random.Generator | None = None,
 ) -> Iterator[_Block]:
-    """The floating-point part of what `encode` makes, in blocks: of which tensor, `VECTOR` for the
-    floating-point vector, from which element on, and the numbers. The next block is written over
-    it. Raises as `encode` does.
-    """
+    """Yield the floating-point part of what `encode` makes, in blocks: of which tensor, `VECTOR`
+    for the floating-point vector, from which element on, and the numbers. The next block is written
+    over it. Raises as `encode` does."""
     layout = Layout.of(arrays)
     check_float32(layout)
     vector = FlatVector(arrays, layout)
@@ -229,7 +229,7 @@ class EncodedUpdate:
         return out
 
     def decode_to_arrays(self) -> dict[str, NDArray[Any]]:
-        """All tensors in the model's layout: new float32 arrays, copies of the others."""
+        """Return all tensors in the model's layout: new float32 arrays, copies of the others."""
         vector = np.empty(self.parameters, np.float32)
         for begin in range(0, self.parameters, _CHUNK):
             end = min(begin + _CHUNK, self.parameters)
@@ -238,7 +238,8 @@ class EncodedUpdate:
         return unflatten(vector, carried, self.layout)
 
     def decode_to(self, draft: TensorDraft) -> None:
-        """The same, block by block into a draft in the model's layout. Raises StorageError."""
+        """Decode all tensors, block by block, into a draft in the model's layout. Raises
+        StorageError."""
         scratch, check = np.empty(_CHUNK, np.float32), interruption()
         for name, array in self.carried.items():
             draft.put(name, 0, array)

@@ -26,7 +26,7 @@ class FiniteScreen:
         self._header_left: int | None = None
 
     def see(self, piece: bytes | memoryview) -> None:
-        """The next piece. Only the last may end within a word, else nothing is known."""
+        """Take the next piece. Only the last may end within a word; otherwise nothing is known."""
         if not self._clean:
             return
         if self._header_left is None:

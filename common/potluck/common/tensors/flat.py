@@ -33,7 +33,7 @@ def check_float32(layout: Layout) -> None:
 
 
 def name_at(layout: Layout, position: int) -> str:
-    """The floating-point tensor that element `position` of the vector belongs to."""
+    """Return the floating-point tensor that element `position` of the vector belongs to."""
     for tensor in layout.tensors:
         if tensor.floating:
             position -= tensor.elements
@@ -92,7 +92,7 @@ class FlatVector:
 
 
 def _joined(tensors: list[StoredTensor]) -> list[StoredTensor]:
-    """The tensors as vectors, those in one where they lie one after another in a file."""
+    """Return the tensors as vectors, those in one where they lie one after another in a file."""
     found: list[StoredTensor] = []
     sizes: list[int] = []
     end = -1
@@ -118,7 +118,8 @@ class TensorBorders:
         self._begins = [0, *accumulate(tensor.elements for tensor in floating)]
 
     def parts(self, begin: int, end: int) -> list[tuple[slice, str]]:
-        """The parts of the block [begin, end) that belong to one tensor each, and its name."""
+        """Return the parts of the block [begin, end) that belong to one tensor each, and its
+        name."""
         parts: list[tuple[slice, str]] = []
         index = bisect_right(self._begins, begin) - 1
         position = begin

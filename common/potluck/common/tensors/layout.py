@@ -80,7 +80,7 @@ class Layout:
 
     @classmethod
     def of(cls, arrays: Mapping[str, NDArray[Any]]) -> Layout:
-        """The canonical layout of named arrays, in their order.
+        """Return the canonical layout of named arrays, in their order.
 
         Raises LayoutError for a type that the format does not have.
         """
@@ -90,7 +90,7 @@ class Layout:
 
     @classmethod
     def place(cls, tensors: list[tuple[str, str, tuple[int, ...]]]) -> Layout:
-        """The canonical layout of (name, dtype, shape).
+        """Return the canonical layout of (name, dtype, shape).
 
         Wider types lie first in the data, so that every tensor is aligned.
         """
@@ -139,7 +139,8 @@ class Layout:
         return self.header_with({})
 
     def header_with(self, metadata: Mapping[str, str]) -> bytes:
-        """The same with `__metadata__`, where there are any; other programs may read them."""
+        """Return the same with `__metadata__`, where there are any; other programs may read
+        them."""
         described: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
         described |= {
             tensor.name: {
@@ -194,7 +195,7 @@ class Layout:
 
 
 def parse_header(text: bytes) -> Layout:
-    """The layout that a header's JSON describes. Raises LayoutError, nothing else."""
+    """Return the layout that a header's JSON describes. Raises LayoutError, nothing else."""
     if not text.startswith(b"{"):
         _refuse("a tensor file's header must begin with '{'; this is no safetensors file")
     if text.count(b"[") + text.count(b"{") > 8 + len(text) // _CHARACTERS_PER_BRACKET:
@@ -218,7 +219,7 @@ def parse_header(text: bytes) -> Layout:
 
 
 def quoted(name: str) -> str:
-    """A tensor's name fit for one line of an error message."""
+    """Return a tensor's name fit for one line of an error message."""
     return repr(name if len(name) <= 120 else name[:120] + "…")
 
 

@@ -59,12 +59,12 @@ class DividedModel:
         return self.layout.by_name if self.base_blake3 or self.kept else None
 
     def arrays(self) -> dict[str, NDArray[np.generic]]:
-        """The tensors that travel, as `state_arrays` gives them."""
+        """Return the tensors that travel, as `state_arrays` gives them."""
         return state_arrays(self.network, only=self._travelling)
 
     def kept_arrays(self) -> dict[str, NDArray[np.generic]]:
-        """The tensors that a client keeps, as `state_arrays` gives them. Raises LayoutError where
-        a training has left others."""
+        """Return the tensors that a client keeps, as `state_arrays` gives them. Raises LayoutError
+        where a training has left others."""
         arrays = state_arrays(self.network, only=self.kept)
         Layout.of(arrays).check_matches(Layout.of(self.kept), what="trained model", whose="task")
         return arrays
@@ -153,7 +153,7 @@ def divided(network: Any, table: ModelTable | None, data: Path | None) -> Divide
 
 
 def _parts(table: ModelTable, names: Sequence[str]) -> tuple[frozenset[str], frozenset[str]]:
-    """The names of the tensors that travel, and of those that clients keep."""
+    """Return the names of the tensors that travel, and of those that clients keep."""
     kept = _matching(table.keep, names, "keep")
     if not table.trainable:
         travelling = frozenset(names) - kept
@@ -191,7 +191,7 @@ def _matching(patterns: Sequence[str], names: Sequence[str], key: str) -> frozen
 def _check_ties(
     state: Mapping[str, Tensor], travelling: frozenset[str], kept: frozenset[str]
 ) -> None:
-    """Tensors that are one must be on one side."""
+    """Raise ConfigurationError unless tensors that share memory are on the same side."""
     owners: dict[int, str] = {}
     for name, tensor in state.items():
         if not tensor.numel():
@@ -243,7 +243,7 @@ def _load_base(
 
 
 def _in_file(state: Mapping[str, Tensor], file: Layout) -> dict[str, TensorSpec]:
-    """The tensors of a file by the network's names for them.
+    """Return the tensors of a file by the network's names for them.
 
     Files of pretrained models know nothing of adapters that `peft` puts around a model's layers,
     and have of tensors that share their memory only one.
@@ -263,7 +263,7 @@ def _in_file(state: Mapping[str, Tensor], file: Layout) -> dict[str, TensorSpec]
 
 
 def _tensor(array: NDArray[np.generic], specification: TensorSpec) -> Tensor:
-    """The same memory in torch's types."""
+    """Return the same memory in torch's types."""
     import torch
 
     tensor = torch.from_numpy(array)

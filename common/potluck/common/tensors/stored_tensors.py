@@ -146,7 +146,7 @@ def forms(
 def picked(
     arrays: Mapping[str, NDArray[Any]], names: Mapping[str, str]
 ) -> Mapping[str, NDArray[Any]]:
-    """Some of the arrays under other names; reads no file. names: old ones by new ones."""
+    """Return some of the arrays under other names; reads no file. names: old ones by new ones."""
     if isinstance(arrays, StoredTensors):
         return StoredTensors({new: arrays.stored[old] for new, old in names.items()})
     return {new: arrays[old] for new, old in names.items()}
@@ -160,7 +160,7 @@ def stretch(arrays: Mapping[str, NDArray[Any]], name: str, begin: int, end: int)
 
 
 def copied(arrays: Mapping[str, NDArray[Any]], name: str) -> NDArray[Any]:
-    """A copy of an array that may be written to."""
+    """Return a copy of an array that may be written to."""
     if isinstance(arrays, StoredTensors):
         return arrays.stored[name].read()
     return np.array(arrays[name])

@@ -53,12 +53,13 @@ class TensorDraft:
         self._write(0, np.frombuffer(layout.header, np.uint8))
 
     def put(self, name: str, begin: int, block: NDArray[Any]) -> None:
-        """Elements of a tensor from `begin` on. Raises StorageError."""
+        """Write elements of a tensor, from `begin` on. Raises StorageError."""
         tensor = self.layout.by_name[name]
         self._write(self._data + tensor.begin + begin * DTYPES[tensor.dtype].itemsize, block)
 
     def put_flat(self, begin: int, block: NDArray[Any]) -> None:
-        """Elements of the floating-point vector (`potluck.common.tensors.flat`) from `begin` on.
+        """Write elements of the floating-point vector (`potluck.common.tensors.flat`) from `begin`
+        on.
 
         Raises StorageError.
         """
@@ -144,9 +145,9 @@ class TensorDraft:
 
 @contextlib.contextmanager
 def drafted(path: Path, layout: Layout, *, over: Path | None = None) -> Iterator[TensorDraft]:
-    """A draft that becomes the file `path` when the block ends; gone if it raises.
+    """Yield a draft that becomes the file `path` when the block ends, and is deleted if it raises.
 
-    `over`: a spare file to be written over. Raises StorageError.
+    `over`: a spare file to overwrite. Raises StorageError.
     """
     draft = TensorDraft(path.with_name(f".{path.name[:100]}.draft"), layout, over=over)
     try:
@@ -158,7 +159,7 @@ def drafted(path: Path, layout: Layout, *, over: Path | None = None) -> Iterator
 
 
 def _runs(layout: Layout) -> Iterator[tuple[int, int, int, int]]:
-    """The floating-point vector's stretches that lie in one piece in a file: begin and end in
+    """Yield the floating-point vector's stretches that lie in one piece in a file: begin and end in
     elements, place in the data, bytes of an element."""
     begin = end = place = itemsize = 0
     for tensor in layout.tensors:

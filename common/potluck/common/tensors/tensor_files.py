@@ -103,7 +103,7 @@ class NamedTensors:
 
     @classmethod
     def some(cls, tensors: Tensors, layout: Layout) -> NamedTensors:
-        """Those tensors that are in a layout, in its order; none is copied or read."""
+        """Return those tensors that are in a layout, in its order; none is copied or read."""
         names = {tensor.name: tensor.name for tensor in layout.tensors}
         return cls(layout=layout, arrays=picked(tensors.arrays, names))
 
@@ -255,7 +255,7 @@ def check_finite(file: TensorFile) -> None:
 
 
 def not_finite(name: str) -> NotFiniteError:
-    """The error that says which tensor is not finite."""
+    """Return the error that says which tensor is not finite."""
     return NotFiniteError(
         f"tensor {quoted(name)} holds NaN or infinity; lower the learning rate or clip gradients",
         tensor=quoted(name),
@@ -276,7 +276,7 @@ def block_is_within_bounds(block: NDArray[np.floating[Any]]) -> bool:
 
 
 def out_of_bounds(name: str, value: float) -> UpdateError:
-    """The error that says which tensor holds a value that no update may hold."""
+    """Return the error that says which tensor holds a value that no update may hold."""
     if not math.isfinite(value):
         return not_finite(name)
     return OutOfBoundsError(

@@ -12,7 +12,7 @@ from potluck.common.tracing.tracing_settings import TracingSettings
 
 
 def open_tracer(settings: TracingSettings, service: str, instance: str = "") -> Tracer | None:
-    """A tracer; None where there is to be none.
+    """Return a tracer; None where there is to be none.
 
     service: by which the collector knows the process, instance: which of them. Raises
     ConfigurationError where OpenTelemetry is not installed, or the authority can't be read.

@@ -33,20 +33,20 @@ class Tracer(ABC):
         parent: Span | None = None,
         linked: Span | None = None,
     ) -> Span:
-        """A span that begins now. parent: without one it begins a trace. linked: another span that
-        it belongs to, of another trace."""
+        """Begin a span. parent: the span around it; without one the span begins a trace. linked:
+        another span that it belongs to, of another trace."""
 
     @abstractmethod
     def written(self, span: Span) -> str:
-        """A span as text, in the format of W3C's `traceparent`, for those who go on with it."""
+        """Return a span as text for other processes, in the format of W3C's `traceparent`."""
 
     @abstractmethod
     def read(self, parent: str) -> Span | None:
-        """The span of another process; None where the text is none."""
+        """Return the span of another process from its text; None if the text is not a span."""
 
     @abstractmethod
     def fail(self, span: Span, reason: str) -> None:
-        """Mark a span as that of something that went wrong."""
+        """Mark a span as failed."""
 
     @abstractmethod
     def close(self) -> None:

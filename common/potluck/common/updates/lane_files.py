@@ -42,7 +42,8 @@ _HEADER_BYTES: Final = 1 << 16
 
 
 def vectors_of(parameters: int, auxiliaries: Iterable[str]) -> Mapping[str, int]:
-    """The vectors of an update and their lengths. parameters: of the floating-point vector."""
+    """Return the vectors of an update and their lengths. parameters: of the floating-point
+    vector."""
     beside = {f"{AUXILIARY}{name}": parameters for name in sorted(auxiliaries)}
     return {BODY: parameters, **beside}
 
@@ -78,7 +79,7 @@ class LaneFile:
     """An open file of a sum."""
 
     def __init__(self, file: TensorFile) -> None:
-        """Raises LayoutError where it is none."""
+        """Raises LayoutError if it is not a file of lanes."""
         names = _vector_names(file.layout)
         arrays = file.arrays
         self.members: bytes = arrays[MEMBERS].tobytes()
@@ -90,7 +91,7 @@ class LaneFile:
         }
 
     def reader(self, vector: str) -> LaneReader:
-        """Reads lanes of a vector. Thread-safe."""
+        """Return a reader of a vector's lanes. Thread-safe."""
         return self._packed[vector].read
 
     def check(self, members: bytes, count: int) -> None:
@@ -138,7 +139,7 @@ def add_files(path: Path, parts: Sequence[Path], members: bytes) -> FileDigest:
 
 
 def _vector_names(layout: Layout) -> list[str]:
-    """The vectors of a file, by their names. Raises LayoutError where it has anything else."""
+    """Return the vectors of a file, by name. Raises LayoutError if it has anything else."""
     names = [t.name[: -len(_LENGTH)] for t in layout.tensors if t.name.endswith(_LENGTH)]
     wanted = {MEMBERS: ("U8", MEMBERS_BYTES)}
     for name in names:

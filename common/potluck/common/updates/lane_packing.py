@@ -60,7 +60,7 @@ def _width(lowest: int, highest: int) -> int:
 
 
 def pack(read: LaneReader, lanes: int) -> tuple[Bytes, Bytes]:
-    """The widths of the blocks, and their bytes one after another."""
+    """Return the widths of the blocks, and their bytes one after another."""
     widths = np.zeros(blocks_of(lanes), np.uint8)
     packed = empty((lanes * MOST_BYTES,), np.uint8)  # pages that are not written to cost nothing
     end = 0
@@ -124,10 +124,7 @@ class PackedLanes:
         self._packed = packed
 
     def read(self, begin: int, end: int) -> Lanes:
-        """Lanes [begin, end), a copy; begin is a multiple of `BLOCK_LANES`.
-
-        Raises StorageError if they are in a file that can't be read.
-        """
+        """Return lanes [begin, end), a copy; begin is a multiple of `BLOCK_LANES`."""
         lanes = np.empty(end - begin, np.int64)
         first = begin // BLOCK_LANES
         last = first + blocks_of(lanes.size)
@@ -178,7 +175,7 @@ def _widen(narrow: Bytes, width: int, out: Lanes) -> None:
 
 
 def add(readers: list[LaneReader]) -> LaneReader:
-    """Reads the sum of what these read."""
+    """Return a reader of the sum of what these readers read."""
 
     def total(begin: int, end: int) -> Lanes:
         lanes = readers[0](begin, end)

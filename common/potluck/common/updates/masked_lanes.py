@@ -86,7 +86,7 @@ class MaskingSettings(Settings):
 
 
 def metric_names(*, normalized: bool) -> tuple[str, ...]:
-    """The numbers in the head besides the weight, in their order."""
+    """Return the numbers in the head besides the weight, in their order."""
     return (LOSS, NORMALIZER) if normalized else (LOSS,)
 
 
@@ -99,7 +99,7 @@ def lane_lengths(
 
 
 def lanes_of(lengths: Mapping[str, int], masking: MaskingSettings) -> tuple[Lane, ...]:
-    """The lanes that a run asks for."""
+    """Return the lanes that a run asks for."""
     return tuple(
         Lane(
             name=name,
@@ -113,5 +113,5 @@ def lanes_of(lengths: Mapping[str, int], masking: MaskingSettings) -> tuple[Lane
 
 
 def file_layout(lanes: Iterable[Lane]) -> Layout:
-    """The layout of a masked update's file: a tensor of words for each lane."""
+    """Return the layout of a masked update's file: a tensor of words for each lane."""
     return Layout.place([(lane.name, f"U{lane.modulus_bits}", (lane.length,)) for lane in lanes])

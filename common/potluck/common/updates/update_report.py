@@ -35,7 +35,7 @@ class UpdateReport:
 
     @classmethod
     def from_message(cls, message: transfer_pb2.TrainingReport) -> UpdateReport:
-        """The record of a message."""
+        """Return the record of a message."""
         said = {
             name: getattr(message, name)
             for name, described in message.DESCRIPTOR.fields_by_name.items()
@@ -49,7 +49,7 @@ class UpdateReport:
         return cls(**said)
 
     def message(self) -> transfer_pb2.TrainingReport:
-        """The message of the record."""
+        """Return the message of the record."""
         sums: Any = {
             name: transfer_pb2.MeasuredSum(sum=each.sum, count=each.count)
             for name, each in self.measures.items()
@@ -57,11 +57,11 @@ class UpdateReport:
         return transfer_pb2.TrainingReport(**self.values() | {"measures": sums})
 
     def values(self) -> dict[str, Any]:
-        """The reported numbers by name, without what a subclass adds."""
+        """Return the reported numbers by name, without what a subclass adds."""
         return {each.name: getattr(self, each.name) for each in dataclasses.fields(UpdateReport)}
 
     def not_finite(self) -> Mapping[str, float]:
-        """The numbers that are NaN or infinite, by name; those in `reports` apart."""
+        """Return the numbers that are NaN or infinite, by name; those in `reports` apart."""
         return {
             name: value
             for name, value in self.values().items()

@@ -264,7 +264,7 @@ def _check_subset(
     within: Container[str],
     what: str,
 ) -> None:
-    """The rules that the sharers and the survivors have in common."""
+    """Check the rules that the sharers and the survivors have in common. Raises BrokenRuleError."""
     header, me = agreed.header, agreed.client
     check_names(clients, what)
     require(all(client in within for client in clients), Rule.SET, f"{what} hold a stranger")
@@ -286,7 +286,7 @@ def _check_subset(
 
 
 def _check_members(roster: Roster, clients: Iterable[str], situation: Situation) -> None:
-    """Some participants were members when the session began; none was revoked meanwhile."""
+    """Check that the keys of these participants were not revoked since the session began."""
     for client in clients:
         key = roster.participants[client].record.public_key
         require(
@@ -297,7 +297,8 @@ def _check_members(roster: Roster, clients: Iterable[str], situation: Situation)
 
 
 def _settle(agreed: Agreed, roster: Roster, situation: Situation) -> tuple[LedgerEntry, ...]:
-    """Entries about earlier uploads of the input, which may be summed in this roster then."""
+    """Return entries about earlier uploads of the input, which may then be summed in this
+    roster."""
     if not agreed.one_set:
         return ()
     entries = settle(

@@ -67,7 +67,7 @@ def answered(
     now: datetime,
     upload_digest: bytes | None,
 ) -> Collecting:
-    """The state with a client's answer in it. Raises BrokenRuleError."""
+    """Return the state with a client's answer in it. Raises BrokenRuleError."""
     match state, envelope.type:
         case Advertising(), MessageType.ADVERT:
             advert = _take_advert(setup, state, client, envelope, now)
@@ -157,7 +157,7 @@ S = TypeVar("S", Shares, MaskedInput, Reveal, Evidence)
 
 
 def signed_by(roster: Roster, client: str, envelope: Envelope, kind: type[S]) -> S:
-    """A message that its sender signed and that names it. Raises BrokenRuleError."""
+    """Return a message that its sender signed and that names it. Raises BrokenRuleError."""
     verify(roster.participants[client].key, envelope, client)
     message = decode(kind, envelope.payload)
     require(message.client == client, Rule.MEMBER, f"{client!r} speaks for {message.client!r}")

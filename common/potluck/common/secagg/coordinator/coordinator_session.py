@@ -48,7 +48,7 @@ class SetCertificate(BaseModel):
     signatures: dict[str, Hexadecimal]
 
     def shown(self) -> CertifiedSet:
-        """The same as invitations carry it."""
+        """Return the same as invitations carry it."""
         return CertifiedSet(
             session_id=bytes.fromhex(self.session_id),
             clients=self.clients,

@@ -150,7 +150,7 @@ def abort(session: CoordinatorSession, rule: Rule = Rule.STAGE) -> CoordinatorSt
 
 
 def retry_header(header: Header, *, random: Random, issued_at: int) -> Header:
-    """The header of the next attempt: another session id and time, the same policy.
+    """Return the header of the next attempt: another session id and time, the same policy.
 
     Raises ConfigurationError after the last attempt.
     """

@@ -65,7 +65,7 @@ class SessionRecord(BaseModel):
 
 
 def session_record(session: CoordinatorSession, at: AwareDatetime) -> SessionRecord:
-    """The record of a session that is over. Raises ValueError for one that is not."""
+    """Return the record of a session that is over. Raises ValueError for one that is not."""
     state, setup = session.state, session.setup
     header = setup.header
     values: dict[str, object] = {

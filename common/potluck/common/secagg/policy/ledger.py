@@ -113,7 +113,7 @@ _ENTRY: TypeAdapter[LedgerEntry] = TypeAdapter(Annotated[LedgerEntry, Field(disc
 
 
 def entry_from_json(text: str | bytes) -> LedgerEntry:
-    """An entry as `entry.model_dump_json()` gave it. Raises pydantic's ValidationError."""
+    """Parse the JSON that `entry.model_dump_json()` gave. Raises pydantic's ValidationError."""
     return _ENTRY.validate_json(text)
 
 
@@ -124,7 +124,7 @@ class Ledger(_Entry):
     epsilon_budget: float = 0.0
 
     def with_entries(self, entries: Iterable[LedgerEntry]) -> Ledger:
-        """The same ledger, extended."""
+        """Return the same ledger, extended."""
         return self.model_copy(update={"entries": (*self.entries, *entries)})
 
     @property
@@ -226,7 +226,7 @@ def vector_sha256(header: Header) -> bytes:
 def upload_entry(
     header: Header, expected: Expectation, view: SessionView | None, at: datetime
 ) -> Upload:
-    """The entry to keep before a masked vector is sent."""
+    """Return the entry to keep before a masked vector is sent."""
     return Upload(
         session_id=header.session_id.hex(),
         input_id=expected.input_id,
@@ -244,7 +244,7 @@ def upload_entry(
 def release_entry(
     header: Header, input_id: str, clients: Mapping[str, str], at: datetime
 ) -> SumRelease:
-    """The entry to keep before shares are given."""
+    """Return the entry to keep before shares are given."""
     return SumRelease(
         session_id=header.session_id.hex(),
         input_id=input_id,

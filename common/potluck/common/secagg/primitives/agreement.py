@@ -53,17 +53,17 @@ class SessionKeys:
 
 
 def commitment(seed: bytes, header_sha256: bytes) -> bytes:
-    """The commitment in a client's advert to the seed of its own mask."""
+    """Return the commitment in a client's advert to the seed of its own mask."""
     return hashlib.sha256(b"b" + seed + header_sha256).digest()
 
 
 def public_bytes(private: bytes) -> bytes:
-    """The X25519 public key of 32 private bytes."""
+    """Return the X25519 public key of 32 private bytes."""
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
 def agree(private: X25519PrivateKey, public: bytes) -> bytes:
-    """The shared secret. Raises BrokenRuleError (key) for a public key of low order."""
+    """Return the shared secret. Raises BrokenRuleError (key) for a public key of low order."""
     try:
         return private.exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:

@@ -74,7 +74,8 @@ def prove_agreement(
 
 
 def proven_agreement(proof: AgreementProof, one: bytes, other: bytes, context: bytes) -> bytes:
-    """The 32 bytes on which X25519 agrees for two public keys; `one`'s holder made the proof.
+    """Return the 32 bytes on which X25519 agrees for two public keys; `one`'s holder made the
+    proof.
 
     Raises BrokenRuleError (evidence, key) for a proof that does not hold.
     """

@@ -32,7 +32,8 @@ def public_coin(federation: str, members: Iterable[str], epoch: str) -> bytes:
 def cells_of_members(
     hosts: Mapping[str, str], federation: str, *, data_epoch: int, least_hosts: int
 ) -> list[tuple[str, ...]]:
-    """The cells of a federation's members with data of one epoch; the members determine them.
+    """Return the cells of a federation's members with data of one epoch; the members determine
+    them.
 
     hosts: of each member. Cells have `CELL_HOSTS` hosts where there are as many, and never fewer
     than `least_hosts`.
@@ -44,7 +45,7 @@ def cells_of_members(
 def draw_cells(
     hosts: Mapping[str, str], coin: bytes, *, size: int = CELL_HOSTS
 ) -> list[tuple[str, ...]]:
-    """The cells, each sorted by client.
+    """Return the cells, each sorted by client.
 
     hosts: of each client. Every cell has between `size` and 2 · size − 1 hosts; there is none if
     there are fewer hosts than that.

@@ -57,7 +57,8 @@ class Mask:
 
 
 def lane_dtype(modulus_bits: int) -> np.dtype[Any]:
-    """The type of a lane's words. Raises ValueError for a modulus other than 2^32 and 2^64."""
+    """Return the type of a lane's words. Raises ValueError for a modulus other than 2^32 and
+    2^64."""
     if modulus_bits not in (32, 64):
         raise ValueError(f"a lane has words of 32 or 64 bits, not {modulus_bits}")
     return np.dtype(f"<u{modulus_bits // 8}")
@@ -99,14 +100,14 @@ def add_masks(
 
 
 def _aligned(size: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """An array that begins at a cache line."""
+    """Return an array that begins at a cache line."""
     data = np.empty(size * dtype.itemsize + _CACHE_LINE, np.uint8)
     begin = -data.ctypes.data % _CACHE_LINE
     return data[begin : begin + size * dtype.itemsize].view(dtype)
 
 
 def keystream(seed: bytes, offset: int, cipher: StreamCipher) -> CipherContext:
-    """A cipher that turns zeros into the keystream from byte `offset` ≥ 0 on."""
+    """Return a cipher that turns zeros into the keystream from byte `offset` ≥ 0 on."""
     if cipher is StreamCipher.CHACHA20:
         block, within = divmod(offset, _CHACHA_BLOCK)
         # RFC 8439's 32-bit counter would end after 256 GiB; the library's counter has 64 bits.

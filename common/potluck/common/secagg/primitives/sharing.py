@@ -40,7 +40,7 @@ def share(secret: bytes, threshold: int, holders: Sequence[int], random: Random)
 
 
 def evaluate(secret: bytes, coefficients: Sequence[int], holders: Iterable[int]) -> list[int]:
-    """The polynomial secret + c₁·x + c₂·x² + … at each holder's number, modulo p."""
+    """Return the polynomial secret + c₁·x + c₂·x² + … at each holder's number, modulo p."""
     descending = (*reversed(coefficients), int.from_bytes(secret, "big"))
     values = []
     for holder in holders:
@@ -52,7 +52,7 @@ def evaluate(secret: bytes, coefficients: Sequence[int], holders: Iterable[int])
 
 
 def combine(shares: Mapping[int, int]) -> bytes | None:
-    """The secret that shares, by holder's number, give; None if it has more than 32 bytes.
+    """Return the secret that shares, by holder's number, give; None if it has more than 32 bytes.
 
     All the shares are used: give exactly as many as the threshold. Wrong shares give a wrong
     secret; check it against a commitment.
@@ -64,7 +64,7 @@ def combine(shares: Mapping[int, int]) -> bytes | None:
 
 
 def interpolate(shares: Mapping[int, int], at: int) -> int:
-    """The share of holder `at` that lies on the same polynomial as these."""
+    """Return the share of holder `at` that lies on the same polynomial as these."""
     holders = tuple(sorted(shares))
     weights = lagrange_weights(holders, at)
     return sum(weights[index] * shares[x] for index, x in enumerate(holders)) % PRIME
@@ -85,12 +85,13 @@ def lagrange_weights(holders: tuple[int, ...], at: int) -> tuple[int, ...]:
 
 
 def to_bytes(value: int) -> bytes:
-    """A share as it travels."""
+    """Return a share as the bytes that are sent."""
     return value.to_bytes(SHARE_BYTES, "big")
 
 
 def from_bytes(data: bytes) -> int:
-    """A share as it came. Raises ValueError for another length, or a number not below p."""
+    """Return a share from the bytes received. Raises ValueError for another length, or a number not
+    below p."""
     value = int.from_bytes(data, "big")
     if len(data) != SHARE_BYTES or value >= PRIME:
         raise ValueError("a share is a number below 2^256 + 297 in 33 bytes")

@@ -104,6 +104,6 @@ def to_words(values: NDArray[Any], modulus_bits: int) -> Words:
 
 
 def to_integers(words: Words) -> NDArray[np.int64]:
-    """The signed numbers that words stand for. words: dtype `<u4` or `<u8`."""
+    """Return the signed numbers that words stand for. words: dtype `<u4` or `<u8`."""
     signed = np.dtype(f"<i{words.dtype.itemsize}")
     return words.view(signed).astype(np.int64)

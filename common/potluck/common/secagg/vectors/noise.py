@@ -47,13 +47,13 @@ class ShareTable:
     cumulative: tuple[int, ...]
 
     def sample(self, entropy: bytes) -> int:
-        """The number that 16 random bytes stand for."""
+        """Return the number that 16 random bytes stand for."""
         return bisect_right(self.cumulative, int.from_bytes(entropy, "big"))
 
 
 @lru_cache(maxsize=16)
 def share_table(epsilon: float, sensitivity: int, contributors: int) -> ShareTable:
-    """The table of one share. ε is the decimal number it is printed as.
+    """Return the table of one share. ε is the decimal number it is printed as.
 
     Raises BrokenRuleError (policy) for ε/Δ below 1e-4.
     """
@@ -78,7 +78,7 @@ def share_table(epsilon: float, sensitivity: int, contributors: int) -> ShareTab
 
 
 def noise_share(noise: Noise, counts: int, random: Random) -> list[int]:
-    """One client's share of the noise: a whole number for each count."""
+    """Return one client's share of the noise: a whole number for each count."""
     table = share_table(noise.epsilon, noise.sensitivity, noise.contributors)
     entropy = random(2 * counts * _WORD_BYTES)
     drawn = [

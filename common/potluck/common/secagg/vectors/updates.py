@@ -80,7 +80,7 @@ class BodyEncoder:
 def encode_head(
     header: Header, clients: int, *, weight: int, metrics: Sequence[float], clipped: int
 ) -> Words:
-    """A client's head.
+    """Return a client's head.
 
     metrics: in the header's order, clipped to ± its `metric_bound`. Raises BrokenRuleError (input)
     for a weight below 1, NaN, or another number of metrics.
@@ -142,7 +142,7 @@ class BodyDecoder:
         self._factor = header.weight_bound / weight / lane_scale(lane, clients)
 
     def decode(self, total: Words) -> NDArray[np.float64]:
-        """The weighted mean of a block of parameters."""
+        """Return the weighted mean of a block of parameters."""
         signed = np.dtype(f"<i{total.dtype.itemsize}")
         values = total.view(signed).astype(np.float64)
         values *= self._factor

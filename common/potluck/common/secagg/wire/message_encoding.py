@@ -109,7 +109,8 @@ def _described(kind: type[Any]) -> tuple[tuple[_Field, ...], tuple[_Reading, ...
 
 
 def _converter(name: str, kind: type[Any]) -> Callable[[Any], Any] | None:
-    """A function from protobuf's value of a field to ours; it raises ValueError for a bad one."""
+    """Return a function from protobuf's value of a field to ours; it raises ValueError for a bad
+    one."""
     if is_dataclass(kind):
         return lambda found: _from_wire(kind, found)
     if kind is str:
@@ -137,13 +138,14 @@ T = TypeVar("T")
 
 
 def encode(value: object) -> bytes:
-    """The serialisation of any class of `messages`."""
+    """Return the serialised form of a value of any class of `messages`."""
     serialised: bytes = _to_wire(value).SerializeToString(deterministic=True)
     return serialised
 
 
 def decode(kind: type[T], data: bytes) -> T:
-    """A value of that class. Raises BrokenRuleError (malformed), nothing else."""
+    """Return the decoded value, of the given class. Raises BrokenRuleError (malformed), nothing
+    else."""
     parsed = _WIRE[kind]()
     try:
         parsed.ParseFromString(data)

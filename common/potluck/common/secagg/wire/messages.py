@@ -150,7 +150,7 @@ class Header:
     expires_at: int
 
     def lane(self, name: str) -> Lane:
-        """A lane by its name. Raises KeyError."""
+        """Return a lane by its name. Raises KeyError."""
         for lane in self.lanes:
             if lane.name == name:
                 return lane

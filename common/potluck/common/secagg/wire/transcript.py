@@ -30,13 +30,13 @@ _ADVERTS_REMEMBERED: Final = 1_000
 
 
 def signing_bytes(kind: MessageType, payload: bytes) -> bytes:
-    """The bytes that the signature of a payload covers."""
+    """Return the bytes that the signature of a payload covers."""
     prefix = b"FLSA/1|" + kind.name.encode() + b"\0"
     return prefix + len(payload).to_bytes(8, "little") + payload
 
 
 def sign(key: Ed25519PrivateKey, kind: MessageType, payload: bytes) -> Envelope:
-    """A payload in an envelope, signed."""
+    """Return a payload in an envelope, signed."""
     return Envelope(kind, payload, key.sign(signing_bytes(kind, payload)))
 
 
@@ -89,7 +89,7 @@ class FederationRoot:
         )
 
     def member(self, client: str, now: datetime) -> MemberRecord:
-        """The record of a client; `now` has a time zone.
+        """Return the record of a client; `now` has a time zone.
 
         Raises BrokenRuleError (member) unless it is a member at that time.
         """
@@ -99,7 +99,7 @@ class FederationRoot:
             raise BrokenRuleError(Rule.MEMBER, error.message) from None
 
     def key_of(self, record: MemberRecord) -> Ed25519PublicKey:
-        """The member key in a record."""
+        """Return the member key in a record."""
         key = self._keys.get(record.public_key)
         if key is None:
             key = record.key()
@@ -123,11 +123,12 @@ class FederationRoot:
         self._signed.add(known)
 
     def checked_advert(self, envelope: Envelope) -> CheckedAdvert | None:
-        """An advert that was checked before; its client's record may have ended meanwhile."""
+        """Return an advert that was checked before, or None. Its client's record may have ended
+        meanwhile."""
         return self._adverts.get(envelope)
 
     def remember(self, checked: CheckedAdvert) -> None:
-        """An advert is in order; adverts are good for a session, so that few are kept."""
+        """Remember a checked advert. An advert is used in one session only, so few are kept."""
         if len(self._adverts) >= _ADVERTS_REMEMBERED:
             self._adverts.clear()
         self._adverts[checked.envelope] = checked
@@ -159,7 +160,7 @@ class Roster:
         return neighbours(list(self.participants), self.header.degree, self.digest)
 
     def hosts(self, clients: Sequence[str] | frozenset[str]) -> set[str]:
-        """The distinct hosts of some participants."""
+        """Return the distinct hosts of some participants."""
         return {self.participants[client].record.host for client in clients}
 
     @cached_property
@@ -222,7 +223,7 @@ def check_distinct(adverts: Sequence[CheckedAdvert]) -> None:
 
 
 def build_roster(header: Header, header_sha256: bytes, adverts: Sequence[CheckedAdvert]) -> Roster:
-    """The roster that adverts, sorted by client, make. Raises BrokenRuleError."""
+    """Return the roster that adverts, sorted by client, make. Raises BrokenRuleError."""
     check_names([each.advert.client for each in adverts], "the roster's adverts")
     check_distinct(adverts)
     digest = _digest(
