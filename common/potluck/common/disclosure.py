@@ -57,7 +57,7 @@ class Mode(StrEnum):
 
     @property
     def adds_noise(self) -> bool:
-        """True where a disclosure costs privacy budget."""
+        """True if a disclosure costs privacy budget."""
         return self in (Mode.NOISY, Mode.NOISY_TRIPLET)
 
 
@@ -80,8 +80,8 @@ class Weighting(StrEnum):
         return order.index(asked) >= order.index(self)
 
     def disclosed(self, samples: int) -> int:
-        """Return the disclosed number for one of samples (≥ 1): itself, the nearest power of two,
-        or 1."""
+        """Return the number disclosed in place of a number of samples (≥ 1): itself, the nearest
+        power of two, or 1."""
         if self is Weighting.EXACT:
             return samples
         if self is Weighting.EQUAL:
@@ -134,7 +134,7 @@ class Parameters(_Message):
 
     @property
     def noise_rate(self) -> float:
-        """ε / Δ₁ of the discrete Laplace noise in the counts; infinite where there is none."""
+        """ε / Δ₁ of the discrete Laplace noise in the counts; infinite without noise."""
         if self.epsilon is None:
             return math.inf
         return self.epsilon / (1 if self.adjacency == "add-remove" else 2)

@@ -1,7 +1,7 @@
-"""Tags of hosts: what an operator chooses machines by, such as their site or scanner.
+"""Tags of hosts: properties by which an operator chooses machines, such as their site or scanner.
 
-A host declares them in its configuration; they say nothing about single clients. The coordinator
-takes them as they are told: a host that lies about its site is counted there.
+A host declares them in its configuration; they are not about single clients. The coordinator does
+not check them: a host that declares a false site counts as there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The seam for trainers: a task's own way to train a model and to measure it.
+"""The extension point for trainers: a task's own way to train a model and to measure it.
 
 A task that brings none is a classification task, and the built-in loop trains it. A trainer has
 its own data loading, loss and optimiser. It is installed on both sides with its task: hosts train
@@ -54,7 +54,7 @@ class Measured:
 
     @property
     def mean(self) -> float:
-        """The mean; NaN where nothing was counted."""
+        """Mean; NaN if nothing was counted."""
         return self.sum / self.count if self.count else math.nan
 
 

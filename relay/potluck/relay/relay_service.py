@@ -113,7 +113,7 @@ class RelayService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         first: rpc.AttendRequest,
         requests: AsyncIterator[rpc.AttendRequest],
     ) -> None:
-        """Hand on what a host says, until it says no more."""
+        """Pass on a host's messages until there are no more."""
         try:
             await call.write(first)
             async for request in requests:

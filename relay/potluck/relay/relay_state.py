@@ -2,7 +2,7 @@
 
 lock                     held while the process runs
 files/BLAKE3             files that hosts fetch, by their digest
-files.spare/N            one of them that is not needed any more, to be written over
+files.spare/N            one of them that is no longer needed, to be overwritten
 fetched/BLAKE3[.part]    files on their way down
 updates/…                updates until the coordinator has them; see `held_updates`
 """

@@ -1,4 +1,4 @@
-"""Files on their way down: fetched once from the coordinator, and lent to every host that asks."""
+"""Files on their way down: fetched once from the coordinator, and sent to every host that asks."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def evaluate(
     device: torch.device,
     batch_size: int = 1024,
 ) -> EvaluationCounts:
-    """Counts over all samples; the model is moved to `device` and left in evaluation mode.
+    """Return counts over all samples; the model is moved to `device` and left in evaluation mode.
 
     The loss is cross-entropy, whatever the clients train with. A sample with a NaN logit counts
     as predicted to be that logit's class, and makes the loss infinite. Deterministic for the same

@@ -1,8 +1,9 @@
 """The normaliser a_k of FedNova: the weight of a client's local steps.
 
-Wang et al. 2020 ("Tackling the Objective Inconsistency Problem", §4.1) write a client's way as
-η·Σ a_i·g_i over its gradients; a_k is Σ a_i. That is how far the optimiser would go against a
-gradient of 1 at a learning rate of 1, and so it is computed here, whatever the optimiser combines.
+Wang et al. 2020 ("Tackling the Objective Inconsistency Problem", §4.1) write a client's weight
+delta as η·Σ a_i·g_i over its gradients; a_k is Σ a_i. This is the distance that the optimiser would
+move against a gradient of 1 at a learning rate of 1. It is computed so here, whatever the optimiser
+combines.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ LEAST_NORMALIZER: Final = 0.1
 
 
 def normalizer(training: LocalTraining, steps: int, *, round_number: int, mu: float = 0.0) -> float:
-    """a_k after `steps` ≥ 1 steps.
+    """Return a_k after `steps` ≥ 1 steps.
 
     SGD: the number of steps τ; with momentum ρ (τ − ρ(1 − ρ^τ)/(1 − ρ))/(1 − ρ); with a proximal
     term a ← (1 − ημ)·a + 1 for each step, η the round's learning rate; with both, what both give.
     Adam and AdamW rescale every gradient, so they have no such number: τ stands in for it. Weight
-    decay is left out of account.
+    decay is ignored.
     """
     if training.adaptive:
         return float(steps)

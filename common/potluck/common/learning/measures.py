@@ -161,7 +161,7 @@ def _check_declarations(measures: Mapping[str, Measure], whose: str) -> None:
 def checked_measures(
     found: Mapping[str, Measured], declared: Mapping[str, Measure], whose: str
 ) -> Measures:
-    """Measures as they may be used, in the order declared. whose: for the message.
+    """Return measures after checks, in the order declared. whose: their owner, named in errors.
 
     Raises TrainerError for an undeclared name, or numbers that no such measure can have.
     """

@@ -1,4 +1,4 @@
-"""The output layer of a classifier, and what its move in a training says of the labels."""
+"""The output layer of a classifier, and what its delta in a training discloses of the labels."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ class Form(Protocol):
 
 
 def output_tensor(model: Mapping[str, Form], classes: int) -> str | None:
-    """Return the name of the output layer's bias, the last tensor of `classes` numbers; where there
-    is none, of its weights, the last matrix of `classes` rows. None if there is neither."""
+    """Return the name of the output layer's bias: the last tensor of `classes` numbers. Without a
+    bias, return that of its weights: the last matrix of `classes` rows. None if there is
+    neither."""
     floating = {name: array for name, array in model.items() if array.dtype.kind == "f"}
     biases = [name for name, array in floating.items() if array.shape == (classes,)]
     weights = [

@@ -21,9 +21,9 @@ _MOST_SAMPLES = 2**40
 
 @dataclass(frozen=True, kw_only=True)
 class Metrics:
-    """Metrics of a model on some samples; None where one is not defined.
+    """Metrics of a model on some samples; a metric that is not defined is None.
 
-    loss: mean cross-entropy; None without samples, or where it is infinite. accuracy: in [0, 1].
+    loss: mean cross-entropy; None without samples, or if infinite. accuracy: in [0, 1].
     worst_group_accuracy: the lowest of the groups that have samples; None without groups.
     weighted_f1: F1 score averaged over classes, weighted by their samples; 0 for a class that is
     neither there nor predicted.
@@ -39,9 +39,9 @@ class Metrics:
 class EvaluationCounts:
     """Counts of one evaluation, or a sum of several.
 
-    loss_sum: of the loss over the samples, ≥ 0; infinite where a sample's loss is not finite.
+    loss_sum: sum of the loss over the samples, ≥ 0; infinite if a sample's loss is not finite.
     confusion: C × C, int64, true class × predicted class. group_samples, group_correct: G, int64;
-    samples whose group is not known are in none of them.
+    samples of unknown group are in neither.
     """
 
     loss_sum: float
@@ -51,7 +51,7 @@ class EvaluationCounts:
 
     @classmethod
     def zero(cls, classes: int, groups: int) -> EvaluationCounts:
-        """Counts of no samples."""
+        """Return counts of no samples."""
         return cls(
             loss_sum=0.0,
             confusion=np.zeros((classes, classes), dtype=np.int64),
@@ -70,7 +70,7 @@ class EvaluationCounts:
         classes: int,
         groups: int,
     ) -> EvaluationCounts:
-        """Counts from a peer's numbers; `confusion` row by row.
+        """Return counts from a peer's numbers; `confusion` row by row.
 
         Raises ProtocolError for numbers that no evaluation of such a task can give.
         """

@@ -1,8 +1,8 @@
-"""The DC selection procedure as its paper has it, and what it gives away.
+"""The DC selection procedure as its paper describes it, and what it discloses.
 
 Düsing and Cimiano, "Distribution-Controlled Client Selection to Improve Federated Learning
 Strategies", §3: at every step the label counts of the cohort so far are summed securely, and every
-other client tells how near it would bring that sum to the target. Run files and owners call it
+other client reports how near it would bring that sum to the target. Run files and owners call it
 `protocol`.
 """
 
@@ -31,4 +31,4 @@ LEAKS: Final = (
     ),
     "distances can't be checked: a client that tells 0 is selected every time",
 )
-"""In plain words, for those who choose it and those who agree to it."""
+"""Description in plain words, for those that choose the procedure and those that agree to it."""

@@ -69,7 +69,7 @@ class Direction(StrEnum):
 
 
 class TrainingWay(StrEnum):
-    """The way a client was trained: in a batched step with others, or by itself."""
+    """How a client was trained: in a batched step with others, or by itself."""
 
     BATCHED = "batched"
     ALONE = "alone"
@@ -180,8 +180,8 @@ class Target(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Label:
-    """A label. values: all it may have; their series are there from the start. about: what it
-    says, where its values are not known beforehand."""
+    """A label. values: all possible values, whose series exist from the start. about: description
+    of the values if they are not known beforehand."""
 
     name: str
     values: tuple[str, ...] = ()

@@ -1,8 +1,8 @@
 """The metrics address of a process: /metrics, /healthz and /readyz over HTTP.
 
-Plain HTTP without authentication, as Prometheus and container engines expect it, hence on the
-loopback interface unless told otherwise; or HTTPS for scrapers with a certificate. Nothing but GET
-and HEAD of three paths is understood.
+It is plain HTTP without authentication, as Prometheus and container engines expect, and therefore
+on the loopback interface by default. With certificates it is HTTPS, for scrapers that have one. The
+server answers only GET and HEAD of three paths.
 """
 
 from __future__ import annotations
@@ -91,10 +91,10 @@ async def monitoring(
     ready: Ready = lambda: "",
     tls: MetricsTls | None = None,
 ) -> AsyncIterator[str]:
-    """Serve the metrics address while the context lasts; where it is, HOST:PORT.
+    """Serve the metrics address while the context lasts, and yield it, HOST:PORT.
 
-    tls: for HTTPS, to those that it admits; None: plain HTTP to everybody who reaches the address.
-    Nothing is served where `address` is empty. Raises ConfigurationError for a malformed address,
+    tls: HTTPS for the scrapers that it admits; None: plain HTTP for all that reach the address.
+    Nothing is served if `address` is empty. Raises ConfigurationError for a malformed address,
     UnreachableError for one that can't be listened on.
     """
     if not address:

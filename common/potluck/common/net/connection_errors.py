@@ -1,8 +1,8 @@
 """Errors of connections to the coordinator, each in one line with its cause and a remedy.
 
-gRPC reports every failed connection as UNAVAILABLE; only its text tells the causes apart. A text it
-changes one day falls back to gRPC's own, so nothing but the wording depends on it, save whether
-trying again can help.
+gRPC reports every failed connection as UNAVAILABLE; only its text distinguishes the causes. If gRPC
+changes a text, the error has gRPC's own text instead. So only the wording depends on these texts,
+and whether trying again can help.
 """
 
 from __future__ import annotations
@@ -104,10 +104,10 @@ def connection_error(
 ) -> PotluckError:
     """Return the exception behind a failed call to the coordinator at `address`.
 
-    One that has to do with connecting is an IdentityError when the coordinator's certificate was
-    refused (trying again helps only after somebody has acted), else an UnreachableError. Any other
-    is what `from_rpc_error` makes of it. server_name: what its certificate must hold, if not HOST.
-    If the connection takes an HTTP proxy, the error names it.
+    A failure to connect becomes an IdentityError if the coordinator's certificate was refused
+    (trying again helps only after a person has acted), else an UnreachableError. `from_rpc_error`
+    makes any other error. server_name: the name that the coordinator's certificate must hold, if
+    not HOST. If the connection takes an HTTP proxy, the error names it.
     """
     found = from_rpc_error(error)
     if not isinstance(found, UnreachableError):

@@ -2,9 +2,9 @@
 
 `CoordinatorServiceFetchModelResponse`, `OperatorServiceFetchModelResponse` and
 `SubmitUpdateRequest` have one shape: field 1 holds a frame, whose field 2 is a chunk of bytes.
-Nearly every message is such a chunk. Protobuf would copy it three times on the way out and twice
-on the way in; here it is joined to its few bytes of framing on the way out, and a view of the
-received message on the way in. Everything else goes through protobuf.
+Nearly every message is such a chunk. Protobuf would copy it three times when sending and twice when
+receiving. Here, sending joins it to its few bytes of framing, and receiving returns a view of the
+message. All other messages go through protobuf.
 """
 
 from __future__ import annotations

@@ -172,9 +172,9 @@ def parse_claims(texts: Iterable[str]) -> tuple[ClientClaim, ...]:
 def exceeding(
     asked: Iterable[ClientClaim], granted: Iterable[ClientClaim]
 ) -> tuple[ClientClaim, ...]:
-    """Return the claims asked for that hold a client which no granted claim holds.
+    """Return the requested claims that hold a client which no granted claim holds.
 
-    One of more than `MAXIMUM_CLIENTS` ids must be granted as it is written.
+    A claim of more than `MAXIMUM_CLIENTS` ids must be granted exactly as it is written.
     """
     granted = tuple(granted)
     return tuple(

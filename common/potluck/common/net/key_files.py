@@ -56,9 +56,9 @@ def write_whole(path: Path, data: bytes, mode: int) -> None:
 
 
 def write_file(path: Path, data: bytes, mode: int, *, remedy: str = "") -> None:
-    """Write a file as `write_whole` does, in a folder that is made where there is none.
+    """Write a file as `write_whole` does; make its folder if there is none.
 
-    `remedy`: what to do where that fails. Raises StorageError.
+    `remedy`: advice in the error if that fails. Raises StorageError.
     """
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -74,7 +74,7 @@ def private_pem(key: ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey) -> 
 
 
 def key_fingerprint(key: ec.EllipticCurvePublicKey) -> str:
-    """SHA-256 of a public key, for two people to compare by another way."""
+    """Return the SHA-256 of a public key, which two people can compare over another channel."""
     der = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     return hashlib.sha256(der).hexdigest()
 
@@ -177,7 +177,7 @@ def parse_request(pem: bytes) -> CertificateRequest:
 def _check_extensions(extensions: x509.Extensions) -> None:
     """Raise ValueError for an extension that no certificate of a member has.
 
-    Signing ignores them all, but the person who signs would not see what was asked for.
+    Signing ignores all extensions, but the person who signs would not see this request.
     """
     for one in extensions:
         if isinstance(one.value, x509.BasicConstraints) and one.value.ca:

@@ -41,7 +41,7 @@ class MembershipInForce:
         Raises ConfigurationError, IdentityError for files that can't be used, StorageError.
         """
         self.members: Members | None = None
-        """Those in force; None where no membership has come yet."""
+        """Members in force; None if no membership has arrived yet."""
         self.document = b""
         """The text that they are from, as the root signed it."""
         self._federation = federation
@@ -58,7 +58,7 @@ class MembershipInForce:
 
     @property
     def epoch(self) -> int:
-        """The epoch in force; 0 where there is none."""
+        """Epoch in force; 0 without a membership."""
         return 0 if self.members is None else self.members.epoch
 
     def listen(self, listener: MembersListener) -> Callable[[], None]:

@@ -22,8 +22,8 @@ class Proxy:
 
 
 def proxy_of(address: str, environment: Mapping[str, str]) -> Proxy | None:
-    """Return the proxy through which gRPC connects to HOST:PORT, by the rules of gRPC; None
-    without."""
+    """Return the proxy through which gRPC connects to HOST:PORT, by gRPC's rules; None if it uses
+    none."""
     host = address.rpartition(":")[0].strip("[]")
     variable = next((name for name in _VARIABLES if environment.get(name)), None)
     if variable is None or direct_at_home(address):
@@ -46,10 +46,11 @@ def _names(exception: str, host: str) -> bool:
 
 
 def direct_at_home(address: str) -> tuple[tuple[str, int], ...]:
-    """Options of a gRPC channel to HOST:PORT that go past a proxy where HOST is this machine.
+    """Return options of a gRPC channel to HOST:PORT that bypass a proxy if HOST is this machine.
 
-    gRPC minds `http_proxy` and `https_proxy` for every address that `no_proxy` does not name, the
-    loopback interface's too; of a proxy's own loopback interface it would get the wrong port.
+    gRPC follows `http_proxy` and `https_proxy` for every address that `no_proxy` does not name,
+    also for the loopback interface. It would then reach a port of the proxy's own loopback
+    interface.
     """
     host = address.rpartition(":")[0].strip("[]")
     try:

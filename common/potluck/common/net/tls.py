@@ -145,8 +145,8 @@ class TlsFiles(BaseModel):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TlsMaterial:
-    """Checked PEM bytes of one party, and who it is. authority_expires: the end of the authority's
-    certificate that issued it."""
+    """Checked PEM bytes of one party, and its identity. authority_expires: the end of the
+    authority's certificate that issued the party's."""
 
     identity: Identity
     certificate: bytes = field(repr=False)
@@ -180,8 +180,8 @@ def channel(
 ) -> grpc.aio.Channel:
     """Return a channel to the coordinator at `address`, HOST:PORT; connects when first used.
 
-    The coordinator's certificate must hold HOST, or `server_name` where it is given (a tunnel, a
-    load balancer). options: in addition to the usual ones, or instead of them. Raises
+    The coordinator's certificate must hold HOST, or `server_name` if that is given (for a tunnel or
+    a load balancer). options: in addition to the usual ones, or instead of them. Raises
     ConfigurationError for an address without a port, and what `channel_credentials` raises.
     """
     if re.fullmatch(r"(\[[0-9a-fA-F:.%]+\]|[^\s:/\[\]]+):[0-9]{1,5}", address) is None:

@@ -1,9 +1,9 @@
 """Reception of files: resumed after a break, and verified once they are whole.
 
-A file being received is `PATH.part`; it gets its name only when its length and digest are what
-was announced. A broken transfer leaves the part behind, and the next one may go on from there.
-While a spare file is written over it is `PATH.over`: only when the transfer breaks is it cut to
-what arrived. A process that is killed leaves an `.over`, whose content is not used.
+A file being received is `PATH.part`; it gets its name only when its length and digest are what was
+announced. A broken transfer leaves the part behind, and the next one may resume from it. While a
+spare file is overwritten, its name is `PATH.over`; if the transfer breaks, it is cut to what
+arrived. A process that is killed leaves an `.over`, whose content is not used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The first and the last frame of an upload, checked by who receives it."""
+"""The first and the last frame of an upload, checked by the receiver."""
 
 from __future__ import annotations
 

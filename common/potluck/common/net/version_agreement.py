@@ -23,11 +23,11 @@ def differences(one: Mapping[str, int], other: Mapping[str, int]) -> Mapping[str
 def check_agreement(
     host: Mapping[str, int], coordinator: Mapping[str, int], *, host_name: str
 ) -> None:
-    """Raise ProtocolVersionError unless both name the same versions, with both numbers and who
-    must move.
+    """Raise ProtocolVersionError unless both name the same versions. The error has both numbers and
+    the side to upgrade.
 
-    Releases before these were compared name none, or not all of them: what one side does not
-    name, it is too old for.
+    Old releases name no versions, or not all of them: a side is too old for each part that it does
+    not name.
     """
     differing = differences(host, coordinator)
     if not differing:

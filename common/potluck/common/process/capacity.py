@@ -9,15 +9,15 @@ from potluck.common.process.control_groups import control_group_limits
 
 
 def available_processors() -> int:
-    """Processors that this process may use: those it may run on, or fewer where its control group
-    has the time of fewer; at least 1."""
+    """Return the number of processors that this process may use, at least 1: those that it may run
+    on, or fewer if its control group has the time of fewer."""
     limit = control_group_limits().processors
     here = _allowed()
     return here if limit is None else max(1, min(here, int(limit)))
 
 
 def available_memory() -> int:
-    """Bytes of memory that are free for use; all there is where that is not known."""
+    """Return the bytes of memory that are free for use; all memory if that is unknown."""
     limit = control_group_limits().memory
     free = _free()
     return free if limit is None else min(free, limit)

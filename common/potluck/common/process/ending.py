@@ -1,8 +1,8 @@
 """The end of a process that serves: asked for by SIGTERM or SIGINT, and there within seconds.
 
-Nothing can stop a thread from outside: a plug-in's selection or one step of training takes as long
-as it takes, and Python waits for its threads. So a process that was told to end, and can't, simply
-leaves. Whatever must last is written so that this loses no more than a kill would.
+Nothing can stop a thread from outside: a plug-in's selection or one step of training may take any
+time, and Python waits for its threads. So a process that should end, and can't, exits without them.
+Whatever must last is written so that this loses no more than a kill would.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Ending:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """All is closed: threads have `LAST_WORK_SECONDS` more."""
+        """Leave the block, when all is closed: threads have `LAST_WORK_SECONDS` more."""
         signal.set_wakeup_fd(-1)
         self._tells.close()
         self.leave_after(LAST_WORK_SECONDS, self.code if kind is None else FAILED)

@@ -39,6 +39,6 @@ def begin(module: str) -> NoReturn:
 
 
 def _end(*_: object) -> NoReturn:
-    """End now. An exception would be raised wherever an import is, which may swallow or wrap it;
-    and nothing is under way that could be lost."""
+    """End the process now. An exception would be raised in the middle of an import, which may
+    swallow or wrap it. Nothing is under way yet that could be lost."""
     os._exit(INTERRUPTED)

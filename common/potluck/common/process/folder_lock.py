@@ -1,7 +1,7 @@
 """A folder that one process at a time may use.
 
-The lock is on a file in it, `lock`, which stays; the kernel lets go of it when the process ends, in
-whatever way.
+The lock is on a file in it, `lock`, which stays. The kernel releases the lock when the process
+ends, in whatever way.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ class FolderLock:
     """Holds a folder from construction to `close`."""
 
     def __init__(self, folder: Path, *, holder: str, remedy: str) -> None:
-        """`holder` is what a process is that holds it, `remedy` what to do then.
+        """`holder`: what kind of process holds the lock; `remedy`: what to do then. Both are for
+        errors.
 
-        Raises ConfigurationError where another process holds it, StorageError where the disk
-        refuses; the folder must be there.
+        Raises ConfigurationError if another process holds the lock, StorageError if the disk
+        refuses. The folder must exist.
         """
         path = folder / NAME
         try:

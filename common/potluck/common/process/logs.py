@@ -81,9 +81,9 @@ def configure_logging(
 
 
 def _one_line_for_a_reset(record: logging.LogRecord) -> bool:
-    """A filter for gRPC's log: a connection that breaks amid a call is one line at info.
+    """Filter gRPC's log: a connection that breaks during a call becomes one line at level info.
 
-    gRPC logs it as an error with a traceback. Return whether the record is logged as it is.
+    gRPC logs it as an error with a traceback. Returns True if the record is logged unchanged.
     """
     error = record.exc_info[1] if record.exc_info else None
     if type(error).__name__ != "ExecuteBatchError":

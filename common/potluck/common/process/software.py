@@ -16,7 +16,8 @@ _PACKAGES = ("numpy", "torch")
 
 @cache
 def software_versions() -> Mapping[str, str]:
-    """Versions of Potluck, Python, and the packages that compute, as far as they are installed."""
+    """Return the versions of Potluck, Python, and the packages that compute, as far as they are
+    installed."""
     found = {"potluck": software_version(), "python": platform.python_version()}
     for package in _PACKAGES:
         try:

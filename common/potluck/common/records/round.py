@@ -56,13 +56,14 @@ class JoinedUpdate:
 class Round:
     """A committed round.
 
-    number: from 1. measures: of the new model, by name; where it was not evaluated, at most of the
-    round's trainings, such as `training_loss`. members: the cohort in the order it was chosen.
-    seconds: from selection to commit. bytes_down, bytes_up: of models and updates. model: BLAKE3
-    digest of the new model. coverage: clients and samples behind each measure, by name; also of
-    measures that clients were asked for and that none of them measured. late: updates of earlier
-    rounds that are part of the model. sums: files that hosts had added up. committed_at: None if it
-    was not recorded. software: versions of what the coordinator ran, by name.
+    number: from 1. measures: measures of the new model, by name; if it was not evaluated, at most
+    those of the round's trainings, such as `training_loss`. members: the cohort in the order of
+    selection. seconds: time from selection to commit. bytes_down, bytes_up: bytes of models and
+    updates. model: BLAKE3 digest of the new model. coverage: clients and samples behind each
+    measure, by name; also of measures that clients were asked for and that none of them measured.
+    late: updates of earlier rounds that are part of the model. sums: files that hosts had added up.
+    committed_at: None if it was not recorded. software: versions of what the coordinator ran, by
+    name.
     """
 
     number: int

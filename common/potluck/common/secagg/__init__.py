@@ -66,7 +66,7 @@ Where the parts are
 `client` and `coordinator` are the two sides. `policy` has a client's own rules and its ledger,
 `vectors` turns counts, model updates and noise into words, `wire` has the messages, and
 `primitives` the masks, shares, keys and thresholds underneath, each of use alone. `rules` names
-what a session can be ended for. Rooms import downwards in this order.
+what a session can be ended for. Subpackages import downwards in this order.
 """
 
 from potluck.common.secagg import client, coordinator

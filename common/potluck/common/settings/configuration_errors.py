@@ -117,8 +117,8 @@ def _in_file(error: ValidationError, values: Mapping[str, Any]) -> list[ErrorDet
 def _place(
     location: tuple[int | str, ...], values: object, *, of_keys: bool
 ) -> tuple[int | str, ...]:
-    """Return a location as the file has it: without the names of types by which pydantic tells
-    apart what a value may be, and without what is split or listed only when it is read.
+    """Return a location as the file has it: without the names of types by which pydantic
+    distinguishes what a value may be, and without what is split or listed only when it is read.
 
     of_keys: whether its last part is a key, there or missing.
     """

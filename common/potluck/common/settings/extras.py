@@ -70,7 +70,7 @@ def require(library: str, extra: str) -> None:
 def missing_library(error: BaseException | None) -> str | None:
     """Return one line that names the library and the extra that brings it.
 
-    None where `error` is anything but a library that a module of Potluck imports and lacks.
+    None unless `error` is about a library that a module of Potluck imports and lacks.
     """
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return None

@@ -121,8 +121,8 @@ class LocalTraining(Settings):
         return batched
 
     def as_json(self) -> str:
-        """As it travels. `batched` is left out where it is not asked for: hosts with older software
-        don't know it."""
+        """Return the JSON that is sent to hosts. It lacks `batched` unless that is set: hosts with
+        older software don't know it."""
         return self.model_dump_json(exclude=None if self.batched else {"batched"})
 
     @property

@@ -62,7 +62,7 @@ class ModelTable(BaseModel):
 
     @property
     def divides(self) -> bool:
-        """True where not all tensors travel."""
+        """True if not all tensors travel."""
         return bool(self.trainable or self.keep)
 
     def with_seed(self, seed: int) -> ModelTable:

@@ -67,10 +67,7 @@ def _table(make: Callable[..., Any]) -> TypeAdapter[dict[str, Any]]:
 
 
 def _hints(make: Callable[..., Any]) -> Mapping[str, Any]:
-    """Annotations by parameter, without those that can't be evaluated.
-
-    They may name what is imported for type checkers alone, or be no types at all.
-    """
+    """Return annotations by parameter, without those that can't be evaluated."""
     sources: list[tuple[Mapping[str, Any], dict[str, Any]]] = []
     if isinstance(make, type) and is_dataclass(make):
         for each in reversed(make.__mro__):
@@ -92,7 +89,8 @@ def _hints(make: Callable[..., Any]) -> Mapping[str, Any]:
 
 
 def _checkable(hint: Any) -> Any:
-    """Return the annotation; one for anything where it names what no run file could give."""
+    """Return the annotation, or one for any value if it names something that no run file could
+    give."""
     try:
         TypeAdapter(hint)
     except (PydanticSchemaGenerationError, PydanticUserError):
@@ -103,7 +101,7 @@ def _checkable(hint: Any) -> Any:
 def _problems(
     make: Callable[..., Any], details: Sequence[ErrorDetails], options: Mapping[str, object]
 ) -> list[str]:
-    """Return one sentence for each wrong option; of a union's members each says what it wants."""
+    """Return one sentence for each wrong option; each member of a union states its requirement."""
     known = list(signature_of(make).parameters)
     listed = f"its options: {', '.join(known) or 'none'}"
     reasons: dict[str, list[str]] = {}

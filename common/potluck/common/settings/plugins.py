@@ -1,9 +1,9 @@
 """Plug-ins by entry point: selectors, strategies, objectives, tasks, questions, signals,
 sinks, commands.
 
-A plug-in is a class whose constructor takes its options as keyword arguments and only stores
-them. Their annotations say what they may be. Built-in ones are registered the same way as anybody
-else's.
+A plug-in is a class whose constructor takes its options as keyword arguments and only stores them.
+Their annotations say what they may be. Built-in plug-ins are registered in the same way as all
+others.
 """
 
 from __future__ import annotations

@@ -55,14 +55,14 @@ def images_and_digits() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
 class Digits(LabelNoise, Task):
     """Ten digits; every client has its own mix of them.
 
-    clients: parts the images are split into. alpha: of the Dirichlet draw, small is more skewed.
-    seed: of the partition. held_out: share of its samples that each client evaluates on.
-    central_test: whether the coordinator holds 40 test images per digit; where it has none, all
-    images are the clients', and they must hold some out. public: images that the coordinator has
-    without their labels, and no client. samples: images that the clients share, drawn at random; 0
-    for all that are left. ordered: whether clients stand in the order of their mean
-    digit, so that neighbours hold like digits. digit_groups: whether each digit is a group, so that
-    the worst group is the digit recognised worst. Wrong labels: see `LabelNoise`.
+    clients: number of parts the images are split into. alpha: of the Dirichlet draw; smaller is
+    more skewed. seed: seed of the partition. held_out: share of its samples that each client
+    evaluates on. central_test: True if the coordinator holds 40 test images per digit; if it holds
+    none, all images are the clients', and they must hold some out. public: number of images that
+    only the coordinator has, without their labels. samples: number of images that the clients
+    share, drawn at random; 0 for all that are left. ordered: True if clients are in the order of
+    their mean digit, so that neighbours hold similar digits. digit_groups: True if each digit is a
+    group, so that the worst group is the digit recognised worst. Wrong labels: see `LabelNoise`.
     Raises ConfigurationError.
     """
 

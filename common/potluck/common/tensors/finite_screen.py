@@ -1,9 +1,9 @@
-"""A look at a file's numbers while it is verified, as each piece is in the processor's cache then.
+"""A check of a file's numbers while it is verified, when each piece is in the processor's cache.
 
-Nothing is believed of the file: all after its header, whose length is in its first eight bytes, is
-taken for float32 words, and they are compared. A file whose words are all numbers within bounds
-holds no other in any float32 tensor that begins at a multiple of four bytes, if it is a tensor file
-at all; of another file nothing is known, as a tensor of integers may look like NaN.
+The check trusts nothing in the file. It takes everything after the header, whose length is in the
+first eight bytes, for float32 words, and compares them. If all words are numbers within bounds, so
+is every float32 tensor that begins at a multiple of four bytes, provided that the file is a tensor
+file at all. If not, nothing is known of the file, as a tensor of integers may look like NaN.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ _LENGTH_BYTES: Final = 8
 
 
 class FiniteScreen:
-    """Sees a tensor file's bytes in order, in pieces of any size, the first of 8 bytes at least."""
+    """A screen that takes a tensor file's bytes in order, in pieces of any size, the first of 8
+    bytes at least."""
 
     def __init__(self) -> None:
         self._clean = True

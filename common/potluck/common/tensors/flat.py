@@ -62,8 +62,8 @@ class FlatVector:
         return self._begins[-1]
 
     def block(self, begin: int, end: int, scratch: NDArray[Any] | None = None) -> NDArray[Any]:
-        """Elements [begin, end): a view where one array in memory holds them all, else in
-        `scratch`, or in a new array."""
+        """Return elements [begin, end): a view if one array in memory holds them all, else a copy
+        in `scratch`, or in a new array."""
         index = bisect_right(self._begins, begin) - 1
         if not begin < end:
             return np.empty(0, np.float32) if scratch is None else scratch[:0]

@@ -1,4 +1,4 @@
-"""Memory for large arrays, in files without a name where a folder is given for them.
+"""Memory for large arrays: in files without a name, if a folder is given for them.
 
 The kernel writes pages of such a file out and drops them if memory is short, so an array takes
 space on the disk and no private memory of the process. All code that makes an array as large as a

@@ -1,10 +1,10 @@
 """The part of a model that travels, and the parts that do not.
 
 A run file's `[model] trainable = [patterns]` says which tensors go up and down. The others are the
-base: every machine has them already, from a file or because the task's model brings them, they stay
-as they are, and a digest over them shows that all have the same. `keep = [patterns]` says which
-tensors each client trains for itself: they never leave it, and begin as the task's model has them.
-Used on both sides.
+base, which stays as it is. Every machine has it already, from a file or because the task's model
+brings it. A digest over it shows that all have the same. `keep = [patterns]` says which tensors
+each client trains for itself: they never leave it, and begin as the task's model has them. Used on
+both sides.
 """
 
 from __future__ import annotations

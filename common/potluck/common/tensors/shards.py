@@ -1,8 +1,8 @@
 """Weights in several files with an index, as Hugging Face's libraries write large models.
 
 Beside the shards lies `model.safetensors.index.json`: under `weight_map` the file of each tensor
-(https://huggingface.co/docs/safetensors, `huggingface_hub.save_torch_state_dict`). What somebody
-else wrote is not believed: files lie beside their index, and each has its tensors.
+(https://huggingface.co/docs/safetensors, `huggingface_hub.save_torch_state_dict`). An index from
+elsewhere is checked: its files must lie beside it, and each must have its tensors.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Tensor files written piece by piece, in any order and from several threads.
 
-What makes a model block by block writes each block to where it belongs, and so needs no memory for
-the whole of it. Only then is the file hashed: its pages are in the cache.
+Code that makes a model block by block writes each block to its place, and so needs no memory for
+the whole model. The file is hashed afterwards, while its pages are in the cache.
 """
 
 from __future__ import annotations

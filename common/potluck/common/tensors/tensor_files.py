@@ -263,7 +263,7 @@ def not_finite(name: str) -> NotFiniteError:
 
 
 def block_is_finite(block: NDArray[np.floating[Any]]) -> bool:
-    """Return whether no element is NaN or infinite; fast where the sum is finite, always exact."""
+    """Return True if no element is NaN or infinite. Always exact, and fast if the sum is finite."""
     with np.errstate(over="ignore", invalid="ignore"):
         # NaN and infinity survive any sum; the sum of large finite numbers may overflow.
         return bool(np.isfinite(block.sum()) or np.isfinite(block).all())

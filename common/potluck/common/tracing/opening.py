@@ -1,4 +1,4 @@
-"""A tracer, where the configuration asks for one."""
+"""A tracer, if the configuration asks for one."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from potluck.common.tracing.tracing_settings import TracingSettings
 
 
 def open_tracer(settings: TracingSettings, service: str, instance: str = "") -> Tracer | None:
-    """Return a tracer; None where there is to be none.
+    """Return a tracer, or None if the configuration asks for none.
 
-    service: by which the collector knows the process, instance: which of them. Raises
-    ConfigurationError where OpenTelemetry is not installed, or the authority can't be read.
+    service: name by which the collector knows the process. instance: which of them it is. Raises
+    ConfigurationError if OpenTelemetry is not installed, or the authority can't be read.
     """
     if not settings.endpoint:
         return None

@@ -1,4 +1,4 @@
-"""The seam for traces: what makes spans."""
+"""The extension point for traces: the class that makes spans."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Sums of lanes as files: written, checked as from a stranger, added up to one.
+"""Sums of lanes as files: written, checked without trust in the sender, added up to one.
 
-A safetensors file. For each vector (`body`: the weighted differences; `auxiliary/NAME`: what goes
-beside the weights) it holds `VECTOR/length`, and `VECTOR/widths` and `VECTOR/lanes` as in
-`lane_packing`, so that sums can be added where the model is not known. `members` is the digest of
+A safetensors file. For each vector (`body`: the weighted differences; `auxiliary/NAME`: what is
+sent beside the weights) it holds `VECTOR/length`, and `VECTOR/widths` and `VECTOR/lanes` as in
+`lane_packing`, so that sums can be added even if the model is unknown. `members` is the digest of
 the ids of the updates in it (`lanes.members_digest`): it binds the file to what is said of it, and
 makes files of different clients different.
 """

@@ -1,4 +1,5 @@
-"""The record of what a client says of the training behind an update, and its form on the wire."""
+"""The record of what a client reports about the training behind an update, and its form on the
+wire."""
 
 from __future__ import annotations
 
@@ -18,11 +19,11 @@ class UpdateReport:
 
     Each field is a field of `TrainingReport` and a column of the table `members`.
 
-    samples: as far as the client discloses them. steps: of the optimiser. seconds: of training; on
-    a virtual clock, simulated ones. loss: mean over the last pass. normalizer: what the steps
-    amount to (`local_steps.py`); None from a host that does not say. reports: the numbers that
-    the run's selector asked for, by name. measures: what a task's own trainer measured in the
-    training, by name. Nothing is said of a masked update.
+    samples: number of samples, as far as the client discloses it. steps: optimiser steps. seconds:
+    duration of the training; on a virtual clock, the simulated one. loss: mean over the last pass.
+    normalizer: the weight of the steps (`local_steps.py`); None from a host that does not report
+    it. reports: the numbers that the run's selector asked for, by name. measures: measures by a
+    task's own trainer in the training, by name. A masked update reports nothing.
     """
 
     samples: int = 0

@@ -1,7 +1,8 @@
-"""A client's answers where another's share does not open: it accuses, then gives evidence.
+"""A client's answers if another client's share does not open: it accuses, then gives evidence.
 
-It has not uploaded, and never will in this session. What the evidence shows is known to the
-accused, who is proven to break the protocol, or there is none: see docs/secure-aggregation.md.
+The accuser has not uploaded, and never will in this session. Evidence exists only if the accused is
+proven to break the protocol, and the accused already knows what it shows. See
+docs/secure-aggregation.md.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from potluck.common.secagg.wire.transcript import sign
 
 
 def accuse(state: Shared, session_id: bytes, accused: str, refusal: Refusal) -> Answer:
-    """Refuse to go on, and say whose share it is for."""
+    """Refuse to continue, and name the client whose share is the reason."""
     agreed = state.agreed
     message = RefusalMessage(session_id, agreed.client, refusal.rule, refusal.detail[:500], accused)
     reply = sign(agreed.party.key, MessageType.REFUSAL, encode(message))
@@ -36,7 +37,8 @@ def accuse(state: Shared, session_id: bytes, accused: str, refusal: Refusal) -> 
 
 
 def give_evidence(state: Accusing, message: Dispute, situation: Situation) -> Answer:
-    """Prove that what the accused has signed does not open, and nothing else to anybody."""
+    """Prove that the share that the accused has signed does not open. The proof discloses nothing
+    else."""
     agreed = state.agreed
     evidence = gather_evidence(
         state.roster,

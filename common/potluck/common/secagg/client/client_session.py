@@ -49,9 +49,9 @@ class SumParty:
 class Situation:
     """The inputs of a step besides session and message.
 
-    now: has a time zone. random: `os.urandom` for anything real. ledger: with everything in it that
-    any session of this client has written so far. revoked: clients and member keys of theirs that
-    were revoked so far, also since the session began.
+    now: a time with time zone. random: `os.urandom` except in tests. ledger: the ledger with all
+    entries that any session of this client has written so far. revoked: pairs of client and member
+    key revoked so far, also since the session began.
     """
 
     now: datetime
@@ -189,7 +189,7 @@ ClientState = Advertised | Shared | Accusing | Masking | Uploaded | Consented | 
 
 @dataclass(frozen=True, kw_only=True)
 class ClientSession:
-    """A client's part of one session. heard, said: digest of the last message, and its answer."""
+    """A client's part of one session. heard: digest of the last message. said: the answer to it."""
 
     session_id: bytes
     state: ClientState
@@ -234,7 +234,7 @@ class ClientStep:
 class Answer:
     """The next stage and the replies to a message.
 
-    refusal: where the message broke a rule, and the session goes on to settle whose fault it is.
+    refusal: set if the message broke a rule, and the session continues to settle whose fault it is.
     """
 
     state: ClientState

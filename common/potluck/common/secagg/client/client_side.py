@@ -1,10 +1,10 @@
 """A client's side of a session: a pure state machine.
 
-`begin` answers an invitation, `handle` every later message, `uploaded` the client's own news that
-its masked vector is on its way. Each takes a session and gives a `ClientStep`: the next session,
-what to send, what to write into the ledger *before* anything is sent, and the refusal where a rule
-was broken. A breach ends the session: secrets are dropped, and the coordinator gets a signed
-refusal. No clock, no network, no randomness of its own: they come with the `Situation`.
+`begin` answers an invitation, `handle` every later message, and `uploaded` the client's own notice
+that it sends its masked vector. Each takes a session and returns a `ClientStep`: the next session,
+what to send, what to write into the ledger *before* anything is sent, and the refusal if a rule was
+broken. A breach ends the session: secrets are dropped, and the coordinator gets a signed refusal.
+This side has no clock, network or randomness of its own: they come with the `Situation`.
 
 A session is a value. Keep the newest and drop older ones: a client that returns to an older session
 and answers differently breaks the protocol. The same message gets the same answer again.

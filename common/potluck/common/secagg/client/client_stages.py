@@ -97,7 +97,7 @@ def advertise(agreed: Agreed, situation: Situation) -> Answer:
 
 
 def share_secrets(state: Advertised, message: RosterMessage, situation: Situation) -> Answer:
-    """Check everybody's adverts, and share both secrets among the neighbours."""
+    """Check all clients' adverts, and share both secrets among the neighbours."""
     agreed, keys = state.agreed, state.keys
     me, header = agreed.client, agreed.header
     require(state.advert in message.adverts, Rule.ROSTER, "the roster lacks the own advert")

@@ -1,6 +1,6 @@
 """The coordinator's side of a session: a pure state machine, the unmasking, the session's record.
 
-The room imports the messages and the primitives. Envelopes, losses and closed stages come in; a
+It imports the messages and the primitives. Envelopes, losses and closed stages come in; a
 `CoordinatorStep` goes out: the next session, and messages. Clients' policies are not consulted
 here: each client enforces its own.
 """

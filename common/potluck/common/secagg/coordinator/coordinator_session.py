@@ -61,7 +61,8 @@ class SetCertificate(BaseModel):
 
 @dataclass(frozen=True, kw_only=True)
 class SessionSetup:
-    """invited: the host of each client. gone: who will not answer any more, and why if it said."""
+    """invited: the host of each client. gone: clients that will not answer any more, each with its
+    refusal if it sent one."""
 
     header: Header
     header_sha256: bytes

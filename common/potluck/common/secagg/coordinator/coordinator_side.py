@@ -1,11 +1,12 @@
 """The coordinator's side of a session: a pure state machine.
 
-`invite` begins; `receive` takes a client's message, `lost` the news that a client will not answer
-any more, `close` the news that a stage's time is up. Each gives a `CoordinatorStep`: the next
-session, messages to send, and the refusal of the message received, where it broke a rule. A stage
-ends when everybody who may still answer has answered, or when it is closed; then the session goes
-on with those who answered if they are enough, and is aborted if not. An aborted session gives
-nothing; try again with `retry_header`, new keys and the same policy.
+`invite` begins a session. `receive` takes a client's message, `lost` the notice that a client will
+not answer any more, `close` the notice that a stage's time is over. Each returns a
+`CoordinatorStep`: the next session, messages to send, and the refusal of the received message if it
+broke a rule. A stage ends when all clients that may still answer have answered, or when it is
+closed. The session then continues with the clients that answered if they are enough, and is aborted
+if not. An aborted session has no result; try again with `retry_header`, new keys and the same
+policy.
 
 The coordinator keeps the rules for its own sake: clients enforce each of them, and treat a breach
 as hostile.

@@ -1,6 +1,6 @@
 """The step from one stage to the next, its messages, and the end of a session that fails.
 
-A stage is left with those who answered, if clients would accept that set.
+A stage ends with the clients that answered, if clients would accept that set.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The coordinator's part where a client says that another's share does not open.
+"""The coordinator's part if a client reports that another client's share does not open.
 
-Nothing is taken on trust: the accuser is shown what the accused has signed, and has to prove that
-this does not open. Proven, the session ends, so that the next one can do without the accused;
-unproven, the accuser alone is left out.
+The coordinator trusts neither side: the accuser receives what the accused has signed, and has to
+prove that this does not open. If it does, the session ends, so that the next one can exclude the
+accused. If not, only the accuser is excluded.
 """
 
 from __future__ import annotations

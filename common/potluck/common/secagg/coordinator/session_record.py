@@ -22,12 +22,12 @@ from potluck.common.secagg.wire.messages import Purpose
 class SessionRecord(BaseModel):
     """The end of one session, as the coordinator saw it.
 
-    clients: those in the sum, or those that were invited where there is none; each with its host.
-    refusals: the rule each client named. have, need: of what `rule` counts, where it was aborted.
-    suspects: whose shares were wrong. convicted: who is proven to have sealed a share that does not
-    open, with the client that proved it; verdict: for everybody to check, as `check_verdict` reads
-    it, in base64. certificate: of the set whose sum could be completed from then on. epsilon: of
-    the sum; None for an exact one.
+    clients: clients in the sum, or without a sum the invited ones; each with its host. refusals:
+    the rule that each client named. have, need: numbers of what `rule` counts, if the session was
+    aborted. suspects: clients whose shares were wrong. convicted: client that is proven to have
+    sealed a share that does not open, with the client that proved it. verdict: the proof, which
+    `check_verdict` reads, in base64. certificate: certificate of the set whose sum could be
+    completed from then on. epsilon: ε of the sum; None for an exact one.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -199,7 +199,7 @@ def check_charge(ledger: Ledger, header: Header) -> None:
 
 
 def vector_sha256(header: Header) -> bytes:
-    """Digest of all that makes the vector of an update besides the client's data.
+    """Return the digest of everything that makes the vector of an update, except the client's data.
 
     It covers the training, the model, the weight bound, the names, lengths, bits and clips of all
     lanes, the normalisation and metrics in the head, and their bound. Empty for label counts,

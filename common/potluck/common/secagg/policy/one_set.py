@@ -159,8 +159,8 @@ def check_group(
 ) -> None:
     """Raise BrokenRuleError (released) unless an input may be uploaded for a sum within a group.
 
-    clients: of the group; colluding: of these at most. Where the input is in a sum already, no set
-    but that one may find a quorum in the group.
+    clients: the clients of the group. colluding: maximum number of these that collude. If the input
+    is in a sum already, only the set of that sum may find a quorum in the group.
     """
     _check_settled(ledger, header, input_id)
     _check_vector(ledger, header, input_id)

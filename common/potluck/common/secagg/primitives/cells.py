@@ -35,8 +35,8 @@ def cells_of_members(
     """Return the cells of a federation's members with data of one epoch; the members determine
     them.
 
-    hosts: of each member. Cells have `CELL_HOSTS` hosts where there are as many, and never fewer
-    than `least_hosts`.
+    hosts: the host of each member. Cells have `CELL_HOSTS` hosts if there are as many, and never
+    fewer than `least_hosts`.
     """
     size = max(least_hosts, min(CELL_HOSTS, len(set(hosts.values()))))
     return draw_cells(hosts, public_coin(federation, hosts, f"data epoch {data_epoch}"), size=size)

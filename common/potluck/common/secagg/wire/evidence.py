@@ -1,7 +1,7 @@
 """Evidence that a client sealed a share that does not open.
 
-The accused has signed the sealed share; the accuser shows what their two channel keys agree on,
-with a proof. So everybody can try to open it, and neither key is given away.
+The accused has signed the sealed share; the accuser discloses the secret that their two channel
+keys agree on, with a proof. So any party can try to open the share, and neither key is disclosed.
 """
 
 from __future__ import annotations

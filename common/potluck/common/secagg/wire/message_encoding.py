@@ -79,9 +79,10 @@ class _Field(NamedTuple):
 
 
 class _Reading(NamedTuple):
-    """The reading of a field.
+    """How a field is read.
 
-    optional: it may be absent. convert: raises ValueError; None where the value stays.
+    optional: True if it may be absent. convert: converts the value, or raises ValueError; None if
+    the value stays as it is.
     """
 
     name: str

@@ -304,7 +304,7 @@ class Reveal:
 class RefusalMessage:
     """A client ends the session, naming the rule that was broken.
 
-    accused: whose share does not open, where that is the reason.
+    accused: client whose share does not open, if that is the reason.
     """
 
     TYPE: ClassVar = MessageType.REFUSAL

@@ -156,7 +156,7 @@ class Roster:
 
     @cached_property
     def neighbours(self) -> Mapping[str, frozenset[str]]:
-        """Everybody's neighbours in the session's graph."""
+        """Neighbours of each client in the session's graph."""
         return neighbours(list(self.participants), self.header.degree, self.digest)
 
     def hosts(self, clients: Sequence[str] | frozenset[str]) -> set[str]:
@@ -202,7 +202,7 @@ def _check_advert(envelope: Envelope, root: FederationRoot, now: datetime) -> Ch
 
 @dataclass(frozen=True)
 class CheckedAdvert:
-    """An advert whose signature is in order, as it came and as it reads, with its record."""
+    """An advert with a valid signature: its envelope, its decoded form, and its client's record."""
 
     envelope: Envelope
     advert: Advert
