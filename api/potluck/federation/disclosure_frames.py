@@ -1,4 +1,4 @@
-"""What a run's clients have disclosed, as tables of pandas."""
+"""Tables, as pandas frames, of what a run's clients have disclosed."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ _DISCLOSED = ("client", "kind", "subject", "clients", "hosts", "epsilon", "round
 
 
 def profiles_frame(clients: Iterable[operator_pb2.ClientProfile]) -> pd.DataFrame:
-    """One row for each client, indexed by its id; NaN where it has disclosed nothing.
+    """Return one row per client, indexed by its id; NaN marks what a client has not disclosed.
 
-    `samples`, as told with its updates; `label_0`, `label_1` and so on: samples of each class,
-    possibly with noise, and then perhaps below 0; `class_imbalance`, `attribute_imbalance` and
-    `spurious_correlation`, each in [0, 1]; `matrix_CLASS_ATTRIBUTE`: samples of both. Only the
-    columns for which somebody has disclosed something are there.
+    Columns: `samples`: as reported with the client's updates. `label_0`, `label_1` and so on:
+    samples of each class; with noise, a count may be negative. `class_imbalance`,
+    `attribute_imbalance` and `spurious_correlation`: each in [0, 1]. `matrix_CLASS_ATTRIBUTE`:
+    samples of that class and attribute. A column exists only if at least one client has disclosed
+    its value.
     """
     rows = [
         {
@@ -40,12 +41,13 @@ def profiles_frame(clients: Iterable[operator_pb2.ClientProfile]) -> pd.DataFram
 
 
 def disclosures_frame(parts: Iterable[operator_pb2.AuditDisclosuresResponse]) -> pd.DataFrame:
-    """One row for each client and each time that something of it left, oldest first.
+    """Return one row per client and disclosure, oldest first.
 
-    kind: `profile`, which it disclosed by itself, or `sum`, of which nobody sees its part.
-    subject: what it told, or what was summed. clients, hosts: over how many. epsilon: the privacy
-    loss; NaN where there was no noise. round: of masked updates, else 0. at: ISO 8601. Updates
-    without masks are not listed; each client that is included in a round has sent one.
+    kind: `profile` for a value of this client alone, or `sum` for a sum that hides the client's
+    own part. subject: the value that was disclosed or summed. clients, hosts: number of clients and
+    hosts in the disclosed value. epsilon: the privacy loss; NaN if no noise was added. round: the
+    round of a masked update, else 0. at: ISO 8601. Updates without masks are not listed; each
+    client that is included in a round has sent one.
     """
     rows: list[tuple[object, ...]] = []
     for part in parts:

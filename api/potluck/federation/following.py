@@ -1,4 +1,4 @@
-"""What is known of a run, kept up to date on the background loop."""
+"""The latest view of a run, kept up to date on the background loop."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from potluck.rpc.v1 import operator_pb2
 from potluck.rpc.v1.operator_pb2 import RunState
 
 MOMENT_SECONDS = 0.2
-"""Between two drawings of a run in a notebook."""
+"""Pause between two drawings of a run in a notebook."""
 
 
 class RunFollower:
-    """The display of a followed run, for `follow`: keeps the newest view, wakes who waits.
+    """The display that `follow` updates: keeps a run's newest view and wakes waiting callers.
 
     Lives on the background loop.
     """
@@ -39,14 +39,14 @@ class RunFollower:
         return None
 
     def show(self, view: RunView, event: operator_pb2.WatchRunResponse) -> None:
-        """Something new happened."""
+        """Store the newest view, and the notice if the event is one."""
         self.view = view
         if event.WhichOneof("event") == "notice":
             self.notices.append(event.notice.text)
         self._wake()
 
     def connection(self, text: str, *, lost: bool) -> None:
-        """The coordinator went away, or is back."""
+        """Store a notice that the connection to the coordinator was lost or is back."""
         del lost
         self.notices.append(text)
 
@@ -72,15 +72,15 @@ class RunFollower:
         self._changed = asyncio.Event()
 
     async def close(self) -> None:
-        """Follow it no longer."""
+        """Stop following the run."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def round(self, number: int) -> Round | None:
-        """The round of this number once it is committed; None where the run has ended before.
+        """Wait for a round to be committed and return it; None if the run ended before.
 
-        Raises RunError where the run failed, or what following it raised.
+        Raises RunError if the run failed, or the error that following it raised.
         """
         while number not in self.view.committed:
             if self._over:
@@ -90,9 +90,9 @@ class RunFollower:
         return round_of(self.view.committed[number])
 
     async def news(self, version: int) -> int:
-        """Wait until there is more than at `version`, and a moment for what comes with it.
+        """Wait until the view is newer than `version`, then MOMENT_SECONDS for further changes.
 
-        The version then; 0 where the run has ended.
+        Returns the version then; 0 if the run has ended.
         """
         while not self._over and self._version == version:
             await self._changed.wait()
@@ -107,7 +107,7 @@ class RunFollower:
         self._raise_failure()
 
     async def rounds(self) -> list[Round]:
-        """The rounds committed by now, in order."""
+        """Return the rounds committed by now, in order."""
         return [round_of(committed) for committed in self.view.rounds]
 
     def _raise_failure(self) -> None:

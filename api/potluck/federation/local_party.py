@@ -1,8 +1,8 @@
 """The processes of a federation on this machine, started when a run needs them.
 
-How many clients there are and which classes of the notebook they must know is said by the first
-run. A later run that needs others gets processes of its own; the earlier ones stay, with their
-runs.
+The first run decides how many clients there are and which classes of the notebook they load. A
+later run that needs other clients or classes gets processes of its own. The earlier processes and
+their runs stay.
 """
 
 from __future__ import annotations
@@ -60,24 +60,24 @@ class LocalParties:
 
     @property
     def newest(self) -> Party | None:
-        """The one started last; None before the first run."""
+        """The party started last; None before the first run."""
         return self._parties[-1] if self._parties else None
 
     @property
     def device(self) -> str:
-        """What its hosts train on."""
+        """The device on which the hosts train."""
         return self._options.device
 
     @property
     def parties(self) -> tuple[Party, ...]:
-        """All of them, in the order they were started."""
+        """All parties, in the order they were started."""
         return tuple(self._parties)
 
     async def party(self, clients: int, run_file: str, questions: list[str]) -> Party:
-        """One with so many clients that knows the classes of this process; started if need be.
+        """Return a party with this number of clients and this process's classes; start it if new.
 
-        questions: what selectors may ask its clients. Raises RunError if a process ends, or
-        ConfigurationError and StorageError for the folder.
+        questions: kinds of questions that selectors may ask its clients. Raises RunError if a
+        process ends, or ConfigurationError and StorageError for the folder.
         """
         digest = self._session.write(self.folder)
         for party in reversed(self._parties):

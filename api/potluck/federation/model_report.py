@@ -1,4 +1,4 @@
-"""Measures of a classifier that need every sample's probabilities, or every class."""
+"""Metrics of a classifier that need every sample's probabilities, or every class."""
 
 from __future__ import annotations
 
@@ -32,12 +32,13 @@ _BATCH = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class ModelReport:
-    """What a model does with labelled samples.
+    """Metrics of a model on labelled samples.
 
-    samples: how many. accuracy: share classified correctly. auroc: area under the ROC curve, each
-    class against the rest, averaged over the classes that have one; None where none has. classes:
-    a row each with `precision`, `recall`, `f1`, `auroc` (NaN where all or no samples are of the
-    class) and `samples`. confusion: samples by true class (rows) and predicted class (columns).
+    samples: number of samples. accuracy: share classified correctly. auroc: area under the ROC
+    curve, each class against the rest, averaged over the classes that have one; None if none has.
+    classes: one row per class with `precision`, `recall`, `f1`, `auroc` (NaN if all samples or none
+    are of the class) and `samples`. confusion: samples by true class (rows) and predicted class
+    (columns).
     """
 
     samples: int
@@ -47,7 +48,7 @@ class ModelReport:
     confusion: pd.DataFrame
 
     def values(self) -> dict[str, object]:
-        """All of it as plain values, for JSON."""
+        """Return all metrics as plain values, for JSON."""
         return {
             "samples": self.samples,
             "accuracy": self.accuracy,
@@ -65,10 +66,10 @@ class ModelReport:
 def evaluated_model(
     path: Path, run_file: str, session: SessionPlugins, data: Path | None
 ) -> ModelReport:
-    """Measures of a downloaded model on its task's evaluation data.
+    """Measure a downloaded model on its task's evaluation data.
 
-    Raises ConfigurationError where the task brings a trainer of its own, or has no such data here,
-    and as `trained_model` does.
+    Raises ConfigurationError if the task brings a trainer of its own or has no evaluation data on
+    this machine, and as `trained_model` does.
     """
     model = trained_model(path, run_file, session, data)
     name = tomllib.loads(run_file)["task"]["name"]
@@ -86,7 +87,7 @@ def evaluated_model(
 def report_of(network: nn.Module, examples: Examples, classes: int) -> ModelReport:
     """Measure a network on samples, on the CPU.
 
-    Raises TrainingError where there are none, or the network does not answer with n × `classes`.
+    Raises TrainingError if there are no samples, or the network's output is not n × `classes`.
     """
     labels = examples.labels.cpu().numpy()
     if not len(labels):
@@ -121,7 +122,7 @@ def _auroc(positive: NDArray[np.bool_], score: NDArray[np.float64]) -> float:
 
 
 def _probabilities(network: nn.Module, examples: Examples, classes: int) -> NDArray[np.float64]:
-    """Softmax of the network's answers, n × classes."""
+    """Return the softmax of the network's outputs, n × classes."""
     import torch
 
     found: list[NDArray[np.float64]] = []

@@ -1,6 +1,6 @@
-"""Whether this is a notebook, and what renews itself in one.
+"""Detection of a notebook, and displays that update themselves in one.
 
-A notebook has loaded IPython, so Potluck need not depend on it.
+A notebook has already loaded IPython, so Potluck need not depend on it.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from typing import Any
 
 
 def in_notebook() -> bool:
-    """True in a kernel of IPython; False in its shell on a terminal, and in plain Python."""
+    """Return True in an IPython kernel; False in IPython on a terminal and in plain Python."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return getattr(shell, "kernel", None) is not None
 
 
 def shown(value: object) -> Any:
-    """Display something in the cell that runs; its `update` replaces it there."""
+    """Display a value in the running cell. The returned handle's `update` replaces it there."""
     return sys.modules["IPython"].display.display(value, display_id=True)

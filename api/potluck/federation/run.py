@@ -38,9 +38,9 @@ Follow = Callable[[RunFollower], Coroutine[Any, Any, RunView]]
 class Run:
     """A run of a federation; made by `Federation.run` and `Federation.find`.
 
-    Iterating yields its rounds as they are committed, from the first, until it ends; `async for`
-    does so too. Both raise RunError where the run fails. A run goes on by itself meanwhile, also
-    when an iteration is left.
+    Iterating with `for` or `async for` yields the run's rounds as they are committed, from the
+    first until the run ends. Both raise RunError if the run fails. The run continues by itself,
+    also after a loop over it is left.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Run:
         *,
         owner: object,
     ) -> None:
-        """owner: what is not to be closed as long as somebody has the run."""
+        """owner: object that must stay open while the run is in use; kept referenced here."""
         self.id = run_id
         self._owner = owner
         self._closed = False
@@ -88,15 +88,15 @@ class Run:
             number += 1
 
     def wait(self) -> Run:
-        """Wait until it ends; this run again. Raises RunError where it fails."""
+        """Wait until the run ends, and return it. Raises RunError if it fails."""
         self._background.call(self._follower.end())
         return self
 
     def watch(self) -> Run:
-        """Show it until it ends; this run again. Raises RunError where it fails.
+        """Show the run until it ends, and return it. Raises RunError if it fails.
 
-        In a notebook as a table that renews itself, else as `potluck watch` does. Ctrl-C ends the
-        watching, not the run.
+        A notebook shows a table that updates itself; elsewhere the display is that of `potluck
+        watch`. Ctrl-C ends the watching, not the run.
         """
         if in_notebook():
             display, version = shown(self), 0
@@ -110,17 +110,17 @@ class Run:
 
     @property
     def status(self) -> operator_pb2.RunStatus:
-        """Where it stands now."""
+        """The run's current status, fetched from the coordinator."""
         return self._call(self._client.find_run(self.id))
 
     @property
     def state(self) -> str:
-        """One word: waiting, running, finished, stopped or failed."""
+        """The run's state in one word: waiting, running, finished, stopped or failed."""
         return run_state_name(self.status.state)
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """What a person should know of it, in the order it came."""
+        """Notices for people about the run, oldest first."""
         return tuple(self._follower.notices)
 
     @property
@@ -146,14 +146,14 @@ class Run:
 
     @property
     def selections(self) -> pd.DataFrame:
-        """Who was selected in each round and why; see `frames.selections_frame`."""
+        """The clients selected in each round and the reasons; see `frames.selections_frame`."""
         from potluck.federation.frames import selections_frame
 
         return selections_frame(self.history)
 
     @property
     def profiles(self) -> pd.DataFrame:
-        """What clients have told of their data, a row each; see `profiles_frame`.
+        """Profiles that clients have disclosed of their data, a row each; see `profiles_frame`.
 
         Raises RunError before the run has its clients.
         """
@@ -164,13 +164,13 @@ class Run:
 
     @property
     def disclosures(self) -> pd.DataFrame:
-        """What has left clients beside their updates, and when; see `disclosures_frame`."""
+        """Disclosures of the clients besides their updates, with times; see `disclosures_frame`."""
         from potluck.federation.disclosure_frames import disclosures_frame
 
         return disclosures_frame(self._call(self._client.audit_disclosures(self.id)))
 
     def plot(self) -> Figure:
-        """The measures by round, and who trained, as `potluck demo` draws them.
+        """Plot the metrics by round and the clients that trained, as `potluck demo` does.
 
         Raises RunError before the first round is committed.
         """
@@ -185,10 +185,10 @@ class Run:
         return run_figure(summarise(view, clients=max(len(chosen), 1)))
 
     def plot_selections(self) -> Figure:
-        """Who was selected when and how even the cohorts' labels were, as `potluck report` draws.
+        """Plot selections by round and the label balance of the cohorts, as `potluck report` does.
 
-        What is drawn of labels is what clients have told. Raises RunError before the first round
-        is committed.
+        Labels are drawn from the label counts that clients have disclosed. Raises RunError before
+        the first round is committed.
         """
         with extra_named():
             from potluck.deploy.view.run_report import run_report, titled_measures
@@ -210,20 +210,22 @@ class Run:
 
     @property
     def best(self) -> Round | None:
-        """The round of its best model by now: the first in which the measure was best that its run
-        file names, as `stop` or as `keep_best` of `retention`. None before there is one."""
+        """The round of the best model by now; None before there is one.
+
+        It is the first round with the best value of the metric that the run file names, in `stop`
+        or as `keep_best` of `retention`."""
         status = self.status
         if not status.HasField("best"):
             return None
         return self._background.call(self._follower.round(status.best.round))
 
     def model(self, round: int = 0, *, best: bool = False) -> Any:  # noqa: A002  # what it is
-        """The task's network with the weights of a round; 0: of the last one committed.
+        """Return the task's network with the weights of a round; 0: the last committed round.
 
-        best: of the round `best` instead. It is a `torch.nn.Module` in evaluation mode, or a dict
-        of arrays where the task's model is one.
-        Raises RunError before the first round is committed, NotFoundError where the model is not
-        kept or no best one is known, PluginError for a task that is not installed here.
+        best: use the round `best` instead. The result is a `torch.nn.Module` in evaluation mode, or
+        a dict of arrays if the task's model is one.
+        Raises RunError before the first round is committed, NotFoundError if the model is not kept
+        or no best model is known, PluginError for a task that is not installed here.
         """
         from potluck.federation.trained_model import trained_model
 
@@ -234,10 +236,10 @@ class Run:
         return made.network
 
     def evaluate(self, round: int = 0, *, best: bool = False) -> ModelReport:  # noqa: A002  # likewise
-        """Measure a round's model here, on its task's evaluation data, class by class.
+        """Measure a round's model on this machine, on its task's evaluation data, class by class.
 
-        Raises ConfigurationError where the task has none on this machine, or brings a trainer of
-        its own, and as `model` does.
+        Raises ConfigurationError if the task has no such data on this machine or brings a trainer
+        of its own, and as `model` does.
         """
         from potluck.federation.model_report import evaluated_model
 
@@ -247,18 +249,18 @@ class Run:
             return evaluated_model(path, found.origin.run_file, self._session, self._data)
 
     def save(self, path: str | Path, round: int = 0, *, best: bool = False) -> Path:  # noqa: A002  # likewise
-        """Write the weights of a round as safetensors, with what run they come from; the path.
+        """Write a round's weights and their origin to a safetensors file; return its path.
 
         Raises as `model` does.
         """
         return self._download(Path(path), round, best=best, describe=True).path
 
     def card(self, round: int = 0, *, best: bool = False) -> ModelCard:  # noqa: A002  # likewise
-        """What a round's model comes from: run file, cohorts, versions of data and software,
-        measures, privacy spent; 0: of the last one committed.
+        """Return the model card of a round; 0: the last committed round.
 
-        best: of the round `best` instead. `card.values()` is plain, `card.markdown()` for people.
-        Raises RunError where there is no such round.
+        The card lists the run file, cohorts, versions of data and software, metrics and the privacy
+        spent. best: use the round `best` instead. `card.values()` returns plain values,
+        `card.markdown()` a text for people. Raises RunError if there is no such round.
         """
         from potluck.deploy.cards.card_source import card_of_run
 
@@ -289,12 +291,12 @@ class Run:
     # What is done to it -----------------------------------------------------------------------
 
     def stop(self) -> Run:
-        """Stop it: the round under way is abandoned, the last committed model stays."""
+        """Stop the run and return it. The current round is abandoned; the last model stays."""
         self._call(self._client.stop_run(self.id))
         return self
 
     def resume(self) -> Run:
-        """Go on after its last committed round, where it was stopped or has failed."""
+        """Resume a stopped or failed run after its last committed round, and return it."""
         self._call(self._resume())
         return self
 
@@ -304,9 +306,10 @@ class Run:
         self._follower.begin(self._follow(self._follower))
 
     def delete(self) -> None:
-        """Delete it, once it is over: its rounds, and its models where no other run has the same.
+        """Delete a run that is over: its rounds, and models that no other run shares.
 
-        What its clients have disclosed stays. Raises RunError where it is under way.
+        The record of what its clients have disclosed stays. Raises RunError if the run is under
+        way.
         """
         self._call(self._client.delete_run(self.id))
 
@@ -316,7 +319,7 @@ class Run:
         return self._call(self._client.fetch_run_file(self.id))
 
     def _call(self, work: Coroutine[Any, Any, Answer]) -> Answer:
-        """What the coordinator answers. Raises RunError once the federation is closed."""
+        """Return the coordinator's answer. Raises RunError once the federation is closed."""
         if self._closed:
             work.close()
             raise RunError(
@@ -326,7 +329,7 @@ class Run:
         return self._background.call(work)
 
     async def close(self) -> None:
-        """Follow it no longer. Called on the background loop, by its federation."""
+        """Stop following the run. The federation calls this on the background loop."""
         self._closed = True
         await self._follower.close()
 

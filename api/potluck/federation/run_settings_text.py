@@ -16,13 +16,13 @@ from potluck.common.run_file.runfile import RunFile, parse_run_file
 from potluck.common.settings.configuration import toml_fault
 
 SOURCE = "the run's arguments"
-"""What errors call them."""
+"""Name of the arguments in error messages."""
 
 
 def run_table(run_file: str | Path | None, arguments: Mapping[str, object]) -> dict[str, Any]:
-    """The values of a run file: those of `run_file`, then each argument that is not None.
+    """Return the values of `run_file`, overridden by each argument that is not None.
 
-    run_file: a path, or the text of one. An argument replaces the whole table of its name.
+    run_file: a path, or a run file's text. An argument replaces the whole table of its name.
     Raises ConfigurationError.
     """
     values = {} if run_file is None else _read(run_file)
@@ -31,13 +31,13 @@ def run_table(run_file: str | Path | None, arguments: Mapping[str, object]) -> d
 
 
 def checked_text(values: Mapping[str, Any]) -> tuple[str, RunFile]:
-    """The values as TOML, and read again. Raises ConfigurationError."""
+    """Return the values as TOML text, and that text parsed. Raises ConfigurationError."""
     text = tomlkit.dumps(values)
     return text, parse_run_file(text, source=SOURCE)
 
 
 def plain_value(value: object) -> Any:
-    """The value as TOML can say it: settings as tables, tuples as lists."""
+    """Convert a value to types that TOML has: settings become tables, tuples become lists."""
     if isinstance(value, BaseModel):
         return plain_value(value.model_dump(exclude_unset=True))
     if isinstance(value, Mapping):
