@@ -237,8 +237,11 @@ class Agent:
     def _trainers(
         self, worker: Worker[TrainingDevice], devices: Sequence[DeviceTerms]
     ) -> tuple[Worker[Any], MeasuredWorkers | None]:
-        """Where clients are trained: in processes, the same number on each device, or in the
-        threads in which everything else is computed. On GPUs their number may be measured yet."""
+        """Return the worker that trains clients, and how to grow it if that is still open.
+
+        Clients train in processes, the same number on each device, or in the threads of `worker`,
+        which compute everything else. On GPUs the number of processes may be measured later; the
+        second value is None if it will not be."""
         processes = self._processes
         if processes is None:
             return worker, None

@@ -1,4 +1,4 @@
-"""The seam for corrections: the client's half of a strategy that sends tensors beside the model.
+"""The extension point for corrections: the client's half of a strategy with extra tensors.
 
 A correction is a plug-in of the group `potluck.corrections`, derived from `LocalCorrection`; the
 strategy names it. Its constructor takes the options that the strategy sends and only stores them;
@@ -20,21 +20,23 @@ from potluck.common.settings.plugins import CORRECTIONS, Plugin
 from potluck.common.task import Examples
 
 Tensors = Mapping[str, Tensor]
-"""By the name of the model's tensor."""
+"""Tensors by the name of the model's tensor."""
 NamedAuxiliaries = Mapping[str, Tensors]
-"""By the auxiliary's name."""
+"""Tensors by the auxiliary's name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CorrectionContext:
-    """What a correction begins a training with; tensors are float32 and on the training device.
+    """Inputs of a correction at the start of a training.
 
-    parameters: the trainable tensors that travel, as received; they will move. shared: what all
-    clients of the cohort got; it has the model's buffers too. personal: what only this one got;
-    empty for nothing. kept: what `finish` last returned to be kept and the coordinator then made
-    part of a model; None where there is nothing yet. round: from 1. seed: of the training.
-    samples: how many the client has to train on. positions: int64, the places of those that this
-    training is on among them; None for all. validation: those that it keeps back.
+    Tensors are float32 and on the training device. parameters: the trainable tensors that are sent
+    to the coordinator, as received; training changes them in place. shared: auxiliaries that all
+    clients of the cohort received, with the model's buffers. personal: auxiliaries that only this
+    client received; may be empty. kept: the tensors that `finish` last returned as `keep` and whose
+    update became part of a model; None if there are none yet. round: from 1. seed: the training's
+    random seed. samples: number of the client's training samples. positions: int64, positions among
+    them of the samples that this training uses; None for all. validation: samples held back from
+    training.
     """
 
     parameters: Tensors
@@ -51,9 +53,11 @@ class CorrectionContext:
 
 @dataclass(frozen=True, kw_only=True)
 class CorrectionOutcome:
-    """What comes of a correction. send: to the coordinator, by auxiliary; a tensor of the model
-    that is left out counts as zero. keep: for the next training, if this update becomes part of
-    the model, tensors of any names and shapes; None to keep nothing."""
+    """Result of a correction.
+
+    send: tensors for the coordinator, by auxiliary; a missing tensor of the model counts as zero.
+    keep: tensors of any names and shapes for the next training, kept only if this update becomes
+    part of the model; None to keep nothing."""
 
     send: NamedAuxiliaries
     keep: NamedAuxiliaries | None = field(default=None)
@@ -63,11 +67,11 @@ class RunningCorrection(Protocol):
     """One training's correction. Called from the worker's thread; must not wait for the device."""
 
     def correct(self) -> None:
-        """The gradients of a step are there, clipped if they are to be: change them in place."""
+        """Change a step's gradients in place. They are already clipped if clipping is set."""
         ...
 
     def finish(self, normalizer: float) -> CorrectionOutcome:
-        """The parameters have moved. normalizer: a_k, what the steps amount to."""
+        """Return the outcome after the last step. normalizer: a_k, the effective step count."""
         ...
 
 
@@ -82,10 +86,10 @@ class RunningDescent(RunningCorrection, Protocol):
 
 
 class LocalCorrection(Plugin):
-    """The plug-in. Raises ConfigurationError where it can't go with the settings."""
+    """The plug-in. Raises ConfigurationError if it is incompatible with the settings."""
 
     group = CORRECTIONS
 
     @abstractmethod
     def begin(self, context: CorrectionContext) -> RunningCorrection:
-        """Called before the first step."""
+        """Return the correction of one training. Called before the first step."""

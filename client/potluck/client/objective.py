@@ -1,4 +1,4 @@
-"""The seam for objectives: a client's local loss.
+"""The extension point for objectives: a client's local loss.
 
 An objective derives from `Objective`. It is a pure object: its constructor takes its options (from
 the run file's `[objective]` table) as keyword arguments and only stores them; their annotations say
@@ -29,7 +29,7 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalContext:
-    """What an objective may look at besides the batch.
+    """Inputs of an objective besides the batch.
 
     round: from 1. label_counts: C, int64, the client's training samples per class. parameters: the
     model's trainable tensors, as they are now. received: the same tensors as they came from the
@@ -51,18 +51,21 @@ class Objective(Plugin):
     group = OBJECTIVES
 
     supervised: bool = True
-    """Whether `loss` is one of the labels. One that is not is a term beside another objective's
-    loss; where a run names no other, that of cross-entropy."""
+    """True if `loss` is a loss of the labels.
+
+    Otherwise it is a term added to the other objectives' loss, or to cross-entropy if the run names
+    no supervised objective."""
     needs_received: bool = False
-    """Whether `loss` needs the weights as they came (a second copy on the device)."""
+    """True if `loss` needs the received weights (a second copy on the device)."""
     needs_predictions: bool = False
-    """Whether `loss` needs what the received model says of every sample (a pass over them before
-    the first step)."""
+    """True if `loss` needs the received model's predictions for every sample (a pass over all
+    samples before the first step)."""
     proximal: float = 0.0
-    """μ ≥ 0, where the loss has the term μ/2·‖w − received‖²; strategies that normalise local work
+    """μ ≥ 0 if the loss has the term μ/2·‖w − received‖². Strategies that normalise local work
     (FedNova) account for it."""
 
     @abstractmethod
     def loss(self, logits: Tensor, batch: Batch, local: LocalContext) -> Tensor:
-        """The scalar to descend on, as a mean over the batch. logits: b × C. Where a run names
-        several objectives, their sum is descended on."""
+        """Return the scalar to minimise, as a mean over the batch. logits: b × C.
+
+        If a run names several objectives, training minimises their sum."""

@@ -1,9 +1,9 @@
-"""The seam for questions: what a coordinator asks clients before it selects.
+"""The extension point for questions, which a coordinator asks clients before it selects.
 
 A kind of question is one class, derived from `Question` and registered in the entry-point group
 `potluck.questions`. Its constructor takes the question's parameters as keyword arguments and only
-stores them; their annotations say what they may be. A few numbers answer it, computed anew whenever
-it is asked; what clients disclose once is a profile instead.
+stores them; their annotations give the allowed types and values. The answer is a few numbers,
+computed again each time the question is asked. A value that clients disclose once is a profile.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ if TYPE_CHECKING:  # a host whose tasks bring their own trainers need not have t
 
 
 LocalUpdate = Mapping[str, NDArray[np.float32]]
-"""The way of each tensor of parameters in a training; names are the model's."""
+"""Change of each parameter tensor in a training, by the model's tensor names."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OwnAnswers:
-    """What the trainer of a task can say of a client; each raises TrainingError where it can't.
+    """Answers that a task's own trainer computes; each raises TrainingError if it can't.
 
-    mean_loss: of the round's model over the training samples. label_counts: of these.
-    gradient_norm: of the mean loss over them, at the round's model.
+    mean_loss: mean loss of the round's model over the training samples. label_counts: number of
+    training samples per class. gradient_norm: norm of the gradient of that mean loss, at the
+    round's model.
     """
 
     mean_loss: Callable[[], float]
@@ -46,16 +47,16 @@ class OwnAnswers:
 class QuestionContext:
     """The facts that an answer is computed from.
 
-    client: the one asked. round: from 1, the one whose cohort is being chosen. data: the client's,
-    `Examples` unless the task has a trainer. classes, groups: the task's. model: the round's, with
-    its weights, not yet on `device`; None for a kind that needs none. cancelled: tells that the
-    answer is no longer wanted. validation_share: of the samples that are kept back from training.
-    pace: simulated seconds of a training per sample, on a virtual clock; 0 on a real one. own: what
-    the task's trainer can say; None for a classification task. local_update: trains as the run does
-    and returns how far each parameter moved, float32 by tensor; nothing of that training is kept,
-    and the model is another one after it. None unless the coordinator said how the run trains.
-    available: the chance that the client is there, by its owner's plan, from so many seconds from
-    now to so many.
+    client: the client that is asked. round: from 1, the round whose cohort is being chosen. data:
+    the client's data, `Examples` unless the task has a trainer. classes, groups: the task's. model:
+    the round's model with its weights, not yet on `device`; None for a kind that needs none.
+    cancelled: returns True once the answer is no longer wanted. validation_share: share of the
+    samples held back from training. pace: simulated seconds of a training per sample, on a virtual
+    clock; 0 on a real one. own: answers of the task's trainer; None for a classification task.
+    local_update: trains as the run does and returns each parameter's change, float32 by tensor; it
+    keeps nothing of that training but changes `model`. None unless the coordinator sent the run's
+    training settings. available: chance, by the owner's plan, that the client is available between
+    two times, given in seconds from now.
     """
 
     client: ClientId
@@ -73,7 +74,7 @@ class QuestionContext:
     available: Callable[[float, float], float] = lambda begin, end: 1.0  # noqa: ARG005
 
     def require_examples(self, kind: str) -> None:
-        """Raise TrainingError where the task has a trainer, which can't answer such a question."""
+        """Raise TrainingError if the task has its own trainer; it can't answer such a question."""
         if self.own is not None:
             raise TrainingError(
                 f"question '{kind}' is about the samples of classification tasks, and this task "
@@ -87,11 +88,11 @@ class Question(Plugin):
     group = QUESTIONS
 
     needs_model: bool = False
-    """Whether the round's model is fetched first; a training that follows finds it there."""
+    """True if the round's model is fetched first; a training that follows reuses it."""
 
     @abstractmethod
     def answer(self, context: QuestionContext) -> Mapping[str, float]:
-        """Numbers by name. The same question of the same data and model has the same answer.
+        """Return numbers by name; the same data and model must give the same answer.
 
-        Raises TrainingError where there is none; the coordinator then selects without it.
+        Raises TrainingError if there is no answer; the coordinator then selects without it.
         """

@@ -1,4 +1,4 @@
-"""When the clients of a host may be expected to take part, as their owner plans it."""
+"""The owner's plan of when the clients of a host are available."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from potluck.common.names import ClientId
 from potluck.common.settings.configuration import Settings
 
 Forecast = Callable[[ClientId, float, float], float]
-"""The chance in [0, 1] that a client is there, from so many seconds from now to so many."""
+"""Chance in [0, 1] that a client is available between two times: `forecast(client, begin, end)`."""
 
 _DAY = 86400.0
 _HOURS = re.compile(r"([01][0-9]|2[0-3]):([0-5][0-9])-([01][0-9]|2[0-4]):([0-5][0-9])")
 
 
 class AvailabilityPlan(Settings):
-    """A plan: a chance, and hours of the day without which there is none."""
+    """A chance of being available, and the hours of the day outside which it is 0."""
 
     chance: float = Field(
         default=1.0,
@@ -48,17 +48,17 @@ class AvailabilityPlan(Settings):
         return hours
 
     def forecast(self, client: str, begin: float, end: float) -> float:
-        """The chance that a client is there between two times: its own, times the share of the
-        time that is within the hours.
+        """Return the chance that a client is available between two times.
 
-        begin, end: seconds since 1970, begin ≤ end; a moment where they are the same.
+        It is the client's own chance times the share of the interval that lies within the hours.
+        begin, end: seconds since 1970, begin ≤ end; if they are equal, the interval is a moment.
         """
         chance = self.clients.get(client, self.chance)
         return chance * _share(_spans(self.hours), begin, end) if self.hours else chance
 
 
 def always(client: ClientId, begin: float, end: float) -> float:  # noqa: ARG001  a `Forecast`
-    """The forecast of who has no plan."""
+    """Return 1, the forecast for a host without a plan."""
     return 1.0
 
 
@@ -70,14 +70,14 @@ def _share(spans: Sequence[tuple[float, float]], begin: float, end: float) -> fl
 
 
 def _until(spans: Sequence[tuple[float, float]], time: float) -> float:
-    """Seconds within the spans of all days from 1970 to a time."""
+    """Return the number of seconds within the daily spans from 1970 to a time."""
     days, rest = math.floor(time / _DAY), time % _DAY
     today = sum(max(0.0, min(last, rest) - first) for first, last in spans)
     return days * sum(last - first for first, last in spans) + today
 
 
 def _spans(hours: Sequence[str]) -> list[tuple[float, float]]:
-    """The hours as seconds of the day, sorted and apart; those over midnight in two."""
+    """Return the hours as seconds of the day, sorted and merged; split a span over midnight."""
     found: list[tuple[float, float]] = []
     for text in hours:
         numbers = [int(number) for number in re.findall("[0-9]{2}", text)]

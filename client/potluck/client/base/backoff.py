@@ -9,9 +9,9 @@ from dataclasses import dataclass
 def backoff_seconds(attempt: int, *, first: float, maximum: float, jitter: float) -> float:
     """Seconds before retry number `attempt` (from 0).
 
-    first · 2^attempt, at most `maximum`, shortened by up to half as `jitter` in [0, 1) goes from
-    0 to 1: hosts that lost the coordinator together don't come back in one moment, and none of
-    them waits next to nothing.
+    The pause is first · 2^attempt, at most `maximum`, shortened by up to half as `jitter` in [0, 1)
+    goes from 0 to 1. So hosts that lost the coordinator together don't reconnect in one moment, and
+    every host waits at least half the full pause.
     """
     # 2.0**attempt overflows above 1023; beyond 63 doublings every maximum is reached.
     return float(min(maximum, first * 2.0 ** min(attempt, 63)) * (1.0 - jitter / 2.0))
@@ -27,7 +27,7 @@ class Backoff:
     attempt: int = 0
 
     def next_seconds(self) -> float:
-        """The next pause."""
+        """Return the next pause and count the attempt."""
         seconds = backoff_seconds(
             self.attempt, first=self.first, maximum=self.maximum, jitter=self.generator.random()
         )
@@ -35,5 +35,5 @@ class Backoff:
         return seconds
 
     def reset(self) -> None:
-        """An attempt has succeeded: the next series begins anew."""
+        """Start the next series at the first pause; call this after an attempt has succeeded."""
         self.attempt = 0

@@ -28,13 +28,18 @@ _WORK = frozenset(Work)
 
 
 def told_speed(samples: int, seconds: float) -> float:
-    """Samples per second to one significant digit: with the seconds beside it, the exact speed
-    would tell how many samples a client has. 0 where no time has passed."""
+    """Return samples per second to one significant digit; 0 if no time has passed.
+
+    The seconds are a metric too: with them, the exact speed would disclose how many samples a
+    client has."""
     return float(f"{samples / seconds:.0e}") if seconds > 0 else 0.0
 
 
 class HostMetrics:
-    """Lives on the event loop, but for what looks things up when somebody asks."""
+    """Records a host's metrics.
+
+    Lives on the event loop, except the refresh that reads current values when metrics are
+    requested."""
 
     def __init__(self, instruments: Instruments | None = None) -> None:
         self.instruments = instruments or Instruments(MeasuredParty.HOST)
@@ -52,7 +57,7 @@ class HostMetrics:
         tls: TlsFiles,
         stages: Callable[[], Mapping[str, int]],
     ) -> None:
-        """Look these up whenever somebody asks. `stages`: instructions under way, by stage."""
+        """Read these whenever metrics are requested. `stages`: instructions under way, by stage."""
 
         def refresh() -> None:
             show_disk(self.instruments, state)
@@ -75,44 +80,44 @@ class HostMetrics:
     # Connection -------------------------------------------------------------------------------
 
     def ready(self) -> str:
-        """Why the host is not ready; empty while it attends."""
+        """Return why the host is not ready; empty while it is connected."""
         return "" if self._attends else "not attending the coordinator"
 
     def serves(self, clients: int, *, budget: float) -> None:
-        """The host answers for so many clients, each with this privacy budget."""
+        """Record the number of the host's clients and the privacy budget of each client."""
         self.instruments.set(metrics.HOST_CLIENTS, clients)
         self.instruments.set(metrics.HOST_PRIVACY_BUDGET, budget)
         self.instruments.set(metrics.HOST_PRIVACY_SPENT, self._spent)
 
     def attends(self) -> None:
-        """The coordinator has said welcome."""
+        """Record that the coordinator has accepted the connection."""
         if self._attended_before:
             self.instruments.count(metrics.RECONNECTS)
         self._attended_before = self._attends = True
         self.instruments.set(metrics.ATTENDING, 1)
 
     def lost(self) -> None:
-        """The control stream has ended."""
+        """Record that the control stream has ended."""
         self._attends = False
         self.instruments.set(metrics.ATTENDING, 0)
 
     # Work -------------------------------------------------------------------------------------
 
     def worked(self, work: str | None, outcome: WorkOutcome) -> None:
-        """An instruction has ended; kinds of work that are not known are not counted."""
+        """Count an instruction that has ended, unless its kind of work is unknown."""
         if work is not None and work in _WORK:
             self.instruments.count(metrics.WORK, work=work, outcome=outcome)
 
     def failed(self, reason: str) -> None:
-        """An instruction has failed."""
+        """Count an instruction that has failed."""
         self.instruments.count(metrics.WORK_FAILURES, reason=known_reason(reason))
 
     def trains(self, way: TrainingWay) -> None:
-        """A client is trained one of two ways."""
+        """Count a training by how it is carried out."""
         self.instruments.count(metrics.TRAININGS, way=way)
 
     def trained(self, samples: int, seconds: float, loss: float) -> None:
-        """A client was trained; `samples`: those seen, over all passes."""
+        """Record a finished training; `samples`: samples seen, over all passes."""
         self.instruments.observe(metrics.TRAINING_SECONDS, seconds)
         self.instruments.set(metrics.TRAINING_SPEED, told_speed(samples, seconds))
         self.instruments.set(metrics.TRAINING_LOSS, loss)
@@ -120,24 +125,24 @@ class HostMetrics:
     # Files ------------------------------------------------------------------------------------
 
     def moved(self, direction: Direction, size: int) -> None:
-        """Bytes of a model or an update moved."""
+        """Count transferred bytes of a model or an update."""
         self.instruments.count(metrics.HOST_BYTES, size, direction=direction)
 
     def moved_through_store(self, direction: Direction, size: int) -> None:
-        """Bytes of them that moved through an object store."""
+        """Count the bytes that were transferred through an object store."""
         self.instruments.count(metrics.HOST_STORE_BYTES, size, direction=direction)
 
     def retried(self, direction: Direction) -> None:
-        """A transfer is begun again."""
+        """Count a transfer that is started again."""
         self.instruments.count(metrics.HOST_RETRIES, direction=direction)
 
     # Privacy ----------------------------------------------------------------------------------
 
     def disclosed(self, signal: str, outcome: DisclosureOutcome) -> None:
-        """A client was asked for a profile."""
+        """Count a request for a client's profile, by its outcome."""
         self.instruments.count(metrics.DISCLOSURES, signal=known_signal(signal), outcome=outcome)
 
     def spent(self, epsilon: float) -> None:
-        """A client has spent so much altogether; the most that one has is shown."""
+        """Record the total ε that a client has spent; the metric is the maximum over clients."""
         self._spent = max(self._spent, epsilon)
         self.instruments.set(metrics.HOST_PRIVACY_SPENT, self._spent)

@@ -6,8 +6,8 @@ a floating-point Laplace sample give the true value away (Mironov, CCS 2012). Th
 Algorithm 2 of Canonne, Kamath and Steinke, "The Discrete Gaussian for Differential Privacy"
 (NeurIPS 2020); its running time depends on the noise, so only the client may time it.
 
-ε-differential privacy is of one release. Make it once, keep it, and never draw it anew: the
-average of T draws costs T · ε. What is done to noisy counts afterwards (clipping, sums) is free.
+ε is the privacy loss of one release. Draw the noise once, keep the result, and never draw again:
+the average of T draws costs T · ε. Processing noisy counts afterwards (clipping, sums) is free.
 """
 
 from __future__ import annotations

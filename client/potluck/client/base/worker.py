@@ -1,8 +1,8 @@
-"""The threads that compute, one for each device: one thing at a time, in the order asked.
+"""The threads that compute, one per device: each runs one function at a time, in request order.
 
-Nothing can stop a thread from outside. One that goes on with what nobody waits for is left behind,
-and another takes its place, so that a host whose task hangs stays of use. A thread that imports a
-module may finish that first.
+A thread can't be stopped from outside. If a cancelled function does not end, its thread is
+abandoned and another takes its place, so that a host whose task hangs stays usable. A thread that
+is importing a module may finish the import first.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = structlog.get_logger()
 
 PATIENCE_SECONDS = 30.0
 IMPORT_SECONDS = 300.0
-"""The time for an import to end; a thread that takes longer is left behind uninterrupted."""
+"""Time that an import may take; a thread that takes longer is abandoned uninterrupted."""
 _LOOK_SECONDS = 0.1
 
 Device = TypeVar("Device")
@@ -52,11 +52,11 @@ class _Thread(Generic[Device]):
         return self._executor.submit(call)
 
     def interrupt(self) -> bool:
-        """Have it end when it next runs Python code. Returns False while it imports a module."""
+        """Interrupt the thread's next Python code. Returns False while it imports a module."""
         return interrupt(self._ident.result())
 
     def successor(self) -> _Thread[Device]:
-        """Another in its place."""
+        """Close this thread and return a new one with a device of its own."""
         self.close()
         return _Thread(self._make)
 
@@ -71,9 +71,9 @@ class Worker(Generic[Device]):
     def __init__(
         self, *makes: Callable[[], Device], patience_seconds: float = PATIENCE_SECONDS
     ) -> None:
-        """Each of `makes` is called in its thread, at once; what it raises, `run` raises.
+        """`makes`: called at once, each in its own thread; `run` raises what they raise.
 
-        `patience_seconds`: how long what was cancelled may go on.
+        `patience_seconds`: how long a cancelled function may continue.
         """
         self.seats = 0
         """Functions that run side by side."""
@@ -83,7 +83,7 @@ class Worker(Generic[Device]):
         self.add(*makes)
 
     def add(self, *makes: Callable[[], Device]) -> None:
-        """More devices, each of which is made in a thread of its own, at once."""
+        """Add devices; each is made at once, in a thread of its own."""
         for make in makes:
             thread = _Thread(make)
             self._threads.append(thread)
@@ -91,10 +91,10 @@ class Worker(Generic[Device]):
         self.seats += len(makes)
 
     async def run(self, function: Callable[[Device], Result]) -> Result:
-        """Call `function` with a device, the next that is free after all that was asked before.
+        """Call `function` with the next free device, after all earlier requests.
 
-        Cancelling takes it from the queue; if it has begun, it goes on, and must notice itself, or
-        its thread is left behind.
+        Cancelling removes the request from the queue. A function that has begun continues; it must
+        notice the cancellation itself, or its thread is abandoned.
         """
         thread = await self._idle.get()
         future = self._begin(thread, function)
@@ -134,7 +134,7 @@ class Worker(Generic[Device]):
     ) -> None:
         """Interrupt a thread and put another in its place.
 
-        until: when an import that goes on must have ended; None at the first look.
+        until: loop time by which a running import must have ended; None at the first call.
         """
         if future.done() or thread not in self._threads:
             return
@@ -155,6 +155,6 @@ class Worker(Generic[Device]):
         self._idle.put_nowait(successor)
 
     def close(self) -> None:
-        """Take everything from the queue; does not wait for what has begun."""
+        """Empty the queue. Does not wait for functions that have begun."""
         for thread in self._threads:
             thread.close()

@@ -44,7 +44,7 @@ _WELCOME_SECONDS = 30.0
 """Time for the welcome of a coordinator that is alive; dead ones are found by keepalive."""
 
 _SENT_AWAY_SECONDS = 10.0
-"""A stream that the coordinator ends so soon does not begin the pauses anew."""
+"""If the coordinator ends a stream within this time, the pauses continue to grow."""
 
 _REFUSALS = 10
 """Refusals in a row while another process attends in this one's place: it may be about to end."""

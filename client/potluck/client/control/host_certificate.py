@@ -1,5 +1,7 @@
-"""The certificate of who dials, a host or a relay: read anew for every connection, and watched, so
-that renewing it takes no restart."""
+"""The certificate with which a host or a relay connects.
+
+It is read again for every connection, and its files are watched, so that renewing it takes no
+restart."""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ LOOK_SECONDS: Final = 1.0
 
 
 class HostCertificate:
-    """The certificate that the coordinator is shown. Lives on the event loop."""
+    """The certificate that is presented to the coordinator. Lives on the event loop."""
 
     def __init__(self, files: TlsFiles, role: Role = Role.HOST) -> None:
         self.files = files
@@ -33,14 +35,14 @@ class HostCertificate:
         return self._shown
 
     def renewed(self) -> bool:
-        """True where other files lie here than those shown last, and are valid."""
+        """Return True if the files differ from those presented last and are valid."""
         try:
             return self.files.load(self._role) != self._shown
         except PotluckError:
             return False
 
     async def until_renewed(self) -> None:
-        """Wait for valid files other than those shown last."""
+        """Wait for valid files other than those presented last."""
         seen = self._look()
         while not self.renewed():
             while (now := self._look()) == seen:  # noqa: ASYNC110  # files give no signal

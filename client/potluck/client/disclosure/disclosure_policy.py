@@ -347,10 +347,10 @@ def check_pace(policy: DisclosurePolicy, client: str, pace: float) -> None:
 
 
 def check_correction(policy: DisclosurePolicy, client: str, name: str) -> None:
-    """Raises DisclosureRefusedError where what a correction sends would tell the number of samples.
+    """Raise DisclosureRefusedError if what a correction sends discloses the number of samples.
 
-    SCAFFOLD's control variate is the update divided by the number of steps, which goes with the
-    number of samples unless the run sets it.
+    SCAFFOLD's control variate is the update divided by the number of steps. That number depends on
+    the number of samples unless the run sets it.
     """
     if policy.weighting is Weighting.EXACT:
         return
@@ -365,10 +365,10 @@ def check_correction(policy: DisclosurePolicy, client: str, name: str) -> None:
 def without_data(
     instruction: rpc.Instruction, error: PotluckError, policy: DisclosurePolicy
 ) -> PotluckError:
-    """Return the error that the coordinator may know of.
+    """Return the error that may be sent to the coordinator.
 
-    A disclosure, a secure sum or a masked training protects the data. If it fails because of them,
-    the reason is one fixed sentence: any detail would be an answer about single samples.
+    A disclosure, a secure sum or a masked training protects the data. If it fails because of the
+    data, the reason is one fixed sentence: any detail would disclose facts about single samples.
     """
     work = instruction.WhichOneof("work")
     masked = work == "train" and instruction.train.encoding == ENCODING_MASKED_UINT32
@@ -377,7 +377,7 @@ def without_data(
 
 
 def check_updates(policy: DisclosurePolicy, client: str, *, masked: bool) -> None:
-    """Raises DisclosureRefusedError where a run wants updates otherwise than they may leave."""
+    """Raise DisclosureRefusedError if the owner allows masked updates only and these are not."""
     if policy.updates == "masked" and not masked:
         raise DisclosureRefusedError(
             f"client '{client}' sends masked updates only: `updates` is \"masked\" in {_TABLE}; "
@@ -387,10 +387,10 @@ def check_updates(policy: DisclosurePolicy, client: str, *, masked: bool) -> Non
 
 
 def check_held_out(policy: DisclosurePolicy, client: str, *, least_group: int = 0) -> None:
-    """Raises DisclosureRefusedError where held-out samples may not be evaluated on.
+    """Raise DisclosureRefusedError if models may not be evaluated on held-out samples.
 
-    least_group: fewest clients over which the spread of what they measure is shown; 0 where none
-    is.
+    least_group: minimum number of clients over which the spread of their metrics is shown; 0 if no
+    spread is shown.
     """
     if not policy.held_out_counts:
         raise DisclosureRefusedError(
@@ -408,9 +408,9 @@ def check_held_out(policy: DisclosurePolicy, client: str, *, least_group: int = 
 
 
 def check_question(policy: DisclosurePolicy, client: str, kind: str) -> None:
-    """Raises DisclosureRefusedError where a kind of question is not answered.
+    """Raise DisclosureRefusedError if the owner does not allow this kind of question.
 
-    `label-distance` is a part of the sums that are called `protocol`, and goes with them.
+    `label-distance` is part of the sums called `protocol`, so it is allowed exactly if they are.
     """
     if kind == LABEL_DISTANCE:
         if PROTOCOL not in policy.sums:

@@ -1,9 +1,10 @@
 """The log of what clients sent besides profiles and sums, which have ledgers of their own.
 
-One file of JSON lines for each client in the state directory's `outgoing`. A file that has grown
-large is compressed into the client's folder there, and a new one begun; nothing is dropped. A line
-is written before what it is about is sent, and not synced: it survives a process that is killed at
-any moment, but after a power failure the last seconds may be missing. Nothing is decided by it.
+Each client has one file of JSON lines in the state directory's `outgoing`. A file that has grown
+large is compressed into the client's folder there, and a new one is begun; no line is dropped. A
+line is written before its message is sent, and is not synced. So it survives a process that is
+killed at any moment, but after a power failure the last seconds may be missing. The log is for
+people only; no decision depends on it.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from potluck.common.errors import StorageError
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 LARGEST_BYTES: Final = 4 << 20
-"""Of a file before it is compressed; some 10,000 lines."""
+"""Maximum size of a file before it is compressed; some 10,000 lines."""
 _LONGEST_TEXT: Final = 2000
 _COMPRESSED: Final = ".jsonl.gz"
 
 
 class Outgoing(StrEnum):
-    """Kinds of what is sent."""
+    """The kinds of messages in the log."""
 
     ANSWER = "answer"
     HELD_OUT = "held-out counts"
@@ -41,15 +42,15 @@ class OutgoingLog:
     """The logs of all clients in a folder. Blocking; written by one caller at a time."""
 
     def __init__(self, folder: Path, *, federation: str = "", coordinator: str = "") -> None:
-        """`federation` and `coordinator`: to which what is sent goes; not needed to read."""
+        """`federation` and `coordinator`: recipient of the messages; not needed for reading."""
         self._folder = folder
         self._to = {"federation": federation, "coordinator": coordinator}
         self._sizes: dict[str, int] = {}
 
     def note(self, instruction: rpc.Instruction, kind: Outgoing, **what: Any) -> None:
-        """Write that this is about to be sent for an instruction. what: JSON values.
+        """Log a message that is about to be sent for an instruction. what: JSON values.
 
-        Raises StorageError; then it must not be sent.
+        Raises StorageError; then the message must not be sent.
         """
         entry = {
             "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -76,9 +77,9 @@ class OutgoingLog:
         self._sizes[client] = size + len(line)
 
     def entries(self, client: str) -> Iterator[Mapping[str, Any]]:
-        """What a client sent, oldest first; lines that a power failure spoilt are left out.
+        """Yield the entries of a client, oldest first; skip lines damaged by a power failure.
 
-        Raises StorageError where a file can't be read.
+        Raises StorageError if a file can't be read.
         """
         for path in [*self._parts(client), self._path(client)]:
             try:
@@ -97,11 +98,11 @@ class OutgoingLog:
                     yield found
 
     def clients(self) -> list[str]:
-        """The clients that have a log, sorted."""
+        """Return the clients that have a log, sorted."""
         return clients_with_files(self._folder, ".jsonl")
 
     def _parts(self, client: str) -> list[Path]:
-        """The client's files that are full, oldest first; one is not packed where that failed."""
+        """Return the client's full files, oldest first; uncompressed if compressing failed."""
         found: dict[int, Path] = {}
         for path in sorted((self._folder / client).glob("*.jsonl*")):
             number = path.name.partition(".")[0]
@@ -110,7 +111,7 @@ class OutgoingLog:
         return [found[number] for number in sorted(found)]
 
     def _compress(self, client: str) -> None:
-        """Move the client's file away, and pack it."""
+        """Move the client's file into its folder and compress it there."""
         folder = self._folder / client
         folder.mkdir(mode=0o700, exist_ok=True)
         taken = {path.name.partition(".")[0] for path in folder.iterdir()}
@@ -127,13 +128,14 @@ class OutgoingLog:
 
 
 def shortened(text: str) -> str:
-    """A text of the coordinator's or a plug-in's, cut to what a log has room for."""
+    """Return a text from the coordinator or a plug-in, cut to `_LONGEST_TEXT` characters."""
     return text if len(text) <= _LONGEST_TEXT else text[: _LONGEST_TEXT - 1] + "…"
 
 
 def _mended(path: Path, line: bytes) -> tuple[int, bytes]:
-    """The size of a file from an earlier process, and the line, which begins anew where the file
-    ends in half a line."""
+    """Return the size of a file from an earlier process, and the line to append.
+
+    If the file ends in half a line, a newline is put before the line."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -146,7 +148,7 @@ def _mended(path: Path, line: bytes) -> tuple[int, bytes]:
 
 
 def _append(path: Path, line: bytes) -> None:
-    """Add a whole line or nothing."""
+    """Append a whole line or nothing."""
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         written = os.write(file, line)

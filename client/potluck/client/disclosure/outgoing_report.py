@@ -1,4 +1,4 @@
-"""What clients sent besides profiles and sums, as a data owner reads it."""
+"""Report for a data owner of what clients sent besides profiles and sums."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from potluck.client.disclosure.outgoing_log import Outgoing
 Entry = Mapping[str, Any]
 
 _NUMBERS = ("samples", "steps", "seconds", "loss", "normalizer")
-"""Of a report, in the order in which they are shown."""
+"""Names of a training report's numbers, in the order shown."""
 
 
 def summary(entries: Iterable[Entry]) -> Iterator[str]:
-    """A line for each run and kind of what was sent, in the order of the first."""
+    """Yield a line for each run and kind of message, in the order of their first entries."""
     groups: dict[tuple[str, ...], _Group] = {}
     for entry in entries:
         key = tuple(
@@ -30,7 +30,7 @@ def summary(entries: Iterable[Entry]) -> Iterator[str]:
 
 
 def line(entry: Entry) -> str:
-    """One entry in plain words."""
+    """Return one entry as a sentence."""
     told = "; ".join(f"{name} {_text(value)}" for name, value in _numbers(entry).items())
     return (
         f"{_moment(entry)} {_what(entry)}, {_details(entry)}round {entry.get('round')} of run "
@@ -39,7 +39,7 @@ def line(entry: Entry) -> str:
 
 
 class _Group:
-    """What was sent for one run, of one kind."""
+    """Entries of one run and one kind."""
 
     def __init__(self, first: Entry) -> None:
         self._first = self._last = first

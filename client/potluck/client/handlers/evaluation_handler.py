@@ -68,7 +68,7 @@ def _measures(context: HandlerContext, active: ActiveInstruction, found: Measure
 
 
 def _subject(work: rpc.Evaluate) -> dict[str, str]:
-    """What was measured where it was not the model as it came; for the log of what left."""
+    """Return log fields naming the measured model; empty for the model as received."""
     if work.HasField("tuning"):
         return {"subject": "the model after more training"}
     return {"subject": "its own model"} if work.personal else {}

@@ -1,9 +1,9 @@
-"""Sums at the host: the updates of clients that train for the same attempt go up as one.
+"""Sums at the host: the updates of clients that train for the same attempt are sent as one.
 
-Adding is exact, so it does not matter for the round's model which updates are in a sum. What is
-waited for only decides how many files there are: members that fail, are late or come later hurt
-nobody else. Each client's own update stays until its round is over, and a sum that is not wanted as
-it is is made anew.
+Adding is exact, so the round's model does not depend on which updates are in a sum. Waiting only
+changes how many files are sent: members that fail or are late do not affect the others. Each
+client's own update stays until its round is over. If the coordinator does not want a sum as it is,
+the host makes another one.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ log = structlog.get_logger()
 PATIENCE: Final = 0.8
 """The share of the time to its deadline that the first update waits for the others."""
 ARRIVAL_SECONDS: Final = 2.0
-"""How long an update waits for companions whose instructions have not come: they come together, and
-none comes for a client whose update the coordinator has."""
+"""How long an update waits for companions whose instructions have not come.
+
+Instructions come together, and none comes for a client whose update the coordinator already has."""
 
 
 @dataclass(kw_only=True, eq=False)
 class _WaitingUpdate:
-    """An update that waits. delivered: done once it is there, or its client has left."""
+    """An update that waits. delivered: done once it is delivered or its client has left."""
 
     active: ActiveInstruction
     update: KeptUpdate
@@ -47,7 +48,7 @@ class _WaitingUpdate:
 
 @dataclass(kw_only=True, eq=False)
 class _SumGroup:
-    """Updates that go up together. gathering: until they are on their way."""
+    """Updates that are sent together. gathering: True until sending begins."""
 
     companions: Sequence[str]
     members: list[_WaitingUpdate] = field(default_factory=list)
@@ -56,7 +57,7 @@ class _SumGroup:
 
     @property
     def present(self) -> list[_WaitingUpdate]:
-        """Those that have neither been delivered nor left."""
+        """The members that have neither been delivered nor left."""
         return [each for each in self.members if not each.delivered.done()]
 
 
@@ -93,7 +94,7 @@ class HostSums:
         finally:
             self.changed()
             if not group.present and group.task is not None and not group.gathering:
-                group.task.cancel()  # nobody waits for it any more
+                group.task.cancel()  # no client waits for it any more
 
     def _gathering(self, companions: Sequence[str]) -> _SumGroup:
         for group in self._groups:
@@ -117,7 +118,7 @@ class HostSums:
             self._groups.remove(group)
 
     async def _gather(self, group: _SumGroup) -> None:
-        """Wait for those that still train, but not for ever."""
+        """Wait for companions that still train, until the deadline."""
         now = asyncio.get_running_loop().time
         began = now()
         until = _latest(group.members[0], began)
@@ -132,7 +133,7 @@ class HostSums:
                     await self._changed.wait()
 
     def _awaited(self, group: _SumGroup) -> tuple[bool, bool]:
-        """Whether companions still train; whether instructions of some have not come."""
+        """Return two flags: a companion still trains; a companion's instruction is missing."""
         here = {each.update.update_id for some in self._groups for each in some.members}
         entries = [self._log.find(each) for each in group.companions if each not in here]
         training = any(entry is not None and not entry.stage.over for entry in entries)
@@ -141,7 +142,7 @@ class HostSums:
     # Sending ----------------------------------------------------------------------------------
 
     async def _send(self, members: Sequence[_WaitingUpdate]) -> None:
-        """Send one sum; without those that are not waited for; each by itself if it is refused."""
+        """Send one sum, without members no longer waited for; if refused, send each by itself."""
         while members:
             try:
                 sent = await self._send_sum(members)

@@ -1,15 +1,15 @@
-"""The instructions this host has met, and how far each has come.
+"""The instructions this host has received, and the stage of each.
 
 Pure: no asyncio, grpc or clock. The coordinator sends an instruction again after every reconnect
-until it is carried out, always under the same id; the log says whether an id is new, going on,
-or finished, so that every piece of work is done once.
+until it is carried out, always under the same id. The log records whether an id is new, in
+progress or finished, so that every piece of work is done once.
 
     QUEUED → DOWNLOADING → QUEUED → COMPUTING → UPLOADING → FINISHED
        └──────────┴───────────┴─────────┴───────────┴─────→ DROPPED
 
-Each instruction that is sent is wanted: one that was dropped begins anew when it comes again, and
-so does an id that comes with other work, from a coordinator that went back to a backup. Only an id
-that was abandoned before it came is refused, once: its instruction was overtaken.
+Each instruction that is sent is wanted. One that was dropped starts again when it is sent again. So
+does an id that comes with other work, from a coordinator that was restored from a backup. Only an
+id that was abandoned before it came is refused, once: the order to abandon it came first.
 """
 
 from __future__ import annotations

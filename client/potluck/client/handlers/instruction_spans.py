@@ -18,8 +18,9 @@ _EXACT: Final = (rpc.WEIGHTING_UNSPECIFIED, rpc.WEIGHTING_EXACT)
 
 
 class InstructionSpans:
-    """Spans of a training whose coordinator traces it. The worker's thread may call `enter`, while
-    nobody else does."""
+    """Spans of a training whose coordinator traces it.
+
+    `enter` may be called from the worker's thread, by one thread at a time."""
 
     def __init__(self, tracer: Tracer, instruction: rpc.Instruction, parent: Span) -> None:
         about: dict[str, str | int | float] = {
@@ -32,7 +33,7 @@ class InstructionSpans:
         self._stage: Span | None = None
 
     def enter(self, stage: InstructionStage) -> None:
-        """The instruction is in this stage now."""
+        """End the span of the previous stage and begin that of this one."""
         if self._stage is not None:
             self._stage.end()
             self._stage = None

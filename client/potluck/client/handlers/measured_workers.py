@@ -1,7 +1,7 @@
-"""Workers of a host that share GPUs, as many as its first training shows that there is memory for.
+"""Workers of a host that share GPUs; the host's first training shows how many fit in memory.
 
-Until then each GPU has one. The choice is kept, so that a run's clients are cut into the same
-groups again. Lives on the event loop.
+Until then each GPU has one worker. The choice is kept, so that a run's clients are cut into the
+same groups again. Lives on the event loop.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ log = structlog.get_logger()
 
 
 class MeasuredWorkers:
-    """Has a host's trainers grow once, when it is known how many find memory."""
+    """Adds workers to a host's trainers, once, when it is measured how many fit in memory."""
 
     def __init__(
         self,
@@ -44,17 +44,17 @@ class MeasuredWorkers:
         most: int,
         choices: Path | None,
     ) -> None:
-        """trainers: with one seat on each GPU. makes: of another one, on each. devices: what they
-        are called. most: workers that a GPU may have. choices: folder of what was chosen."""
+        """trainers: one seat on each GPU. makes: makers of a further seat, one per GPU. devices:
+        their names. most: maximum workers per GPU. choices: folder of the kept choices."""
         self._trainers, self._makes = trainers, makes
         self._devices, self._most, self._choices = devices, most, choices
         self._settled = most == 1
         self._settling = asyncio.Lock()
 
     async def settle(self, active: ActiveInstruction, files: ClientFiles) -> None:
-        """Return once the number of workers is settled, by this training if it is the first.
+        """Return once the number of workers is settled; measure this training if it is the first.
 
-        Raises RoundClosedError where that was cancelled meanwhile, StorageError.
+        Raises RoundClosedError if the training was cancelled meanwhile, and StorageError.
         """
         if self._settled:
             return
@@ -98,13 +98,13 @@ class MeasuredWorkers:
 
 
 def _lanes(work: rpc.Train) -> int:
-    """Clients that may be trained together with one, itself included."""
+    """Return how many clients may be trained together with this one, itself included."""
     together = json_object(work.training_json, "training_json").get("batched")
     return max(1, len(work.companions)) if together else 1
 
 
 def _subject(work: rpc.Train, devices: str, lanes: int, most: int) -> str:
-    """What a choice depends on, as text."""
+    """Return all that a choice depends on, as text."""
     parts = {
         "devices": devices,
         "task": f"{work.task.name} {work.task.options_json} {work.task.model_json}",

@@ -123,7 +123,7 @@ class TrainingGroups:
             self._unfit.popitem(last=False)
 
     async def _carry_out(self, group: _Gathering) -> None:
-        """Train all that come in time, and tell each what came of it."""
+        """Train all members that come in time, and set each member's result."""
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 while not self._complete(group):
@@ -155,7 +155,7 @@ class TrainingGroups:
                 each.trained.set_result(result)
 
     def _complete(self, group: _Gathering) -> bool:
-        """True if nobody is waited for any more."""
+        """Return True if no further companion can join: each is here, alone or over."""
         return all(
             name in group.members or name in self._alone or self._log.is_over(name)
             for name in group.companions
@@ -165,7 +165,7 @@ class TrainingGroups:
 def _train(
     seat: TrainingSeat, group: _Gathering, waiting: Sequence[_Waiting]
 ) -> dict[str, Trained | Exception]:
-    """In a worker's thread: what came of each member, by the ids of the instructions."""
+    """Train the waiting members, in a worker's thread; return results by instruction id."""
     results: dict[str, Trained | Exception] = {}
     members: list[GroupMember] = []
     for each in waiting:
@@ -198,15 +198,15 @@ def _train(
 
 
 def _forget(waiting: _Waiting, result: Trained | Exception) -> None:
-    """Nobody waits for what came of a member: no record will name its file."""
+    """Delete the update of a member that was cancelled; no record will name the file."""
     if not isinstance(result, Exception):
         waiting.files.update.unlink(missing_ok=True)
 
 
 def reason_alone(work: rpc.Train) -> str:
-    """Why a client is trained by itself, whatever the network is; empty where nothing says so.
+    """Return why a client is trained by itself, for any network; empty if it need not be.
 
-    It follows from its own instruction, so that it is the same whoever else is there.
+    The reason depends on the client's own instruction only, not on which other clients are present.
     """
     reasons = {
         "its update is masked": work.encoding == MASKED,
@@ -241,8 +241,10 @@ def check_companions(instruction: rpc.Instruction) -> None:
 
 
 def part_of(companions: Sequence[str], mine: str, seats: int) -> tuple[str, ...]:
-    """The companions that one training, which is among them, is carried out with: they are cut
-    into as many parts as trainings go on side by side, in their order, as even as can be."""
+    """Return the part of the companions that contains `mine`.
+
+    The companions are cut, in order, into at most `seats` parts of nearly equal size; `seats` is
+    the number of trainings that run side by side."""
     count, place = len(companions), list(companions).index(mine)
     parts = max(1, min(seats, count))
     bounds = [part * count // parts for part in range(parts + 1)]
@@ -251,13 +253,13 @@ def part_of(companions: Sequence[str], mine: str, seats: int) -> tuple[str, ...]
 
 
 def clients_of(instruction: rpc.Instruction, companions: Sequence[str]) -> list[ClientId]:
-    """The clients of some companions of a training, in their order."""
+    """Return the clients of some companions of a training, in their order."""
     attempt = instruction.id.removesuffix(instruction.client_id)
     return [ClientId(each.removeprefix(attempt)) for each in companions]
 
 
 def _kind(work: rpc.Train) -> tuple[bytes, str]:
-    """What decides whether clients can be trained together."""
+    """Return the parts of a training that decide whether clients can be trained together."""
     objectives = (work.objective, *work.further_objectives)
     content = b"".join(each.SerializeToString(deterministic=True) for each in objectives)
     return work.task.SerializeToString(deterministic=True) + content, work.training_json

@@ -94,7 +94,7 @@ async def train(context: HandlerContext, active: ActiveInstruction) -> rpc.Answe
 
 
 def _offer(context: HandlerContext, instruction: rpc.Instruction, kept: KeptUpdate) -> rpc.Answer:
-    """What is told of an update before it is sent."""
+    """Log and return the answer that is sent before an update is uploaded."""
     context.outgoing.note(
         instruction,
         Outgoing.ANSWER,
@@ -110,9 +110,9 @@ def _offer(context: HandlerContext, instruction: rpc.Instruction, kept: KeptUpda
 
 
 def permitted_weighting(policy: DisclosurePolicy, client: str, work: rpc.Train) -> Weighting:
-    """The way the number of samples is to be disclosed with an update.
+    """Return how the number of samples is disclosed with an update.
 
-    Raises DisclosureRefusedError where the owner's policy forbids that, or such an update at all.
+    Raises DisclosureRefusedError if the owner's policy forbids that, or such an update at all.
     """
     weighting = weighting_of(work)
     check_weighting(policy, client, weighting)
@@ -126,7 +126,7 @@ def permitted_weighting(policy: DisclosurePolicy, client: str, work: rpc.Train) 
 
 
 def _kept(context: HandlerContext, active: ActiveInstruction) -> KeptUpdate | None:
-    """The update this instruction asks for, if it has been made already."""
+    """Return the update this instruction asks for, if it has been made already."""
     kept = context.updates.find(active.instruction.id)
     if kept is None:
         return None
@@ -306,8 +306,9 @@ async def _masked(
 
 
 def _begin_keeping(context: HandlerContext, instruction: rpc.Instruction) -> Mapping[str, Path]:
-    """What the client kept, by purpose. Raises StateLostError, or ProtocolVersionError for what
-    this host can't keep."""
+    """Return the files of the client's kept states, by purpose.
+
+    Raises StateLostError, or ProtocolVersionError for a purpose that this host can't keep."""
     work = instruction.train
     if not work.HasField("kept"):
         return {}
