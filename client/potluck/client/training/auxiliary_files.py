@@ -67,7 +67,7 @@ def sendable(send: NamedAuxiliaries, names: Sequence[str], layout: Layout) -> Ar
 
 
 def write_kept(keep: NamedAuxiliaries, path: Path) -> None:
-    """Write the auxiliaries to be kept, tensors of any names and shapes. Raises StorageError."""
+    """Write kept auxiliaries, tensors of any names and shapes. Raises StorageError."""
     arrays = {
         name: {tensor: _array(values) for tensor, values in tensors.items()}
         for name, tensors in keep.items()
@@ -81,7 +81,7 @@ def _array(tensor: torch.Tensor) -> NDArray[np.float32]:
 
 
 def _read_kept(path: Path) -> NamedAuxiliaries:
-    """What `write_kept` wrote, on the CPU."""
+    """Return the tensors that `write_kept` wrote, on the CPU."""
     found: dict[str, dict[str, torch.Tensor]] = {}
     with open_tensors(path) as file:
         for name in file.arrays:
@@ -104,7 +104,7 @@ def _filled(tensors: Mapping[str, torch.Tensor], layout: Layout) -> dict[str, ND
 
 
 def _read(path: Path, names: Sequence[str] | None, layout: Layout) -> NamedAuxiliaries:
-    """Some auxiliaries of a file, or all of them, as tensors on the CPU."""
+    """Return the named auxiliaries of a file, or all of them, as tensors on the CPU."""
     with open_tensors(path) as file:
         found = sorted({t.name.split("/")[1] for t in file.layout.tensors if t.name.count("/") > 1})
         auxiliaries: dict[str, dict[str, torch.Tensor]] = {}

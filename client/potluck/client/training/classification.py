@@ -78,13 +78,15 @@ from potluck.common.updates.kept_states import CORRECTION
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 _Form = tuple[torch.Size, torch.dtype]
-"""The shape of a sample and its kind of numbers."""
+"""The shape and dtype of a sample."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Samples:
-    """What a training is on. count: of those that are not kept back. positions: of those within
-    the quotas among them, None for all. validation: those that are kept back."""
+    """The samples of a training.
+
+    count: number of samples that are not held back. positions: positions among them of the samples
+    within the quotas; None for all. validation: the samples that are held back."""
 
     training: Examples
     count: int

@@ -115,7 +115,7 @@ class TrainingDevice:
         progress: Callable[[float], None],
         cancelled: Callable[[], bool],
     ) -> TrainingMemory | None:
-        """What a training takes of a GPU; see `TaskTraining`. Raises what `train` does."""
+        """Measure the GPU memory of a training; see `TaskTraining`. Raises as `train` does."""
         training = self._tasks.of(instruction.train.task)
         return training.memory_of(instruction, files, TrainingProgress(progress, cancelled))
 

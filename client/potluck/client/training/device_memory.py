@@ -1,4 +1,4 @@
-"""What a training takes of a GPU's memory, measured."""
+"""Measurement of the GPU memory that a training takes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import torch
 from potluck.client.training.processes.gpu_workers import TrainingMemory
 
 CONTEXT_BYTES: Final = 600 * 2**20
-"""What a process takes of a GPU before its first tensor, generously: neither the driver nor torch
-tells it where other processes are on the GPU."""
+"""GPU memory of a process before its first tensor, a generous estimate.
+
+Neither the driver nor torch reports it if other processes use the GPU."""
 
 
 def memory_taken(device: torch.device, train: Callable[[], None]) -> TrainingMemory:
-    """Measure a training on a GPU. Raises what it raises."""
+    """Run a training on a GPU and measure its memory. Raises what the training raises."""
     torch.cuda.synchronize(device)
     free_before, _ = torch.cuda.mem_get_info(device)
     held_before = torch.cuda.memory_reserved(device)

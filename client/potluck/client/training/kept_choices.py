@@ -1,5 +1,7 @@
-"""What a host measured once to choose by it, as small files of JSON, so that a run repeats its bits
-on this machine. Several processes may share a folder."""
+"""Choices that a host made once by measuring, kept as small JSON files.
+
+They are kept so that a run repeats its bits on this machine. Several processes may share a
+folder."""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from potluck.client.base.state_directory import storage_error
 
 
 class KeptChoice(BaseModel):
-    """A choice. subject: of what, as text."""
+    """A kept choice. subject: all that it depends on, as text."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -27,7 +29,7 @@ Choice = TypeVar("Choice", bound=KeptChoice)
 
 
 def read_choice(folder: Path | None, kind: type[Choice], subject: str) -> Choice | None:
-    """A choice that is kept; None for one that is not there, or broken, or of another kind."""
+    """Return a kept choice; None if its file is missing, damaged or of another kind."""
     if folder is None:
         return None
     try:
@@ -38,8 +40,9 @@ def read_choice(folder: Path | None, kind: type[Choice], subject: str) -> Choice
 
 
 def keep_choice(folder: Path | None, choice: Choice) -> Choice:
-    """Keep a choice, unless another process was first: then it is that one's. Raises
-    StorageError."""
+    """Keep a choice and return it. If another process was first, return that process's choice.
+
+    Raises StorageError."""
     if folder is None:
         return choice
     path = _path(folder, choice.subject)

@@ -1,4 +1,4 @@
-"""Several objectives as one: their losses add up."""
+"""Several objectives as one: the sum of their losses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from potluck.client.training.objectives.cross_entropy import CrossEntropy
 
 
 class ObjectiveSum(Objective):
-    """The sum of the losses of at least one objective, and all that they need."""
+    """The sum of the losses of at least one objective; it needs all inputs that they need."""
 
     def __init__(self, terms: Sequence[Objective]) -> None:
         self.terms = tuple(terms)
@@ -21,7 +21,7 @@ class ObjectiveSum(Objective):
         self.proximal = math.fsum(term.proximal for term in terms)
 
     def loss(self, logits: Tensor, batch: Batch, local: LocalContext) -> Tensor:
-        """In the order named."""
+        """Return the sum of the losses, added in the order named."""
         first, *others = self.terms
         loss = first.loss(logits, batch, local)
         for term in others:
@@ -30,8 +30,9 @@ class ObjectiveSum(Objective):
 
 
 def composed(terms: Sequence[Objective]) -> Objective:
-    """What a client descends on: the sum of these, with cross-entropy first where none of them is
-    a loss of the labels."""
+    """Return the objective that a client minimises: the sum of the terms.
+
+    Cross-entropy comes first if none of the terms is a loss of the labels."""
     if not any(term.supervised for term in terms):
         terms = (CrossEntropy(), *terms)
     return terms[0] if len(terms) == 1 else ObjectiveSum(terms)

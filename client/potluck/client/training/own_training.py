@@ -209,7 +209,7 @@ class OwnTraining(TaskTraining):
         *,
         trained: bool = False,
     ) -> Mapping[str, float]:
-        """What the trainer's capabilities allow."""
+        """Answer a question, as far as the trainer's capabilities allow."""
         client_id, loaded = ClientId(instruction.client_id), self.loaded
         own = None if files is None else files.own
         if files is not None:

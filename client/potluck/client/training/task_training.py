@@ -62,9 +62,9 @@ class ClientFiles:
 class TrainingFiles(ClientFiles):
     """The files of a training.
 
-    update: to be written. keep_at: where to write a state for the next training, by its purpose.
-    auxiliaries: what the strategy sent beside the model, where it did. spare: gives a file to be
-    written over, if there is one.
+    update: file to be written. keep_at: returns the path of a state for the next training, by its
+    purpose. auxiliaries: tensors that the strategy sent besides the model; None if it sent none.
+    spare: returns a file that may be overwritten; None if there is none.
     """
 
     update: Path
@@ -75,13 +75,13 @@ class TrainingFiles(ClientFiles):
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What comes of a training beside the model that it has changed.
+    """Results of a training besides the changed model.
 
-    samples: that it trained on, not yet disclosed. paced_samples: those that a virtual clock counts
-    seconds for. seen: samples that went through the model, with repetitions. seconds: of wall-clock
-    time. loss: NaN where there is none. report: what is said of the training where the number of
-    samples is told so exactly. kept: whether something was written to be kept. sent: tensors to be
-    sent beside the model.
+    samples: number of training samples, not yet disclosed. paced_samples: number of samples for
+    which a virtual clock counts seconds. seen: samples that went through the model, with
+    repetitions. seconds: wall-clock time. loss: NaN if there is none. report: returns the report
+    for a `Weighting`, which says how exactly the number of samples is disclosed. kept: True if a
+    state for the next training was written. sent: tensors to send besides the model.
     """
 
     samples: int
@@ -100,7 +100,7 @@ class UnfitForLanesError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class GroupMember:
-    """A client that is trained together with others. lane: its place among its companions."""
+    """A client that is trained together with others. lane: its position among its companions."""
 
     instruction: rpc.Instruction
     files: TrainingFiles
@@ -110,14 +110,14 @@ class GroupMember:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedMember:
-    """What came of a member's training. load: gives the loaded model the member's weights."""
+    """Result of a member's training. load: sets the loaded model's weights to the member's."""
 
     outcome: Outcome
     load: Callable[[], None]
 
 
 class LoadedTask:
-    """A task with what is used again from one client and round to the next.
+    """A task, with the model and data that are reused across clients and rounds.
 
     device: "cpu" or "cuda:N".
     """
@@ -133,10 +133,10 @@ class LoadedTask:
         choices: Path | None = None,
         sharing: int = 1,
     ) -> None:
-        """model_table: says which tensors of the model travel; by default all do. forecast: when
-        clients are there. choices: folder of the `LaneChoices`.
-        sharing: processes that share the device. Raises ConfigurationError where the
-        others are not those of the run."""
+        """model_table: says which tensors of the model are sent; by default all. forecast: chances
+        that clients are available. choices: folder of the `LaneChoices`. sharing: number of
+        processes that share the device. Raises ConfigurationError if the tensors that are not sent
+        are not those of the run."""
         self.name, self.task, self.device = name, task, device
         self.choices, self.sharing = choices, sharing
         self.forecast = forecast
@@ -145,7 +145,7 @@ class LoadedTask:
         self._data: OrderedDict[ClientId, ClientData[Any]] = OrderedDict()
 
     def _divided(self) -> DividedModel:
-        """A new model in its parts."""
+        """Return a new model, divided into its parts."""
         table = self._model_table
         with contextlib.ExitStack() as stack:
             if table is not None and table.keep_seed is not None:
@@ -154,8 +154,9 @@ class LoadedTask:
         return divided(network, table, self._data_directory)
 
     def set_weights(self, files: ClientFiles) -> None:
-        """Give the model the weights that came, and those that the client keeps: its own, or else
-        their first values. Raises LayoutError, StorageError."""
+        """Set the model's weights to the received ones, and the kept tensors to the client's own.
+
+        Kept tensors without a file get their initial values. Raises LayoutError, StorageError."""
         with contextlib.ExitStack() as stack:
             model = stack.enter_context(open_tensors(files.model)).arrays
             own = files.kept.get(MODEL) if self.kept else None
@@ -183,21 +184,21 @@ class LoadedTask:
         return self._parts.kept_arrays()
 
     def weights(self) -> dict[str, NDArray[Any]]:
-        """The tensors that travel, as `state_arrays` gives them."""
+        """Return the tensors that are sent, in the form of `state_arrays`."""
         return self._parts.arrays()
 
     def check_base(self) -> None:
-        """Raise LayoutError where a training has changed tensors that are not trained."""
+        """Raise LayoutError if a training has changed tensors that are not trained."""
         self._parts.check_base()
 
     def renew(self) -> None:
-        """Make the model anew: nothing is known of the one there."""
+        """Replace the model by a new one, because the state of the current one is unknown."""
         self._parts = self._divided()
 
     def client_data(
         self, client_id: ClientId, check: Callable[[ClientData[Any]], None] = lambda _: None
     ) -> ClientData[Any]:
-        """A client's data, loaded once and checked then."""
+        """Return a client's data; load and check it if it is not in memory."""
         data = self._data.get(client_id)
         if data is None:
             data = self.task.client_data(client_id, self._data_directory)
@@ -217,7 +218,7 @@ class TaskTraining(ABC):
     """
 
     trains_by_itself: ClassVar[bool] = False
-    """Whether the task brings its own trainer, whose data need not be `Examples`."""
+    """True if the task brings its own trainer, whose data need not be `Examples`."""
 
     def __init__(self, loaded: LoadedTask) -> None:
         self.loaded = loaded
@@ -230,26 +231,28 @@ class TaskTraining(ABC):
     def train(
         self, instruction: rpc.Instruction, files: TrainingFiles, progress: TrainingProgress
     ) -> Outcome:
-        """Train the loaded model from the one in the file."""
+        """Train the loaded model, starting from the weights in the file."""
 
     def train_together(
         self,
         members: Sequence[GroupMember],  # noqa: ARG002 - for those that can
         companions: Sequence[ClientId],  # noqa: ARG002 - likewise
     ) -> Sequence[TrainedMember | PotluckError | UnfitForLanesError]:
-        """Train several clients in one batched step. What comes of each, in their order.
+        """Train several clients in one batched step; return their results in order.
 
-        companions: all that might be trained together, by their lanes. What comes of a member
-        depends on who they are, and not on who of them is there: an UnfitForLanesError where it is
-        to be trained by itself. Raises UnfitForLanesError where all are.
+        companions: all clients that might be trained together, by lane. A member's result depends
+        on the companions, not on which of them are present. The result is an UnfitForLanesError if
+        the member must be trained by itself. Raises UnfitForLanesError if all members must be.
         """
         raise UnfitForLanesError("the task has a trainer of its own")
 
     def evaluate(
         self, instruction: rpc.Instruction, files: ClientFiles, progress: TrainingProgress
     ) -> EvaluationCounts | MeasureSums:
-        """Measure the model on a client's held-out samples: as it came, after some more training
-        that is then forgotten, or the client's own in its place."""
+        """Measure a model on a client's held-out samples.
+
+        The model is the received one, the received one after more training that is then discarded,
+        or the client's own."""
         work = instruction.evaluate
         if work.HasField("tuning"):
             self._train_aside(instruction, work.tuning, files, progress)
@@ -265,8 +268,7 @@ class TaskTraining(ABC):
         files: ClientFiles,
         progress: TrainingProgress,
     ) -> None:
-        """Train the model for another instruction than one to train. Nothing that this writes
-        stays."""
+        """Train the model for an instruction that is not a training; discard all written files."""
         training = rpc.Instruction()
         training.CopyFrom(instruction)
         training.train.CopyFrom(work)
@@ -289,19 +291,20 @@ class TaskTraining(ABC):
         files: ClientFiles,  # noqa: ARG002 - likewise
         progress: TrainingProgress,  # noqa: ARG002 - likewise
     ) -> TrainingMemory | None:
-        """What a training takes of a GPU, measured; None where it is not on one, or can't be done
-        without leaving anything behind."""
+        """Measure the GPU memory of a training.
+
+        Returns None if the training is not on a GPU, or can't run without leaving traces."""
         return None
 
     def set_weights(self, files: ClientFiles) -> None:
-        """Give the model the weights in files."""
+        """Set the model's weights from files."""
         self.loaded.set_weights(files)
 
     @abstractmethod
     def measured(
         self, instruction: rpc.Instruction, files: ClientFiles
     ) -> EvaluationCounts | MeasureSums:
-        """Measure the model as it is loaded on a client's held-out samples."""
+        """Measure the loaded model on a client's held-out samples."""
 
     @abstractmethod
     def answer(

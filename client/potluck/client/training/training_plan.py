@@ -58,7 +58,7 @@ def plan_training(work: rpc.Train, task: Task) -> TrainingPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class FinishedTraining:
-    """A training that is over, to be told of. mu: weight of the objective's proximal term."""
+    """A finished training, to be reported. mu: weight of the objective's proximal term."""
 
     result: TrainingResult
     settings: LocalTraining
@@ -66,8 +66,9 @@ class FinishedTraining:
     round: int
 
     def report(self, weighting: Weighting) -> UpdateReport:
-        """The report of the training. Steps are those that as many samples as are told would
-        take."""
+        """Return the report of the training.
+
+        Its steps are those that the disclosed number of samples would take."""
         samples = weighting.disclosed(self.result.samples)
         steps = self.settings.planned_steps(samples)
         disclosed = {
@@ -79,7 +80,7 @@ class FinishedTraining:
         return UpdateReport(**(self.result.values() | disclosed))
 
     def _reports(self, samples: int, steps: int) -> dict[str, float]:
-        """The numbers asked for, of so many samples and steps as are told."""
+        """Return the requested numbers for the disclosed samples and steps."""
         loss = self.result.root_mean_square_loss
         if loss is None or not math.isfinite(loss):
             return {}
@@ -87,14 +88,14 @@ class FinishedTraining:
         return {UTILITY: utility(met, loss)}
 
     def _normalizer(self, steps: int) -> float:
-        """The normalizer of so many steps of this training."""
+        """Return the normalizer of this training for the given number of steps."""
         if steps == self.result.steps:
             return self.result.normalizer
         return normalizer(self.settings, steps, round_number=self.round, mu=self.mu)
 
 
 def _wants_utility(reports: Sequence[str]) -> bool:
-    """Raises ProtocolVersionError for a number that this host does not know."""
+    """Return True if UTILITY is requested. Raises ProtocolVersionError for an unknown number."""
     unknown = sorted(set(reports) - {UTILITY})
     if unknown:
         raise ProtocolVersionError(

@@ -114,10 +114,10 @@ def estimate_matrix(
 
 @dataclass(frozen=True, kw_only=True)
 class _Split:
-    """A class's samples, told apart by a biased model.
+    """A class's samples, split by a biased model.
 
-    minority: n_y, bool, in the order of the samples of the class: those it got wrong (g̃_y).
-    features: n × d, of all of the client's samples, by the same model.
+    minority: n_y, bool, in the order of the class's samples: True if the model classified the
+    sample wrongly (g̃_y). features: n × d, the same model's features of all of the client's samples.
     """
 
     label: int
@@ -131,7 +131,7 @@ class _Split:
 
     @property
     def has_both(self) -> bool:
-        """True where neither part is empty."""
+        """True if neither part is empty."""
         return self.gap < len(self.minority)
 
 

@@ -1,4 +1,4 @@
-"""The size of chunks of files on a link. When it breaks, what came of a chunk is lost."""
+"""The size of file chunks on a link. If the link breaks, the received part of a chunk is lost."""
 
 from __future__ import annotations
 
@@ -8,24 +8,26 @@ from potluck.common.net.protocol import CHUNK_BYTES, LEAST_CHUNK_BYTES
 
 _FEW = 8
 _MANY = 64
-"""Chunks that arrived before a link broke."""
+"""Number of chunks that arrived before a link broke, from which the size is doubled."""
 
 
 @dataclass
 class ChunkSize:
-    """The size in one direction. A link that breaks before a chunk is through must get smaller
-    ones, or a file never arrives."""
+    """The chunk size in one direction.
+
+    If a link breaks before a chunk is through, chunks must get smaller, or a file never arrives."""
 
     bytes: int = CHUNK_BYTES
 
     def broke(self, gained: int) -> None:
-        """The link broke when so many bytes had arrived: halve if few chunks have, so that little
-        is lost, and double if many have."""
+        """Adapt the size after the link broke; `gained`: bytes that had arrived.
+
+        Halve the size if few chunks had arrived, so that little is lost; double it if many had."""
         if gained < _FEW * self.bytes:
             self.bytes = max(LEAST_CHUNK_BYTES, self.bytes // 2)
         elif gained >= _MANY * self.bytes:
             self.passed()
 
     def passed(self) -> None:
-        """All that was left of a file went through."""
+        """Double the size, after the rest of a file has been transferred."""
         self.bytes = min(CHUNK_BYTES, self.bytes * 2)

@@ -189,14 +189,14 @@ class FileDownloads:
 
 
 def _place(frame: transfer_pb2.ModelFrame) -> transfer_pb2.StoredFile | None:
-    """Where else the file is; None for a frame of the file itself."""
+    """Return the file's location in a store; None for a frame of the file itself."""
     return frame.elsewhere if frame.HasField("elsewhere") else None
 
 
 def _checked_header(
     frame: transfer_pb2.ModelFrame, blake3: str, size: int | None
 ) -> transfer_pb2.FileHeader:
-    """The first frame's header. Raises ProtocolError unless it announces what was asked for."""
+    """Return the first frame's header. Raises ProtocolError unless it is of the requested file."""
     header = frame.header
     announced = (header.version, header.blake3, header.size)
     expected = (FRAMING_VERSION, blake3, header.size if size is None else size)

@@ -26,21 +26,21 @@ _SERVICE = "/potluck.rpc.v1.CoordinatorService"
 
 
 class LinkMetrics(Protocol):
-    """What counts the traffic of a link."""
+    """Counters of a link's traffic."""
 
     def moved(self, direction: Direction, size: int) -> None:
-        """Bytes of a model or an update moved."""
+        """Count transferred bytes of a model or an update."""
 
     def retried(self, direction: Direction) -> None:
-        """A transfer is begun again."""
+        """Count a transfer that is started again."""
 
 
 @contextlib.contextmanager
 def calling() -> Iterator[None]:
     """Turn what gRPC raises in the block into Potluck's exceptions.
 
-    Calls on a connection that is closed end as if the task that waits for them were cancelled;
-    here they end with UnreachableError, as others that break.
+    If a connection is closed, gRPC ends its calls as if the waiting task were cancelled. Here they
+    raise UnreachableError, as other broken calls do.
     """
     try:
         yield

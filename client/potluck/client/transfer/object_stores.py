@@ -55,11 +55,13 @@ class FileRequests(Protocol):
     def put(
         self, url: str, path: Path, *, size: int, sha256: str, moved: Callable[[int], None]
     ) -> None:
-        """Put a file of this size and SHA-256 digest (hexadecimal). Raises ObjectStoreError."""
+        """Upload a file of this size and SHA-256 digest (hexadecimal). Raises ObjectStoreError."""
 
 
 class ObjectStores:
-    """What this host may fetch from and put to. Lives on the event loop."""
+    """The object stores from which this host may download and to which it may upload.
+
+    Lives on the event loop."""
 
     def __init__(
         self,
@@ -70,14 +72,14 @@ class ObjectStores:
     ) -> None:
         """See `object_stores` and `object_store_authority` in `config.py`.
 
-        Raises ConfigurationError; MissingLibraryError where the extra s3 is not installed.
+        Raises ConfigurationError; MissingLibraryError if the extra s3 is not installed.
         """
         self._origins = frozenset(origins)
         self._metrics = metrics or HostMetrics()
         self.offered = False
-        """Whether the coordinator has said that files may go through a store."""
+        """True if the coordinator offers transfers through a store."""
         self.doubtful = False
-        """Whether the last file that was to go through one had to go straight."""
+        """True if the last file planned for a store was sent directly instead."""
         self._wrong = False
         if origins:
             maker = plugins.integration("object-store-requests")
@@ -85,11 +87,11 @@ class ObjectStores:
 
     @property
     def usable(self) -> bool:
-        """Whether files may go through a store."""
+        """True if the coordinator offers a store and the owner allows at least one."""
         return self.offered and bool(self._origins)
 
     def allows(self, url: str) -> bool:
-        """Whether the owner allows what a URL addresses."""
+        """Return True if the owner allows the store that a URL addresses."""
         if len(url) > _LONGEST_URL or not url.isascii() or not url.isprintable():
             return False
         try:
@@ -99,14 +101,14 @@ class ObjectStores:
         return f"{parts.scheme}://{parts.netloc}" in self._origins
 
     def sent_other_bytes(self, origin: str) -> None:
-        """A store at this address had a file with other bytes than were put; log it once."""
+        """Log, once, that the store at this address returned other bytes than were uploaded."""
         if not self._wrong:
             remedy = "see the store, and the proxies and caches before it; files are tried again"
             log.warning("object store sends other bytes", store=origin, remedy=remedy)
         self._wrong = True
 
     def sent_right_bytes(self) -> None:
-        """A file came or went through a store."""
+        """Note that a file was transferred correctly; log it if a store had sent other bytes."""
         if self._wrong:
             log.info("object store sends the right bytes again")
         self._wrong = False
@@ -139,7 +141,7 @@ class ObjectStores:
 
 
 class FileRoute:
-    """The way of one file: through a store while that works, then straight where it may."""
+    """The route of one file: through a store while that works, then directly if that is allowed."""
 
     def __init__(self, stores: ObjectStores) -> None:
         self._stores = stores
@@ -148,18 +150,18 @@ class FileRoute:
         self._failures = 0
         self._asked = ""  # the store that the attempt under way goes through
         self.distrust = False
-        """Whether what a store had was not the file."""
+        """True if a store's content was not the file."""
 
     @property
     def through_store(self) -> bool:
-        """Whether the next attempt is to go through a store."""
+        """True if the next attempt goes through a store."""
         return self._stores.usable and not self._straight
 
     def url(self, place: transfer_pb2.StoredFile) -> str:
-        """The URL of a place that the coordinator names.
+        """Return the URL of a place that the coordinator names.
 
-        Where the owner does not allow it: ObjectStoreError if the file may go straight, and will;
-        ConfigurationError if it may not.
+        If the owner does not allow it: raises ObjectStoreError if the file may go directly, as it
+        then will; raises ConfigurationError if it may not.
         """
         self._may_be_straight = place.direct
         origin = "/".join(place.url.split("/", 3)[:3])
@@ -177,14 +179,16 @@ class FileRoute:
         raise ObjectStoreError(f"the object store {origin[:200]!r} is not allowed here")
 
     def worked(self) -> None:
-        """The file is through."""
+        """Note that the file was transferred."""
         if self.through_store:
             self._stores.doubtful = False
             self._stores.sent_right_bytes()
 
     def failed(self, error: PotluckError) -> bool:
-        """An attempt failed. Return whether the file goes another way from now on, or the store
-        that sent other bytes is to be waited for."""
+        """Note a failed attempt; return True if the failure does not count against the file.
+
+        It does not if the file takes another route from now on, or if the store sent other bytes
+        and the host waits for it to recover."""
         asked, self._asked = self._asked, ""
         if asked and isinstance(error, DigestMismatchError):
             self._stores.sent_other_bytes(asked)
@@ -200,9 +204,10 @@ class FileRoute:
 
 
 async def _in_thread(work: Callable[[Callable[[], None]], None]) -> None:
-    """Do blocking work that asks now and then, by its argument, whether it is still wanted.
+    """Run blocking work in a thread; its argument raises once the work is no longer wanted.
 
-    A cancellation waits until it is over: it may be writing to a file.
+    The work calls the argument now and then. A cancellation waits until the work is over, since it
+    may be writing to a file.
     """
     unwanted = threading.Event()
 

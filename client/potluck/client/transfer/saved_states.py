@@ -152,7 +152,7 @@ class SavedState:
 
 
 def saved_states(folder: Path) -> list[SavedState]:
-    """What there is in a folder of `KeptStates`, by run and client; nothing is changed."""
+    """Return the states in a folder of `KeptStates`, sorted by run and client; change nothing."""
     records = filter(None, (_read(path) for path in folder.glob("*.json")))
     found = [
         SavedState(

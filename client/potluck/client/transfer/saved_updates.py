@@ -95,19 +95,19 @@ class KeptUpdates:
         self.spare.give(self.path(update_id))
 
     def drop_rounds(self, *, run_id: str, client_id: str, through: int) -> None:
-        """Delete a client's updates for a run's rounds up to and with `through`."""
+        """Delete a client's updates for a run's rounds up to `through`, inclusive."""
         for update in list(self._updates.values()):
             if (update.run_id, update.client_id) == (run_id, client_id) and update.round <= through:
                 self.drop(update.update_id)
 
     def drop_expired(self, *, now: float) -> None:
-        """Delete updates that no coordinator has asked for in time."""
+        """Delete updates that expired at least `KEEP_AFTER_DEADLINE_SECONDS` ago."""
         for update in list(self._updates.values()):
             if update.expires + KEEP_AFTER_DEADLINE_SECONDS <= now:
                 self.drop(update.update_id)
 
     def drop_others(self, run_id: str, client_id: str, *, update_id: str) -> None:
-        """Delete a client's updates for a run, but for the one with this id."""
+        """Delete a client's updates for a run, except the one with this id."""
         for update in list(self._updates.values()):
             whose = (update.run_id, update.client_id)
             if whose == (run_id, client_id) and update.update_id != update_id:

@@ -26,20 +26,20 @@ class StoredUpload:
 
     @property
     def through_store(self) -> bool:
-        """Whether the next attempt is to go through a store."""
+        """True if the next attempt goes through a store."""
         return self._route.through_store
 
     def failed(self, error: PotluckError) -> bool:
-        """An attempt failed; whether the update goes another way from now on."""
+        """Note a failed attempt and return what `FileRoute.failed` returns."""
         if isinstance(error, DigestMismatchError):
             self._put = False
         return self._route.failed(error)
 
     async def attempt(self, announced: transfer_pb2.UpdateHeader) -> int | None:
-        """Deliver the update that is announced; None once the coordinator has it.
+        """Deliver the announced update. Returns None once the coordinator has it.
 
-        Otherwise it is to be sent straight, from the offset that is returned. Raises
-        ObjectStoreError, and what the coordinator does.
+        Otherwise returns the offset from which the update must be sent directly. Raises
+        ObjectStoreError, and what the coordinator raises.
         """
         if not self._sha256:
             self._sha256 = await asyncio.to_thread(_sha256_of, self._path)

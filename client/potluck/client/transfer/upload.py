@@ -114,7 +114,7 @@ async def _check_own(path: Path, header: transfer_pb2.UpdateHeader) -> None:
 
 
 def header_of(update: KeptUpdate, members: Sequence[KeptUpdate] = ()) -> transfer_pb2.UpdateHeader:
-    """What announces an update, or a sum of these members, from its start."""
+    """Return the header that announces an update, or a sum of these members."""
     word: secure_aggregation_pb2.SecureEnvelope | None = None
     if update.masked_input:
         word = secure_aggregation_pb2.SecureEnvelope.FromString(bytes.fromhex(update.masked_input))

@@ -1,4 +1,4 @@
-"""Which clients of a classification task can be trained in one batched step, and how it is done."""
+"""Training of several clients of a classification task in one batched step, and its conditions."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class Trainee:
 
 @dataclass(frozen=True, kw_only=True)
 class LaneOutcome:
-    """What came of a trainee's training. weights: by name; views of what all were trained in."""
+    """Result of one trainee. weights: by name; views into the stacked weights of all trainees."""
 
     result: TrainingResult
     weights: Mapping[str, Tensor]
 
 
 def check_members(members: Sequence[GroupMember], loaded: LoadedTask) -> None:
-    """Raise UnfitForLanesError where trainings have nothing in common, or clients keep tensors."""
+    """Raise UnfitForLanesError if the trainings differ, or clients keep tensors."""
     first = members[0]
     for member in members:
         theirs, ours = member.instruction.train, first.instruction.train
@@ -57,7 +57,7 @@ def check_members(members: Sequence[GroupMember], loaded: LoadedTask) -> None:
 
 
 def check_rules(settings: LocalTraining, objective: Objective, device: torch.device) -> None:
-    """Raise UnfitForLanesError for settings or objectives that lanes don't have."""
+    """Raise UnfitForLanesError for settings or objectives that lanes don't support."""
     terms = objective.terms if isinstance(objective, ObjectiveSum) else (objective,)
     if settings.optimizer != "sgd":
         raise UnfitForLanesError(f"the optimiser is {settings.optimizer}")
@@ -166,7 +166,7 @@ def _diverged(rules: LaneRules) -> TrainingError:
 def _explained(
     train: Callable[[], list[LaneResult | None]], device: torch.device
 ) -> list[LaneResult | None]:
-    """Raise a TrainingError in place of what torch raises."""
+    """Call `train`; turn the errors that torch raises into a TrainingError."""
     try:
         return train()
     except torch.OutOfMemoryError as error:
@@ -184,7 +184,7 @@ def _explained(
 
 
 def _common(work: rpc.Train) -> tuple[object, ...]:
-    """What is the same for all companions."""
+    """Return the parts of a training that must be equal for all companions."""
     objectives = (work.objective, *work.further_objectives)
     return (
         work.task.SerializeToString(deterministic=True),

@@ -1,9 +1,8 @@
-"""Whether clients are trained together or one by one, where the run leaves it to the host: measured
-once for each network, and kept, so that a run repeats its bits on this machine.
+"""The choice between training clients together and one by one, if the run leaves it to the host.
 
-The two ways differ by the rounding of floats. What was chosen is a small file of JSON; whoever
-deletes it has the host measure again once it is started anew: a host under way goes on as it has
-begun.
+It is measured once for each network and kept, so that a run repeats its bits on this machine: the
+two ways differ by the rounding of floats. The choice is a small JSON file. If the file is deleted,
+the host measures again after its next start; a running host keeps its choice.
 """
 
 from __future__ import annotations
@@ -28,30 +27,30 @@ from potluck.common.task import Examples
 log = structlog.get_logger()
 
 LANES: Final = 4
-"""Lanes that are measured: one choice holds for groups of any size."""
+"""Number of lanes in the measurement; one choice applies to groups of any size."""
 _FEWEST_REPEATS: Final = 3
 _MOST_REPEATS: Final = 9
-"""Where the two ways come near each other, or the machine is busy: see `distinct`."""
+"""Repeats if the two ways are close to each other or the machine is busy; see `distinct`."""
 _FEWEST_STEPS: Final = 3
 _MOST_STEPS: Final = 60
 _SECONDS: Final = 0.05
-"""As long a measurement may take, where the fewest steps do not take longer."""
+"""Target time of one measurement; it takes longer only if the fewest steps do."""
 
 
 class LaneChoice(KeptChoice):
-    """What was measured: seconds that a step takes for one client."""
+    """The measured seconds of a step, per client."""
 
     alone_seconds: float
     together_seconds: float
 
     @property
     def together(self) -> bool:
-        """Whether clients are trained together."""
+        """True if clients are trained together."""
         return self.together_seconds < self.alone_seconds
 
     @property
     def reason(self) -> str:
-        """For people."""
+        """The reason for the choice, for people."""
         alone, together = (
             f"{1e6 * each:,.0f} µs" for each in (self.alone_seconds, self.together_seconds)
         )
@@ -62,12 +61,12 @@ class LaneChoices:
     """The choices in a folder, which several processes may share."""
 
     def __init__(self, folder: Path | None) -> None:
-        """folder: None keeps them for as long as this object lives."""
+        """folder: None keeps the choices only as long as this object lives."""
         self._folder = folder
         self._known: dict[str, LaneChoice] = {}
 
     def of(self, subject: str, measure: Callable[[], LaneChoice]) -> LaneChoice:
-        """The choice for a subject, measured where nobody has. Raises StorageError."""
+        """Return the choice for a subject; measure it if none is kept. Raises StorageError."""
         known = self._known.get(subject)
         if known is None:
             known = read_choice(self._folder, LaneChoice, subject)
@@ -80,7 +79,7 @@ class LaneChoices:
 def subject_of(
     network: torch.nn.Module, sample: torch.Tensor, rules: LaneRules, device: torch.device
 ) -> str:
-    """What a choice depends on, as text: network, batches, rule of the steps, device, software."""
+    """Return all that a choice depends on, as text: network, batches, steps, device, software."""
     on = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     settings = rules.settings
     parts = {
@@ -104,11 +103,11 @@ def measured(
     classes: int,
     device: torch.device,
 ) -> LaneChoice:
-    """Take a few steps both ways, in turns, on noise like a sample; the fastest of each count.
+    """Measure a few steps of both ways, in turns, on noise of a sample's shape.
 
-    They are taken more often while it is not clear which way is faster: what else the machine does
-    at that moment can make steps slower and not faster. The model's weights are changed. Raises
-    what training raises.
+    The fastest time of each way counts, since other work on the machine can only make steps slower.
+    The steps are repeated while it is not clear which way is faster. The model's weights are
+    changed. Raises what training raises.
     """
     trial = _Trial(model, sample, objective, rules, classes=classes, device=device)
     first = trial.seconds(trial.alone, _FEWEST_STEPS)
@@ -122,8 +121,10 @@ def measured(
 
 
 def fastest(one: Callable[[], float], other: Callable[[], float]) -> tuple[float, float]:
-    """The least that each of two measurements gives, taken in turns: three times, or up to nine
-    times until the slowest of the one is faster than the fastest of the other."""
+    """Return the minimum of each of two measurements, taken in turns.
+
+    They are taken three times, or up to nine times until the slowest of the one is faster than the
+    fastest of the other."""
     ones: list[float] = []
     others: list[float] = []
     while len(ones) < _FEWEST_REPEATS or (len(ones) < _MOST_REPEATS and not distinct(ones, others)):
@@ -133,7 +134,7 @@ def fastest(one: Callable[[], float], other: Callable[[], float]) -> tuple[float
 
 
 def distinct(ones: Sequence[float], others: Sequence[float]) -> bool:
-    """True where all of the one are less than all of the other, or more."""
+    """Return True if all values of the one are less than, or more than, all of the other."""
     return max(ones) < min(others) or max(others) < min(ones)
 
 
@@ -160,8 +161,10 @@ class _Trial:
         self._context = TrainingContext(classes=classes, seed=0, round=rules.round, device=device)
 
     def seconds(self, train_some: Callable[[LocalTraining], None], steps: int) -> float:
-        """Of each step. On a CPU of this thread's processor, so that what else goes on does not
-        count."""
+        """Return the seconds per step.
+
+        On a CPU with one thread, count this thread's processor time only, so that other work on the
+        machine does not count."""
         settings = self._rules.settings.model_copy(update={"steps": steps, "learning_rate": 1e-6})
         clock = time.perf_counter
         if self._device.type == "cpu" and torch.get_num_threads() == 1:
@@ -173,11 +176,11 @@ class _Trial:
         return (clock() - begun) / steps
 
     def alone(self, settings: LocalTraining) -> None:
-        """One client's."""
+        """Train one client."""
         train(self._model, self._data, self._objective, settings, self._context)
 
     def together(self, settings: LocalTraining) -> None:
-        """Those of as many clients as there are lanes."""
+        """Train `LANES` clients together."""
         state = {name: each.to(self._device) for name, each in self._model.state_dict().items()}
         steps = settings.planned_steps(len(self._data))
         train_lanes(

@@ -1,10 +1,10 @@
 """Layers on stacked weights, each with its gradient written out.
 
-A step of a small network is nearly all calls of torch, and torch's record of what to differentiate
-makes twice as many. Here each layer keeps what its gradient needs, and writes it where it belongs.
+In a small network, calls to torch take nearly all the time of a step, and autograd doubles their
+number. Here each layer keeps what its gradient needs, and writes the gradient to its place.
 
 Activations are lanes × samples × …. `forward` is called once, then `backward` once, in reverse
-order of the layers. Without torch's record of gradients (`torch.no_grad`).
+order of the layers. Autograd is off (`torch.no_grad`).
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ Masks = Callable[[float, torch.Size], Tensor]
 
 
 class LaneLayer(ABC):
-    """A layer in use. first: whether nobody needs the gradient of its inputs."""
+    """A layer in use. first: True if no earlier layer needs the gradient of its inputs."""
 
     @abstractmethod
     def forward(self, inputs: Tensor, masks: Masks) -> Tensor:
-        """Its outputs; the inputs may be written over."""
+        """Return the layer's outputs; the inputs may be overwritten."""
 
     @abstractmethod
     def backward(self, gradient: Tensor, *, first: bool) -> Tensor:
-        """The gradient of its inputs; that of its weights is written. `gradient`: of its outputs;
-        may be written over."""
+        """Write the gradient of the weights and return the gradient of the inputs.
+
+        `gradient`: gradient of the layer's outputs; may be overwritten."""
 
 
 class LaneLinear(LaneLayer):
-    """One batched product."""
+    """A linear layer of all lanes, as one batched product."""
 
     def __init__(self, weights: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """weights: lanes × out × in, and lanes × out for a bias; the gradients like them."""
@@ -47,7 +48,7 @@ class LaneLinear(LaneLayer):
         self._shape = torch.Size()
 
     def forward(self, inputs: Tensor, masks: Masks) -> Tensor:  # noqa: ARG002  part of the seam
-        """Rows times weights."""
+        """Multiply the rows by the weights and add the bias."""
         self._shape = inputs.shape
         rows = self._rows = inputs if inputs.dim() == 3 else inputs.flatten(1, -2)
         if self._bias is None:
@@ -57,7 +58,7 @@ class LaneLinear(LaneLayer):
         return outputs if inputs.dim() == 3 else outputs.view(*inputs.shape[:-1], -1)
 
     def backward(self, gradient: Tensor, *, first: bool) -> Tensor:
-        """As of a product."""
+        """Compute the gradients of the product."""
         rows = gradient if gradient.dim() == 3 else gradient.flatten(1, -2)
         torch.bmm(rows.transpose(1, 2), self._rows, out=self._of_weight)
         if self._of_bias is not None:
@@ -68,15 +69,16 @@ class LaneLinear(LaneLayer):
 
 
 class LaneByLane(LaneLayer):
-    """A stretch of layers from a convolution on, taken by one lane after the other: on a CPU
-    grouped convolutions are slower, and one lane's maps stay in the cache."""
+    """A sequence of layers that begins with a convolution, computed one lane after the other.
+
+    On a CPU grouped convolutions are slower, and one lane's maps stay in the cache."""
 
     def __init__(self, stretches: Sequence[Sequence[LaneLayer]]) -> None:
-        """stretches: of each lane; their activations have no dimension of lanes."""
+        """stretches: one sequence of layers per lane; activations have no lane dimension."""
         self._stretches = stretches
 
     def forward(self, inputs: Tensor, masks: Masks) -> Tensor:
-        """All lanes', stacked."""
+        """Return the stacked outputs of all lanes."""
         found: list[Tensor] = []
         for stretch, each in zip(self._stretches, inputs.unbind(), strict=True):
             maps = each.contiguous(memory_format=torch.channels_last)  # pooling is faster so
@@ -86,7 +88,7 @@ class LaneByLane(LaneLayer):
         return torch.stack([each.contiguous() for each in found])
 
     def backward(self, gradient: Tensor, *, first: bool) -> Tensor:
-        """Lane by lane, too."""
+        """Compute the gradients lane by lane."""
         found: list[Tensor] = []
         for stretch, each in zip(self._stretches, gradient.unbind(), strict=True):
             maps = each.contiguous(memory_format=torch.channels_last)
@@ -97,12 +99,12 @@ class LaneByLane(LaneLayer):
 
 
 class Convolution(LaneLayer):
-    """Of one lane."""
+    """The convolution of one lane."""
 
     def __init__(
         self, layer: nn.Conv2d, weights: Sequence[Tensor], gradients: Sequence[Tensor]
     ) -> None:
-        """weights: the lane's, of the kernels and of their bias; the gradients like them."""
+        """weights: the lane's kernels and, if there is one, bias; gradients: of the same shapes."""
         self._weights, self._gradients = weights, gradients
         self._bias = weights[1] if len(weights) == 2 else None
         self._of_bias = None if self._bias is None else [layer.out_channels]
@@ -138,18 +140,18 @@ class Convolution(LaneLayer):
 
 
 class GroupedConvolution(LaneLayer):
-    """One grouped convolution, as a GPU likes it; torch finds its gradients."""
+    """All lanes as one grouped convolution, fast on a GPU; autograd computes its gradients."""
 
     def __init__(
         self, layer: nn.Conv2d, weights: Sequence[Tensor], gradients: Sequence[Tensor]
     ) -> None:
-        """weights: lanes × the layer's own, and of its bias; the gradients like them."""
+        """weights: kernels and, if there is one, bias, stacked by lane; gradients like them."""
         self._layer = layer
         self._weights, self._gradients = weights, gradients
         self._recorded: tuple[list[Tensor], Tensor] | None = None
 
     def forward(self, inputs: Tensor, masks: Masks) -> Tensor:  # noqa: ARG002  part of the seam
-        """Lanes are groups of channels."""
+        """Convolve all lanes at once; lanes are groups of channels."""
         layer, lanes = self._layer, len(inputs)
         with torch.enable_grad():
             leaves = [each.detach().requires_grad_() for each in (inputs, *self._weights)]
@@ -168,7 +170,7 @@ class GroupedConvolution(LaneLayer):
         return found.detach()
 
     def backward(self, gradient: Tensor, *, first: bool) -> Tensor:
-        """As torch finds them."""
+        """Compute the gradients with autograd."""
         assert self._recorded is not None  # noqa: S101  # after `forward`
         leaves, outputs = self._recorded
         self._recorded = None
@@ -183,22 +185,22 @@ class LaneRelu(LaneLayer):
     """max(x, 0)."""
 
     def __init__(self, *, in_place: bool) -> None:
-        """in_place: whether nobody else needs its inputs."""
+        """in_place: True if no other layer needs its inputs, so they may be overwritten."""
         self._relu = torch.relu_ if in_place else torch.relu
         self._outputs = torch.empty(0)
 
     def forward(self, inputs: Tensor, masks: Masks) -> Tensor:  # noqa: ARG002  part of the seam
-        """What is positive."""
+        """Return max(x, 0)."""
         self._outputs = self._relu(inputs)
         return self._outputs
 
     def backward(self, gradient: Tensor, *, first: bool) -> Tensor:  # noqa: ARG002  part of the seam
-        """Where it was positive."""
+        """Return the gradient where the input was positive, else 0."""
         return cast(Tensor, torch.ops.aten.threshold_backward(gradient, self._outputs, 0))
 
 
 class LaneMaxPool(LaneLayer):
-    """Of each sample's maps; also of one lane's alone."""
+    """Max pooling of each sample's maps; also works on one lane without a lane dimension."""
 
     def __init__(self, layer: nn.MaxPool2d) -> None:
         self._how = (
@@ -212,7 +214,7 @@ class LaneMaxPool(LaneLayer):
         self._lanes = False
 
     def forward(self, inputs: Tensor, masks: Masks) -> Tensor:  # noqa: ARG002  part of the seam
-        """The largest."""
+        """Return the maximum of each window."""
         self._lanes = inputs.dim() == 5
         self._inputs = inputs.flatten(0, 1) if self._lanes else inputs
         outputs, self._places = torch.ops.aten.max_pool2d_with_indices(self._inputs, *self._how)
@@ -221,7 +223,7 @@ class LaneMaxPool(LaneLayer):
         )
 
     def backward(self, gradient: Tensor, *, first: bool) -> Tensor:  # noqa: ARG002  part of the seam
-        """To where the largest was."""
+        """Send each gradient to the position of its window's maximum."""
         shape = gradient.shape[:2]
         found: Tensor = torch.ops.aten.max_pool2d_with_indices_backward(
             gradient.flatten(0, 1) if self._lanes else gradient,
@@ -233,47 +235,47 @@ class LaneMaxPool(LaneLayer):
 
 
 class LaneFlatten(LaneLayer):
-    """Each sample a row."""
+    """Flattens each sample into a row."""
 
     def __init__(self) -> None:
         self._shape = torch.Size()
 
     def forward(self, inputs: Tensor, masks: Masks) -> Tensor:  # noqa: ARG002  part of the seam
-        """Rows."""
+        """Return each sample as a row."""
         self._shape = inputs.shape
         return inputs.flatten(2)
 
     def backward(self, gradient: Tensor, *, first: bool) -> Tensor:  # noqa: ARG002  part of the seam
-        """What the rows were."""
+        """Return the gradient in the shape of the inputs."""
         return gradient.view(self._shape)
 
 
 class LaneDropout(LaneLayer):
-    """With masks that each lane draws for itself."""
+    """Dropout with masks that each lane draws for itself."""
 
     def __init__(self, share: float) -> None:
         self._share = share
         self._factors = torch.empty(0)
 
     def forward(self, inputs: Tensor, masks: Masks) -> Tensor:
-        """A share of them zero, the others larger."""
+        """Set a share of the inputs to zero and scale up the others."""
         self._factors = masks(self._share, inputs.shape)
         return inputs * self._factors
 
     def backward(self, gradient: Tensor, *, first: bool) -> Tensor:  # noqa: ARG002  part of the seam
-        """The same factors."""
+        """Multiply the gradient by the same factors."""
         return gradient.mul_(self._factors)
 
 
 class PlainLayer(LaneLayer):
-    """A layer without weights that treats each sample by itself; torch finds its gradient."""
+    """A layer without weights that treats each sample by itself; autograd differentiates it."""
 
     def __init__(self, layer: nn.Module) -> None:
         self._layer = layer
         self._recorded: tuple[Tensor, Tensor] | None = None
 
     def forward(self, inputs: Tensor, masks: Masks) -> Tensor:  # noqa: ARG002  part of the seam
-        """As of one large batch."""
+        """Apply the layer to all lanes as one large batch."""
         with torch.enable_grad():
             leaf = inputs.detach().requires_grad_()
             maps = leaf.flatten(0, 1)
@@ -285,7 +287,7 @@ class PlainLayer(LaneLayer):
         return outputs.detach()
 
     def backward(self, gradient: Tensor, *, first: bool) -> Tensor:  # noqa: ARG002  part of the seam
-        """As torch finds it."""
+        """Compute the gradient with autograd."""
         assert self._recorded is not None  # noqa: S101  # after `forward`
         leaf, outputs = self._recorded
         self._recorded = None
@@ -293,7 +295,7 @@ class PlainLayer(LaneLayer):
 
 
 def _pair(numbers: int | tuple[int, ...] | None) -> list[int]:
-    """Of height and width, as kernels want them."""
+    """Return values for height and width as a list, the form that kernels take; None gives []."""
     if numbers is None:
         return []
     return [numbers, numbers] if isinstance(numbers, int) else list(numbers)

@@ -44,19 +44,19 @@ _PLAIN = (
 """Layers without weights that treat each sample by itself."""
 
 _FRESH = (nn.Linear, nn.Conv2d, nn.ReLU, nn.MaxPool2d)
-"""Layers that nobody else needs the outputs of."""
+"""Layers whose outputs only the next layer needs, so that it may overwrite them."""
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-"""Where a `torch.nn.Module` keeps what `register_…_hook` gave it."""
+"""Attributes of a `torch.nn.Module` that hold the hooks set by `register_…_hook`."""
 
 _Maker = Callable[[Sequence[Tensor], Sequence[Tensor]], LaneLayer]
 
 
 @dataclass(frozen=True)
 class _LanePlace:
-    """A layer's place. make: the layer in use, of its weights and where their gradients go. begin,
-    end: of its tensors among all. by_lane: the same for one lane, where it can be part of a stretch
-    that goes lane by lane."""
+    """A layer's place. make: makes the layer from its weights and the tensors for their gradients.
+    begin, end: range of its tensors among all. by_lane: as `make`, for one lane; None if the layer
+    can't be part of a sequence that is computed lane by lane."""
 
     make: _Maker
     begin: int
@@ -71,14 +71,14 @@ class _LanePlace:
     def own(
         self, weights: Sequence[Tensor], gradients: Sequence[Tensor]
     ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-        """Its weights, and where their gradients go."""
+        """Return the layer's weights, and the tensors for their gradients."""
         return weights[self.begin : self.end], gradients[self.begin : self.end]
 
 
 class LaneNetwork:
     """The layers of a network on stacked weights.
 
-    names: of the stacked tensors, in the order in which `layers_on` wants them.
+    names: names of the stacked tensors, in the order in which `layers_on` takes them.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -87,7 +87,7 @@ class LaneNetwork:
         self._places: list[_LanePlace] = []
         self._fresh = False
         self.drops = False
-        """Whether it has dropout, whose masks each lane draws for itself."""
+        """True if the network has dropout, whose masks each lane draws for itself."""
         for name, layer in _in_fast_order(list(_layers(network, ""))):
             self._add(name, layer)
         parameters = {name for name, each in network.named_parameters() if each.requires_grad}
@@ -101,8 +101,10 @@ class LaneNetwork:
     def layers_on(
         self, weights: Sequence[Tensor], gradients: Sequence[Tensor]
     ) -> Sequence[LaneLayer]:
-        """The layers in use on stacked weights, which may change in place, as `names`. gradients:
-        like the weights; where theirs are written."""
+        """Return layers that use these stacked weights, which are in the order of `names`.
+
+        The weights may change in place. gradients: tensors like the weights, into which the layers
+        write the gradients."""
         layers: list[LaneLayer] = []
         left = deque(self._places)
         while left:

@@ -32,8 +32,10 @@ _REPORTS = 50
 
 @dataclass(frozen=True, kw_only=True)
 class ClientLane:
-    """A client's place. steps: planned, 0 for one that is not known. data: on the training device;
-    None for a client that is not trained this time: its lane goes along with nothing in it."""
+    """A client's lane.
+
+    steps: planned steps; 0 for an unknown client. data: on the training device; None for a client
+    that is not trained this time: its lane stays in the batched step but is empty."""
 
     steps: int
     data: Examples | None = None
@@ -42,21 +44,23 @@ class ClientLane:
 
 @dataclass(frozen=True, kw_only=True)
 class LaneResult:
-    """What came of a lane. weights: in the order of the network's names; views. loss: the mean over
-    the last pass; NaN or infinite, as weights may be, where the training diverged."""
+    """Result of a lane.
+
+    weights: views, in the order of the network's names. loss: mean over the last pass. Loss and
+    weights may be NaN or infinite if the training diverged."""
 
     weights: Sequence[Tensor]
     loss: float
 
     def is_finite(self) -> bool:
-        """False where the training diverged."""
+        """Return False if the training diverged."""
         sums = torch.stack([each.sum().double() for each in self.weights])
         return math.isfinite(self.loss) and bool(sums.isfinite().all())
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaneRules:
-    """How all lanes train. mu: of the proximal term, 0 for none. round: from 1."""
+    """Rules for all lanes. mu: weight of the proximal term, 0 for none. round: from 1."""
 
     settings: LocalTraining
     mu: float
@@ -186,13 +190,13 @@ class _Run:
         self._layers = self._network.layers_on(self._weights.tensors, self._gradients.tensors)
 
     def _put_back(self) -> None:
-        """Note the weights of the lanes that went on."""
+        """Copy the weights of the lanes that are still training to the stack of all lanes."""
         if self._layers:
             for mine, theirs in zip(self._all.tensors, self._weights.tensors, strict=True):
                 mine[: len(theirs)] = theirs
 
     def staged(self, begin: int, end: int) -> Iterator[_Step]:
-        """Some steps of the lanes that go on."""
+        """Yield some steps of the lanes that are still training."""
         steps, size = end - begin, self._rules.settings.batch_size
         active = len(self._weights.tensors[0])
         shape = (steps, active, size)
@@ -229,7 +233,7 @@ class _Run:
         self._taken += 1
 
     def _loss(self, logits: Tensor, step: _Step) -> Tensor:
-        """Of each lane, with what the objective adds."""
+        """Return each lane's loss, with the proximal term if there is one."""
         likely = torch.log_softmax(logits, 2).gather(2, step.labels)
         losses = -(likely * step.weights).sum((1, 2))
         if self._rules.mu:  # μ/2 · ‖w − received‖²
@@ -240,7 +244,7 @@ class _Run:
         return losses
 
     def _move(self) -> None:
-        """As `StochasticGradientDescent`, after `clip_grad_norm_` where gradients are clipped."""
+        """Take a step as `StochasticGradientDescent` does, after clipping as `clip_grad_norm_`."""
         settings, mu = self._rules.settings, self._rules.mu
         weights, gradients = self._weights.flat, self._gradients
         if mu:
@@ -258,7 +262,7 @@ class _Run:
         weights.add_(way, alpha=-self._rate)
 
     def result(self, place: int) -> LaneResult:
-        """What came of the lane at a place, once all steps are taken."""
+        """Return the result of the lane at a place, once all steps are taken."""
         batches, steps = self._batches[place], self.lanes[place].steps
         assert batches is not None  # noqa: S101  # asked of lanes with data alone
         losses = torch.stack(
@@ -270,19 +274,20 @@ class _Run:
         )
 
     def finish(self) -> None:
-        """All steps are taken."""
+        """Store the final weights, once all steps are taken."""
         self._put_back()
 
 
 def _softmax(logits: Tensor) -> Tensor:
-    """Over the last dimension; torch's own takes three times as long over a few classes."""
+    """Return the softmax over the last dimension; torch's takes 3 times as long for few classes."""
     powers = (logits - logits.amax(2, keepdim=True)).exp_()
     return powers.div_(powers.sum(2, keepdim=True))
 
 
 class _Dropout:
-    """Masks that each lane draws as its client would alone: from a generator of its own, for as
-    many samples as its batch has. On a CPU."""
+    """Masks that each lane draws as its client would if it trained alone.
+
+    Each lane has its own generator and draws for the samples of its batch. On a CPU."""
 
     def __init__(self, generators: Sequence[torch.Generator], sizes: Sequence[int]) -> None:
         self._generators, self._sizes = generators, sizes

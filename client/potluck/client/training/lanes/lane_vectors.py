@@ -1,4 +1,4 @@
-"""Weights of several lanes, stacked by tensor, in one piece of memory: a step is one operation."""
+"""Weights of several lanes, stacked by tensor, in one piece of memory, for one-operation steps."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torch import Tensor
 
 
 class LaneVectors:
-    """Stacked tensors, lanes × …, with all their numbers in a row.
+    """Stacked tensors, lanes × …, with all their numbers in one flat tensor.
 
-    flat: all numbers, tensor by tensor. tensors: views of them.
+    flat: all numbers, tensor by tensor. tensors: views into it.
     """
 
     def __init__(self, like: Sequence[Tensor], lanes: int) -> None:
-        """Zeros for so many lanes. like: stacked tensors of any number of lanes."""
+        """Make zeros for `lanes` lanes. like: stacked tensors of any number of lanes."""
         shapes = [(lanes, *each.shape[1:]) for each in like]
         sizes = [torch.Size(shape).numel() for shape in shapes]
         first = like[0]
@@ -27,14 +27,14 @@ class LaneVectors:
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor], lanes: int) -> LaneVectors:
-        """A copy of the first lanes of stacked tensors."""
+        """Return a copy of the first lanes of stacked tensors."""
         made = cls(tensors, lanes)
         for mine, theirs in zip(made.tensors, tensors, strict=True):
             mine.copy_(theirs[:lanes])
         return made
 
     def norms(self) -> Tensor:
-        """The length of each lane's vector."""
+        """Return the Euclidean norm of each lane's vector."""
         of_tensors = [torch.linalg.vector_norm(each.flatten(1), dim=1) for each in self.tensors]
         found: Tensor = torch.linalg.vector_norm(torch.stack(of_tensors), dim=0)
         return found
@@ -45,5 +45,5 @@ class LaneVectors:
             each.mul_(factors.view(-1, *[1] * (each.dim() - 1)))
 
     def squares(self) -> Tensor:
-        """The square of the length of each lane's vector."""
+        """Return the squared Euclidean norm of each lane's vector."""
         return torch.stack([each.square().flatten(1).sum(1) for each in self.tensors]).sum(0)

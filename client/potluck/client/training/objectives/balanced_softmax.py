@@ -34,7 +34,7 @@ class BalancedSoftmax(Objective):
         return functional.cross_entropy(adjusted, batch.labels)
 
     def adjustments(self, label_counts: Tensor) -> Tensor:
-        """What is added to each class's logit: C, float32 ≤ 0, −∞ for absent classes."""
+        """Return the summand of each class's logit: C, float32 ≤ 0, −∞ for absent classes."""
         counts = label_counts.float()
         shares = counts / counts.sum().clamp_min(1.0)
         # τ·log 0 is −∞ for the smallest τ too.

@@ -40,7 +40,7 @@ class FedLC(Objective):
         return (others.logsumexp(dim=1) - own[:, 0]).mean()
 
     def margins(self, label_counts: Tensor) -> Tensor:
-        """What is subtracted from each class's logit: C, float32 ≥ 0."""
+        """Return the margin to subtract from each class's logit: C, float32 ≥ 0."""
         counts = label_counts.float()
         margins = self.tau * counts.clamp_min(_LEAST_COUNT).pow(-0.25)
         return margins.masked_fill(counts == 0, torch.inf) if self.absent == "mask" else margins

@@ -33,7 +33,7 @@ class FedNTD(Objective):
         """The term, averaged over the batch."""
         if local.predictions is None:
             return logits.new_zeros(())
-        # Logarithms of probabilities are logits but for a constant, which softmax takes no heed of.
+        # Logarithms of probabilities are logits up to a constant, which softmax ignores.
         smallest = torch.finfo(local.predictions.dtype).tiny
         received = local.predictions[batch.indices].clamp_min(smallest).log()
         theirs = _others(received / self.tau, batch.labels)

@@ -31,7 +31,7 @@ class FedRS(Objective):
         return functional.cross_entropy(logits * scales, batch.labels)
 
     def scales(self, label_counts: Tensor) -> Tensor:
-        """What each class's logit is multiplied by: C, float32 in [α, 1]."""
+        """Return the factor of each class's logit: C, float32 in [α, 1]."""
         counts = label_counts.float()
         presence = counts / counts.amax().clamp_min(1.0) if self.soft else (counts > 0).float()
         return torch.lerp(

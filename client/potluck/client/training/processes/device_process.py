@@ -54,10 +54,12 @@ _START: Final = (
 """A new worker looks for modules where its host does: users' own code is found there, and nothing
 in the current folder is taken for a library's."""
 ATTEMPTS: Final = 5
-"""A process that was killed is replaced, and its job done again: the result would be the same. A
-job that ends so many processes in a row fails."""
+"""Attempts before a job fails.
+
+A killed process is replaced and its job run again, which gives the same result. A job fails once
+this number of processes in a row have ended during it."""
 _LOOK_SECONDS: Final = 0.1
-"""How often the host looks how far a training is, and says that one is not wanted any more."""
+"""Interval at which the host reads a training's progress and passes on a cancellation."""
 
 
 class _Child:
@@ -66,13 +68,13 @@ class _Child:
     def __init__(self, pid: int, connection: Connection, board: ProgressBoard) -> None:
         self.pid, self.connection, self.board = pid, connection, board
         self.process: subprocess.Popen[bytes] | None = None
-        """Where it was not forked."""
+        """The process object if the worker was not forked, else None."""
         self._ended: int | None = None
         self._ending = threading.Lock()
         board.release()  # the child has its own
 
     def end(self) -> int:
-        """Kill it; its exit code, less than 0 for a signal."""
+        """Kill the process. Returns its exit code, negative for a signal."""
         with self._ending:
             if self._ended is None:
                 with contextlib.suppress(ProcessLookupError):
@@ -85,7 +87,7 @@ class _Child:
 
 
 class WorkerProcesses:
-    """The worker processes of a host; none outlives it."""
+    """The worker processes of a host; they all end with the host."""
 
     def __init__(self, count: int, *, most_on_gpu: int = 1) -> None:
         """count, most_on_gpu: see `WorkerPlan`."""
@@ -97,8 +99,9 @@ class WorkerProcesses:
         self.closed = False
 
     def fork(self) -> None:
-        """Fork them, to be there at once with all that is loaded. While this process has one
-        thread."""
+        """Fork the workers, which are then ready at once with all that is loaded here.
+
+        Call this while the process has only one thread."""
         for _ in range(self.count):
             board, (ours, theirs) = ProgressBoard(), Pipe()
             pid = os.fork()
@@ -119,9 +122,9 @@ class WorkerProcesses:
             os._exit(code)
 
     def take(self) -> _Child:
-        """One that was forked, or a new one that loads everything anew.
+        """Return a forked worker, or a new process that loads everything itself.
 
-        Raises RoundClosedError once they are closed.
+        Raises RoundClosedError once the processes are closed.
         """
         with self._changing:
             if self.closed:
@@ -251,7 +254,7 @@ class DeviceProcess:
         progress: Callable[[float], None],
         cancelled: Callable[[], bool],
     ) -> TrainingMemory | None:
-        """What a training takes of a GPU, measured; None where that can't be."""
+        """Measure the GPU memory of a training. Returns None if it can't be measured."""
         from potluck.client.training.processes.training_jobs import MemoryOfOne
 
         job = MemoryOfOne(instruction=instruction.SerializeToString(), files=files)

@@ -1,4 +1,4 @@
-"""How many processes share a GPU where nobody says: as many trainings as its memory holds."""
+"""The number of processes that share a GPU if it is not configured: as many as memory allows."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from typing import Final
 from potluck.client.training.kept_choices import KeptChoice
 
 SHARE_OF_FREE: Final = 0.9
-"""Of the memory that is free; the rest is for what varies from client to client."""
+"""Usable share of the free memory; the rest covers differences between clients."""
 _GIBIBYTE: Final = 2**30
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingMemory:
-    """In bytes. peak: of tensors, at most, as torch's allocator held them. context: of all else
-    that the process takes of the GPU. free: for this process and others like it, its own included.
+    """GPU memory of a training, in bytes.
+
+    peak: maximum memory that torch's allocator held for tensors. context: all other GPU memory of
+    the process. free: memory for this process and others like it, its own included.
     """
 
     peak: int
@@ -24,10 +26,10 @@ class TrainingMemory:
 
 
 class WorkerChoice(KeptChoice):
-    """How many workers share a GPU, and what that was chosen by; see `TrainingMemory`.
+    """The number of workers that share a GPU, and the values it was chosen by.
 
-    lanes: clients that one training is of, where all are trained together. most: workers that the
-    processors and the memory of the machine are enough for.
+    peak, context, free: see `TrainingMemory`. lanes: clients per training if all are trained
+    together. most: maximum number of workers for the machine's processors and memory.
     """
 
     peak: int
@@ -39,7 +41,7 @@ class WorkerChoice(KeptChoice):
 
     @property
     def reason(self) -> str:
-        """For people."""
+        """The reason for the choice, for people."""
         if not self.free:
             return "what its trainings take can't be measured"
         peak, context, free = (
@@ -55,10 +57,11 @@ class WorkerChoice(KeptChoice):
 def chosen_workers(
     subject: str, memory: TrainingMemory | None, *, lanes: int, most: int
 ) -> WorkerChoice:
-    """As many workers, up to `most`, as find memory, each for its share of the clients that are
-    trained together; at least 1, and 1 where nothing could be measured.
+    """Choose as many workers, up to `most`, as fit in memory; 1 if nothing could be measured.
 
-    subject: of what. lanes: clients that are trained together, from 1. most: at least 1.
+    Each worker trains its share of the clients that are trained together; there is at least one
+    worker. subject: all that the choice depends on, as text. lanes: clients that are trained
+    together, from 1. most: at least 1.
     """
     known = memory or TrainingMemory(peak=0, context=0, free=0)
     return WorkerChoice(
@@ -73,7 +76,7 @@ def chosen_workers(
 
 
 def workers_within(memory: TrainingMemory, *, lanes: int, most: int) -> int:
-    """The most workers, from 1 to `most`, that find memory side by side."""
+    """Return the maximum number of workers, from 1 to `most`, that fit in memory together."""
     there = SHARE_OF_FREE * memory.free
     for workers in range(most, 1, -1):
         clients = -(-lanes // workers)

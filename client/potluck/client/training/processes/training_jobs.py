@@ -151,13 +151,13 @@ class TrainGroup(WorkerJob):
 
 @dataclass(frozen=True, kw_only=True)
 class MeasureOne(WorkerJob):
-    """To measure a model at a client. instruction: serialised."""
+    """Job that measures a model on a client's data. instruction: serialised."""
 
     instruction: bytes
     files: ClientFiles
 
     def carry_out(self, seat: TrainingSeat, board: ProgressBoard) -> Any:
-        """What was counted, or measured."""
+        """Return the evaluation's counts, or its metrics."""
         progress = board.at(0)
         return seat.evaluate(
             _read(self.instruction),
@@ -169,13 +169,13 @@ class MeasureOne(WorkerJob):
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryOfOne(WorkerJob):
-    """To measure what a training takes of a GPU. instruction: serialised."""
+    """Job that measures the GPU memory of a training. instruction: serialised."""
 
     instruction: bytes
     files: ClientFiles
 
     def carry_out(self, seat: TrainingSeat, board: ProgressBoard) -> TrainingMemory | None:
-        """What was measured."""
+        """Return the measured memory; None if it can't be measured."""
         progress = board.at(0)
         return seat.memory_of(
             _read(self.instruction),
@@ -186,14 +186,16 @@ class MemoryOfOne(WorkerJob):
 
 
 def portable(trained: Trained) -> Trained:
-    """The same without tensors, which are in its file, and with its reports made."""
+    """Return a result that another process can receive: with reports made, without tensors.
+
+    The tensors are in the result's file."""
     outcome = trained.outcome
     reports = {weighting: outcome.report(weighting) for weighting in Weighting}
     return replace(trained, outcome=replace(outcome, report=reports.__getitem__, sent=None))
 
 
 def portable_error(error: BaseException) -> Exception:
-    """The same, or a TrainingError in one line in place of one that can't cross."""
+    """Return the error, or a one-line TrainingError if the error can't be pickled."""
     if isinstance(error, (PotluckError, OSError, UnfitForLanesError)):
         try:
             pickle.loads(pickle.dumps(error))  # noqa: S301  # our own, to see that it can be read

@@ -1,4 +1,4 @@
-"""What trains and measures clients: a device in this process, or one in another."""
+"""The interface that trains and measures clients: a device in this process or in another."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ if TYPE_CHECKING:  # what needs torch is imported in the thread that works
 
 
 class TrainingSeat(Protocol):
-    """A place where one training at a time goes on. Used by one thread; for what its methods do
-    and raise see `TrainingDevice`."""
+    """A place that runs one training at a time.
+
+    Used by one thread. `TrainingDevice` documents what its methods do and raise."""
 
     def check(self, work: rpc.Train, layout: bytes) -> None:
         """Check that such a training could begin; loads its task."""
@@ -55,7 +56,7 @@ class TrainingSeat(Protocol):
         progress: Callable[[float], None],
         cancelled: Callable[[], bool],
     ) -> TrainingMemory | None:
-        """What a training takes of a GPU, measured; None where that can't be."""
+        """Measure the GPU memory of a training. Returns None if it can't be measured."""
         ...
 
     def evaluate(
@@ -70,5 +71,5 @@ class TrainingSeat(Protocol):
         ...
 
     def restart(self) -> None:
-        """Forget all that is loaded, as a new one would begin: after failures in a row."""
+        """Discard all that is loaded, as if newly made; used after repeated failures."""
         ...

@@ -27,13 +27,14 @@ if TYPE_CHECKING:
     from potluck.client.training.processes.training_jobs import WorkerJob
 
 _ALONE: Final = 4
-"""Exit code where the host has gone."""
+"""Exit code if the host's process has ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceTerms:
-    """What a training device is made with; see `TrainingDevice`. deterministic: on a GPU.
-    log_format, log_level: of the host's log."""
+    """Arguments of a training device; see `TrainingDevice`.
+
+    deterministic: applies to a GPU. log_format, log_level: those of the host's log."""
 
     device: str
     threads: int
@@ -47,7 +48,7 @@ class DeviceTerms:
     log_level: LogLevel = LogLevel.INFO
 
     def make(self) -> TrainingDevice:
-        """The device, in the thread that works. Imports torch."""
+        """Make the device, in the thread that will use it. Imports torch."""
         from potluck.client.training.device import TrainingDevice, has_torch
 
         if self.deterministic and has_torch():
@@ -73,21 +74,23 @@ class DeviceTerms:
 
 @dataclass(frozen=True)
 class Done:
-    """What a job returned."""
+    """The return value of a job."""
 
     value: Any
 
 
 @dataclass(frozen=True)
 class Failed:
-    """What a job raised."""
+    """The error that a job raised."""
 
     error: Exception
 
 
 def main() -> None:
-    """Serve in a process that was not forked. The arguments are the descriptors that it inherits:
-    of the connection, the board, the pipe."""
+    """Serve in a process that was not forked.
+
+    The command line gives the inherited file descriptors of the connection, the board and the pipe.
+    """
     connection, board, life = map(int, sys.argv[1:])
     serve(Connection(connection), board, life)
 

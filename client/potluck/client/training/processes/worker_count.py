@@ -1,4 +1,4 @@
-"""How many processes of a host train side by side."""
+"""The number of a host's processes that train side by side."""
 
 from __future__ import annotations
 
@@ -11,30 +11,33 @@ from potluck.client.config import ClientConfig
 from potluck.common.process.capacity import available_memory, available_processors
 
 BYTES_PER_WORKER: Final = 400 * 2**20
-"""Memory of a process with torch and a small model, generously."""
+"""Memory of a process with torch and a small model, a generous estimate."""
 BYTES_PER_GPU_WORKER: Final = 3 * 2**30
-"""Memory of the machine, not of the GPU, that a process takes that uses one, generously."""
+"""Main memory, not GPU memory, of a process that uses a GPU, a generous estimate."""
 _GPUS: Final = (Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/nvhost-ctrl"))
-"""What there is where CUDA can be: with NVIDIA's driver, under WSL, on Jetson. Asking CUDA itself
-would keep processes that are forked afterwards from using it."""
+"""Paths that exist if CUDA may be available: with NVIDIA's driver, under WSL, on Jetson.
+
+Calling CUDA itself would keep processes that are forked afterwards from using it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerPlan:
-    """count: worker processes over all devices to begin with; 1 for none beside the host's own.
-    most_on_gpu: that each GPU may have, where that is to be measured; else 1."""
+    """The planned workers of a host.
+
+    count: worker processes at the start, over all devices; 1 means only the host's own process.
+    most_on_gpu: maximum per GPU if their number will be measured; else 1."""
 
     count: int
     most_on_gpu: int = 1
 
     @property
     def needs_processes(self) -> bool:
-        """Whether there are worker processes beside the host's own."""
+        """True if there are worker processes besides the host's own."""
         return self.count > 1 or self.most_on_gpu > 1
 
 
 def planned_workers(config: ClientConfig) -> WorkerPlan:
-    """The workers of a host, as its configuration and its machine have it.
+    """Return the workers of a host, by its configuration and its machine.
 
     Raises ConfigurationError for malformed or repeated clients.
     """
@@ -47,7 +50,7 @@ def planned_workers(config: ClientConfig) -> WorkerPlan:
 
 
 def may_use_gpu(device: str) -> bool:
-    """Whether a host with this setting trains on a GPU, as far as can be seen from outside."""
+    """Return True if a host with this setting may train on a GPU; does not call CUDA."""
     if device != "auto":
         return device != "cpu"
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -55,7 +58,7 @@ def may_use_gpu(device: str) -> bool:
 
 
 def workers_on_cpu(config: ClientConfig) -> int:
-    """Worker processes of a host that trains on processors."""
+    """Return the number of worker processes of a host that trains on CPUs."""
     return automatic(
         len(config.client_ids()),
         config.threads,
@@ -65,7 +68,7 @@ def workers_on_cpu(config: ClientConfig) -> int:
 
 
 def most_on_gpu(config: ClientConfig) -> int:
-    """Worker processes that each GPU may have, by what the machine has beside them."""
+    """Return the maximum of worker processes per GPU, by the machine's processors and memory."""
     devices = len(config.device.split(","))
     return automatic(
         -(-len(config.client_ids()) // devices),
@@ -79,7 +82,7 @@ def most_on_gpu(config: ClientConfig) -> int:
 def automatic(
     clients: int, threads: int, *, processors: int, memory: int, each: int = BYTES_PER_WORKER
 ) -> int:
-    """Worker processes that fill the processors, have memory, and find clients; at least 1.
+    """Return the number of workers that processors, memory and clients allow; at least 1.
 
     memory: bytes that may be used. each: bytes that a worker takes.
     """

@@ -1,4 +1,4 @@
-"""Whether a client will be there."""
+"""The question `availability`: the chance that a client will be available."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ AVAILABILITY = "availability"
 
 @dataclass(frozen=True, kw_only=True)
 class Availability(Question):
-    """`availability`: the chance that the client is there in a span of time, as the selector `refl`
-    asks for it. It follows from the owner's plan, and says nothing of the data.
+    """`availability`: the chance that the client is available in a span of time.
 
-    begin, end: the span, in seconds from now.
+    The selector `refl` asks it. The answer depends only on the owner's plan and discloses nothing
+    about the data. begin, end: the span, in seconds from now.
     """
 
     begin: NonNegativeFloat = 0.0
     end: NonNegativeFloat = 0.0
 
     def answer(self, context: QuestionContext) -> Mapping[str, float]:
-        """As the plan in the host's configuration has it."""
+        """Return the chance from the plan in the host's configuration."""
         chance = context.available(self.begin, max(self.begin, self.end))
         if not (math.isfinite(chance) and 0 <= chance <= 1):
             raise TrainingError(f"the plan of '{context.client}' makes a chance of {chance}")

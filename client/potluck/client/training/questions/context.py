@@ -1,4 +1,4 @@
-"""What FLASH's bandit knows a client by."""
+"""The question `context`: the features of a client for FLASH's bandit."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ _SHARE = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Context(Question):
-    """`robust`, `validation` and `seconds`, as the selector `flash` asks them.
+    """`robust`, `validation` and `seconds`; the selector `flash` asks them.
 
-    robust: the mean of the noise-robust loss, with weights alpha and beta, on the samples that are
-    trained on; the received model's predictions are its pseudo-labels. validation: the mean
-    cross-entropy on those kept back; where the run keeps none back, on a tenth of all, which were
-    trained on too. seconds: what a training would take on a virtual clock, before there was one; 0
-    on a real one.
+    robust: the mean of the noise-robust loss, with weights alpha and beta, on the training samples;
+    the received model's predictions are its pseudo-labels. validation: the mean cross-entropy on
+    the samples held back; if the run holds none back, on a tenth of all samples, which are also
+    trained on. seconds: estimated time of a training on a virtual clock; 0 on a real one.
     """
 
     alpha: NonNegativeFloat = 1.0
@@ -33,7 +32,7 @@ class Context(Question):
     needs_model = True
 
     def answer(self, context: QuestionContext) -> Mapping[str, float]:
-        """One pass over the samples."""
+        """Compute the numbers in one pass over the samples."""
         context.require_examples("context")
         samples = context.data.train
         device = torch.device(context.device)

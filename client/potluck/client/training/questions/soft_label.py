@@ -1,4 +1,4 @@
-"""What a client's trained model takes its samples for, before the update is sent."""
+"""The question `soft-label`: a trained model's mean prediction, before the update is sent."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _BATCH = 1024
 class SoftLabel(Question):
     """`class-0`, `class-1`, …: the mean softmax of a model's outputs over the training samples.
 
-    It comes close to the distribution of labels. What FedEntropy asks of the trained model.
+    It approximates the distribution of labels. FedEntropy asks it of the trained model.
     """
 
     needs_model = True
 
     def answer(self, context: QuestionContext) -> Mapping[str, float]:
-        """One pass over the samples."""
+        """Compute the mean in one pass over the samples."""
         import torch
 
         context.require_examples("soft-label")

@@ -1,6 +1,7 @@
-"""Training what a client keeps first, and then the rest (FedRep, Collins et al. 2021, Algorithm 1).
+"""Training of the kept tensors first, then the others (FedRep, Collins et al. 2021, Algorithm 1).
 
-Each time the other tensors are frozen. Running statistics move both times, whoever keeps them.
+In each part the other tensors are frozen. Running statistics are updated in both parts, also those
+that are not kept.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ def train_in_turn(
 ) -> TrainingResult:
     """Train the tensors named `kept` for `settings.kept_epochs`, then the others as `train` does.
 
-    The result is that of the others, but for the seconds, which are those of both. Raises
-    ConfigurationError where one of the two has no parameter to train, and what `train` raises.
+    Return the result of the second part, with the seconds of both parts added. Raises
+    ConfigurationError if one of the two has no parameter to train, and what `train` raises.
     """
     first = settings.model_copy(update={"epochs": settings.kept_epochs, "steps": None})
     planned = [each.planned_steps(len(data)) for each in (first, settings)]
@@ -64,7 +65,7 @@ def train_in_turn(
 
 @contextmanager
 def _only(model: nn.Module, wanted: Callable[[str], bool]) -> Iterator[None]:
-    """Freeze the parameters that are not wanted."""
+    """Freeze the parameters that are not wanted, within the block."""
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     others = [parameter for name, parameter in trained if not wanted(name)]
     if len(others) == len(trained):

@@ -146,7 +146,7 @@ class Adam(_Optimizer):
     def restart(self, learning_rate: float) -> None:
         """Forget both moments."""
         self.learning_rate = learning_rate
-        self._forget()  # before as much is taken anew
+        self._forget()  # frees the memory before the same amount is allocated again
         self._first = [torch.zeros_like(parameter) for parameter in self._parameters]
         self._second = [torch.zeros_like(parameter) for parameter in self._parameters]
         # On the CPU, as torch has them: a step needs its number there.

@@ -1,4 +1,4 @@
-"""A training that finds too little memory, again with smaller batches where the run allows it."""
+"""Repeats a training with smaller batches if memory is too small and the run allows it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Result = TypeVar("Result")
 
 
 def smaller(settings: LocalTraining) -> LocalTraining | None:
-    """The same settings with batches of half the size; None where the run forbids that."""
+    """Return the settings with half the batch size; None if the run forbids that."""
     least, half = settings.smallest_batch_size, settings.batch_size // 2
     if least is None or half < least:
         return None
@@ -26,10 +26,11 @@ def smaller(settings: LocalTraining) -> LocalTraining | None:
 def within_memory(
     attempt: Callable[[LocalTraining], Result], settings: LocalTraining
 ) -> tuple[Result, LocalTraining]:
-    """The result of `attempt` with these settings, or with the first smaller batches that fit.
+    """Return the result of `attempt` with these settings, or with the first batch size that fits.
 
-    Also returns the settings it was done with. `attempt` must begin anew each time. Raises
-    DeviceMemoryError when nothing that the run allows fits, and what else `attempt` raises.
+    Also returns the settings that were used. `attempt` must start from the beginning each time.
+    Raises DeviceMemoryError if no batch size that the run allows fits, and all other errors of
+    `attempt`.
     """
     while True:
         try:
