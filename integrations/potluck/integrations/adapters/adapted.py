@@ -1,4 +1,4 @@
-"""What all adapters have in common: a script's functions are called, their means become sums."""
+"""Base of all adapters: calls a script's functions and turns their means into sums."""
 
 from __future__ import annotations
 
@@ -25,12 +25,14 @@ _OF_THE_RUN: Final = (
     "steps",
     "weight_decay",
 )
-"""What a function may name of the run's `[training]` table, besides the round's learning rate."""
+"""Keys of the run's `[training]` table that a function may take as parameters.
+
+The round's learning rate is offered in addition."""
 _ALWAYS: Final = ("client", "device", "seed")
 
 
 class AdaptedTrainer(Trainer):
-    """A trainer of which each object declares measures of its own."""
+    """A trainer whose objects each declare their own metrics."""
 
     def __init__(self, measures: Mapping[str, Measure]) -> None:
         self.measures = measures  # type: ignore[misc]  # other trainers' classes declare theirs
@@ -38,11 +40,11 @@ class AdaptedTrainer(Trainer):
     def over_samples(
         self, found: Mapping[str, Measured | float], samples: int, *, by: str
     ) -> Measures:
-        """Turn bare numbers into measures, as means over the samples; leave the others alone.
+        """Turn bare numbers, which are means over the samples, into `Measured`; keep the others.
 
-        samples: the number of samples, 0 if it is not known. by: name of the function that
-        returned the numbers, for messages. Raises TrainingError for values that are not numbers,
-        and for a bare number if the number of samples is not known.
+        samples: number of samples; 0 if unknown. by: name of the function that returned the
+        numbers, for messages. Raises TrainingError for values that are not numbers, and for a bare
+        number if the number of samples is unknown.
         """
         summed = {}
         for name, value in found.items():
@@ -66,17 +68,17 @@ class AdaptedTrainer(Trainer):
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """The name of a script's function, for messages."""
+    """Return the name of a script's function, for messages."""
     return str(getattr(function, "__qualname__", None) or type(function).__name__)
 
 
 def called(
     function: Callable[..., Any], *given: Any, settings: TrainerSettings | EvaluationSettings
 ) -> Any:
-    """The result of a script's function, whose first parameters are given.
+    """Call a script's function with the given first arguments and return its result.
 
-    The others are filled by their names, whatever defaults they have: `settings`, `client`,
-    `seed`, `device`; in a training `round`, `learning_rate`, and those of `[training]`.
+    The other parameters are filled by name, even if they have defaults: `settings`, `client`,
+    `seed`, `device`; in a training also `round`, `learning_rate` and the keys of `[training]`.
     """
     offered = {"settings": settings, **{name: getattr(settings, name) for name in _ALWAYS}}
     if isinstance(settings, TrainerSettings):

@@ -1,4 +1,4 @@
-"""Loaders of batches, watched: how far a training is, how many samples there are, what is random.
+"""Wrapped batch loaders that watch a training's progress, its samples and its randomness.
 
 Nothing here needs torch.
 """
@@ -16,23 +16,23 @@ from potluck.common.trainer import TrainingProgress
 
 
 class WatchedLoader:
-    """A loader that reports at each batch. Has the attributes of the loader that it is made of.
+    """A loader that reports at each batch. It has the attributes of the loader that it wraps.
 
-    Some libraries make a loader of their own of these attributes, as Opacus does. Then the steps
-    of the optimizer count, each as a batch.
+    Some libraries, such as Opacus, make their own loader from these attributes. Then each step of
+    the optimizer counts as a batch.
     """
 
     def __init__(
         self, loader: Iterable[Any], training: LocalTraining, report: TrainingProgress
     ) -> None:
-        """training: says how long the training is planned to be, for the progress."""
+        """training: gives the planned length of the training, for the progress."""
         self._loader, self._report = loader, report
         self._steps, self._epochs = training.steps, training.epochs
         self._passes = self._samples = self._rebuilt_steps = 0
         self._batches = 0
 
     def __iter__(self) -> Iterator[Any]:
-        """One pass. Raises RoundClosedError where nobody waits for the training any more."""
+        """Yield the batches of one pass. Raises RoundClosedError if the training is cancelled."""
         for batch in self._loader:
             self._report(self._share())
             self._batches += 1

@@ -1,4 +1,4 @@
-"""Where the object store's credentials come from: a file, or the environment."""
+"""Source of the object store's credentials: a file, or the environment."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _NAMES = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
 
 
 def read_credentials(file: Path | None) -> Credentials:
-    """The credentials in a file, or else in the environment. Raises ConfigurationError.
+    """Read credentials from a file, or from the environment if `file` is None.
 
-    `file`: as AWS's tools write it, with a profile `default`. It is read anew each time, so that
-    temporary credentials may be replaced.
+    `file`: in the format of AWS's tools, with a profile `default`. It is read again at each call,
+    so that temporary credentials may be replaced. Raises ConfigurationError.
     """
     found = dict(os.environ) if file is None else _read(file)
     access_key, secret_key, token = (found.get(name.upper(), "") for name in _NAMES)

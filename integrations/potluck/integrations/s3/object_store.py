@@ -1,8 +1,8 @@
-"""An S3 bucket, as the coordinator asks it.
+"""The coordinator's client of an S3 bucket.
 
-A store that fails is not asked again for a while, so that nobody waits for it in vain: until then
-everything asked of it fails at once. An object that it sends with other bytes than were put is
-checked again until the bytes are right.
+After a failure the store gets no requests for a while; they fail at once, so that no caller waits
+in vain. If the store returns an object with other bytes than were uploaded, the object is checked
+again until its bytes are right.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 PART_BYTES: Final = 8 << 20
-"""Larger files are put in parts of this size."""
+"""Part size of uploads; larger files are uploaded in several parts."""
 LARGEST_PUT_BYTES: Final = 5 << 30
-"""S3 takes no larger object in one piece."""
+"""Maximum size of an object that S3 accepts in one piece."""
 
 _CONNECT_SECONDS: Final = 5
 _REQUEST_SECONDS: Final = 30
 _PROBE_SECONDS: Final = 10
 _RENEWED_SECONDS: Final = 60
-"""Credentials are read anew after so long."""
+"""Time after which credentials are read again."""
 _LEAST_PAUSE_SECONDS: Final = 0.25
 _MOST_PAUSE_SECONDS: Final = 10.0
 _CHECKED_AT_ONCE: Final = 4 << 20
@@ -75,11 +75,11 @@ class ListedObject:
 class ObjectStore:
     """The objects under the prefix of `[files] store`. Lives on the event loop.
 
-    What can't be done raises ObjectStoreError, which names the cause.
+    Its methods raise ObjectStoreError, which names the cause.
     """
 
     def __init__(self, settings: FilesSettings, instruments: Instruments) -> None:
-        """Raises ConfigurationError where there are no credentials."""
+        """Raises ConfigurationError if there are no credentials."""
         self._settings = settings
         self._instruments = instruments
         self._region = settings.region or os.environ.get("AWS_REGION") or "us-east-1"
@@ -103,7 +103,7 @@ class ObjectStore:
         self._failures = 0
         self._again = 0.0
         self.trouble = ""
-        """Why it failed when it was last asked; empty where it did not."""
+        """Cause of the last request's failure; empty if it succeeded."""
         self._wrong: _Checked | None = None
 
     def _client_options(self) -> ClientConfig:
@@ -133,13 +133,13 @@ class ObjectStore:
 
     @property
     def address(self) -> str:
-        """Where it is, for people."""
+        """The store's address, for people."""
         return f"{self._base}/{self._settings.prefix}".rstrip("/")
 
     # Objects ----------------------------------------------------------------------------------
 
     async def size_of(self, key: str) -> int | None:
-        """Bytes of an object; None where there is none."""
+        """Return the size of an object in bytes; None if it does not exist."""
         with self._asking():
             try:
                 return (await obstore.head_async(self._store, key))["size"]
@@ -147,13 +147,13 @@ class ObjectStore:
                 return None
 
     async def put(self, key: str, path: Path, *, size: int) -> None:
-        """Put a file of this size there."""
+        """Upload a file of this size."""
         with self._asking():
             await obstore.put_async(self._store, key, path, chunk_size=PART_BYTES)
         self._instruments.count(metrics.STORE_BYTES, size, direction=Direction.DOWN)
 
     async def read(self, key: str, begin: int, length: int) -> memoryview:
-        """So many bytes of an object; fewer where it ends."""
+        """Return `length` bytes of an object from `begin` on; fewer if the object ends."""
         with self._asking():
             found = await obstore.get_range_async(self._store, key, start=begin, length=length)
         view = memoryview(found)[:length]
@@ -161,13 +161,13 @@ class ObjectStore:
         return view
 
     async def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects; those that are not there are none."""
+        """Delete objects; missing ones are ignored."""
         if keys:
             with self._asking():
                 await obstore.delete_async(self._store, list(keys))
 
     async def listed(self) -> list[ListedObject]:
-        """All objects."""
+        """List all objects."""
         found: list[ListedObject] = []
         with self._asking():
             async for batch in obstore.list(self._store):
@@ -177,11 +177,11 @@ class ObjectStore:
     # URLs -------------------------------------------------------------------------------------
 
     def url_to_fetch(self, key: str) -> str:
-        """A URL by which an object can be read for a while."""
+        """Return a URL that permits reading an object for `url_seconds`."""
         return self._signed("GET", key, {})
 
     def url_to_put(self, key: str, *, size: int, sha256: str) -> str:
-        """A URL by which one content, and no other, can be put there for a while.
+        """Return a URL that permits uploading one exact content for `url_seconds`.
 
         sha256: 64 hexadecimal digits.
         """
@@ -207,7 +207,7 @@ class ObjectStore:
     # Whether it works -------------------------------------------------------------------------
 
     async def probe(self) -> str:
-        """Why it can't be used just now; empty where it can."""
+        """Send a request to the store; return why it can't be used, or an empty text."""
         self._again = 0.0
         with contextlib.suppress(ObjectStoreError, TimeoutError):
             async with asyncio.timeout(_PROBE_SECONDS):
@@ -217,7 +217,7 @@ class ObjectStore:
         return self.trouble or self._wrong_text()
 
     async def check(self, key: str, *, blake3: str, size: int) -> None:
-        """Read an object that was put there. Raises ObjectStoreError if it is not this file."""
+        """Read an uploaded object. Raises ObjectStoreError if it is not this file."""
         checked, digest = _Checked(key, blake3, size), hasher()
         held = await self.size_of(key)
         if held == size:
@@ -251,7 +251,7 @@ class ObjectStore:
             await self.check_probe()
 
     async def check_probe(self) -> None:
-        """Put an object for this check alone, and read it. Raises ObjectStoreError."""
+        """Upload a test object, check it and delete it. Raises ObjectStoreError."""
         content = secrets.token_bytes(_PROBE_BYTES)
         with self._asking():
             await obstore.put_async(self._store, _PROBE_KEY, content)

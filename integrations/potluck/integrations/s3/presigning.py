@@ -1,8 +1,8 @@
-"""URLs by which others may fetch or put one object: Signature Version 4 in the query.
+"""URLs that permit others to fetch or upload one object: Signature Version 4 in the query.
 
-Source: Amazon, "Authenticating Requests: Using Query Parameters (AWS Signature Version 4)". Headers
-that are signed must be sent with exactly these values, so that a URL to put is good for one content
-alone.
+Source: Amazon, "Authenticating Requests: Using Query Parameters (AWS Signature Version 4)". Signed
+headers must be sent with exactly these values, so that a URL for an upload is valid for one content
+only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ALGORITHM = "AWS4-HMAC-SHA256"
 
 @dataclass(frozen=True, kw_only=True)
 class Credentials:
-    """What requests are signed with. session_token: of temporary ones; empty for none."""
+    """Credentials that sign requests. session_token: empty unless they are temporary."""
 
     access_key: str
     secret_key: str = field(repr=False)
@@ -36,9 +36,10 @@ def presigned_url(
     seconds: int,
     headers: Mapping[str, str] | None = None,
 ) -> str:
-    """`url`, which has no query, good for one kind of request from `at` (in UTC) on for so long.
+    """Return `url`, which must have no query, signed for one kind of request.
 
-    `headers`: by lower-case name, what the request must send besides the host.
+    It is valid from `at` (in UTC) for `seconds`. `headers`: by lower-case name, the headers that
+    the request must send besides the host.
     """
     parts = urlsplit(url)
     path = quote(parts.path, safe="/-_.~")

@@ -1,7 +1,7 @@
-"""Requests to object stores, by presigned URLs. Blocking; a store that stalls is given up soon.
+"""Requests to object stores, by presigned URLs. Blocking, with a short timeout for stalls.
 
-Whatever the store answers ends in a verified file or in an exception: bytes beyond those that were
-announced are left, redirections not followed, and texts not read.
+Every response ends in a verified file or in an exception: bytes beyond the announced size are not
+read, redirections are not followed, and texts are not read.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ Begin = Callable[[int], FileReceiver]
 """Makes the receiver of a file from an offset on."""
 
 Moved = Callable[[int], None]
-"""Told how many bytes moved. Raises an exception where nobody waits for the others any more."""
+"""Called with the number of bytes moved. Raises an exception if the transfer is cancelled."""
 
 
 class StoreRequests:
-    """Fetches and puts files. Thread-safe."""
+    """Downloads and uploads files. Thread-safe."""
 
     def __init__(self, authority: Path | None) -> None:
-        """`authority`: whose certificates stores have, instead of those that the system trusts.
+        """`authority`: file of the TLS authority of the stores; None: those the system trusts.
 
-        Raises ConfigurationError where it can't be used.
+        Raises ConfigurationError if it can't be used.
         """
         try:
             context = ssl.create_default_context(cafile=authority)
@@ -56,9 +56,9 @@ class StoreRequests:
         )
 
     def fetch(self, url: str, begin: Begin, *, offset: int, moved: Moved) -> None:
-        """Fetch a file from `offset` on, or whole where the store sends no parts, and verify it.
+        """Fetch a file from `offset` on, or whole if the store sends no parts, and verify it.
 
-        Raises ObjectStoreError for a store that does not answer, refuses or breaks off, and what
+        Raises ObjectStoreError if the store does not answer, refuses or breaks off, and as
         `FileReceiver.finish` does.
         """
         headers = {"Range": f"bytes={offset}-"} if offset else {}
@@ -78,7 +78,7 @@ class StoreRequests:
                     receiver.finish(receiver.blake3)
 
     def put(self, url: str, path: Path, *, size: int, sha256: str, moved: Moved) -> None:
-        """Put a file of this size and SHA-256 digest (hexadecimal). Raises ObjectStoreError."""
+        """Upload a file of this size and SHA-256 digest (hexadecimal). Raises ObjectStoreError."""
         headers = {
             "Content-Length": str(size),
             "x-amz-checksum-sha256": b64encode(bytes.fromhex(sha256)).decode(),
@@ -98,7 +98,7 @@ class StoreRequests:
 
 
 def _take(response: urllib3.BaseHTTPResponse, receiver: FileReceiver, moved: Moved) -> None:
-    """Write what comes, up to the announced end; if that is too little, verification says so."""
+    """Write the received bytes, up to the announced end; verification fails if they are too few."""
     for chunk in response.stream(CHUNK_BYTES, decode_content=False):
         receiver.write(chunk[: receiver.size - receiver.received])
         moved(len(chunk))
@@ -107,7 +107,7 @@ def _take(response: urllib3.BaseHTTPResponse, receiver: FileReceiver, moved: Mov
 
 
 def _start(response: urllib3.BaseHTTPResponse, offset: int, url: str) -> int:
-    """Where in the file an answer begins. Raises ObjectStoreError for one that is no file."""
+    """Return the offset at which a response begins. Raises ObjectStoreError if it is not a file."""
     if response.status == _OK:
         return 0
     if response.status == _PARTIAL:
@@ -129,7 +129,7 @@ def _pieces(path: Path, moved: Moved) -> Iterator[bytes]:
 
 
 def _host(url: str) -> str:
-    """What of a URL may be told to others: its query is as good as a key."""
+    """Return the part of a URL that may be shown: its query gives access like a key."""
     return "/".join(url.split("/", 3)[:3])[:200]
 
 

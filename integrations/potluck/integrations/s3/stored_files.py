@@ -1,4 +1,4 @@
-"""Files through the object store: where hosts may fetch and put them, and what goes when."""
+"""Files in the object store: URLs by which hosts fetch and upload them, and their deletion."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ log = structlog.get_logger()
 
 _SWEEP_SECONDS: Final = 60.0
 _ABANDONED: Final = timedelta(hours=1)
-"""Updates that nobody has fetched for so long are put anew where they are still wanted."""
+"""Age at which an update in the store is deleted; hosts upload it again if it is still wanted."""
 _AT_ONCE: Final = 1000
 
 
@@ -37,7 +37,7 @@ class StoredFiles(FileStore):
     def __init__(
         self, settings: FilesSettings, files: ModelFiles, instruments: Instruments
     ) -> None:
-        """Raises ConfigurationError where the store can't be used whatever happens."""
+        """Raises ConfigurationError if the store's settings make it unusable."""
         self.store = ObjectStore(settings, instruments)
         self.updates = StoredUpdates(self.store)
         self._models = StoredModels(self.store, files)
@@ -46,15 +46,15 @@ class StoredFiles(FileStore):
 
     @property
     def address(self) -> str:
-        """Where the store is, for people."""
+        """The store's address, for people."""
         return self.store.address
 
     async def probe(self) -> str:
-        """Ask the store for something; what is wrong with it, or empty."""
+        """Send a request to the store; return what is wrong with it, or an empty text."""
         return await self.store.probe()
 
     def require_direct(self, host_name: str) -> None:
-        """Raise ConfigurationError where files go through the store alone."""
+        """Raise ConfigurationError if files may go through the store only."""
         if not self._direct:
             raise ConfigurationError(
                 f"files of this federation move through {self.store.address} alone, which host "
@@ -64,9 +64,9 @@ class StoredFiles(FileStore):
             )
 
     async def model(self, blake3: str, *, distrust: bool) -> transfer_pb2.StoredFile | None:
-        """Where a host may fetch a model file; None where it is to come from here.
+        """Return the place from which a host may fetch a model; None: from the coordinator.
 
-        distrust: what was there is said not to be the file. Raises NotFoundError,
+        distrust: the host reports that the stored object is not the file. Raises NotFoundError,
         ObjectStoreError.
         """
         try:
@@ -80,9 +80,10 @@ class StoredFiles(FileStore):
     async def place(
         self, header: transfer_pb2.UpdateHeader, sha256: str
     ) -> tuple[transfer_pb2.StoredFile | None, bool]:
-        """Where a host may put an announced update, and whether it may lie there already.
+        """Return the place for an announced update, and whether it may already be stored there.
 
-        None where it is to be sent here. Raises ProtocolError, ObjectStoreError.
+        The place is None if the update must be sent to the coordinator. Raises ProtocolError,
+        ObjectStoreError.
         """
         try:
             if self.store.trouble:
@@ -110,8 +111,9 @@ class StoredFiles(FileStore):
         self.updates.forget(header)
 
     async def doubt(self) -> None:
-        """Check the store, as an update that a host put there is not what it announced: either of
-        them may be at fault."""
+        """Check the store, after an update in it was not what the host announced.
+
+        The host or the store may be at fault."""
         with contextlib.suppress(ObjectStoreError):
             await self.store.check_probe()
 
@@ -127,7 +129,7 @@ class StoredFiles(FileStore):
             await asyncio.sleep(_SWEEP_SECONDS)
 
     async def sweep(self) -> None:
-        """Delete models that the coordinator has deleted, and updates that were left there.
+        """Delete models that the coordinator has deleted, and abandoned updates.
 
         Raises ObjectStoreError.
         """
@@ -148,10 +150,10 @@ class StoredFiles(FileStore):
         return {model_key(path.stem) for path in self._files.folder.glob("*.safetensors")}
 
     def _is_kept(self, key: str) -> bool:
-        """Whether a model came back, or came up, while the store was being listed."""
+        """Return True if the coordinator has this model: it may be newer than the listing."""
         folder, _, name = key.partition("/")
         return f"{folder}/" == stored_models.FOLDER and (self._files.folder / name).is_file()
 
     async def close(self) -> None:
-        """End what is under way."""
+        """Cancel deletions that are under way."""
         await self.updates.close()

@@ -1,4 +1,4 @@
-"""Models in the object store: put there under their digest when a host first asks for one."""
+"""Models in the object store: uploaded under their digest when a host first requests one."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from potluck.server.store.model_files import ModelFiles
 FOLDER: Final = "models/"
 
 _ANEW_SECONDS: Final = 1.0
-"""However often hosts say that an object is wrong, it is put anew no more often than this."""
+"""Minimum time between two uploads of an object that hosts report as wrong."""
 _MOST_REMEMBERED: Final = 1000
 
 
 def model_key(blake3: str) -> str:
-    """The key of a model file."""
+    """Return the key of a model file."""
     return f"{FOLDER}{blake3}.safetensors"
 
 
@@ -33,9 +33,9 @@ class StoredModels:
         self._put: OrderedDict[str, float] = OrderedDict()
 
     async def url(self, blake3: str, *, distrust: bool) -> str:
-        """Where a file can be fetched, once it is there. Those who ask at once wait for one put.
+        """Return the URL of a file, once it is stored. Concurrent callers share one upload.
 
-        distrust: what was there is said not to be the file. Raises NotFoundError where the
+        distrust: a host reports that the stored object is not the file. Raises NotFoundError if the
         coordinator has no such file, ObjectStoreError.
         """
         task = self._under_way.get(blake3)

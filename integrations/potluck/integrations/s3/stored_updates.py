@@ -1,4 +1,4 @@
-"""Updates in the object store: put there by hosts, fetched, verified and deleted by us."""
+"""Updates in the object store: uploaded by hosts; fetched, verified and deleted here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def update_key(header: transfer_pb2.UpdateHeader) -> str:
-    """The key of an announced update: another one for each instruction and each content."""
+    """Return the key of an announced update, unique per instruction and content."""
     instruction = hashlib.sha256(f"{header.run_id}\n{header.update_id}".encode()).hexdigest()
     return f"{FOLDER}{instruction[:32]}.{header.blake3}"
 
@@ -34,7 +34,7 @@ class StoredUpdates:
         self._deleting: dict[str, asyncio.Task[None]] = {}
 
     def url(self, header: transfer_pb2.UpdateHeader, sha256: str) -> str:
-        """Where an announced update can be put. Raises ProtocolError, ObjectStoreError."""
+        """Return the upload URL of an announced update. Raises ProtocolError, ObjectStoreError."""
         if _SHA256.fullmatch(sha256) is None:
             raise ProtocolError(
                 f"a SHA-256 digest is 64 lower-case hexadecimal digits, not {sha256[:80]!r}"
@@ -48,11 +48,11 @@ class StoredUpdates:
         return self._store.url_to_put(update_key(header), size=header.size, sha256=sha256)
 
     async def lies_there(self, header: transfer_pb2.UpdateHeader) -> bool:
-        """Whether something of the announced size has been put. Raises ObjectStoreError."""
+        """Return True if an object of the announced size is stored. Raises ObjectStoreError."""
         return await self._store.size_of(update_key(header)) == header.size
 
     async def settled(self, header: transfer_pb2.UpdateHeader) -> None:
-        """Return when nothing of an update is being deleted: what is put after this stays."""
+        """Wait for a running deletion of an update's object; an upload after this stays."""
         key = update_key(header)
         if key in self._deleting:
             await asyncio.wait({self._deleting[key]})
@@ -63,9 +63,9 @@ class StoredUpdates:
         receiver: FileReceiver,
         moved: Callable[[int], None],
     ) -> None:
-        """Fetch what a receiver lacks of an update; `moved` is told how many bytes came.
+        """Fetch the rest of an update into a receiver; `moved` is called with the bytes received.
 
-        Raises ObjectStoreError where it is not there, DigestMismatchError for another size.
+        Raises ObjectStoreError if the object is missing, DigestMismatchError for another size.
         """
         key, size = update_key(header), header.size
         held = await self._store.size_of(key)
@@ -108,7 +108,7 @@ class StoredUpdates:
         return asyncio.create_task(self._store.read(key, begin, piece))
 
     def forget(self, header: transfer_pb2.UpdateHeader) -> None:
-        """Delete an update's object soon; what can't be deleted goes when the store is swept."""
+        """Start deleting an update's object; if that fails, a later sweep deletes it."""
         key = update_key(header)
         if key not in self._deleting:
             self._deleting[key] = asyncio.create_task(self._delete(key))
@@ -121,7 +121,7 @@ class StoredUpdates:
             del self._deleting[key]
 
     async def close(self) -> None:
-        """Give up what is being deleted."""
+        """Cancel running deletions."""
         deleting = list(self._deleting.values())
         for task in deleting:
             task.cancel()

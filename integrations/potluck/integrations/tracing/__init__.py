@@ -1,5 +1,5 @@
 """Spans, sent to a collector by OpenTelemetry.
 
-Imports the seam `tracer` of `potluck.common.tracing`, which finds this by name. Spans come in; they
-go out over OTLP, by a thread that nobody waits for.
+Imports the extension point `tracer` of `potluck.common.tracing`, which finds this subpackage by
+name. A background thread, for which no caller waits, sends the spans over OTLP.
 """

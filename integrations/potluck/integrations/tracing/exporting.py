@@ -36,22 +36,22 @@ from potluck.common.tracing.tracer import Attributes, Span, Tracer
 from potluck.common.tracing.tracing_settings import TracingSettings
 
 _SECONDS: Final = 2.0
-"""A collector that does not answer within this time misses spans."""
+"""Timeout of an export; spans are lost if the collector does not answer in time."""
 _CLOSE_SECONDS: Final = 1.0
 _SAY_SECONDS: Final = 600.0
-"""A collector that is away would be told of in the log every few seconds."""
+"""Minimum time between two log lines about lost spans; otherwise one came every few seconds."""
 _PARENT: Final = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
 
 
 class _Ids(IdGenerator):
-    """Numbers that do not come from Python's own generator, on which results may depend."""
+    """Random ids that don't use Python's global generator, on which results may depend."""
 
     def generate_span_id(self) -> int:
-        """64 bits, not 0."""
+        """Return 64 random bits, not 0."""
         return secrets.randbits(64) or 1
 
     def generate_trace_id(self) -> int:
-        """128 bits, not 0."""
+        """Return 128 random bits, not 0."""
         return secrets.randbits(128) or 1
 
 
@@ -63,7 +63,7 @@ class _Seldom(logging.Filter):
         self._next = 0.0
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether a line is to be written."""
+        """Return True if the line should be written."""
         del record
         now = time.monotonic()
         if now < self._next:
@@ -105,8 +105,7 @@ class CollectorTracer(Tracer):
         parent: Span | None = None,
         linked: Span | None = None,
     ) -> Span:
-        """A span that begins now. parent: without one it begins a trace. linked: another span that
-        it belongs to, of another trace."""
+        """Start a span. parent: None starts a trace. linked: related span of another trace."""
         return self._tracer.start_span(
             name,
             context=None if parent is None else set_span_in_context(cast(CollectedSpan, parent)),
@@ -115,12 +114,12 @@ class CollectorTracer(Tracer):
         )
 
     def written(self, span: Span) -> str:
-        """A span as text, in the format of W3C's `traceparent`, for those who go on with it."""
+        """Return a span as text, in W3C's `traceparent` format, for processes that continue it."""
         context = cast(CollectedSpan, span).get_span_context()
         return f"00-{context.trace_id:032x}-{context.span_id:016x}-01"
 
     def read(self, parent: str) -> Span | None:
-        """The span of another process; None where the text is none."""
+        """Return the span of another process; None if the text is not a valid `traceparent`."""
         found = _PARENT.fullmatch(parent)
         if found is None:
             return None
@@ -130,11 +129,11 @@ class CollectorTracer(Tracer):
         return NonRecordingSpan(context) if context.is_valid else None
 
     def fail(self, span: Span, reason: str) -> None:
-        """Mark a span as that of something that went wrong."""
+        """Mark a span as failed."""
         cast(CollectedSpan, span).set_status(Status(StatusCode.ERROR, reason))
 
     def close(self) -> None:
-        """Send what is left, for a moment."""
+        """Send the remaining spans; give up after `_CLOSE_SECONDS`."""
         closing = threading.Thread(target=self._provider.shutdown, daemon=True)
         closing.start()
         closing.join(_CLOSE_SECONDS)

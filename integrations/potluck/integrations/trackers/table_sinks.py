@@ -17,7 +17,7 @@ from potluck.server.sink import Sink, TrackedRound, TrackedRun
 class CsvFiles(Sink):
     """RUN.csv in a folder, a line for each round.
 
-    Lines are appended; where a round brings a new column, the file is written anew.
+    Lines are appended; if a round brings a new column, the whole file is written again.
     """
 
     alone_in = "folder"
@@ -28,7 +28,7 @@ class CsvFiles(Sink):
         self._columns: dict[str, list[str]] = {}
 
     def open(self, run: TrackedRun) -> int:
-        """Cut off a line that a kill has torn; the number in the last whole one."""
+        """Remove a half-written last line; return the round number of the last line, or 0."""
         path = self._path(run)
         self._folder.mkdir(parents=True, exist_ok=True)
         if not path.exists():
@@ -55,7 +55,7 @@ class CsvFiles(Sink):
             write_table(path, columns, [*before, *rows])
             self._columns[run.run_id] = columns
             return
-        with path.open("r+b") as file:  # one that was removed meanwhile is begun anew by `open`
+        with path.open("r+b") as file:  # if it was removed meanwhile, this fails; `open` makes one
             file.seek(0, os.SEEK_END)
             file.write(csv_text(columns, rows).encode())
             file.flush()
@@ -68,7 +68,7 @@ class CsvFiles(Sink):
 class ParquetFiles(Sink):
     """RUN.parquet in a folder, a row for each round.
 
-    Parquet can't be appended to, so the file is written anew for news, every few seconds at most.
+    Parquet can't be appended to, so new rounds rewrite the file, at most once per `seconds`.
     """
 
     alone_in = "folder"
@@ -76,13 +76,13 @@ class ParquetFiles(Sink):
     extra = "potluck[parquet]"
 
     def __init__(self, *, folder: str = ".", seconds: float = 10.0) -> None:
-        """folder: of the files; made if it is missing. seconds: least time between two writings."""
+        """folder: folder of the files, made if missing. seconds: minimum time between writes."""
         self._folder = Path(folder)
         self.pause_seconds = seconds
         self._rows: dict[str, list[dict[str, Any]]] = {}
 
     def open(self, run: TrackedRun) -> int:
-        """Read what is there; the number in the last row."""
+        """Read the existing file; return the round number of the last row, or 0."""
         import pyarrow.parquet
 
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -94,13 +94,13 @@ class ParquetFiles(Sink):
         return int(rows[-1][ROUND]) if rows else 0
 
     def write(self, run: TrackedRun, rounds: Sequence[TrackedRound]) -> None:
-        """Write the file with these rounds in addition."""
+        """Write the file again, with these rounds added."""
         rows = [*self._rows[run.run_id], *(each.row for each in rounds)]
         write_table(self._path(run), columns_of(rows), rows)
         self._rows[run.run_id] = rows
 
     def end(self, run: TrackedRun) -> None:
-        """Keep its rows in memory no longer."""
+        """Drop the run's rows from memory."""
         self._rows.pop(run.run_id, None)
 
     def _path(self, run: TrackedRun) -> Path:
@@ -108,7 +108,7 @@ class ParquetFiles(Sink):
 
 
 def _read(path: Path) -> tuple[list[str], list[dict[str, str]]]:
-    """(columns, rows) of a file of CSV, all as text."""
+    """Return (columns, rows) of a CSV file, all as text."""
     with path.open(encoding="utf-8", newline="") as file:
         reader = csv.DictReader(file)
         rows = list(reader)

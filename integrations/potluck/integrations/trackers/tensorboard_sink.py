@@ -71,7 +71,7 @@ class TensorBoard(Sink):
 
 
 def _event(**fields: object) -> Any:
-    """TensorBoard's message of an event, whose module has no types."""
+    """Return a TensorBoard event message; its module has no types."""
     from tensorboard.compat.proto import event_pb2
 
     messages: Any = event_pb2
@@ -80,7 +80,7 @@ def _event(**fields: object) -> Any:
 
 def _append(path: Path, events: Sequence[Any]) -> None:
     framed = b"".join(_framed(event.SerializeToString()) for event in events)
-    with path.open("r+b") as file:  # one that was removed meanwhile is begun anew by `open`
+    with path.open("r+b") as file:  # if it was removed meanwhile, this fails; `open` makes one
         file.seek(0, os.SEEK_END)
         file.write(framed)
         file.flush()
@@ -88,7 +88,7 @@ def _append(path: Path, events: Sequence[Any]) -> None:
 
 
 def _framed(record: bytes) -> bytes:
-    """A record of TensorFlow's: its length, that number's checksum, itself, its checksum."""
+    """Frame a record as TensorFlow does: length, checksum of the length, record, its checksum."""
     length = _LENGTH.pack(len(record))
     return length + _checksum(length) + record + _checksum(record)
 

@@ -299,7 +299,7 @@ class DeviceProcess:
                         "the training was cancelled; no run waits for it"
                     ) from None
                 continue
-            except BaseException:  # this thread was left behind: nobody waits for what is done
+            except BaseException:  # this thread was abandoned: no caller waits for the result
                 self._dismiss()
                 raise
             if isinstance(answer, Failed):
