@@ -23,9 +23,9 @@ from potluck.federation.run import Run
 
 
 def load_model(path: str | Path, *, data: str | Path | None = None) -> Any:
-    """The network with the weights of a file that `potluck model` or `Run.save` wrote.
+    """Return the network with the weights of a file that `potluck model` or `Run.save` wrote.
 
-    See `trained_model.load_model`. Raises ConfigurationError where the library safetensors, of the
+    See `trained_model.load_model`. Raises ConfigurationError if the library safetensors, of the
     extra `notebook`, is not installed.
     """
     from potluck.federation.trained_model import load_model as load  # imports torch

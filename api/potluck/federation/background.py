@@ -1,7 +1,7 @@
-"""An event loop in a thread of its own, for callers that have none or are within one.
+"""An event loop in its own thread, for callers that have no event loop or run inside one.
 
-A notebook's cells run inside an event loop already, where nothing can be waited for without
-`await`. What talks to a federation runs on this loop, and callers wait for it from outside.
+A notebook's cells already run inside an event loop, where waiting needs `await`. Coroutines that
+connect to a federation run on this loop instead, and callers wait for them from outside.
 """
 
 from __future__ import annotations

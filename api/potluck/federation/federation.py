@@ -65,7 +65,7 @@ _Following: TypeAlias = Callable[[str, RunFollower], Coroutine[Any, Any, RunView
 """Follows the run of an id."""
 
 _CLIENTS = 10
-"""Clients of a local federation where neither it nor the task says how many."""
+"""Number of clients of a local federation if neither the caller nor the task gives one."""
 
 
 class Federation:
@@ -85,7 +85,7 @@ class Federation:
         data: Path | None = None,
         session: SessionPlugins | None = None,
     ) -> None:
-        """Not to be called; see `local` and `connect`."""
+        """Use `local` or `connect` instead of calling this."""
         self._parties = parties
         self._client = client
         self._closing = closing or contextlib.AsyncExitStack()
@@ -109,14 +109,14 @@ class Federation:
         root: bool = False,
         disclosure: Table | None = None,
     ) -> Federation:
-        """A federation of real processes on this machine, with certificates of its own.
+        """Return a federation of real processes on this machine, with certificates of its own.
 
-        They are started by the first run and ended by `close`, or with this process. hosts: client
-        processes. clients: how many they hold; None: as many as a run's task has data for. device:
-        "cpu", "auto" or "cuda:N". data: the folder in which tasks find data. folder: where
-        certificates, logs and results go, and stay; None: a temporary one. root: whether there is a
-        federation root, which secure sums need. disclosure: more of the hosts' `[disclosure]`.
-        Raises ConfigurationError.
+        The first run starts the processes; `close` or the end of this process ends them. hosts:
+        number of client processes. clients: number of clients on all hosts; None: as many as a
+        run's task has data for. device: "cpu", "auto" or "cuda:N". data: the folder in which tasks
+        find data. folder: folder that keeps certificates, logs and results; None: a temporary one.
+        root: True to make a federation root, which secure sums need. disclosure: further settings
+        of the hosts' `[disclosure]`. Raises ConfigurationError.
         """
         place = None if data is None else Path(data).expanduser()
         _check_local(hosts, clients, device, place, folder)
@@ -145,11 +145,11 @@ class Federation:
         config: str | Path | None = None,
         data: str | Path | None = None,
     ) -> Federation:
-        """A federation whose coordinator runs elsewhere, with an operator's certificate.
+        """Connect to a coordinator elsewhere, with an operator's certificate.
 
-        coordinator: HOST:PORT. What is not given comes from the environment (`POTLUCK_*`) or from
-        operator.toml, as for the `potluck` command; config: its path. data: the folder with what a
-        run's model is built on, for `Run.model`. Raises ConfigurationError.
+        coordinator: HOST:PORT. Missing arguments are read from the environment (`POTLUCK_*`) or
+        from operator.toml, as by the `potluck` command. config: path of operator.toml. data: the
+        folder with the base of a run's model, for `Run.model`. Raises ConfigurationError.
         """
         paths = {
             name: None if value is None else Path(value)
@@ -212,11 +212,12 @@ class Federation:
     ) -> Run:
         """Start a run. Arguments are the keys of a run file; None stands for its default.
 
-        run_file: path or text of one, in which the arguments given here replace what they name. A
-        plug-in is a name, a table with "name" and options, a class, or an object of one; classes
-        defined here are for `local` federations. A local one is given as many clients as the task
-        has data for, starts the run once all attend, and by default selects no more than there are.
-        Raises ConfigurationError, PluginError or RunError, each with a remedy.
+        run_file: path or text of a run file; each argument given here replaces the value of its
+        name. A plug-in is a name, a table with "name" and options, a class, or an instance. Classes
+        defined in this process work in `local` federations only. A local federation has as many
+        clients as the task has data for. It starts the run once all are connected, and by default
+        selects at most that many. Raises ConfigurationError, PluginError or RunError, each with a
+        remedy.
         """
         arguments: dict[str, object] = {
             "name": name,
@@ -250,7 +251,7 @@ class Federation:
         return self._start(run_table(run_file, arguments))
 
     def find(self, run: str) -> Run:
-        """A run that was started before: its id, a unique beginning of it, or its name.
+        """Return a run that was started before. run: its id, a unique prefix of it, or its name.
 
         Raises NotFoundError.
         """
@@ -280,15 +281,15 @@ class Federation:
 
     @property
     def folder(self) -> Path | None:
-        """The folder of a local federation; None for another."""
+        """The folder of a local federation; None if the coordinator is elsewhere."""
         return None if self._parties is None else self._parties.folder
 
     # Its end ----------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End what was started here, or the connection; may be called twice.
+        """End the processes that were started here, or the connection; may be called twice.
 
-        Runs of a coordinator elsewhere go on.
+        Runs of a coordinator elsewhere continue.
         """
         if not self._closed:
             self._closed = True
@@ -300,7 +301,9 @@ class Federation:
         await self._closing.aclose()
 
     def __del__(self) -> None:
-        """Close it once nothing refers to it or its runs, as where a notebook's cell runs again."""
+        """Close the federation once no object refers to it or its runs.
+
+        This happens, for example, when a notebook's cell runs again."""
         if not self._closed and (self._client or (self._parties and self._parties.parties)):
             self._closed = True
             self._background.begin(self._close())
@@ -369,7 +372,7 @@ class Federation:
         return self._made(run_id, party.client, partial(_follow_party, party))
 
     def _check_plugins(self, run: RunFile) -> None:
-        """Raise PluginError for what is not there, or refuses its options."""
+        """Raise PluginError if a plug-in is missing or refuses its options."""
         from potluck.client.objective import Objective
         from potluck.server.selection import Selector
         from potluck.server.strategy import Strategy
@@ -380,7 +383,7 @@ class Federation:
             self._session.make(Objective, each.name, each.options)
 
     def _local_clients(self, values: dict[str, Any]) -> int:
-        """How many clients a run needs; a task that takes their number is told of it."""
+        """Return how many clients a run needs; add it to the options of a task that takes it."""
         _, run = checked_text(values)
         options = dict(run.task.options)
         made = self._session.make(Task, run.task.name, options)
@@ -431,7 +434,7 @@ def _check_local(
     data: Path | None,
     folder: str | Path | None,
 ) -> None:
-    """Raise ConfigurationError for what the processes would refuse, or fail by, later."""
+    """Raise ConfigurationError for values that would make the processes fail later."""
     for name, value in (("hosts", hosts), ("clients", 1 if clients is None else clients)):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ConfigurationError(f"{name} is {value!r}; it must be a whole number from 1")

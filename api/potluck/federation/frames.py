@@ -18,18 +18,19 @@ with extra_named():
 
 
 def rounds_frame(rounds: Iterable[Round]) -> pd.DataFrame:
-    """One row a round, indexed by its number.
+    """Return one row per round, indexed by its number.
 
-    A column for each measure of the model, `NAME_worst_tenth` for each spread over clients; clients
-    `selected` and `included`, `seconds`, `bytes_down`, `bytes_up`, and the `model`'s digest. Behind
-    these for each measure `NAME_clients`, `NAME_asked`, `NAME_partial` and `NAME_samples`.
+    Columns: one for each metric of the model; `NAME_worst_tenth` for each spread over clients;
+    numbers of clients `selected` and `included`; `seconds`, `bytes_down`, `bytes_up`; the `model`'s
+    digest. The last columns are, for each metric, `NAME_clients`, `NAME_asked`, `NAME_partial` and
+    `NAME_samples`.
     """
     rows = [round_row(each) for each in rounds]
     return _indexed(rows, ROUND, ("selected", "included", "seconds", "model"))
 
 
 def selections_frame(rounds: Iterable[Round]) -> pd.DataFrame:
-    """One row for each client of each cohort, in the order chosen, with why it was chosen."""
+    """Return one row per client of each cohort, in order of choice, with the reason."""
     columns = ("round", "client", "host", "state", "reason", "trouble", "samples", "seconds")
     rows = [
         {"round": each.number, **{name: getattr(member, name) for name in columns[1:]}}
@@ -40,10 +41,10 @@ def selections_frame(rounds: Iterable[Round]) -> pd.DataFrame:
 
 
 def clients_frame(rounds: Iterable[Round]) -> pd.DataFrame:
-    """One row for each client that a run ever selected, indexed by its id.
+    """Return one row per client that a run ever selected, indexed by its id.
 
-    How often it was `selected` and `included`, its `last_round`, its `host` and `samples` as last
-    known, its mean `seconds` in rounds that included it.
+    Columns: how often it was `selected` and `included`, its `last_round`, its last known `host` and
+    `samples`, and its mean `seconds` in rounds that included it.
     """
     seen: dict[str, dict[str, object]] = {}
     durations: dict[str, list[float]] = {}
@@ -65,7 +66,7 @@ def clients_frame(rounds: Iterable[Round]) -> pd.DataFrame:
 
 
 def runs_frame(runs: Iterable[operator_pb2.RunStatus]) -> pd.DataFrame:
-    """One row a run, newest first, indexed by its id."""
+    """Return one row per run, newest first, indexed by its id."""
     rows = [
         {
             "run": each.run_id,
@@ -85,7 +86,7 @@ def runs_frame(runs: Iterable[operator_pb2.RunStatus]) -> pd.DataFrame:
 
 
 def attendance_frame(clients: Iterable[operator_pb2.ClientStatus]) -> pd.DataFrame:
-    """One row for each client that the coordinator has met, indexed by its id."""
+    """Return one row per client that has ever connected, indexed by its id."""
     rows = [
         {
             "client": each.client_id,
@@ -104,7 +105,7 @@ def attendance_frame(clients: Iterable[operator_pb2.ClientStatus]) -> pd.DataFra
 def _indexed(
     rows: Sequence[Mapping[str, object]], index: str, columns: Sequence[str]
 ) -> pd.DataFrame:
-    """A frame of these rows; with these columns where there are none."""
+    """Return a frame of these rows; if there are none, an empty frame with these columns."""
     frame = pd.DataFrame(rows) if rows else pd.DataFrame(columns=[index, *columns])
     return frame.set_index(index)
 

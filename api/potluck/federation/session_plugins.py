@@ -37,17 +37,17 @@ PluginType = TypeVar("PluginType", bound=Plugin)
 
 
 class SessionPlugins:
-    """The classes of this process that its federation is to know."""
+    """The classes of this process that the federation's processes must load."""
 
     def __init__(self) -> None:
         self._classes: dict[tuple[str, str], type[Any]] = {}
 
     def table(self, group: str, value: object) -> Any:
-        """The run file's table for a plug-in: a name, a table, a class, or an instance.
+        """Return the run file's table for a plug-in: a name, a table, a class, or an instance.
 
-        A class that no package offers is noted, under its name in lower case with hyphens. Of an
-        instance its options are read back from the attributes it stores them in. Raises
-        PluginError where it has none of these, or the name is taken.
+        A class that no package offers is registered here, under its name in lower case with
+        hyphens. The options of an instance are read from the attributes that store them. Raises
+        PluginError if it does not store them, for any other value, or if the name is taken.
         """
         if isinstance(value, str):
             return {"name": value}
@@ -63,7 +63,7 @@ class SessionPlugins:
         return {"name": self._name(group, cls), **options}
 
     def _named(self, group: str, table: Mapping[str, object]) -> dict[str, object]:
-        """A table whose name may be a class."""
+        """Return the table with its name; if the name is a class, register it."""
         name = table.get("name")
         if isinstance(name, type):
             return {**table, "name": self._name(group, name)}
@@ -85,7 +85,7 @@ class SessionPlugins:
         return name
 
     def make(self, kind: type[PluginType], name: str, options: Mapping[str, object]) -> PluginType:
-        """The plug-in as the federation's processes make it. Raises PluginError."""
+        """Make the plug-in as the federation's processes do. Raises PluginError."""
         cls = self._classes.get((kind.group, name))
         if cls is None:
             return create(kind, name, options)
@@ -95,13 +95,13 @@ class SessionPlugins:
         return made
 
     def has(self, group: str, name: str) -> bool:
-        """True for a class of this process."""
+        """Return True if the plug-in is a class of this process."""
         return (group, name) in self._classes
 
     def write(self, folder: Path) -> str:
-        """Write them into a folder for PYTHONPATH; a digest of what they are.
+        """Write the classes into a folder for PYTHONPATH; return a digest of them.
 
-        The digest is empty where there are none, and nothing is written. Raises PluginError for a
+        If there are no classes, write nothing and return an empty text. Raises PluginError for a
         class that can't be pickled.
         """
         if not self._classes:
@@ -139,7 +139,7 @@ class SessionPlugins:
 
     @staticmethod
     def search_path(folder: Path, digest: str) -> str:
-        """The PYTHONPATH under which processes find them, and what lies beside the notebook."""
+        """Return the PYTHONPATH of the processes: the written classes and this process's path."""
         package = [str(folder / digest[:16])] if digest else []
         return ":".join([*package, *(entry or str(Path.cwd()) for entry in sys.path)])
 
@@ -149,7 +149,7 @@ def _attribute(group: str, name: str) -> str:
 
 
 def _options_of(plugin: object) -> dict[str, object]:
-    """The options that a plug-in was made with; those at their defaults are left out."""
+    """Return the options that a plug-in was made with, except those at their defaults."""
     options = dict[str, object]()
     for name, parameter in signature(type(plugin)).parameters.items():
         for attribute in (name, f"_{name}"):

@@ -35,13 +35,13 @@ class TrainedModel:
 def trained_model(
     path: Path, run_file: str, session: SessionPlugins, data: Path | None
 ) -> TrainedModel:
-    """The network that a run trains, with the weights of a downloaded file.
+    """Return the network that a run trains, with the weights of a downloaded file.
 
-    It is a `torch.nn.Module` in evaluation mode, or a dict of arrays where the task's model is one.
-    run_file: the run's, TOML. data: the data directory, for a model whose base lies there. Tensors
-    that clients keep (`[model] keep`) have the values that they began with.
-    Raises PluginError for a task that is not installed here, LayoutError where its model is another
-    one, ConfigurationError where the base does not lie there.
+    The network is a `torch.nn.Module` in evaluation mode, or a dict of arrays if the task's model
+    is one. run_file: the run's file, as TOML. data: the data directory, for a model whose base is
+    there. Tensors that clients keep (`[model] keep`) have their initial values.
+    Raises PluginError for a task that is not installed here, LayoutError if the file is of another
+    model, ConfigurationError if the base is not in the data directory.
     """
     run = validate(RunFile, tomllib.loads(run_file), source="the run's file")
     task = session.make(Task, run.task.name, run.task.options)
@@ -61,11 +61,12 @@ def trained_model(
 
 
 def load_model(path: str | Path, *, data: str | Path | None = None) -> Any:
-    """The network with the weights of a file that `potluck model` or `Run.save` wrote.
+    """Return the network with the weights of a file that `potluck model` or `Run.save` wrote.
 
-    The file's metadata name the task, which has to be installed; it is as `Run.model` gives it.
-    data: the data directory, for a model whose base lies there. Raises LayoutError for a file
-    without such metadata, StorageError where it can't be read, and as `trained_model` does.
+    The file's metadata name the task, which must be installed. The network has the form that
+    `Run.model` returns. data: the data directory, for a model whose base is there. Raises
+    LayoutError for a file without such metadata, StorageError if it can't be read, and as
+    `trained_model` does.
     """
     try:
         Path(path).stat()  # says why; the next line's error repeats the path
