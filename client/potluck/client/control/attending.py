@@ -62,8 +62,8 @@ class Attending:
         metrics: HostMetrics,
         membership: MembershipInForce | None = None,
     ) -> None:
-        """`generator`: jitter of the pauses between attempts. `membership`: takes what the
-        coordinator sends; None where the host knows no root."""
+        """`generator`: jitter of the pauses between attempts. `membership`: receives the membership
+        that the coordinator sends; None if the host has no federation root."""
         self._config = config
         self._hello = hello
         self._metrics = metrics
@@ -81,7 +81,7 @@ class Attending:
             self._stream.say(message)
 
     async def for_ever(self, instructions: Instructions, link: Link) -> None:
-        """Attend until cancelled. Raises what connecting again can't help."""
+        """Stay connected until cancelled. Raises errors that connecting again can't fix."""
         logged, refusals = "", 0
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(lambda: self._before.aclose())
@@ -111,7 +111,7 @@ class Attending:
                 logged = trouble.message
 
     async def _pause(self, trouble: PotluckError, *, again: bool) -> None:
-        """Wait before the next attempt; say why, unless that was said last."""
+        """Log the cause and wait before the next attempt; a repeated cause is logged as debug."""
         seconds = self._backoff.next_seconds()
         write = log.debug if again and self._backoff.attempt > 1 else log.warning
         write(
@@ -123,7 +123,7 @@ class Attending:
         await asyncio.sleep(seconds)
 
     def _may_pass(self, trouble: PotluckError, refusals: int) -> bool:
-        """True where a trouble of ours may be over later, without a restart."""
+        """Return True if an error on this host's side may pass without a restart."""
         if isinstance(trouble, AttendsElsewhereError):
             return refusals < _REFUSALS
         if isinstance(trouble, CertificateExpiredError) and self._welcomed:
@@ -131,8 +131,10 @@ class Attending:
         return self._certificate.renewed()
 
     async def _attend(self, instructions: Instructions, link: Link) -> bool:
-        """One control stream, on a connection of its own; whether another certificate is to be
-        shown now, while this stream is still held."""
+        """Run one control stream, on a connection of its own.
+
+        Returns True if the certificate was renewed: the next stream is then opened while this one
+        is still held."""
         host_name = self._certificate.show().identity.name
         async with contextlib.AsyncExitStack() as stack:
             connection = channel(self._config.coordinator, self._config.tls)
@@ -182,7 +184,7 @@ class Attending:
             ) from None
 
     def _receive(self, instructions: Instructions, message: rpc.AttendResponse) -> None:
-        """Take what the coordinator says after its welcome."""
+        """Handle a message that the coordinator sends after its welcome."""
         match message.WhichOneof("message"):
             case "instruction":
                 instructions.receive(message.instruction)
@@ -195,7 +197,7 @@ class Attending:
     def _is_welcome(
         self, stream: ControlStream, welcome: rpc.Welcome, instructions: Instructions, link: Link
     ) -> None:
-        """The coordinator has greeted us."""
+        """Note that the coordinator has accepted the connection."""
         log.info(
             "attending",
             coordinator=self._config.coordinator,
@@ -217,10 +219,11 @@ class Attending:
             self._metrics.lost()
 
     def _explain(self, error: grpc.aio.AioRpcError) -> PotluckError:
-        """The error that ended a control stream.
+        """Return the error that ended a control stream.
 
-        Certificates that don't fit end a process that has never attended. One that has goes on
-        trying: the coordinator's may have expired, and will be renewed.
+        Certificates that don't fit end a process that has never been connected. A process that has
+        been connected keeps trying: the coordinator's certificate may have expired, and will be
+        renewed.
         """
         trouble = connection_error(error, self._config.coordinator, self._config.tls)
         stated = from_rpc_error(error)

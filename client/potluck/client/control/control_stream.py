@@ -31,7 +31,7 @@ class ControlStream:
         self._outbox: asyncio.Queue[rpc.AttendRequest] = asyncio.Queue()
 
     def say(self, message: rpc.AttendRequest) -> None:
-        """Send a message when those before it are sent."""
+        """Queue a message for sending."""
         self._outbox.put_nowait(message)
 
     async def open(self, hello: rpc.Hello) -> rpc.Welcome:
@@ -49,7 +49,7 @@ class ControlStream:
     async def attend(
         self, welcome: rpc.Welcome, receive: Callable[[rpc.AttendResponse], None]
     ) -> None:
-        """Heartbeat, send what is said, hand on what comes, until the coordinator ends it."""
+        """Send heartbeats and queued messages, and pass on received ones, until the stream ends."""
         seconds = welcome.heartbeat_interval.ToTimedelta().total_seconds()
         writer = asyncio.create_task(self._write(max(seconds, _LEAST_INTERVAL_SECONDS)))
         reader = asyncio.create_task(self._read(receive))
@@ -66,7 +66,7 @@ class ControlStream:
             await asyncio.gather(reader, writer, return_exceptions=True)
 
     async def close(self) -> None:
-        """Leave: tell the coordinator that nothing more will come."""
+        """End the stream: signal the coordinator that no more messages will come."""
         with contextlib.suppress(Exception):  # the stream may be broken already
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await self._call.done_writing()

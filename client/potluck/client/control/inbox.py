@@ -105,8 +105,10 @@ class Instructions:
         self._context.host_sums.changed()
 
     def _supersede(self, instruction: rpc.Instruction) -> None:
-        """Drop what other trainings of the same client for the same run began and left: a
-        coordinator that went down, or back to a backup, can't say that they are over."""
+        """Drop other trainings of the same client for the same run, with their updates.
+
+        A coordinator that stopped, or was restored from a backup, can't report that they are
+        over."""
         whose = (instruction.run_id, instruction.client_id)
         others = [
             active.instruction.id
@@ -120,7 +122,7 @@ class Instructions:
         self._updates.drop_expired(now=time.time())
 
     def _extend(self, instruction: rpc.Instruction) -> bool:
-        """Give the work on an instruction the time it has now; false if its time is over."""
+        """Set the new deadline of an instruction under way; return False if its time is over."""
         active = self._active.get(instruction.id)
         if active is None or (active.timeout is not None and active.timeout.expired()):
             return False
@@ -223,7 +225,9 @@ class Instructions:
         return _failure(instruction.id, without_data(instruction, error, self._context.policy))
 
     def _log_failure(self, instruction: rpc.Instruction, failure: rpc.Failure) -> None:
-        """A reason may speak of data. It is said even where it can't be logged."""
+        """Log a failure that is sent, since its reason may disclose something about the data.
+
+        The failure is sent even if it can't be logged."""
         if instruction.client_id in self._context.clients:
             with contextlib.suppress(StorageError):
                 self._context.outgoing.note(
@@ -251,7 +255,7 @@ class Instructions:
 
 
 def _deadline(instruction: rpc.Instruction) -> float | None:
-    """When the work must be done, by the event loop's clock; None for no deadline."""
+    """Return the deadline of the work, by the event loop's clock; None for no deadline."""
     if not instruction.HasField("time_left"):
         return None
     left = instruction.time_left.ToTimedelta().total_seconds()

@@ -220,12 +220,12 @@ class DisclosurePolicy(Settings):
 
     @property
     def by_protocol(self) -> bool:
-        """True where the clients take part in sums that give their label counts away."""
+        """True if the clients take part in sums that disclose their label counts."""
         return SumKind.PROTOCOL in self.sums
 
     @property
     def undermined(self) -> bool:
-        """True where noise under `add-remove` is undone by disclosing the number of samples."""
+        """True if disclosing the number of samples undoes the noise under `add-remove`."""
         return self.adjacency == "add-remove" and self.weighting is not Weighting.EQUAL
 
 
@@ -238,7 +238,7 @@ def terms(
     task: TaskReference,
     model: str | None,
 ) -> Parameters:
-    """The terms on which a signal may be disclosed. `model`: BLAKE3 digest, for a triplet.
+    """Return the terms on which a signal may be disclosed. `model`: BLAKE3 digest, for a triplet.
 
     Raises DisclosureRefusedError, naming the key of the policy that forbids it.
     """
@@ -280,7 +280,7 @@ def terms(
 
 
 def check_signal(policy: DisclosurePolicy, client: str, signal: str) -> None:
-    """Raises DisclosureRefusedError where a signal may not be disclosed at all."""
+    """Raise DisclosureRefusedError if a signal may not be disclosed at all."""
     if signal not in policy.signals:
         why = f"'{signal}' is not among `signals`"
         if signal in BUILT_IN_SIGNALS:
@@ -302,10 +302,10 @@ def check_budget(
     spent: Fraction,
     releases: int,
 ) -> None:
-    """Raises DisclosureRefusedError where one more release exceeds the client's budget.
+    """Raise DisclosureRefusedError if one more release exceeds the client's budget.
 
     Privacy losses add up (sequential composition), over data epochs too: successive versions of
-    data mostly hold the same samples. `releases`: how many there are, noisy or not.
+    data mostly hold the same samples. `releases`: number of releases so far, noisy or not.
     """
     if releases >= MOST_RELEASES:
         raise _refused(client, signal, f"{releases} disclosures were made; no more are possible")
@@ -322,7 +322,7 @@ def check_budget(
 
 
 def check_weighting(policy: DisclosurePolicy, client: str, asked: Weighting) -> None:
-    """Raises DisclosureRefusedError where a run wants the number of samples more exactly."""
+    """Raise DisclosureRefusedError if a run wants the number of samples more exactly."""
     if not policy.weighting.permits(asked):
         raise DisclosureRefusedError(
             f"client '{client}' tells its number of samples at most '{policy.weighting}', and the "
@@ -333,7 +333,7 @@ def check_weighting(policy: DisclosurePolicy, client: str, asked: Weighting) -> 
 
 
 def check_pace(policy: DisclosurePolicy, client: str, pace: float) -> None:
-    """Raises DisclosureRefusedError where simulated seconds would tell the number of samples.
+    """Raise DisclosureRefusedError if simulated seconds would disclose the number of samples.
 
     pace: seconds for each sample, 0 on a real clock.
     """

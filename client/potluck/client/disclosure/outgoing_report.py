@@ -103,7 +103,7 @@ def _details(entry: Entry) -> str:
 
 
 def _numbers(entry: Entry) -> dict[str, Any]:
-    """The numbers that were told, by name."""
+    """Return the numbers that were disclosed, by name."""
     kind = entry.get("kind")
     if kind == Outgoing.ANSWER:
         return dict(entry.get("numbers", {}))

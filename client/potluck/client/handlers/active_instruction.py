@@ -25,20 +25,22 @@ class ActiveInstruction:
     cancelled: threading.Event = field(default_factory=threading.Event)
 
     def progress(self, fraction: float) -> None:
-        """Note how much of the computation is done; not where the number of samples is not told
-        exactly, or the update is masked: how fast it goes tells that number."""
+        """Record the share of the computation that is done.
+
+        Nothing is recorded if the update is masked or the number of samples is not disclosed
+        exactly: the speed of the progress would disclose that number."""
         train = self.instruction.train
         if train.encoding != MASKED and train.weighting in _EXACT:
             self.entry.fraction = fraction
 
     def stop(self) -> None:
-        """Give it up: its result is not wanted any more."""
+        """Cancel the work; its result is no longer wanted."""
         self.cancelled.set()
         if self.task is not None:
             self.task.cancel()
 
     def started(self) -> None:
-        """Note that its computation begins. Raises RoundClosedError where it was cancelled."""
+        """Record that the computation begins. Raises RoundClosedError if it was cancelled."""
         if self.cancelled.is_set():
             raise RoundClosedError("cancelled before it began")
         self.entry.enter(InstructionStage.COMPUTING)

@@ -16,8 +16,8 @@ from potluck.common.errors import IdentityError, ProtocolVersionError
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 Handler = Callable[[HandlerContext, ActiveInstruction], Awaitable[rpc.Answer | None]]
-"""Returns the answer; None where an update was delivered instead. Raises PotluckError, and
-anything that a plug-in raises."""
+"""Returns the answer; None if an update was delivered instead. Raises PotluckError, and anything
+that a plug-in raises."""
 
 HANDLERS: Mapping[str, Handler] = {
     "train": train,
@@ -27,7 +27,7 @@ HANDLERS: Mapping[str, Handler] = {
     "question": answer_question,
     "secure": step_of_sum,
 }
-"""By the field of the instruction that says what is to be done."""
+"""The handlers, by the name of the instruction's field that holds the work."""
 
 
 async def carry_out(context: HandlerContext, active: ActiveInstruction) -> rpc.Answer | None:

@@ -164,7 +164,9 @@ class HostSums:
             members = [each for each in members if not each.delivered.done()]
 
     async def _send_sum(self, members: Sequence[_WaitingUpdate]) -> bool:
-        """False where a member has left before the sum was made: its file may be written over."""
+        """Send the members' sum; return False if a member left before it was made.
+
+        The file of a member that has left may be overwritten, so that sum is not sent."""
         updates = [each.update for each in members]
         fresh = all(each.fresh for each in members)
         first, path = updates[0], self._updates.path(updates[0].update_id)
@@ -199,7 +201,7 @@ class HostSums:
 
 
 def _latest(first: _WaitingUpdate, now: float) -> float | None:
-    """When the first of a group goes up at the latest; None for no limit."""
+    """Return the latest time to send a group's first update; None for no limit."""
     timeout = first.active.timeout
     deadline = None if timeout is None else timeout.when()
     return None if deadline is None else now + PATIENCE * max(0.0, deadline - now)

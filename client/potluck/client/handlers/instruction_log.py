@@ -40,7 +40,7 @@ class InstructionStage(StrEnum):
 
     @property
     def over(self) -> bool:
-        """True where nothing more will be done for it."""
+        """True if no more work will be done on the instruction."""
         return self in _OVER
 
 
@@ -57,13 +57,13 @@ class Reception(StrEnum):
     """The way to treat an instruction that has just arrived."""
 
     BEGIN = "begin"
-    """It is new, or wanted again; what was begun under its id before is to be stopped."""
+    """The instruction is new, or wanted again; earlier work under its id must be stopped."""
     GOES_ON = "goes on"
     """Work on it is under way."""
     REPEAT = "repeat"
-    """It is finished: give its answer, or deliver its update, again."""
+    """The work is finished: send its answer, or deliver its update, again."""
     REFUSE = "refuse"
-    """It was abandoned before it came; say so."""
+    """The instruction was abandoned before it came; answer with that failure."""
 
 
 def ignored(_: InstructionStage) -> None:
@@ -74,8 +74,8 @@ def ignored(_: InstructionStage) -> None:
 class Entry:
     """One instruction. `fraction`: share of the computation done, in [0, 1].
 
-    `trains`: whether it asks for an update. `work`: see `digest_of_work`. `answer`: what it was
-    answered with when it finished; None after an update.
+    `trains`: True if it asks for an update. `work`: see `digest_of_work`. `answer`: the answer that
+    was sent when it finished; None after an update.
     """
 
     id: str
@@ -88,29 +88,32 @@ class Entry:
     fraction: float = 0.0
     answer: rpc.Answer | None = None
     listener: Callable[[InstructionStage], None] = ignored
-    """Called, in any thread, when it enters a stage."""
+    """Called, in any thread, when the instruction enters a stage."""
 
     def enter(self, stage: InstructionStage) -> None:
-        """It is in this stage now."""
+        """Set the stage and call the listener."""
         self.stage = stage
         self.listener(stage)
 
 
 @dataclass
 class InstructionLog:
-    """All instructions met, oldest first. Not thread-safe, but `Entry.fraction` may be set by
-    another thread."""
+    """All received instructions, oldest first.
+
+    Not thread-safe, except that another thread may set `Entry.fraction`."""
 
     remembered: int = REMEMBERED
     coordinator_id: str = ""
-    """The coordinator process that speaks."""
+    """Id of the coordinator process that is connected."""
     _entries: dict[str, Entry] = field(default_factory=dict)
     _trainings: dict[tuple[str, str], list[str]] = field(default_factory=dict)
-    """By run and client, ids of those entries that train: each round is settled client by client,
-    and to look through all entries each time took a fifth of a host's time."""
+    """Ids of the entries that train, by run and client.
+
+    Each round is settled client by client. Looking through all entries each time took a fifth of a
+    host's time."""
 
     def receive(self, instruction: rpc.Instruction) -> Reception:
-        """Enter an instruction that has arrived, and say what to do with it."""
+        """Enter an instruction that has arrived, and return how to treat it."""
         entry, work = self._entries.get(instruction.id), digest_of_work(instruction)
         if entry is not None and entry.stage is InstructionStage.OVERTAKEN:
             entry.stage = InstructionStage.DROPPED
@@ -134,20 +137,20 @@ class InstructionLog:
         return Reception.BEGIN
 
     def entry(self, instruction_id: str) -> Entry:
-        """The entry of an instruction that has been received. Raises KeyError."""
+        """Return the entry of an instruction that has been received. Raises KeyError."""
         return self._entries[instruction_id]
 
     def find(self, instruction_id: str) -> Entry | None:
-        """The entry of an instruction; None where it has not come, or is forgotten."""
+        """Return the entry of an instruction; None if it is unknown or no longer kept."""
         return self._entries.get(instruction_id)
 
     def is_over(self, instruction_id: str) -> bool:
-        """True for an instruction that has arrived and on which nothing more will be done."""
+        """Return True if an instruction has arrived and no more work will be done on it."""
         entry = self._entries.get(instruction_id)
         return entry is not None and entry.stage.over
 
     def move(self, instruction_id: str, stage: InstructionStage) -> bool:
-        """Note how far an instruction has come; false if it has been dropped meanwhile."""
+        """Set an instruction's stage; return False if it has been dropped meanwhile."""
         entry = self._entries.get(instruction_id)
         if entry is None or entry.stage in (InstructionStage.DROPPED, InstructionStage.OVERTAKEN):
             return False
@@ -155,7 +158,7 @@ class InstructionLog:
         return True
 
     def finish(self, instruction_id: str, answer: rpc.Answer | None) -> bool:
-        """Note the outcome of an instruction; false if it has been dropped meanwhile."""
+        """Store the outcome of an instruction; return False if it has been dropped meanwhile."""
         if not self.move(instruction_id, InstructionStage.FINISHED):
             return False
         self._entries[instruction_id].answer = answer
@@ -163,9 +166,9 @@ class InstructionLog:
         return True
 
     def abandon(self, instruction_ids: Iterable[str]) -> list[str]:
-        """Drop instructions; those on which work was under way are returned.
+        """Drop instructions; return those on which work was under way.
 
-        One that has not arrived yet may still be on its way: it is entered as overtaken.
+        An instruction that has not arrived may still be on its way: it is entered as overtaken.
         """
         stopped: list[str] = []
         for instruction_id in instruction_ids:
@@ -183,16 +186,16 @@ class InstructionLog:
         return stopped
 
     def coordinator_is(self, coordinator_id: str) -> None:
-        """Another coordinator process speaks: what the last one sent can't come any more."""
+        """Set the coordinator process; forget overtaken ids, which only the last one could send."""
         self.coordinator_id = coordinator_id
         for entry in list(self._entries.values()):
             if entry.stage is InstructionStage.OVERTAKEN:
                 self._forget(entry.id)
 
     def settle(self, *, run_id: str, client_id: str, round: int) -> list[str]:  # noqa: A002  # the wire names it so
-        """Drop a client's trainings for a round that is now over, and for those before it.
+        """Drop a client's trainings for a round that is now over, and for earlier rounds.
 
-        Those on which work was under way are returned.
+        Returns those on which work was under way.
         """
         entries = [self._entries[each] for each in self._trainings.get((run_id, client_id), ())]
         return self.abandon(
@@ -204,7 +207,7 @@ class InstructionLog:
         )
 
     def under_way(self) -> list[Entry]:
-        """The instructions on which there is work, oldest first."""
+        """Return the instructions that are not over, oldest first."""
         return [entry for entry in self._entries.values() if not entry.stage.over]
 
     def progress(self) -> list[rpc.Progress]:
@@ -241,7 +244,7 @@ class InstructionLog:
 
 
 def digest_of_training(instruction: rpc.Instruction) -> str:
-    """The same, of an instruction to train, whether its update is to be sent at once or not."""
+    """Return a training's `digest_of_work`, equal with or without a question before the upload."""
     training = rpc.Instruction()
     training.CopyFrom(instruction)
     training.train.ClearField("before_upload")
@@ -249,10 +252,10 @@ def digest_of_training(instruction: rpc.Instruction) -> str:
 
 
 def digest_of_work(instruction: rpc.Instruction) -> str:
-    """The digest by which this work differs from other work under the same id.
+    """Return the digest that distinguishes this work from other work under the same id.
 
-    It leaves out the time left, the files that models may be had as, who is trained beside it, and
-    the span that it is part of.
+    It does not cover the time left, the formats in which models are available, the companions, and
+    the parent span.
     """
     work = rpc.Instruction()
     work.CopyFrom(instruction)

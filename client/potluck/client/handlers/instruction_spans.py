@@ -41,7 +41,7 @@ class InstructionSpans:
             self._stage = self._tracer.begin(_NAMES[stage], {}, parent=self._whole)
 
     def end(self, trouble: str) -> None:
-        """It is over. trouble: what went wrong, or empty."""
+        """End the spans. trouble: what went wrong, or empty."""
         if self._stage is not None:
             self._stage.end()
         if trouble:
@@ -50,10 +50,10 @@ class InstructionSpans:
 
 
 def spans_of(tracer: Tracer | None, instruction: rpc.Instruction) -> InstructionSpans | None:
-    """The spans of a training; None where this host or the coordinator does not trace.
+    """Return the spans of a training; None if this host or the coordinator does not trace.
 
-    How long it takes tells the number of samples: none either where that is not told exactly, nor
-    of other work, which does not say how exactly it is told.
+    The duration of a training discloses the number of samples. So there are no spans either if that
+    number is not disclosed exactly, or for other work, which does not state how exactly it is.
     """
     train = instruction.train
     told = train.encoding != MASKED and train.weighting in _EXACT

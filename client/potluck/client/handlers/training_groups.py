@@ -1,9 +1,10 @@
-"""Trainings of one attempt that are brought together, to be carried out in one batched step.
+"""Groups of trainings of one attempt that run in one batched step.
 
-The coordinator says which instructions belong together (`Train.companions`). Where a host trains
-several clients side by side, they form as many groups, in their order. A group begins when
-all of them are there that can be, or a moment later without the others: what comes of each does not
-depend on who is there. Lives on the event loop; the training itself runs in a worker's thread.
+The coordinator lists the instructions that belong together (`Train.companions`). If a host trains
+several clients side by side, the companions are cut, in order, into as many groups. A group begins
+when all members that can join have joined, or after `PATIENCE_SECONDS` without the others. A
+member's result does not depend on which others are present. Lives on the event loop; the training
+itself runs in a worker's thread.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ if TYPE_CHECKING:  # importing it imports torch, which only the worker's thread 
 log = structlog.get_logger()
 
 PATIENCE_SECONDS = 1.0
-"""How long a group waits for those of whom nothing is heard."""
+"""How long a group waits for members whose instructions have not come."""
 LARGEST_GROUP = 1024
 _LOOK_SECONDS = 0.02
 _KINDS_REMEMBERED = 64
@@ -70,7 +71,7 @@ class TrainingGroups:
         self._alone: OrderedDict[str, str] = OrderedDict()
 
     def wanted(self, instruction: rpc.Instruction) -> bool:
-        """Return whether a training is to be carried out with others, as far as is known."""
+        """Return True if a training should run together with others, as far as is known."""
         work = instruction.train
         if not work.companions or _kind(work) in self._unfit:
             return False
@@ -94,8 +95,8 @@ class TrainingGroups:
     async def train(self, active: ActiveInstruction, files: TrainingFiles) -> Trained:
         """Train a client together with its companions.
 
-        Raises UnfitForLanesError where that can't be done, ProtocolError for companions that make
-        no sense, and what `TrainingDevice.train` raises.
+        Raises UnfitForLanesError if that can't be done, ProtocolError for invalid companions, and
+        what `TrainingDevice.train` raises.
         """
         work, mine = active.instruction.train, active.instruction.id
         check_companions(active.instruction)
@@ -114,7 +115,7 @@ class TrainingGroups:
         return await waiting.trained
 
     def _note_unfit(self, work: rpc.Train, reason: str) -> None:
-        """Such trainings are carried out one by one from now on."""
+        """Remember that trainings of this kind must run one by one."""
         kind = _kind(work)
         if kind not in self._unfit:
             log.info("clients are trained one by one", task=work.task.name, reason=reason)

@@ -65,13 +65,13 @@ _NOT_OF_THE_DATA = (
     StorageError,
     UnreachableError,
 )
-"""Errors of a training that are the same whatever samples a client holds."""
+"""Errors of a training that do not depend on the client's samples."""
 
 
 async def train(context: HandlerContext, active: ActiveInstruction) -> rpc.Answer | None:
-    """Deliver the update that is asked for; one that has been made already is sent again.
+    """Train and deliver the update; send it again if it has already been made.
 
-    Where a question comes with it, its answer is returned, and the update stays here.
+    If the instruction has a question, return its answer and keep the update here.
     """
     instruction, update_id = active.instruction, active.instruction.id
     kept = _kept(context, active)
@@ -226,7 +226,7 @@ async def _train(
 async def _train_together(
     context: HandlerContext, active: ActiveInstruction, files: TrainingFiles
 ) -> Trained | None:
-    """Train the client in one batched step with its companions; None where that can't be done."""
+    """Train the client in one batched step with its companions; None if that can't be done."""
     from potluck.client.training.task_training import UnfitForLanesError
 
     if not context.groups.wanted(active.instruction):
@@ -290,7 +290,7 @@ async def _masked(
     active: ActiveInstruction,
     write: Callable[[Path, Masking], FileDigest],
 ) -> KeptUpdate:
-    """Mask an update and write it; only the masked head says anything of its training."""
+    """Mask an update and write it; only its masked head has information about the training."""
     instruction = active.instruction
     path = context.updates.path(instruction.id)
     file, word = await context.sums.mask(
@@ -331,7 +331,9 @@ async def _auxiliaries(
     stack: contextlib.AsyncExitStack,
     kept: Path | None,
 ) -> ReceivedAuxiliaries | None:
-    """Fetch what the strategy sends beside the model; it stays until the stack is unwound."""
+    """Fetch the tensors that the strategy sends besides the model.
+
+    Their files stay until the stack is unwound."""
     instruction, sent = active.instruction, active.instruction.train.auxiliary
     task = instruction.train.task
     if not instruction.train.HasField("auxiliary"):

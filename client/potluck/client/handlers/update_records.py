@@ -1,4 +1,4 @@
-"""The record of an update that has just been made: what its training was, and what its file is."""
+"""The record of an update that has just been made: its training and its file."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ def update_record(
     masked_input: str = "",
     coordinator_id: str = "",
 ) -> KeptUpdate:
-    """The record of an update. offer: what is told of it before it is sent. Of a masked one the
-    report is empty, and the last two are given."""
+    """Return the record of an update. offer: numbers that are sent before the update.
+
+    For a masked update, `report` is empty and `masked_input` and `coordinator_id` are given."""
     instruction, work = active.instruction, active.instruction.train
     return KeptUpdate(
         update_id=instruction.id,
