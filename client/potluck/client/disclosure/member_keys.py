@@ -1,8 +1,8 @@
-"""The keys that a host's clients sign with.
+"""The keys with which a host's clients sign.
 
-`member_key` of the configuration is a key, or a folder with CLIENT.key for each client. A key that
-is to replace it lies in the folder `next` beside it, under the same name, until the membership in
-force names it: a host that has both signs all the time.
+`member_key` of the configuration is a key, or a folder with CLIENT.key for each client. A new key
+is put into the folder `next` beside it, under the same name. It is used once the membership in
+force names it. So a host that has both keys can sign at all times.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ NEXT: Final = "next"
 
 
 def key_of(path: Path, client: str) -> Ed25519PrivateKey:
-    """A client's member key: the file itself, or CLIENT.key in the folder. Raises
-    ConfigurationError."""
+    """Read a client's member key: the file itself, or CLIENT.key in the folder.
+
+    Raises ConfigurationError."""
     return load_private_key(_file_of(path, client))
 
 
 def key_in_force(path: Path, client: str, record: MemberRecord) -> Ed25519PrivateKey:
-    """The key that a client's record names: its key, or the next one. Raises ConfigurationError
-    where it is neither."""
+    """Return the key that a client's record names: its current key or the next one.
+
+    Raises ConfigurationError if the record names neither."""
     file = _file_of(path, client)
     following = file.parent / NEXT / file.name
     for each in (file, following):
@@ -44,8 +46,9 @@ def key_in_force(path: Path, client: str, record: MemberRecord) -> Ed25519Privat
 
 
 def signing_key(path: Path, client: str, in_force: MembershipInForce | None) -> Ed25519PrivateKey:
-    """The key that others know a client by, as far as this host knows. Raises
-    ConfigurationError."""
+    """Return a client's key by the membership in force; without a record, its current key.
+
+    Raises ConfigurationError."""
     members = None if in_force is None else in_force.members
     record = None if members is None else members.records.get(client)
     return key_of(path, client) if record is None else key_in_force(path, client, record)

@@ -1,4 +1,4 @@
-"""The privacy budget of each client of a host, which releases and secure sums are paid from."""
+"""The privacy budget of each client of a host, which releases and secure sums share."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from potluck.common.secagg.policy.ledger import LedgerEntry
 
 
 class PrivacyBudget:
-    """The ledgers of releases and of sums; what is kept in one is not left for the other.
+    """The ledgers of releases and of sums, with one budget for both.
 
-    Its methods raise StorageError where a ledger can't be read or written.
+    Its methods raise StorageError if a ledger can't be read or written.
     """
 
     def __init__(
@@ -38,18 +38,18 @@ class PrivacyBudget:
         return sorted({*self.releases.clients(), *self.sums.clients()})
 
     def spent(self, client: str) -> Fraction:
-        """The privacy loss of all that a client has disclosed."""
+        """Return the total privacy loss of a client's releases and sums."""
         return self.releases.of(client).spent + self.sums.of(client).spent
 
     def check_release(self, client: str, signal: str, parameters: Parameters) -> None:
-        """Raises DisclosureRefusedError where one more release exceeds the client's budget."""
+        """Raise DisclosureRefusedError if one more release exceeds the client's budget."""
         releases = len(self.releases.of(client).releases)
         check_budget(
             self.policy, client, signal, parameters, spent=self.spent(client), releases=releases
         )
 
     def for_sums(self, client: str) -> Ledger:
-        """A client's ledger of sums; its budget is what the releases leave."""
+        """Return a client's ledger of sums, with the budget that the releases leave."""
         left = Fraction(repr(self.policy.epsilon_budget)) - self.releases.of(client).spent
         return self.sums.of(client).model_copy(update={"epsilon_budget": max(0.0, float(left))})
 
@@ -64,8 +64,9 @@ class PrivacyBudget:
         self.show(client)
 
     def show(self, *clients: str) -> None:
-        """Show in the metrics what clients have spent. A ledger that can't be read is reported
-        when it is needed."""
+        """Update the metrics of what clients have spent.
+
+        Unreadable ledgers are skipped here, and reported when they are needed."""
         for client in clients:
             with contextlib.suppress(StorageError):
                 self._metrics.spent(float(self.spent(client)))

@@ -1,8 +1,8 @@
-"""The releases of the clients of a host, kept for ever and given again word for word.
+"""The releases of the clients of a host, kept for ever and sent again unchanged.
 
-One JSON file for each client in the state directory's `disclosures`. A release is on disk, synced,
-before a word of it is sent: a process killed in between gives the same release afterwards, not
-another draw of the noise. Without these files it is forgotten what was spent.
+Each client has one JSON file in the state directory's `disclosures`. A release is on disk, synced,
+before any of it is sent. So a process that is killed in between later sends the same release, not
+another draw of the noise. If these files are lost, the record of the spent budget is lost.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class _Kept(BaseModel):
 
 
 class Recipient(_Kept):
-    """A coordinator that a release went to, for a run, and when it went there first."""
+    """A coordinator that received a release, for which run, and when first."""
 
     federation: str
     coordinator: str
@@ -31,13 +31,13 @@ class Recipient(_Kept):
     at: AwareDatetime
 
     def same(self, other: Recipient) -> bool:
-        """True where both are the same run of the same coordinator."""
+        """Return True if both are the same run of the same coordinator."""
         mine, theirs = ((each.federation, each.coordinator, each.run) for each in (self, other))
         return mine == theirs
 
 
 class ReleaseKey(NamedTuple):
-    """The identity of a release: a client discloses it once for ever."""
+    """The identity of a release; a client makes only one release per key."""
 
     data_epoch: int
     signal: str
@@ -45,7 +45,7 @@ class ReleaseKey(NamedTuple):
 
 
 class Release(_Kept):
-    """One disclosure. epsilon: what it cost; None where no noise was added."""
+    """One disclosure. epsilon: its privacy loss; None if no noise was added."""
 
     data_epoch: int
     signal: str
@@ -83,15 +83,16 @@ class ReleaseLedger:
         self._ledgers: dict[str, ClientLedger] = {}
 
     def of(self, client: str) -> ClientLedger:
-        """A client's ledger. Raises StorageError if it is there and can't be understood: noise
-        must not be drawn again because a file is damaged."""
+        """Return a client's ledger. Raises StorageError if it exists but can't be read.
+
+        Noise must not be drawn again because a file is damaged."""
         ledger = self._ledgers.get(client)
         if ledger is None:
             ledger = self._ledgers[client] = self._read(client)
         return ledger
 
     def find(self, client: str, key: ReleaseKey) -> Release | None:
-        """The release made under this key."""
+        """Return the release made under this key; None if there is none."""
         return next((each for each in self.of(client).releases if each.key == key), None)
 
     def keep(self, client: str, release: Release) -> None:

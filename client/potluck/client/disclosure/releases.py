@@ -1,8 +1,8 @@
-"""Answering what a coordinator asks a client to disclose: within its policy, once, for the record.
+"""Answers to a coordinator's requests for disclosures: within the policy, once, and recorded.
 
-The order matters: the policy is asked, then the ledger, then the data; a new release is kept,
-synced to disk, before it is answered. So asking again, or killing this process at any point, never
-shows two draws of the noise.
+The order matters: the policy is checked first, then the ledger, then the data is read. A new
+release is kept, synced to disk, before it is sent. So repeated requests, or killing this process at
+any point, never disclose two draws of the noise.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ log = structlog.get_logger()
 
 
 Measure = Callable[[Parameters], Awaitable[dict[str, Any]]]
-"""Looks at the data and gives what is sent, noise and all."""
+"""Reads the data and returns the value to send, with its noise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ class Discloser:
     _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def answer(self, instruction: rpc.Instruction, measure: Measure) -> rpc.Profile:
-        """The profile that is asked for. `measure` looks at the data; it is called at most once.
+        """Return the requested profile. `measure` reads the data; it is called at most once.
 
         Raises DisclosureRefusedError, ProtocolError, ConfigurationError, StorageError, and what
         `measure` raises.
@@ -159,14 +159,14 @@ class Discloser:
 
 
 def randomness(policy: DisclosurePolicy, client: str, parameters: Parameters) -> random.Random:
-    """The source of noise: the operating system's generator, but in a simulation."""
+    """Return the source of noise: the operating system's generator, except in a simulation."""
     if policy.simulation_seed is None:
         return secrets.SystemRandom()
     return random.Random(f"{policy.simulation_seed}/{client}/{parameters.canonical()}")
 
 
 def noised(counts: list[int], parameters: Parameters, generator: random.Random) -> list[int]:
-    """Counts as the parameters want them; `generator` is that of `randomness`."""
+    """Return counts, with noise if the parameters ask for it; `generator`: from `randomness`."""
     if parameters.epsilon is None or parameters.adjacency is None:
         return counts
     return noisy_counts(
@@ -211,7 +211,7 @@ class ReleaseNoise:
 
 
 def description(release: Release) -> str:
-    """A release in plain words."""
+    """Return a description of a release, for people."""
     words = title_of(release.signal)
     if release.epsilon is None:
         return f"the {words}, without noise,"

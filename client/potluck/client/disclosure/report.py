@@ -1,4 +1,4 @@
-"""The record of disclosures as a data owner reads it."""
+"""The record of disclosures, as a report for a data owner."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ from potluck.common.secagg.policy.ledger import SumRelease
 
 
 class Records:
-    """The ledgers in a state directory. independent: the host's owner says that the federation root
-    is not kept by those who run the coordinator."""
+    """The ledgers in a state directory.
+
+    independent: True if, by the host owner's statement, the people who run the coordinator don't
+    keep the federation root."""
 
     def __init__(self, state: Path, policy: DisclosurePolicy, *, independent: bool = False) -> None:
         self._state = state
@@ -33,7 +35,7 @@ class Records:
         self._clients = sorted({*self._budget.clients(), *self._outgoing.clients()})
 
     def values(self) -> str:
-        """Everything as one line of JSON. Raises StorageError."""
+        """Return all records as one line of JSON. Raises StorageError."""
         clients = [
             {
                 "client": client,
@@ -51,10 +53,10 @@ class Records:
         return json.dumps({"clients": clients, "sums_hold_against": self._holds_against})
 
     def lines(self, *, each: bool = False) -> Iterator[str]:
-        """The same in plain words. Raises StorageError.
+        """Yield all records as sentences. Raises StorageError.
 
-        each: a line for each answer, evaluation, update and failure that was sent; else one for all
-        of a run.
+        each: one line per answer, evaluation, update and failure that was sent; otherwise one per
+        run and kind.
         """
         if not self._clients:
             yield f"nothing has been disclosed; there are no records in {self._state}"

@@ -1,9 +1,9 @@
-"""The ledgers of secure sums that clients of a host went into, kept for ever.
+"""The ledgers of secure sums in which clients of a host took part, kept for ever.
 
-One file of JSON lines for each client in the state directory's `sums`: its name, then an entry a
-line. An entry is on disk, synced, before what it is about is sent: a process killed in between has
-spent more than it gave, never less. A last line that is not whole was never acted upon. Without
-these files it is forgotten what was released.
+Each client has one file of JSON lines in the state directory's `sums`: its name, then one entry per
+line. An entry is on disk, synced, before its message is sent. So a process that is killed in
+between has recorded more than it sent, never less. An incomplete last line was never acted upon. If
+these files are lost, the record of what was released is lost.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class SumLedger:
         self._folder = folder
         self._ledgers: dict[str, Ledger] = {}
         self._sizes: dict[str, int] = {}
-        """Bytes of each file that are in order."""
+        """Number of valid bytes in each file."""
 
     def of(self, client: str) -> Ledger:
-        """A client's ledger, whose budget is for its owner to set.
+        """Return a client's ledger; the caller sets its budget from the owner's policy.
 
-        Raises StorageError if it is there and can't be understood: what was released once must not
+        Raises StorageError if it exists but can't be read: values that were released once must not
         be released again because a file is damaged.
         """
         ledger = self._ledgers.get(client)

@@ -1,4 +1,4 @@
-"""How exactly an instruction to train wants the number of samples told."""
+"""The weighting of a training: how exactly the number of samples is disclosed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WEIGHTINGS = {
 
 
 def weighting_of(work: rpc.Train) -> Weighting:
-    """The weighting that is asked for. Raises ProtocolVersionError for an unknown one."""
+    """Return the requested weighting. Raises ProtocolVersionError for an unknown one."""
     weighting = _WEIGHTINGS.get(work.weighting)
     if weighting is None:
         raise ProtocolVersionError(

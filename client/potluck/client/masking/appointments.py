@@ -1,7 +1,7 @@
-"""Appointments of a client's training with the secure sum that its update goes into.
+"""Appointments, which connect a client's training with the secure sum of its update.
 
-`sum_sessions` drives the session, `training_handler` the training. The masks are agreed on while
-the client trains.
+`sum_sessions` drives the session, `training_handler` the training. The clients agree on the masks
+while the client trains.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ T = TypeVar("T")
 class Appointment:
     """One client's training and the sum its update goes into. Lives on the event loop.
 
-    expected: what the client knows of the sum, once it has the round's model. agreed: set once
-    there are masks. over: what is left to say when the update is delivered, or won't be: nothing,
-    or a refusal. said: set once that was taken to be sent.
+    expected: the client's expectation of the sum, once it has the round's model. agreed: set once
+    there are masks. over: the last replies, once the update is delivered or has failed: none, or a
+    refusal. said: set once those replies were taken for sending.
     """
 
     expected: asyncio.Future[Expectation] = field(default_factory=lambda: _future())
@@ -32,7 +32,7 @@ class Appointment:
     session_id: bytes = b""
 
     def close(self, replies: tuple[Envelope, ...] = ()) -> None:
-        """The training is over, one way or the other."""
+        """End the appointment, after the training has succeeded or failed."""
         for waiting in (self.expected, self.agreed):
             waiting.cancel()
         if not self.over.done():
@@ -46,7 +46,7 @@ class Appointments:
         self._made: dict[str, Appointment] = {}
 
     def of(self, update_id: str) -> Appointment:
-        """The appointment of an update, made by the first who asks."""
+        """Return the appointment of an update; the first call makes it."""
         return self._made.setdefault(update_id, Appointment())
 
     def close(self, update_id: str, replies: tuple[Envelope, ...] = ()) -> None:
@@ -56,8 +56,9 @@ class Appointments:
             appointment.close(replies)
 
     async def expectation(self, update_id: str) -> Expectation:
-        """Wait for what a client expects of the sum its update goes into. Raises RoundClosedError
-        where its training does not begin."""
+        """Wait for the client's expectation of the sum of its update.
+
+        Raises RoundClosedError if its training does not begin."""
         waiting = self.of(update_id).expected
         try:
             return await kept(waiting)
@@ -67,7 +68,7 @@ class Appointments:
 
 
 async def kept(waiting: asyncio.Future[T]) -> T:
-    """Wait for what others wait for as well. Raises RoundClosedError once it was cancelled."""
+    """Wait for a future that has other waiters too. Raises RoundClosedError if it is cancelled."""
     try:
         return await asyncio.shield(waiting)
     except asyncio.CancelledError:

@@ -58,9 +58,9 @@ class Differences:
 
 
 def expectation(instruction: rpc.Instruction, model: Path, data_epoch: int) -> Expectation:
-    """The expectation of a client for the sum of an instruction to train. Blocks: reads the model.
+    """Return a client's expectation of the sum of a training. Blocks: reads the model.
 
-    Raises ProtocolError where the training is for this client alone.
+    Raises ProtocolError if the training is for this client alone.
     """
     work = instruction.train
     check_alike(instruction)
@@ -87,7 +87,7 @@ def differences(
     buffers: frozenset[str],
     auxiliaries: Mapping[str, Mapping[str, NDArray[Any]]],
 ) -> Differences:
-    """The differences of a trained model from `base`, and what goes beside them; copies."""
+    """Return copies of a trained model's differences from `base` and of the auxiliaries."""
     layout = base.layout
     trained, origin = FlatVector(arrays, layout), FlatVector(base.arrays, layout)
     body = _joined(trained)
@@ -177,7 +177,7 @@ def _encoded(
 
 
 def _divide(vector: NDArray[np.float32], by: float, update: Differences) -> None:
-    """All parameters, but not buffers."""
+    """Divide all parameters, but not buffers, in place."""
     for place, name in TensorBorders(update.layout).parts(0, vector.size):
         if name not in update.buffers:
             vector[place] /= np.float32(by)

@@ -1,4 +1,4 @@
-"""The members that a host's clients may be summed with, and the keys the clients sign with."""
+"""The members with which a host's clients may be summed, and the clients' signing keys."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from potluck.common.secagg.primitives.cells import cells_of_members
 log = structlog.get_logger()
 
 WARNING_SECONDS: Final = 86_400.0
-"""Between two warnings of records that end."""
+"""Pause between two warnings about member records that expire."""
 
 
 @dataclass(kw_only=True)
 class SumMembership:
     """A host's part in the membership: its clients' keys, and the members in force.
 
-    in_force: None where the host knows no federation root.
+    in_force: None if the host has no federation root.
     """
 
     member_key: Path | None
@@ -38,8 +38,10 @@ class SumMembership:
     _parties: dict[str, SumParty] = field(default_factory=dict, init=False)
 
     def party(self, name: str, policy: DisclosurePolicy) -> SumParty:
-        """A client as the others know it now. Raises DisclosureRefusedError where something is
-        missing, ConfigurationError where its key can't be used."""
+        """Return a client as a party of secure sums, under the membership in force.
+
+        Raises DisclosureRefusedError if a key, the root or the client's record is missing,
+        ConfigurationError if its key can't be used."""
         members = self._members
         if self.member_key is None or members is None:
             raise DisclosureRefusedError(
@@ -63,7 +65,7 @@ class SumMembership:
         return self._parties[name]
 
     async def follow(self, clients: Sequence[str]) -> None:
-        """Follow the file of the configuration, and warn of records that end, until cancelled."""
+        """Watch the membership's file, and warn about records that expire, until cancelled."""
         if self.in_force is None:
             return
         watching = asyncio.create_task(self.in_force.watch())
@@ -81,7 +83,7 @@ class SumMembership:
 
     @property
     def revoked(self) -> frozenset[tuple[str, str]]:
-        """Clients and member keys of theirs that were revoked."""
+        """Revoked pairs of a client and its member key."""
         return frozenset() if self._members is None else self._members.revoked
 
     @property
@@ -90,8 +92,10 @@ class SumMembership:
 
 
 def cell_of(party: SumParty, data_epoch: int, least_hosts: int) -> frozenset[str]:
-    """The clients that a client may be summed with by cell: drawn here, from the members that the
-    root signed. Empty where too few are members."""
+    """Return the clients of a client's cell, with which it may be summed.
+
+    The cell is drawn here, from the members that the root signed. Empty if there are too few
+    members."""
     members = party.root.members
     cells = cells_of_members(
         members.hosts, members.federation, data_epoch=data_epoch, least_hosts=least_hosts

@@ -62,7 +62,7 @@ _MOST_SESSIONS = 8
 """Sessions of one client at once; an honest coordinator has one."""
 
 Count = Callable[[], Awaitable[list[int]]]
-"""Looks at the client's data: its samples by class."""
+"""Reads the client's data and returns its number of samples per class."""
 
 
 Write = Callable[[Masking], FileDigest]
@@ -71,7 +71,7 @@ Write = Callable[[Masking], FileDigest]
 
 @dataclass(kw_only=True)
 class _Live:
-    """A session under way, with the counts that go into it, or the training whose update does."""
+    """A session under way. Its input is `counts`, or the update of the appointment's training."""
 
     session: ClientSession
     header: Header
@@ -131,18 +131,18 @@ class SumSessions:
     # Updates ----------------------------------------------------------------------------------
 
     async def meet(self, instruction: rpc.Instruction, model: Path) -> None:
-        """A client is about to train, from this file; its session may begin meanwhile."""
+        """Set a client's expectation before it trains from this file; its session may begin."""
         appointment = self.appointments.of(instruction.id)
         expected = await asyncio.to_thread(expectation, instruction, model, self.policy.data_epoch)
         if not appointment.expected.done():
             appointment.expected.set_result(expected)
 
     async def mask(self, name: str, update_id: str, write: Write) -> tuple[FileDigest, Envelope]:
-        """Have an update masked and written as soon as masks are agreed on.
+        """Mask and write an update as soon as masks are agreed on.
 
-        Returns its file and the client's signed word for it. Raises RoundClosedError where the sum
-        has been given up, ProtocolError where the update is no input to it, and what `write` does;
-        then the session is over, as its masks must not be used again.
+        Returns its file and the client's signed confirmation of it. Raises RoundClosedError if the
+        sum has been given up. Raises ProtocolError if the update is not a valid input, and what
+        `write` raises; the session is then over, since its masks must not be used again.
         """
         appointment = self.appointments.of(update_id)
         await kept(appointment.agreed)
@@ -166,7 +166,7 @@ class SumSessions:
         return file, step.replies[0]
 
     async def _until_delivered(self, live: _Live) -> rpc.SecureReply:
-        """There are masks; the answer is what is left to say when the update is there."""
+        """Announce that masks are agreed on; return the last replies once the update is over."""
         appointment = live.appointment
         assert appointment is not None  # noqa: S101  # counts are masked at once
         appointment.session_id = live.header.session_id
@@ -226,7 +226,7 @@ class SumSessions:
         return await self._take(name, live, step)
 
     async def _take(self, name: str, live: _Live, step: ClientStep) -> rpc.SecureReply:
-        """Keep what follows from a step, then say it."""
+        """Store a step's ledger entries and session, then return its replies."""
         if step.entries:
             self.budget.keep_entries(name, step.entries)  # before a word of it leaves
         live.session, replies, masked = step.session, step.replies, b""
@@ -244,7 +244,9 @@ class SumSessions:
         return _reply(replies, masked)
 
     def _mask(self, name: str, live: _Live, masking: Masking) -> tuple[ClientStep, bytes]:
-        """The client's masked counts, and its word for them; a refusal where they are no input."""
+        """Return the step after masking, and the masked counts.
+
+        If the counts are not a valid input, the step is a refusal and the counts are empty."""
         header = live.header
         noise = (
             None
@@ -260,7 +262,7 @@ class SumSessions:
         return client.uploaded(live.session, hashlib.sha256(masked).digest()), masked
 
     def _source_of_noise(self, name: str, header: Header) -> Callable[[int], bytes]:
-        """Randomness of a client's share: the operating system's generator, but in a simulation."""
+        """Return the randomness of a client's noise: the system's, except in a simulation."""
         policy = self.policy
         if policy.simulation_seed is None:
             return self.random
@@ -276,7 +278,7 @@ class SumSessions:
         )
 
     def _make_room(self, name: str) -> None:
-        """Forget the keys of sessions that have expired, and of the oldest beyond a few."""
+        """Forget expired sessions; if there are none, the oldest beyond `_MOST_SESSIONS` − 1."""
         now = datetime.now(UTC).timestamp()
         mine = [key for key in self._live if key[0] == name]
         expired = [key for key in mine if self._live[key].header.expires_at <= now]
