@@ -54,9 +54,9 @@ def corrected(
 
 
 def sendable(send: NamedAuxiliaries, names: Sequence[str], layout: Layout) -> Arrays:
-    """The tensors a correction sends, in the model's layout; zeros for those it left out.
+    """Return the tensors a correction sends, in the model's layout; missing ones are zeros.
 
-    Raises PluginError where it sends other auxiliaries or tensors than it should.
+    Raises PluginError if it sends other auxiliaries or tensors than it should.
     """
     if set(send) != set(names):
         raise PluginError(

@@ -217,7 +217,7 @@ class Classification(TaskTraining):
         ]
 
     def _require_faster(self, trainee: Trainee, objective: Objective, rules: LaneRules) -> None:
-        """Raise UnfitForLanesError where clients are trained faster one by one."""
+        """Raise UnfitForLanesError if clients are trained faster one by one."""
         loaded, device = self.loaded, self._device
         sample = trainee.data.inputs_at(torch.zeros(1, dtype=torch.int64).to(device))
         subject = subject_of(loaded.model, sample, rules, device)
@@ -238,8 +238,10 @@ class Classification(TaskTraining):
             raise UnfitForLanesError(choice.reason)
 
     def _trainee(self, member: GroupMember, share: float, form: _Form | None) -> Trainee:
-        """A member with its samples. Raises PotluckError, of which it alone suffers, and
-        UnfitForLanesError where its samples have another form, so that it is trained alone."""
+        """Return a member with its samples.
+
+        Raises PotluckError, which concerns this member only, or UnfitForLanesError if its samples
+        have another form, so that it is trained alone."""
         work, client_id = member.instruction.train, ClientId(member.instruction.client_id)
         with self._blamed_on(client_id):
             data = self._samples(client_id, work, share).training
@@ -254,8 +256,10 @@ class Classification(TaskTraining):
     def _planned(
         self, companions: Sequence[ClientId], settings: LocalTraining
     ) -> tuple[list[int], _Form | None]:
-        """Steps that each companion takes, whether it is trained now or not; 0 where it can't be.
-        And the form of their samples: that of the first of them that has any."""
+        """Return the steps of each companion, and the form of their samples.
+
+        Companions that are not trained now count too. A companion's steps are 0 if it can't be
+        trained. The form is that of the first companion that has samples."""
         steps, form = [0] * len(companions), None
         for place, client_id in enumerate(companions):
             try:
@@ -272,7 +276,7 @@ class Classification(TaskTraining):
 
     @contextlib.contextmanager
     def _blamed_on(self, client_id: ClientId) -> Iterator[None]:
-        """Raise a TrainingError in place of what the task raises at a client's data."""
+        """Turn errors that the task raises at a client's data into a TrainingError."""
         with blamed_on_task(self.loaded.name, f"client '{client_id}'"):
             try:
                 yield
@@ -435,14 +439,15 @@ class Classification(TaskTraining):
 
 
 def _form_of(data: Examples) -> _Form:
-    """The form of a client's samples, of which it has at least one."""
+    """Return the form of a client's samples; it must have at least one."""
     sample = data.inputs_at(torch.zeros(1, dtype=torch.int64, device=data.labels.device))
     return sample.shape[1:], sample.dtype
 
 
 def _use_part(network: Any, part: int | None) -> None:
-    """Let a network that has several parts train one of them, or go back to all. Raises
-    ConfigurationError where it has none."""
+    """Select the part of a network to train; None selects all.
+
+    Raises ConfigurationError if a part is selected and the network has none."""
     use = getattr(network, "use_part", None)
     if callable(use):
         use(part)
@@ -470,7 +475,7 @@ def _correction(
 def _auxiliaries(
     result: TrainingResult, work: rpc.Train, files: TrainingFiles, loaded: LoadedTask
 ) -> tuple[bool, Arrays | None]:
-    """Write what the correction keeps. Whether it keeps anything, and what it sends."""
+    """Write what the correction keeps; return whether it keeps anything, and what it sends."""
     outcome, received = result.correction, files.auxiliaries
     if outcome is None or received is None:
         return False, None

@@ -10,10 +10,11 @@ _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 
 def compute_deterministically() -> None:
-    """Have torch use deterministic kernels only, and fail where an operation has none.
+    """Have torch use deterministic kernels only, and fail if an operation has none.
 
-    For the whole process. Must come before the first work on a GPU: cuBLAS reads its workspace's
-    size then. Without it, sums over many threads of a GPU may end in other last digits each time.
+    Applies to the whole process. Call it before the first work on a GPU, when cuBLAS reads its
+    workspace's size. Without it, sums over many threads of a GPU may differ in their last digits
+    each time.
     """
     os.environ.setdefault(_WORKSPACE, ":4096:8")
     torch.use_deterministic_algorithms(True)

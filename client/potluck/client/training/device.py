@@ -1,7 +1,7 @@
-"""Training and evaluation on this host's device. Everything here runs in one worker thread.
+"""Training and evaluation on this host's device. All code here runs in one worker thread.
 
-Torch, which takes seconds to import, is imported where there is work for it, in that thread, while
-the host connects.
+Torch takes seconds to import. It is imported in that thread, while the host connects, and only if
+it is needed.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ class TrainingDevice:
         choices: Path | None = None,
         sharing: int = 1,
     ) -> None:
-        """Must be called in the thread that works: the number of threads is set for that one.
+        """Call this in the thread that will work: torch's number of threads is set for it.
 
-        device: "cpu" or "cuda:N". `model_modules`: where models that a run file names are looked
-        for. `forecast`: when clients are there. `choices`: where it is kept how clients of a
-        network are trained. `sharing`: processes that share the device. Without torch, only tasks
-        that bring trainers which need none can be trained.
+        device: "cpu" or "cuda:N". `model_modules`: modules in which models named by a run file are
+        looked up. `forecast`: chances that clients are available. `choices`: folder that keeps how
+        clients of a network are trained. `sharing`: number of processes that share the device.
+        Without torch, only tasks with trainers that don't need torch can be trained.
         """
         if has_torch():
             import torch
@@ -159,7 +159,7 @@ class TrainingDevice:
         *,
         cancelled: Callable[[], bool],
     ) -> Mapping[str, float]:
-        """A client's answer, with the model's files where the question needs one.
+        """Return a client's answer to a question; files: the model's, if the question needs one.
 
         Raises PluginError, ConfigurationError, LayoutError, TrainingError, StorageError, and
         RoundClosedError when cancelled.

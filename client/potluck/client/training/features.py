@@ -1,4 +1,4 @@
-"""The features that a model makes of its inputs: what goes into its last layer."""
+"""The features that a model computes from its inputs: the inputs of its last layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedBiO's half on the client: weights of its own samples are learnt beside the model."""
+"""FedBiO on the client: learns weights of the client's own samples along with the model."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class FedBiOCorrection(LocalCorrection):
     clip: PositiveFloat = 10.0
 
     def begin(self, context: CorrectionContext) -> RunningCorrection:
-        """The λ are those kept; 0 where there are none, or the number of samples has changed."""
+        """The λ are the kept ones; 0 if there are none or the number of samples has changed."""
         validation = context.validation
         if validation is None or len(validation) == 0:
             raise DataError(

@@ -32,7 +32,7 @@ _Arrays = Mapping[str, NDArray[Any]]
 
 
 def lane_terms(work: rpc.Train) -> LaneTerms:
-    """How an instruction wants lanes made. Raises LayoutError where none can be made so."""
+    """Return an instruction's terms for lanes. Raises LayoutError if no lane can be made so."""
     asked = work.summing
     terms = LaneTerms(
         quantum_bits=asked.quantum_bits,
@@ -56,9 +56,9 @@ def write_lane_update(
 ) -> FileDigest:
     """Write a client's update as a sum over it alone. Blocks.
 
-    base: the round's model. report: as it is disclosed; its samples are the weight. buffers: names
-    of floating-point tensors that are no parameters, which are not normalised. over: a spare file
-    to be written over. Raises LayoutError, OutOfBoundsError where a lane can't hold a difference,
+    base: the round's model. report: the report as disclosed; its samples are the weight. buffers:
+    names of floating-point tensors that are not parameters and so are not normalised. over: a spare
+    file to overwrite. Raises LayoutError, OutOfBoundsError if a lane can't hold a difference,
     StorageError.
     """
     work, layout = instruction.train, base.layout

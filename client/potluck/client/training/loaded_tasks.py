@@ -38,7 +38,7 @@ class LoadedTasks:
         self._loaded: OrderedDict[tuple[str, str, str], TaskTraining] = OrderedDict()
 
     def of(self, plugin: rpc.Plugin) -> TaskTraining:
-        """A task, loaded where it is not. Raises PluginError, ConfigurationError, LayoutError."""
+        """Return a task; load it if needed. Raises PluginError, ConfigurationError, LayoutError."""
         key = (plugin.name, plugin.options_json, plugin.model_json)
         loaded = self._loaded.get(key)
         if loaded is None:

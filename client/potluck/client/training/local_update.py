@@ -47,10 +47,10 @@ _Sent = Mapping[str, Mapping[str, NDArray[np.float32]]] | None
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """An update that has been written, or one that is still to be masked.
+    """A written update, or one that must still be masked.
 
-    simulated_seconds: what the training took on the run's virtual clock, if it has one. offer: the
-    answer to the question that came with it.
+    simulated_seconds: duration of the training on the run's virtual clock, if it has one. offer:
+    the answer to the question that came with the training.
     """
 
     file: FileDigest | None
@@ -60,9 +60,9 @@ class Trained:
     offer: Mapping[str, float] = field(default_factory=dict)
 
     def report(self, weighting: Weighting) -> UpdateReport:
-        """The report of the training, where the number of samples is told so exactly.
+        """Return the report of the training for a weighting.
 
-        Seconds go with the samples: where their number is not told exactly, they are 0.
+        Seconds disclose the number of samples, so they are 0 unless the weighting is exact.
         """
         outcome, simulated = self.outcome, self.simulated_seconds
         seconds = outcome.seconds if simulated is None else simulated
@@ -71,8 +71,9 @@ class Trained:
 
 
 def check_training(training: TaskTraining, work: rpc.Train) -> None:
-    """Check that such a training could begin. Raises PluginError, ConfigurationError,
-    ProtocolError where this host can't do what it asks for."""
+    """Check that such a training could begin.
+
+    Raises PluginError, ConfigurationError, or ProtocolError if this host can't carry it out."""
     if work.encoding == SUM:
         lane_terms(work)
     else:
@@ -88,7 +89,7 @@ def train_update(
     progress: Callable[[float], None],
     cancelled: Callable[[], bool],
 ) -> Trained:
-    """Train from the model's file and write the update's; one to be masked is returned instead.
+    """Train from the model's file and write the update, or return it if it must be masked.
 
     Raises PluginError, ConfigurationError, LayoutError, NotFiniteError, ProtocolError,
     TrainingError, StorageError, and RoundClosedError when cancelled.
@@ -100,11 +101,11 @@ def train_update(
 def train_updates(
     training: TaskTraining, members: Sequence[GroupMember], companions: Sequence[ClientId]
 ) -> list[Trained | PotluckError | UnfitForLanesError]:
-    """The same for several clients at once, in their order; what fails one does not hurt the
-    others. companions: see `TaskTraining.train_together`.
+    """Train several clients at once and write their updates; return results in their order.
 
-    Raises UnfitForLanesError where they must be trained one by one, and what `train_update` does
-    where it concerns all.
+    An error of one client does not affect the others. companions: see
+    `TaskTraining.train_together`. Raises UnfitForLanesError if the clients must be trained one by
+    one, and what `train_update` raises if it concerns all.
     """
     updates: list[Trained | PotluckError | UnfitForLanesError] = []
     for member, trained in zip(members, training.train_together(members, companions), strict=True):
@@ -155,7 +156,7 @@ def _finished(
 def _offer(
     training: TaskTraining, instruction: rpc.Instruction, cancelled: Callable[[], bool]
 ) -> Mapping[str, float]:
-    """The answer to the question that came with a training, about the trained model."""
+    """Return the answer, about the trained model, to the question that came with a training."""
     work = instruction.train
     if not work.HasField("before_upload"):
         return {}
@@ -171,20 +172,20 @@ def _offer(
 
 
 def make_question(work: rpc.Question) -> Question:
-    """A question. Raises PluginError for a kind or parameters this host does not know."""
+    """Make a question. Raises PluginError for a kind or parameters this host does not know."""
     parameters = json_object(work.parameters_json, f"parameters of '{work.kind}'")
     return plugins.create(Question, work.kind, parameters)
 
 
 def _encoding(work: rpc.Train) -> Encoding | None:
-    """The encoding of the update's file; None where the update is to be masked."""
+    """Return the encoding of the update's file; None if the update will be masked."""
     return None if work.encoding == MASKED else encoding_of(work.encoding)
 
 
 def _as_lanes(
     instruction: rpc.Instruction, files: TrainingFiles, loaded: LoadedTask, trained: Trained
 ) -> FileDigest:
-    """Write the trained model as lanes, which can be added to those of others."""
+    """Write the trained model as lanes, which can be added to those of other clients."""
     network: Any = loaded.model
     with open_tensors(files.model) as base:
         return write_lane_update(
@@ -214,7 +215,7 @@ def _written(work: rpc.Train, files: TrainingFiles, loaded: LoadedTask, sent: _S
 
 
 def _returned(work: rpc.Train, files: TrainingFiles, loaded: LoadedTask) -> dict[str, NDArray[Any]]:
-    """The tensors that go back. Raises TrainingError where one that goes one way was trained."""
+    """Return the tensors of the update. Raises TrainingError if a one-way tensor was trained."""
     arrays = loaded.weights()
     returned = loaded.layout.without(work.one_way).by_name
     if len(returned) == len(arrays):
@@ -230,7 +231,9 @@ def _returned(work: rpc.Train, files: TrainingFiles, loaded: LoadedTask) -> dict
 
 
 def _without(arrays: dict[str, NDArray[Any]], dropped: Sequence[str]) -> dict[str, NDArray[Any]]:
-    """The tensors that are not to be left out. Raises ProtocolError for names that can't be."""
+    """Return the tensors without the dropped ones.
+
+    Raises ProtocolError for names that can't be dropped."""
     if not dropped:
         return arrays
     left = {name: array for name, array in arrays.items() if name not in set(dropped)}

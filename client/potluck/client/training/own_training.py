@@ -338,10 +338,10 @@ def _reporter(
 
 @contextlib.contextmanager
 def _seeded(model: Any, seed: int) -> Iterator[None]:
-    """Seeds the global generators that a trainer may draw from; puts them back after.
+    """Seed the global generators that a trainer may draw from, and restore them afterwards.
 
-    They are the process's: where it trains on several devices at once, only draws from the seed
-    that the trainer is given are reproducible.
+    The generators belong to the process. If it trains on several devices at once, only draws from
+    the seed that the trainer is given are reproducible.
     """
     state = random.getstate()
     random.seed(seed)

@@ -1,4 +1,4 @@
-"""Plug-ins as the coordinator names them in a message: a name, and options as JSON."""
+"""Plug-ins that the coordinator names in a message, by a name and options as JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 
 def created(kind: type[PluginType], plugin: rpc.Plugin) -> PluginType:
-    """The plug-in that a message names, of a kind given by its base class.
+    """Make the plug-in that a message names; `kind` is its base class.
 
     Raises PluginError, ConfigurationError.
     """
@@ -22,12 +22,12 @@ def created(kind: type[PluginType], plugin: rpc.Plugin) -> PluginType:
 
 
 def options_of(plugin: rpc.Plugin) -> dict[str, object]:
-    """A plug-in's options. Raises ConfigurationError where they are not a JSON object."""
+    """Return a plug-in's options. Raises ConfigurationError if they are not a JSON object."""
     return json_object(plugin.options_json, f"options of '{plugin.name}'")
 
 
 def model_table_of(plugin: rpc.Plugin) -> ModelTable | None:
-    """The table `[model]` of a task's run; None where there is none. Raises ConfigurationError."""
+    """Return the table `[model]` of a task's run, or None. Raises ConfigurationError."""
     what = f"model of '{plugin.name}'"
     values = json_object(plugin.model_json, what)
     try:
@@ -39,7 +39,7 @@ def model_table_of(plugin: rpc.Plugin) -> ModelTable | None:
 
 
 def json_object(text: str, what: str) -> dict[str, object]:
-    """A JSON object; an empty one for no text. Raises ConfigurationError, naming `what` it is."""
+    """Parse a JSON object; no text gives {}. Raises ConfigurationError, with `what` it names."""
     try:
         value = json.loads(text or "{}")
     except ValueError:

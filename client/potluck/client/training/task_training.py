@@ -179,8 +179,9 @@ class LoadedTask:
         return frozenset(self._parts.kept)
 
     def kept_weights(self) -> dict[str, NDArray[Any]]:
-        """The tensors that the client keeps. Raises LayoutError where a training has left
-        others."""
+        """Return the tensors that the client keeps.
+
+        Raises LayoutError if a training has changed their layout."""
         return self._parts.kept_arrays()
 
     def weights(self) -> dict[str, NDArray[Any]]:
@@ -316,9 +317,9 @@ class TaskTraining(ABC):
         *,
         trained: bool = False,
     ) -> Mapping[str, float]:
-        """A client's answer, with the model where the question needs one.
+        """Return a client's answer to a question; files: the model's, if the question needs one.
 
-        trained: about the model as the training that is just over has left it.
+        trained: True if the answer is about the model as the last training has left it.
         """
 
     def local_update(

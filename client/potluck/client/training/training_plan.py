@@ -1,4 +1,4 @@
-"""A classification task's training as it is asked for, and as it is told of."""
+"""The plan and the report of a classification task's training."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingPlan:
-    """An instruction to train as it was read, with its plug-ins made.
+    """A parsed instruction to train, with its plug-ins made.
 
-    measures_utility: whether the coordinator wants that number reported. ditto: where the client
+    measures_utility: True if the coordinator wants that number reported. ditto: set if the client
     has a model of its own.
     """
 
@@ -39,8 +39,9 @@ class TrainingPlan:
 
 
 def plan_training(work: rpc.Train, task: Task) -> TrainingPlan:
-    """Read an instruction. Raises PluginError, ConfigurationError, ProtocolError where this host
-    can't do what it asks for."""
+    """Parse an instruction.
+
+    Raises PluginError, ConfigurationError, or ProtocolError if this host can't carry it out."""
     settings = json_object(work.training_json, "training_json")
     correction: LocalCorrection | None = None
     if work.HasField("auxiliary"):

@@ -1,4 +1,4 @@
-"""One file on its way straight to the coordinator: piece by piece, resumed where it broke off."""
+"""Upload of one file directly to the coordinator: piece by piece, resumed after interruptions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LEAST_HEADERS = 4
 
 
 class DirectUpload:
-    """One file. Lives on the event loop."""
+    """The upload of one file. Lives on the event loop."""
 
     def __init__(
         self,
@@ -32,8 +32,8 @@ class DirectUpload:
         *,
         fresh: bool,
     ) -> None:
-        """fresh: nothing of the file has been sent before. backoff: pauses that begin again from
-        the first whenever bytes arrive."""
+        """fresh: True if no part of the file has been sent before. backoff: the pauses, which start
+        again from the first whenever bytes arrive."""
         self._link = link
         self._header = header
         self._path = path
@@ -48,13 +48,15 @@ class DirectUpload:
         """Offset of the piece that broke, and the seconds that it took."""
 
     async def attempt(self) -> None:
-        """Send what is left; returns when the coordinator has all. Raises what it answers."""
+        """Send the rest of the file; return once the coordinator has all of it.
+
+        Raises the error that the coordinator answers."""
         offset = await self._locate() if self._offset is None else self._offset
         while offset is not None:
             offset = await self._send_piece(offset)
 
     def failed(self, *, again: bool = False) -> None:
-        """An attempt failed. again: the whole file must be sent again."""
+        """Note a failed attempt. again: True if the whole file must be sent again."""
         if again:
             self._offset, self._piece, self._broke = 0, None, None
             self._sequence += 1
@@ -66,7 +68,7 @@ class DirectUpload:
             self._piece = None
 
     def forget(self) -> None:
-        """The file went another way meanwhile: the last break says nothing of the next attempt."""
+        """Forget the last interruption: since then the file took another route."""
         self._piece = self._broke = None
 
     async def _locate(self) -> int | None:
@@ -87,7 +89,7 @@ class DirectUpload:
         return offset
 
     async def _send_piece(self, offset: int) -> int | None:
-        """Send the next piece; where the one after it begins, or None after the last."""
+        """Send the next piece; return the offset of the one after it, or None after the last."""
         size, pieces = self._header.size, self._link.pieces[Direction.UP]
         until = offset + max(pieces.bytes, _LEAST_HEADERS * self._header.ByteSize())
         until = until if until < size else 0
@@ -111,7 +113,7 @@ class DirectUpload:
         return until
 
     async def _frames(self, offset: int, until: int) -> AsyncIterator[Message | bytes]:
-        """One header, a piece of the file in chunks; after the last one, one trailer."""
+        """Yield a header and a piece of the file in chunks; after the last piece, a trailer."""
         opening = transfer_pb2.UpdateHeader()
         opening.CopyFrom(self._header)
         opening.offset, opening.until, opening.sequence = offset, until, self._sequence
@@ -132,7 +134,7 @@ class DirectUpload:
 
 
 def location_of(header: transfer_pb2.UpdateHeader) -> rpc.LocateUploadRequest:
-    """The question how much of the file that a header announces has arrived."""
+    """Return the request for how much of an announced file has arrived."""
     return rpc.LocateUploadRequest(
         update_id=header.update_id,
         run_id=header.run_id,

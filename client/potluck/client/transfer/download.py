@@ -23,27 +23,27 @@ from potluck.rpc.v1 import transfer_pb2
 log = structlog.get_logger()
 
 LayoutSource = Callable[[], Awaitable[Layout]]
-"""Gives the layout of the task's model; only needed for some encodings."""
+"""Returns the layout of the task's model; only needed for some encodings."""
 
 
 class Downloads:
     """Fetches models into the cache. Lives on the event loop; blocking work goes to threads."""
 
     def __init__(self, link: Link, cache: ModelCache, folder: Path, *, maximum_bytes: int) -> None:
-        """`folder` is where files wait on their way; parts of an earlier process are kept."""
+        """`folder`: holds unfinished downloads; those of an earlier process are kept."""
         self.cache = cache
         self._files = FileDownloads(link, folder, maximum_bytes=maximum_bytes, spare=cache.spare)
         self._maximum = maximum_bytes
         self._under_way: dict[str, asyncio.Task[Path]] = {}
         self._waiting: Counter[str] = Counter()
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """By model; a download that was given up keeps its lock until its thread has ended."""
+        """Locks by model; a cancelled download keeps its lock until its thread has ended."""
 
     async def obtain(self, reference: transfer_pb2.ModelReference, layout: LayoutSource) -> Path:
-        """The file of a model, fetched if it is not here; pin it in the cache meanwhile.
+        """Return the file of a model; fetch it if it is not here. Pin it in the cache meanwhile.
 
-        Clients that want the same model share one download; it is given up when none of them
-        waits any more. Goes on trying for as long as the coordinator can't be reached. Raises
+        Clients that want the same model share one download, which is cancelled when none of them
+        waits any more. Tries again for as long as the coordinator can't be reached. Raises
         DigestMismatchError, NotFoundError, TooLargeError, ProtocolError or StorageError.
         """
         blake3 = check_digest(reference.blake3)

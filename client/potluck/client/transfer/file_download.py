@@ -1,4 +1,4 @@
-"""Single files from the coordinator, straight or through an object store."""
+"""Downloads of single files, directly from the coordinator or through an object store."""
 
 from __future__ import annotations
 
@@ -33,14 +33,15 @@ _STALE_SECONDS = 24 * 3600.0
 
 
 class FileDownloads:
-    """Fetches files into a folder, going on where an attempt broke off.
+    """Fetches files into a folder, resuming interrupted attempts.
 
-    Lives on the event loop; blocking work goes to threads. A file may be fetched once at a time.
+    Lives on the event loop; blocking work runs in threads. Only one download of a file may run at a
+    time.
     """
 
     def __init__(self, link: Link, folder: Path, *, maximum_bytes: int, spare: SpareFiles) -> None:
-        """`folder` is where files wait on their way; parts of an earlier process are kept. `spare`:
-        files to be written over."""
+        """`folder`: holds unfinished downloads; those of an earlier process are kept. `spare`:
+        files that may be overwritten."""
         self._link = link
         self._folder = folder
         self._maximum = maximum_bytes
@@ -50,15 +51,15 @@ class FileDownloads:
                 path.unlink()
 
     def path(self, blake3: str) -> Path:
-        """Path of a file that is fetched. Raises ProtocolError for a digest that is none."""
+        """Return the path of a fetched file. Raises ProtocolError for an invalid digest."""
         return self._folder / check_digest(blake3)
 
     async def fetch(self, blake3: str, size: int | None = None) -> Path:
-        """Fetch a file whole, however often it takes; its path, for who moves it away.
+        """Fetch a whole file, in as many attempts as needed; return its path.
 
-        size: its length in bytes, where it is known. Goes on trying for as long as the coordinator
-        can't be reached. Raises DigestMismatchError, NotFoundError, TooLargeError, ProtocolError or
-        StorageError.
+        The caller moves the file away. size: length in bytes, if known. Tries again for as long as
+        the coordinator can't be reached. Raises DigestMismatchError, NotFoundError, TooLargeError,
+        ProtocolError or StorageError.
         """
         path = self.path(blake3)
         backoff, route = self._link.backoff(), FileRoute(self._link.stores)
@@ -86,7 +87,7 @@ class FileDownloads:
             self._link.metrics.retried(Direction.DOWN)
 
     async def _attempt(self, blake3: str, size: int | None, path: Path, route: FileRoute) -> None:
-        """One attempt, from where the last one broke off."""
+        """Make one attempt, resuming after the bytes that are already here."""
         place = await self._stream_or_place(blake3, size, path, route)
         if place is not None:
             await self._from_store(blake3, size, path, route, place)
@@ -99,7 +100,7 @@ class FileDownloads:
         route: FileRoute,
         place: transfer_pb2.StoredFile,
     ) -> None:
-        """One attempt through an object store."""
+        """Make one attempt through an object store."""
         if size is None:
             raise ProtocolError("a file of unknown length can't come through an object store")
         url = route.url(place)
@@ -117,7 +118,9 @@ class FileDownloads:
     async def _stream_or_place(
         self, blake3: str, size: int | None, path: Path, route: FileRoute
     ) -> transfer_pb2.StoredFile | None:
-        """One attempt straight from the coordinator, or where else it says that the file is."""
+        """Make one attempt directly from the coordinator.
+
+        Returns the file's location if the coordinator sends that instead of the file."""
         request = rpc.CoordinatorServiceFetchModelRequest(
             blake3=blake3, from_store=route.through_store, distrust=route.distrust
         )
@@ -133,7 +136,9 @@ class FileDownloads:
     async def _piece(
         self, request: rpc.CoordinatorServiceFetchModelRequest, size: int | None, path: Path
     ) -> tuple[transfer_pb2.StoredFile | None, bool]:
-        """One piece of a file, and whether it was the last; or where else the file is."""
+        """Fetch one piece of a file; return (None, True if the file is now complete).
+
+        Returns (location, False) if the coordinator sends a location instead."""
         blake3 = request.blake3
         chunks, pieces = self._link.chunks[Direction.DOWN], self._link.pieces[Direction.DOWN]
         call = self._link.fetch_model(request)

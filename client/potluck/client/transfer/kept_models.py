@@ -48,11 +48,11 @@ def described(state: SavedState) -> str:
 
 
 def write_whole(states: Sequence[SavedState], model: Path | None, output: Path) -> str:
-    """Write the tensors of a model with those of one state in their place, or of it alone.
+    """Write a model with the tensors of one kept state in place of its own, or the state alone.
 
-    Returns what was written, in one line. Raises ConfigurationError unless there is one state, or
-    where `output` is there, LayoutError where a tensor has another shape or type than the model's,
-    StorageError.
+    Returns a line that describes what was written. Raises ConfigurationError unless there is
+    exactly one state, or if `output` exists; LayoutError if a tensor has another shape or type than
+    the model's; StorageError.
     """
     if output.exists():
         raise ConfigurationError(f"{output} is there already; name another file", path=output)

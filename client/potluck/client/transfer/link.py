@@ -71,8 +71,8 @@ class Link:
         metrics: LinkMetrics | None = None,
         stores: ObjectStores | None = None,
     ) -> None:
-        """`grace_seconds`: how long transfers may go on over a connection that was renewed.
-        `stores`: those that files may go through."""
+        """`grace_seconds`: how long transfers may continue over a connection that was replaced.
+        `stores`: object stores that files may go through."""
         self._make_channel = make_channel
         self._generator = generator
         self._maximum_seconds = maximum_seconds
@@ -84,14 +84,14 @@ class Link:
         self.metrics: LinkMetrics = metrics or HostMetrics()
         self.stores = stores or ObjectStores()
         self.transfers = asyncio.Semaphore(concurrent)
-        """Held while a file is on its way."""
+        """Held during each file transfer."""
         self.chunks = {direction: ChunkSize() for direction in Direction}
         self.pieces = {direction: PieceSize() for direction in Direction}
 
     def renew(self) -> None:
-        """The coordinator can be reached again: connect at once, and end all pauses.
+        """Connect at once and end all pauses, after the coordinator can be reached again.
 
-        Transfers still going on over the old connection may end there, if they do so soon.
+        Transfers over the old connection may finish there, within the grace time.
         """
         closing = asyncio.create_task(self._channel.close(self._grace_seconds))
         self._closing.add(closing)
@@ -102,11 +102,11 @@ class Link:
         self._renewed = asyncio.Event()
 
     def backoff(self) -> Backoff:
-        """A series of pauses."""
+        """Return the pauses of a new series of attempts."""
         return Backoff(self._generator, maximum=self._maximum_seconds)
 
     async def pause(self, seconds: float) -> None:
-        """Wait so long, or until the coordinator can be reached again."""
+        """Wait this long, or until the coordinator can be reached again."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._renewed.wait()

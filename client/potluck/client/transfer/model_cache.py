@@ -46,15 +46,15 @@ class ModelCache:
         self._evict()
 
     def path(self, blake3: str) -> Path:
-        """Path of a model. Raises ProtocolError for a digest that is none."""
+        """Return the path of a model. Raises ProtocolError for an invalid digest."""
         return self._folder / check_digest(blake3)
 
     def holds(self, blake3: str) -> bool:
-        """True where a model is here."""
+        """Return True if a model is in the cache."""
         return blake3 in self._by_use and self.path(blake3).is_file()
 
     def verified(self, blake3: str) -> bool:
-        """True where a model that is here still has its digest; read once per process. Blocks."""
+        """Return True if a cached model still has its digest; read once per process. Blocks."""
         if blake3 not in self._verified:
             if file_digest(self.path(blake3)).blake3 != blake3:
                 return False
@@ -62,7 +62,7 @@ class ModelCache:
         return True
 
     async def intact(self, blake3: str) -> bool:
-        """True where a model is here with its digest; one with another digest is deleted."""
+        """Return True if a model is cached with its digest; delete it if the digest differs."""
         if not self.holds(blake3):
             return False
         if await asyncio.to_thread(self.verified, blake3):
@@ -72,13 +72,13 @@ class ModelCache:
         return False
 
     def add(self, blake3: str) -> None:
-        """A verified model has been put at `path`; the ones used longest ago may go."""
+        """Add a verified model that was put at `path`; the least recently used may be deleted."""
         self._verified.add(blake3)
         self.touch(blake3)
         self._evict()
 
     def touch(self, blake3: str) -> None:
-        """A model is used."""
+        """Mark a model as used."""
         if blake3 in self._by_use:
             self._by_use.remove(blake3)
         self._by_use.append(blake3)

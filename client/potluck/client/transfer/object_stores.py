@@ -1,7 +1,7 @@
-"""The object stores that a host's owner allows, and which way each file goes.
+"""The object stores that a host's owner allows, and the route of each file.
 
-The coordinator says where a file is or is to be put; the owner decides which addresses this host
-talks to at all. Nothing that comes from there is used before its digest is verified.
+The coordinator sends the URL of a file to fetch or upload. The owner decides to which addresses
+this host may connect at all. Files from there are used only after their digest is verified.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from potluck.rpc.v1 import transfer_pb2
 log = structlog.get_logger()
 
 _ATTEMPTS: Final = 3
-"""Times that a file is tried through a store before it goes straight."""
+"""Attempts through a store before a file goes directly."""
 _LONGEST_URL: Final = 8192
 
 
 class FileRequests(Protocol):
-    """The seam for what talks to object stores. Thread-safe, and blocks."""
+    """The extension point for requests to object stores. Thread-safe, and blocks."""
 
     def fetch(
         self,
@@ -46,9 +46,9 @@ class FileRequests(Protocol):
         offset: int,
         moved: Callable[[int], None],
     ) -> None:
-        """Fetch a file from `offset` on, or whole where the store sends no parts, and verify it.
+        """Fetch a file from `offset` on, or whole if the store sends no parts, and verify it.
 
-        Raises ObjectStoreError for a store that does not answer, refuses or breaks off, and what
+        Raises ObjectStoreError if the store does not answer, refuses or breaks off, and as
         `FileReceiver.finish` does.
         """
 

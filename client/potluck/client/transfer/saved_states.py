@@ -1,13 +1,14 @@
-"""States that clients keep from one training to the next, and never send: SCAFFOLD's control
-variates, tensors of the model that stay with their client.
+"""States that clients keep from one training to the next, and never send.
 
-The states of a training are *pending* until the coordinator says that the update became part of a
-model; then they are *committed*, and those committed before are deleted. The coordinator says so
-when it has committed a round, and again with the next training: so neither a lost message nor a
-kill on either side makes the two disagree.
+These are SCAFFOLD's control variates, and tensors of the model that stay with their client.
 
-A record per run and client names the updates of which states are kept; it is replaced in one step,
-after the files are there. Files of updates that no record names are deleted.
+The states of a training are *pending* until the coordinator reports that the update became part of
+a model. Then they are *committed*, and the earlier committed ones are deleted. The coordinator
+reports this when it has committed a round, and again with the next training. So neither a lost
+message nor a kill on either side makes the two disagree.
+
+A record per run and client names the updates whose states are kept. It is replaced in one step,
+after the files are written. Files of updates that no record names are deleted.
 """
 
 from __future__ import annotations
@@ -69,9 +70,9 @@ class KeptStates:
     def begin(
         self, run_id: str, client_id: str, included_update_id: str, purposes: Iterable[str]
     ) -> Mapping[str, Path]:
-        """Begin a training: the committed states by purpose; empty where there are none yet.
+        """Begin a training; return the committed states by purpose, or {} if there are none yet.
 
-        What is pending of another training is deleted. For the rest see `find`.
+        Pending states of another training are deleted. For the rest see `find`.
         """
         found = self.find(run_id, client_id, included_update_id, purposes)
         self._replace(self._record(run_id, client_id), committed=included_update_id, pending="")

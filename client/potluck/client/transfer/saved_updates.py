@@ -21,10 +21,10 @@ KEEP_AFTER_DEADLINE_SECONDS = 24 * 3600.0
 class KeptUpdate(BaseModel):
     """The record of an update; fields as in `UpdateHeader`.
 
-    `expires`: seconds since 1970 at which its round's deadline passes. `work`: what was done, as
-    `digest_of_training` tells. `offer`: what is told of it before it is sent; empty where it is
-    sent at once. `masked_input`: of a masked update, the serialised envelope that vouches
-    for it, hexadecimal; `coordinator_id`: of one, the process that drives the sum it goes into.
+    `expires`: the deadline of its round, in seconds since 1970. `work`: the digest of the work, by
+    `digest_of_training`. `offer`: numbers that are sent before the update; empty if it is sent at
+    once. For a masked update, `masked_input`: the serialised envelope that confirms it,
+    hexadecimal; `coordinator_id`: the process that drives its sum.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -1,4 +1,4 @@
-"""Delivering an update: as often as it takes, from where it broke off."""
+"""Delivery of an update, with retries that resume after interruptions."""
 
 from __future__ import annotations
 
@@ -59,13 +59,12 @@ async def deliver(
 async def deliver_file(
     link: Link, header: transfer_pb2.UpdateHeader, path: Path, *, fresh: bool
 ) -> None:
-    """Bring the file that a header announces to the coordinator; returns when it is verified and
-    kept there.
+    """Deliver an announced file to the coordinator; return once it is verified and kept there.
 
-    `fresh`: nothing of it has been sent before. Goes on trying until it is cancelled. Raises
-    RoundClosedError when the update is not wanted any more, UpdateError, IdentityError,
-    ProtocolError or TooLargeError when it is refused for good, DigestMismatchError after three
-    wrong digests, StorageError if the file is gone or can't be read.
+    `fresh`: True if no part of it has been sent before. Tries again until it is cancelled. Raises
+    RoundClosedError if the update is no longer wanted; UpdateError, IdentityError, ProtocolError or
+    TooLargeError if it is refused for good; DigestMismatchError after three wrong digests;
+    StorageError if the file is missing or can't be read.
     """
     _require(path)
     backoff = link.backoff()

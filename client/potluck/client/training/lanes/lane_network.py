@@ -1,9 +1,9 @@
 """A network whose layers work on several sets of weights at once, a lane for each client.
 
-Made of the layers of a `torch.nn.Sequential`. Where a layer has weights, they are stacked: one more
-dimension in front, of lanes. Fully connected layers then are one batched product. Convolutions go
-lane by lane on a CPU, where grouped ones are slower, and are one grouped convolution on a GPU. All
-else does not care whose samples it sees.
+It is made of the layers of a `torch.nn.Sequential`. A layer's weights are stacked, with lanes as an
+additional first dimension. A fully connected layer then is one batched product. Convolutions run
+lane by lane on a CPU, where grouped ones are slower, and as one grouped convolution on a GPU. All
+other layers treat the samples of all lanes alike.
 """
 
 from __future__ import annotations

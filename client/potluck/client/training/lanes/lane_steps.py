@@ -133,8 +133,10 @@ class _Batches:
 
 @dataclass(frozen=True)
 class _Step:
-    """A step of the lanes that go on. inputs: lanes × samples × …. labels, weights: lanes × samples
-    × 1, weights of the samples in their batch's mean. sizes: of the batches."""
+    """A step of the lanes that are still training.
+
+    inputs: lanes × samples × …. labels: lanes × samples × 1. weights: likewise, each sample's
+    weight in its batch's mean. sizes: sizes of the batches."""
 
     inputs: Tensor
     labels: Tensor
@@ -143,7 +145,7 @@ class _Step:
 
 
 class _Run:
-    """Lanes under way, those with the most steps first, so that those that go on are the first."""
+    """Lanes under way, sorted by steps, most first: lanes that continue longer come first."""
 
     def __init__(
         self,
@@ -174,7 +176,7 @@ class _Run:
         self._layers: Sequence[LaneLayer] = ()
 
     def narrow(self, active: int) -> None:
-        """Only the first lanes go on."""
+        """Continue with the first `active` lanes only."""
         if self._layers and active == len(self._weights.tensors[0]):
             return
         self._put_back()
@@ -218,7 +220,7 @@ class _Run:
         return map(_Step, *each, sizes.tolist())
 
     def take(self, step: _Step) -> None:
-        """A step of every lane that goes on."""
+        """Take a step in every lane that is still training."""
         masks, outputs = _Dropout(self._masks, step.sizes), step.inputs
         for layer in self._layers:
             outputs = layer.forward(outputs, masks)

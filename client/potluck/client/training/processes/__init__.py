@@ -1,6 +1,5 @@
 """Processes of this host that train side by side, where one device is to train several clients.
 
-`device_process` is this side, `training_worker` the other. Between them go jobs and results,
-pickled: both ends are this host's own, and nothing that came over the network is in them but as
-bytes.
+`device_process` is the host's side, `training_worker` the worker's. They exchange pickled jobs and
+results. Both ends belong to this host, and data from the network is in the messages only as bytes.
 """

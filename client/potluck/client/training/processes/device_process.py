@@ -1,4 +1,4 @@
-"""A worker process from the side of its host: a seat for trainings whose work is done there."""
+"""The host's side of a worker process: a seat whose trainings run in that process."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class WorkerProcesses:
             return child
 
     def end(self, child: _Child) -> int:
-        """End one that is to be replaced; its exit code."""
+        """End a process that will be replaced; return its exit code."""
         code = child.end()
         with self._changing:
             if not self.closed:
@@ -165,7 +165,7 @@ class WorkerProcesses:
         return child
 
     def close(self) -> None:
-        """End them all, if that has not been done."""
+        """End all processes; later calls do nothing."""
         with self._changing:
             if self.closed:
                 return
@@ -178,7 +178,7 @@ class WorkerProcesses:
 
 @contextmanager
 def worker_processes(plan: WorkerPlan) -> Iterator[WorkerProcesses | None]:
-    """The worker processes that are planned while the block runs; None where none are needed."""
+    """Yield the planned worker processes, or None if none are needed; end them after the block."""
     if not plan.needs_processes:
         yield None
         return
@@ -192,7 +192,7 @@ def worker_processes(plan: WorkerPlan) -> Iterator[WorkerProcesses | None]:
 
 
 class DeviceProcess:
-    """A `TrainingSeat` in another process. One that has ended is replaced at the next job."""
+    """A `TrainingSeat` in another process; if that has ended, the next job starts a new one."""
 
     def __init__(self, processes: WorkerProcesses, terms: DeviceTerms) -> None:
         self._processes, self._terms = processes, terms
@@ -312,7 +312,7 @@ class DeviceProcess:
         )
 
     def _attempt(self, job: WorkerJob, progresses: Sequence[TrainingProgress]) -> Done | Failed:
-        """Raises EOFError or ConnectionError where the process ends."""
+        """Run a job in the process. Raises EOFError or ConnectionError if the process ends."""
         child = self._child = self._child or self._begun()
         child.board.clear()
         child.connection.send(job)
@@ -323,14 +323,14 @@ class DeviceProcess:
         return answer
 
     def _begun(self) -> _Child:
-        """A process that makes its device."""
+        """Take a process and have it make its device."""
         child = self._processes.take()
         with contextlib.suppress(ConnectionError):  # the first job finds out why
             child.connection.send(self._terms)
         return child
 
     def _dismiss(self) -> int:
-        """End the process; its exit code."""
+        """End the process; return its exit code, or 0 if there was none."""
         child, self._child = self._child, None
         return 0 if child is None else self._processes.end(child)
 

@@ -47,7 +47,7 @@ class ProgressBoard:
         progress.note(float(self._shares[place]))
 
     def at(self, place: int) -> TrainingProgress:
-        """The progress of a training in this process, for the other to see."""
+        """Return the progress of a training in this process, visible to the other process."""
         return TrainingProgress(
             lambda share: self._shares.__setitem__(place, share),
             lambda: bool(self._cancelled[place]),
@@ -55,7 +55,7 @@ class ProgressBoard:
 
 
 def _shared_memory() -> int:
-    """The descriptor of new memory; of a file without a name where a system has nothing else."""
+    """Return the descriptor of new shared memory, or of an unnamed file if there is no memfd."""
     try:
         if hasattr(os, "memfd_create"):
             descriptor = os.memfd_create("potluck-board")

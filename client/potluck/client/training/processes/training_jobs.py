@@ -70,28 +70,28 @@ class SentFiles:
         )
 
     def clean_up(self) -> None:
-        """Delete the spare file where it was not used."""
+        """Delete the spare file if it was not used."""
         if self.spare is not None:
             self.spare.unlink(missing_ok=True)
 
 
 class WorkerJob(ABC):
-    """Something for a worker process to do."""
+    """A job for a worker process."""
 
     @abstractmethod
     def carry_out(self, seat: TrainingSeat, board: ProgressBoard) -> Any:
-        """Do it there; what it returns goes back."""
+        """Do the job, in the worker process; the result is sent back."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckOne(WorkerJob):
-    """To check that a training could begin. work: serialised. layout: of the run's model."""
+    """Job that checks if a training could begin. work: serialised. layout: of the run's model."""
 
     work: bytes
     layout: bytes
 
     def carry_out(self, seat: TrainingSeat, board: ProgressBoard) -> None:  # noqa: ARG002
-        """Nothing, or what it raises."""
+        """Check the training; returns nothing."""
         seat.check(rpc.Train.FromString(self.work), self.layout)
 
 

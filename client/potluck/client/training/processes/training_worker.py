@@ -1,5 +1,4 @@
-"""The other process: trains what it is asked to, one job after the other, as long as its host
-lives."""
+"""The worker process: runs training jobs, one after the other, until its host's process ends."""
 
 from __future__ import annotations
 
@@ -96,10 +95,10 @@ def main() -> None:
 
 
 def serve(connection: Connection, board: int, life: int) -> None:
-    """Carry out jobs until the host is gone. The first message is the `DeviceTerms`.
+    """Carry out jobs until the host's process ends. The first message is the `DeviceTerms`.
 
-    board: descriptor of the `ProgressBoard`. life: of a pipe that nothing comes through and that
-    is closed with the host.
+    board: descriptor of the `ProgressBoard`. life: descriptor of a pipe that carries no data and is
+    closed when the host's process ends.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # it is for the host, which ends this one
@@ -128,7 +127,7 @@ def serve(connection: Connection, board: int, life: int) -> None:
 
 
 def _send(connection: Connection, answer: Done | Failed) -> None:
-    """Raises ConnectionError or OSError where the host is gone."""
+    """Send a job's result. Raises ConnectionError or OSError if the host's process has ended."""
     try:
         connection.send(answer)
     except (OSError, EOFError):
@@ -143,7 +142,7 @@ def _send(connection: Connection, answer: Done | Failed) -> None:
 
 
 def _leave_with(life: int) -> None:
-    """End once the host is gone, whatever is under way."""
+    """End this process once the host's process has ended, also during a job."""
     while os.read(life, 1024):
         pass
     os._exit(_ALONE)

@@ -17,8 +17,8 @@ from potluck.common.learning.output_layer import label_entropies, output_tensor
 class LabelEntropy(Question):
     """`label-entropy`: Ĥ, as the selector `hics-fl` asks for it.
 
-    In nats: the entropy of softmax(Δb / temperature), Δb the move of the output layer's bias in one
-    training (of the row means of its weights, where it has none).
+    In nats: the entropy of softmax(Δb / temperature), Δb the change of the output layer's bias in
+    one training, or of the row means of its weights if it has no bias.
     """
 
     temperature: PositiveFloat = 0.0025

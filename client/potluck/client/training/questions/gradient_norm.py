@@ -18,8 +18,8 @@ class GradientNorm(Question):
 
     gradient-norm: the Euclidean norm of the gradient of the mean cross-entropy over all training
     samples, with any objective; over the parameters that are trained, the model evaluating.
-    seconds: what a training would take on a virtual clock, before there was one; 0 on a real one,
-    and where the task has a trainer.
+    seconds: predicted time of a training on a virtual clock; 0 on a real one, and if the task has a
+    trainer.
     """
 
     needs_model = True
