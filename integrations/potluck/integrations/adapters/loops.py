@@ -38,12 +38,12 @@ class LoopTrainer(AdaptedTrainer):
         evaluate: Callable[..., Found],
         measures: Mapping[str, Measure],
     ) -> None:
-        """train: gets the model and the training loader. evaluate: the model and the loader of what
-        is held out. Both get further parameters by their names: see `adapted.called`. measures: all
-        that they return, by name.
+        """train: takes the model and the training loader. evaluate: takes the model and the loader
+        of the held-out data. Both may take further parameters by name: see `adapted.called`.
+        measures: all metrics that they return, by name.
 
-        They return measures by name, or a number where one measure is declared. A number is the
-        mean over the samples of the loader; `Measured` says what it is over. train may return None.
+        They return metrics by name, or a number if one metric is declared. A number is the mean
+        over the loader's samples; `Measured` gives its own count. train may return None.
         """
         super().__init__(measures)
         self._train, self._evaluate = train, evaluate
@@ -51,7 +51,7 @@ class LoopTrainer(AdaptedTrainer):
     def train(
         self, model: Any, data: Any, settings: TrainerSettings, report: TrainingProgress
     ) -> Contribution:
-        """Hand the loader to the function, watched."""
+        """Wrap the loader to watch it, and call the function with it."""
         self._seed(data, settings.seed)
         loader = WatchedLoader(data, settings.training, report)
         with watched_steps(loader.step):
@@ -81,7 +81,7 @@ class LoopTrainer(AdaptedTrainer):
         return self._named(found, dataset_size(data), self._evaluate)
 
     def _seed(self, loader: Any, seed: int) -> None:
-        """Seed what the loader draws from generators of its own."""
+        """Seed the loader's own generators."""
         seed_loader(loader, seed)
 
     def _named(self, found: Any, samples: int, function: Callable[..., Found]) -> Measures:

@@ -1,7 +1,7 @@
 """Low-rank adapters by `peft`: around a model's layers, and of a lower rank at some clients.
 
-With `[model] trainable = ["*.lora_?.*"]` only these adapters travel; for the strategy
-`lora-stacking` the weights below them do as well, as `"*.base_layer.weight"`.
+With `[model] trainable = ["*.lora_?.*"]` only these adapters are sent. The strategy `lora-stacking`
+also needs the weights below them, as `"*.base_layer.weight"`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ def with_lora(
     scaling: float = 1.0,
     **options: Any,
 ) -> Any:
-    """A model of torch or transformers with adapters; all else of it is frozen.
+    """Add adapters to a model of torch or transformers, and freeze all its other parameters.
 
-    rank: of the adapters, ≥ 1; the largest that a client trains. targets: endings of the names of
-    the layers to adapt, or "all-linear" in a model of transformers. scaling: s > 0 of W + s·B·A,
-    the same for clients of every rank. options: others of `peft.LoraConfig`.
+    rank: rank of the adapters, ≥ 1; the largest that a client trains. targets: endings of the names
+    of the layers to adapt, or "all-linear" in a model of transformers. scaling: s > 0 of W + s·B·A,
+    the same for clients of every rank. options: further options of `peft.LoraConfig`.
     """
     wanted = targets if isinstance(targets, str) else list(targets)
     alpha: Any = scaling * rank  # declared as an integer, used as a number
@@ -40,10 +40,10 @@ def with_lora(
 
 
 def keep_rank(model: Any, rank: int) -> None:
-    """Make all adapters of a model ones of this rank, by zeros in the rest of both factors.
+    """Reduce all adapters of a model to this rank, by zeros in the rest of both factors.
 
-    Zeros get no gradient and stay. Call it in `train`, before the first step. Raises ValueError
-    where an adapter has a lower rank.
+    The zeros get no gradient and stay zero. Call it in `train`, before the first step. Raises
+    ValueError if an adapter has a lower rank.
     """
     with torch.no_grad():
         for layer in model.modules():

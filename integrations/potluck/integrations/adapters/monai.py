@@ -29,10 +29,10 @@ with extra_named():
 
 
 def measured(metric: Any) -> Measured:
-    """Sum and count of a metric's values over images, e.g. of a `DiceMetric` after its last batch.
+    """Return sum and count of a metric's values over images, e.g. of a `DiceMetric`.
 
-    An image's value is the mean over its channels. What is NaN does not count: a class that an
-    image does not have, an image without any.
+    Call it after the last batch. An image's value is the mean over its channels. NaN does not
+    count: a class that an image does not have, or an image without any class.
     """
     return _over_images(metric.get_buffer())
 
@@ -54,7 +54,7 @@ def seed_transforms(loader: Any, seed: int) -> None:
 
 
 class MonaiLoopTrainer(LoopTrainer):
-    """A `LoopTrainer` whose data sets have random transforms of MONAI: they draw from the seed."""
+    """A `LoopTrainer` for data sets with random transforms of MONAI, which it seeds."""
 
     def _seed(self, loader: Any, seed: int) -> None:
         seed_transforms(loader, seed)
@@ -74,9 +74,9 @@ class MonaiEngineTrainer(AdaptedTrainer):
         evaluator: Callable[..., Any],
         measures: Mapping[str, Measure],
     ) -> None:
-        """trainer: gets the network and the training loader, and returns an engine. evaluator:
-        likewise, of the network and the loader of what is held out. Both get further parameters
-        by their names: see `adapted.called`."""
+        """trainer: takes the network and the training loader, and returns an engine. evaluator:
+        likewise, with the loader of the held-out data. Both may take further parameters by name:
+        see `adapted.called`."""
         super().__init__(measures)
         self._trainer, self._evaluator = trainer, evaluator
 
@@ -128,7 +128,9 @@ class _WatchedEngine:
         self._report(min((state.iteration - 1) / planned, 1.0) if planned else 0.0)
 
     def end(self, engine: Any) -> None:
-        """One output for each sample where the engine takes batches apart, else one for all."""
+        """Count a batch's samples and loss.
+
+        The engine's output is a list with one entry per sample, or one entry for the batch."""
         output = engine.state.output
         samples = len(output) if isinstance(output, list) else len(output["pred"])
         loss = (output[0] if isinstance(output, list) else output)["loss"]

@@ -1,4 +1,4 @@
-"""A task of functions that a script has."""
+"""A task made of a script's functions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Measure", "Measured", "script_task", "share"]  # what scripts import
 
 
 def share(label: str) -> Measure:
-    """A measure with means in [0, 1], the higher the better: accuracy, Dice."""
+    """Declare a metric with means in [0, 1], the higher the better: accuracy, Dice."""
     return Measure(label=label, unit=SHARE, higher_is_better=True, lowest=0, highest=1)
 
 
@@ -27,12 +27,12 @@ def script_task(
     evaluation_data: Callable[[Path | None], Any] = lambda _: None,
     training: Recommended | None = None,
 ) -> type[Task]:
-    """A task without options, to be registered in the group `potluck.tasks`.
+    """Return a task class without options, to register in the group `potluck.tasks`.
 
-    model: makes a new model. data: gets a client and its host's `data_directory`, and returns
-    what the client trains on and what it holds out. trainer: serves all clients. evaluation_data:
-    returns the coordinator's own samples; by default it has none. training: settings for runs
-    that choose none, as in `[training]`. Who wants options derives from `Task` instead.
+    model: makes a new model. data: takes a client and its host's `data_directory`, and returns the
+    client's training data and held-out data. trainer: serves all clients. evaluation_data: returns
+    the coordinator's own samples; by default it has none. training: settings for runs that choose
+    none, as in `[training]`. A task with options must derive from `Task` instead.
     """
     recommended, load, load_evaluation = training or {}, data, evaluation_data
 

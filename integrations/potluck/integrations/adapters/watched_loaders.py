@@ -62,7 +62,7 @@ class WatchedLoader:
 
     @property
     def samples(self) -> int:
-        """The number of samples: what its dataset says, or those of the first pass."""
+        """The number of samples: the dataset's length if known, else those of the first pass."""
         return dataset_size(self._loader) or self._samples
 
     def _share(self) -> float:
@@ -95,7 +95,7 @@ def watched_steps(step: Callable[[], None]) -> Iterator[None]:
 
 
 def dataset_size(loader: Any) -> int:
-    """The number of samples that a loader's dataset tells; 0 where it tells none."""
+    """Return the length of a loader's dataset; 0 if it is unknown."""
     try:
         return len(loader.dataset)
     except (AttributeError, TypeError, NotImplementedError):
@@ -103,7 +103,7 @@ def dataset_size(loader: Any) -> int:
 
 
 def samples_of(batch: Any) -> int:
-    """The number of samples in a batch: the length of the first array that it holds; or 1."""
+    """Return the number of samples in a batch: the length of its first array, or 1."""
     if getattr(batch, "shape", ()):
         return int(batch.shape[0])
     parts: Iterable[Any] = ()
@@ -115,9 +115,9 @@ def samples_of(batch: Any) -> int:
 
 
 def seed_loader(loader: Any, seed: int) -> None:
-    """Seed the generators that a loader and its sampler have of their own.
+    """Seed the own generators of a loader and its sampler.
 
-    Those without one draw from torch's global generator, which a host seeds.
+    A loader or sampler without one draws from torch's global generator, which the host seeds.
     """
     for owner in (loader, getattr(loader, "sampler", None)):
         generator = getattr(owner, "generator", None)

@@ -21,8 +21,10 @@ _MOST_METRICS: Final = 1000
 _MOST_PARAMS: Final = 100
 _LONGEST_PARAM: Final = 500
 _PATIENCE: Final = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
-"""MLflow by itself tries for four minutes, in which the sink gives no sign of life. Who feeds it
-tries again as well."""
+"""Limits of MLflow's own retries.
+
+By default MLflow retries for four minutes, during which the sink does not respond. The sink's
+caller also retries."""
 _STATES: Final = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 _FORBIDDEN: Final = re.compile(r"[^\w\-. /:]", re.ASCII)
 
@@ -30,9 +32,9 @@ _FORBIDDEN: Final = re.compile(r"[^\w\-. /:]", re.ASCII)
 class Mlflow(Sink):
     """One run of MLflow for each run: settings as parameters, a step for each round.
 
-    A round's metrics go out in one request, `seconds` as the last of them; their time is that of
-    the commit. So a request that is made again changes nothing, and the steps of `seconds` say
-    which rounds are there. A run that somebody has deleted in MLflow is let be.
+    A round's metrics are sent in one request, with `seconds` last; their time is that of the
+    commit. So a repeated request changes nothing, and the steps of `seconds` show which rounds are
+    recorded. A run that was deleted in MLflow is not recorded again.
     """
 
     library = "mlflow"
@@ -41,8 +43,8 @@ class Mlflow(Sink):
     def __init__(
         self, *, tracking_uri: str = "sqlite:///mlflow.db", experiment: str = "potluck"
     ) -> None:
-        """tracking_uri: as MLflow takes it, of a server or a file. experiment: by name, made if it
-        is missing."""
+        """tracking_uri: MLflow's URI of a server or a file. experiment: name of the experiment,
+        which is made if it is missing."""
         self._uri = tracking_uri
         self._experiment = experiment
         self._connected: MlflowClient | None = None
@@ -50,7 +52,9 @@ class Mlflow(Sink):
         self._ahead: dict[str, set[tuple[str, int]]] = {}
 
     def open(self, run: TrackedRun) -> int | None:
-        """Find the run by its tag, or make it; the last step of `seconds`."""
+        """Find the run by its tag, or make it; return the last step of `seconds`.
+
+        Returns None for a run that was deleted in MLflow."""
         from mlflow.entities import LifecycleStage, Param, ViewType
 
         client = self._client()
@@ -88,14 +92,14 @@ class Mlflow(Sink):
         client.set_tag(of_mlflow, _MODEL_TAG, rounds[-1].model)
 
     def end(self, run: TrackedRun) -> None:
-        """Note how the run ended, and when."""
+        """Record how the run ended, and when."""
         client, of_mlflow = self._client(), self._ids[run.run_id]
         if run.reason:
             client.set_tag(of_mlflow, "mlflow.note.content", run.reason)
         client.set_terminated(of_mlflow, _STATES[run.state], _milliseconds(run.changed_at))
 
     def _last(self, run_id: str, names: Sequence[str]) -> int:
-        """The last step that is whole. What there is of the next one is not logged again."""
+        """Return the last complete step, and note later metrics, which are not logged again."""
         client, of_mlflow = self._client(), self._ids[run_id]
         steps = {
             name: [each.step for each in client.get_metric_history(of_mlflow, name)]
@@ -116,8 +120,9 @@ class Mlflow(Sink):
 
 
 def _batches(rounds: Sequence[TrackedRound], ahead: set[tuple[str, int]]) -> Iterator[list[Metric]]:
-    """The metrics of rounds, as many whole rounds in one request as it may hold. ahead: names and
-    steps that are there already."""
+    """Yield the metrics of rounds, with as many whole rounds per request as it may hold.
+
+    ahead: names and steps that are already recorded."""
     from mlflow.entities import Metric
 
     batch: list[Metric] = []
@@ -142,7 +147,7 @@ def _batches(rounds: Sequence[TrackedRound], ahead: set[tuple[str, int]]) -> Ite
 
 
 def _key(name: str) -> str:
-    """A name as MLflow allows it."""
+    """Return a name with only the characters that MLflow allows."""
     return _FORBIDDEN.sub("_", name)
 
 

@@ -20,8 +20,8 @@ _FORBIDDEN: Final = re.compile(r"[^\w.-]", re.ASCII)
 class TensorBoard(Sink):
     """One folder with one event file for each run, one event for each round.
 
-    An event has all numbers of its round, and is there wholly or, cut off by a kill, is removed
-    before the next one is appended.
+    An event has all numbers of its round. An event that a kill has cut off is removed before the
+    next one is appended.
     """
 
     alone_in = "folder"
@@ -29,11 +29,11 @@ class TensorBoard(Sink):
     extra = "potluck[tensorboard]"
 
     def __init__(self, *, folder: str = ".") -> None:
-        """folder: what `tensorboard --logdir` is given; made if it is missing."""
+        """folder: the folder for `tensorboard --logdir`; made if missing."""
         self._folder = Path(folder)
 
     def open(self, run: TrackedRun) -> int:
-        """Remove what a kill has torn; the step of the last event."""
+        """Remove an incomplete last event; return the step of the last complete one, or 0."""
         path = self._path(run)
         path.parent.mkdir(parents=True, exist_ok=True)
         data = path.read_bytes() if path.exists() else b""
@@ -94,7 +94,7 @@ def _framed(record: bytes) -> bytes:
 
 
 def _records(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """(end, record) of the whole records that data begin with."""
+    """Yield (end, record) of the complete records at the start of the data."""
     begin, head = 0, _LENGTH.size + _CHECKSUM.size
     while begin + head <= len(data):
         length = data[begin : begin + _LENGTH.size]

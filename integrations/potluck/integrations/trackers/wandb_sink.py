@@ -13,15 +13,15 @@ from potluck.common.tensors.digest import digest_of
 from potluck.server.sink import Sink, TrackedRound, TrackedRun
 
 _ABOUT: Final = "potluck.json"
-"""In each folder: whose rounds are in it, and which."""
+"""File in each folder that names its run and its first and last round."""
 
 
 class Wandb(Sink):
     """A folder for each run, with a step for each round.
 
-    W&B writes a folder in the background and says nothing of how far it is. So rounds are held
-    back until the run ends, or until there are enough of them; then a folder is written, and gets
-    its name once it is whole.
+    W&B writes a folder in the background and does not report its progress. So rounds are held back
+    until the run ends, or until there are enough of them. Then a folder is written, and gets its
+    name once it is complete.
     """
 
     alone_in = "folder"
@@ -31,8 +31,8 @@ class Wandb(Sink):
     def __init__(
         self, *, folder: str = ".", project: str = "potluck", entity: str = "", rounds: int = 0
     ) -> None:
-        """folder: of the folders; made if it is missing. project, entity: as in W&B. rounds: how
-        many go into one folder; 0 for all until the run ends."""
+        """folder: parent of the folders; made if missing. project, entity: as in W&B. rounds:
+        number of rounds per folder; 0 for all until the run ends."""
         self._folder = Path(folder).resolve()
         self._project = project
         self._entity = entity
@@ -42,7 +42,7 @@ class Wandb(Sink):
         self._held: dict[str, list[TrackedRound]] = {}
 
     def open(self, run: TrackedRun) -> int:
-        """The last round in a folder of the run's; a folder that is not whole is removed."""
+        """Return the run's last recorded round, or 0; remove an incomplete folder."""
         self._folder.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(self._draft, ignore_errors=True)
         self._held[run.run_id] = []
@@ -50,7 +50,7 @@ class Wandb(Sink):
         return max((each["last"] for each in found if each["run"] == run.run_id), default=0)
 
     def write(self, run: TrackedRun, rounds: Sequence[TrackedRound]) -> None:
-        """Hold rounds back; where there are enough of them, write them."""
+        """Hold rounds back; write them once there are enough."""
         held = self._held[run.run_id]
         held += rounds
         while self._rounds and len(held) >= self._rounds:
@@ -58,13 +58,13 @@ class Wandb(Sink):
             del held[: self._rounds]
 
     def end(self, run: TrackedRun) -> None:
-        """Write what was held back."""
+        """Write the rounds that were held back."""
         held = self._held.pop(run.run_id)
         if held:
             self._write(run, held)
 
     def close(self) -> None:
-        """End what W&B runs in the background. What was held back is handed over again."""
+        """End W&B's background process. Rounds held back are passed to the sink again later."""
         import wandb
 
         wandb.teardown()
@@ -109,7 +109,7 @@ class Wandb(Sink):
 
 
 def _sync(folder: Path) -> None:
-    """Have all files of a folder on disk."""
+    """Sync all files of a folder to disk."""
     for path in folder.rglob("*"):
         if path.is_file():
             with path.open("rb") as file:
