@@ -38,10 +38,10 @@ class Signal(StrEnum):
 
 
 class UpdateFact(StrEnum):
-    """Something that the coordinator reads off a round's updates, where they are not masked.
+    """A fact that the coordinator computes from a round's updates, if they are not masked.
 
-    An update is its difference from the round's model, over all parameters; running statistics
-    don't count.
+    An update is its difference from the round's model, over all parameters; running statistics are
+    not included.
     """
 
     GRAM = "gram"
@@ -298,7 +298,7 @@ class Offers:
     """The answers of a cohort's clients that have trained.
 
     rows: of these clients, in the order chosen. values: by name, one finite number for each.
-    samples: int64 ≥ 0, that each trained on, as far as it tells that.
+    samples: int64 ≥ 0, number that each trained on, as far as it reports it.
     """
 
     rows: Rows

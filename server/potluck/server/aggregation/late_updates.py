@@ -47,8 +47,10 @@ class RebasedUpdate(EncodedUpdate):
         current: Tensors,
         buffers: Collection[str] = (),
     ) -> None:
-        """began_with: the model it was trained from. current: the round's. Raises LayoutError where
-        these are not of the update's layout."""
+        """began_with: the model it was trained from. current: the round's.
+
+        Raises LayoutError if these do not have the update's layout.
+        """
         super().__init__(current, late.layout)
         if began_with.layout != late.layout:
             began_with.layout.check_matches(late.layout, what="model of a late update")

@@ -71,7 +71,7 @@ class MaskedSum:
 
     @property
     def normalizer(self) -> float:
-        """The mean of what the clients' steps amount to; 1 where that is not asked for."""
+        """The mean of the clients' normalizers; 1 if none is needed."""
         return self.head.metrics.get(NORMALIZER, 1.0)
 
     def words(self, lane: str, begin: int, end: int) -> NDArray[Any]:

@@ -115,10 +115,11 @@ class ModelWork:
         return self._publish(made.arrays(), None, 0)
 
     def check_start(self) -> None:
-        """Check that the weights that the run starts from are there and fit, and that the strategy
-        can move such a model.
+        """Check that the run's initial weights exist and fit, and that the strategy can train such
+        a model.
 
-        Raises ConfigurationError or LayoutError."""
+        Raises ConfigurationError or LayoutError.
+        """
         run_file, strategy = self._plan.run_file, self._plan.strategy
         if self._plan.selector.measures:
             self._check_measuring(run_file.selector.name)
@@ -154,9 +155,10 @@ class ModelWork:
             )
 
     def base_blake3(self) -> str:
-        """Digest of the part of the model that does not travel; empty where all of it does.
+        """Digest of the part of the model that does not travel; empty if all of it does.
 
-        Raises ConfigurationError, LayoutError."""
+        Raises ConfigurationError, LayoutError.
+        """
         table = self._plan.run_file.model
         if table is None or not table.trainable:
             return ""
@@ -175,7 +177,7 @@ class ModelWork:
             )
 
     def load(self, blake3: str) -> ModelVersion:
-        """Go on with a model that is on disk. Raises StorageError if it is damaged."""
+        """Continue with a model that is on disk. Raises StorageError if it is damaged."""
         self._files.verify(blake3)
         with self._files.opened(blake3) as file:
             self._layout = file.layout
@@ -439,9 +441,10 @@ class ModelWork:
             return self._plan.task.evaluation_data(self._data_directory)
 
     def evaluate(self, model: ModelVersion) -> EvaluationCounts | MeasureSums | None:
-        """The model's counts on the coordinator's own held-out data; None where it has none.
+        """Return the model's counts on the coordinator's own held-out data; None if it has none.
 
-        Raises TrainingError: a TrainerError where the task's own trainer is to blame."""
+        Raises TrainingError; a TrainerError if the task's own trainer failed.
+        """
         examples = self._own_samples()
         if examples is None:
             self._made = None
@@ -450,8 +453,11 @@ class ModelWork:
             return self._evaluated(file.arrays, examples)
 
     def _loss(self, arrays: Mapping[str, NDArray[Any]]) -> float:
-        """The loss of a model on the coordinator's own held-out data; infinite where it is not
-        finite, or not defined. Raises TrainingError."""
+        """Return a model's loss on the coordinator's own held-out data; infinite if not finite or
+        undefined.
+
+        Raises TrainingError.
+        """
         loss = self._evaluated(arrays, self._own_samples()).means().get("loss", math.inf)
         return loss if math.isfinite(loss) else math.inf
 

@@ -52,7 +52,7 @@ class Total(Protocol):
 
     @property
     def normalizer(self) -> float:
-        """The mean of what their steps amount to, by weight; 1 where that is not asked for."""
+        """The weighted mean of the clients' normalizers; 1 if none is needed."""
         ...
 
     def mean(self) -> BlockReader:

@@ -1,4 +1,5 @@
-"""Updates that leave whole tensors out: read as if these had not moved, and not averaged over."""
+"""Updates that omit whole tensors: read as if these had not changed, and excluded from their
+means."""
 
 from __future__ import annotations
 
@@ -74,10 +75,10 @@ def shares_sent(layout: Layout, dropped: Sequence[Collection[str]]) -> Floats:
 
 
 def renormalized(combine: Combine, dropped: Sequence[Collection[str]]) -> Combine:
-    """The same reduction with each tensor averaged over the updates that have it.
+    """Return the same reduction with each tensor averaged over the updates that have it.
 
-    dropped: for each update the tensors that it leaves out. The weights of the others are scaled to
-    the same sum. Where no update with a weight has a tensor, it stays as it is.
+    dropped: for each update, the tensors that it omits. The weights of the others are scaled to the
+    same sum. If no update with a weight has a tensor, the tensor stays as it is.
     """
     names = sorted(set[str]().union(*dropped))
     if not names:

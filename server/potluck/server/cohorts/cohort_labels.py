@@ -50,10 +50,10 @@ def _distances(sums: Floats, target: Floats) -> Floats:
 
 
 def heterogeneity(population: Population) -> dict[str, float]:
-    """The federation's heterogeneity, by the names of `HETEROGENEITIES`, each in [0, 1].
+    """Return the federation's heterogeneity, by the names of `HETEROGENEITIES`, each in [0, 1].
 
-    From interaction matrices all six; from triplets the means of the clients' own. Empty where
-    fewer than `LEAST_CLIENTS` have disclosed either.
+    From interaction matrices all six; from triplets the means of the clients' own. Empty if fewer
+    than `LEAST_CLIENTS` have disclosed either.
     """
     matrices, triplets = population.interaction_matrices, population.triplets
     if matrices is not None:

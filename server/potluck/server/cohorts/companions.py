@@ -11,10 +11,10 @@ LARGEST_GROUP = 64
 def companions(
     members: Iterable[tuple[str, str, int | None]],
 ) -> Mapping[str, tuple[str, ...]]:
-    """The group of each client that has company, itself included.
+    """Return the group of each client that has companions, itself included.
 
-    `members`: clients, their hosts and the passes they are to make, in the order in which they are
-    to be named; a client whose host is "" has none. Those of a host that make as many passes form
+    `members`: clients, their hosts and their numbers of passes, in the order of the groups; a
+    client whose host is "" has no companions. Clients of a host with the same number of passes form
     groups of at most `LARGEST_GROUP`, in that order.
     """
     of_host: dict[tuple[str, int | None], list[str]] = {}

@@ -1,9 +1,9 @@
-"""The rules on who may be selected in a run, in one place.
+"""The rules on which clients may be selected in a run, in one place.
 
-A client is excluded that is in quarantine, whose host can't train it, that has not disclosed a
-profile the selector needs, that is in no cell where label counts come by cell, or that was picked
-too often. Lives on the event loop, between the state machine, which knows who is there, and the
-selector.
+A client is excluded if it is in quarantine, if its host can't train it, if it has not disclosed a
+profile that the selector needs, if it is in no cell while label counts come by cell, or if it was
+picked too often. Lives on the event loop, between the state machine, which knows the connected
+clients, and the selector.
 """
 
 from __future__ import annotations
@@ -95,8 +95,11 @@ class Eligibility:
         return under_cap(rows, counts, cap=cap, count=count, hosts=hosts, least_hosts=least)
 
     async def in_label_sums(self, rows: Rows, present: Callable[[str], bool]) -> Rows:
-        """Have the sums of label counts ready. Returns the rows of clients in a summed cell, where
-        the selector works by cell and needs that; else all of them."""
+        """Find or compute the sums of label counts. Return the rows of clients in a summed cell.
+
+        All rows if label counts do not come by cell, or if clients without a profile are selected
+        too.
+        """
         await self.label_sums.find(self.roster.clients(rows), present)
         cells = self.label_sums.cell_counts
         if cells is None or self._includes_all:

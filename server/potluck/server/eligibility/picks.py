@@ -55,10 +55,11 @@ def under_cap(
     hosts: Sequence[str] = (),
     least_hosts: int = 0,
 ) -> Rows:
-    """The rows of `available` that one more pick leaves within `cap`, sorted (picks: K, by row).
+    """Return the rows of `available` that stay within `cap` with one more pick, sorted (picks: K,
+    by row).
 
-    Where they are fewer than `count`, those picked least make it up, lower rows first. Where they
-    are on fewer than `least_hosts` of the `hosts` (K, by row), so do those of other hosts.
+    If they are fewer than `count`, the rows picked least are added, lower rows first. If they are
+    on fewer than `least_hosts` of the `hosts` (K, by row), so are rows of other hosts.
     """
     kept = available[picks[available] < cap]
     missing = min(count, len(available)) - len(kept)

@@ -21,9 +21,9 @@ Expected = NDArray[np.float64]
 class SelectionImbalance:
     """The inequality of the picks of K clients.
 
-    gini: 0 where all have equally many, near 1 where few have them all. busiest: the row with most
-    picks. times_fair: its picks over the mean, 1 where all are equal. unlikely: rows picked more
-    often than uniform selection would pick any client with the probability asked for.
+    gini: 0 if all have the same number, near 1 if a few clients have all picks. busiest: the row
+    with most picks. times_fair: its picks over the mean, 1 if all are equal. unlikely: rows picked
+    more often than uniform selection would pick any client with the given probability.
     """
 
     gini: float

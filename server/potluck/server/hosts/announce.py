@@ -32,7 +32,7 @@ def announce_closed(attendance: Attendance, row: RoundRow, awaited: Collection[s
 
 
 def announce_dropped(attendance: Attendance, rows: Iterable[LateRow]) -> None:
-    """Tell clients that their late updates won't be part of any model."""
+    """Inform clients that their late updates won't be part of any model."""
     for row in rows:
         _announce(attendance, row.key, row.client_id, included=False)
 

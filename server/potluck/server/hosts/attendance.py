@@ -1,8 +1,8 @@
-"""The hosts that attend, their clients, and the instructions under way.
+"""The connected hosts, their clients, and the instructions under way.
 
-Lives on the event loop; no grpc, no clock but the one passed in. An instruction stays pending
-until it is retired, soon after its deadline at the latest. It is sent when its client's host
-attends, and again after every reconnect.
+Lives on the event loop; no grpc, no clock but the one passed in. An instruction stays pending until
+it is retired, soon after its deadline at the latest. It is sent when its client's host is
+connected, and again after every reconnect.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Attendance:
 
     @property
     def clients(self) -> tuple[str, ...]:
-        """Clients that attend; may be read by any thread."""
+        """Connected clients; may be read by any thread."""
         return tuple(self._sessions)
 
     def host(self, host_id: str) -> HostSession | None:
@@ -215,7 +215,7 @@ class Attendance:
         on_answer: Callable[[coordinator_pb2.Answer], None] | None = None,
         until_acknowledged: bool = False,
     ) -> None:
-        """Have a host do something, now or as soon as it attends; the same id only once.
+        """Send an instruction to a host, now or once it connects; the same id only once.
 
         `until_acknowledged`: the instruction is retired by its acknowledgement.
         """

@@ -1,4 +1,4 @@
-"""Hosts that come and go: which may attend, and when they were heard of last."""
+"""Hosts that connect and disconnect: which may be connected, and when each was last heard."""
 
 from __future__ import annotations
 
@@ -78,8 +78,10 @@ class HostRegistry:
             log.warning("last contact not stored", host=session.host_id, why=error.message)
 
     async def _see(self, session: HostSession) -> None:
-        """Store when a host's clients were heard of last: when it comes and when it has gone, as a
-        write for each heartbeat would be too many."""
+        """Store the time when a host's clients were last heard.
+
+        Only when the host connects and disconnects: one write per heartbeat would be too many.
+        """
         seen = [
             ClientSeen(
                 client_id=client,

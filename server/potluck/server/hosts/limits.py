@@ -38,7 +38,7 @@ class Admission:
 
     @contextlib.contextmanager
     def call(self, peer: str) -> Iterator[None]:
-        """A call is under way. Raises OverloadedError if the peer has too many already."""
+        """Count a call under way. Raises OverloadedError if the peer has too many already."""
         most = self._limits.calls_per_peer
         if self._calls[peer] >= most:
             raise OverloadedError(
@@ -57,7 +57,7 @@ class Admission:
                 self._transfers.pop(peer, None)
 
     def transfer(self, peer: str) -> asyncio.Semaphore:
-        """Held while a file is on its way, within a call of this peer."""
+        """Count a transfer of a file within a call of this peer, while the block runs."""
         return self._transfers.setdefault(peer, asyncio.Semaphore(self._limits.transfers_per_peer))
 
 

@@ -8,7 +8,7 @@ from potluck.server.rounds.waiting import attempt_pause
 
 
 class AttemptCount:
-    """The number of the attempt under way. spent: how many of those made don't count."""
+    """The number of the attempt under way. spent: number of attempts made that don't count."""
 
     def __init__(self, most: int, number: int, spent: int) -> None:
         self.number = number
@@ -18,11 +18,11 @@ class AttemptCount:
         self._excused: set[str] = set()  # clients whose being left out has cost an attempt
 
     def next_round(self) -> None:
-        """A round is committed, and the next one begins with its first attempt."""
+        """Start the next round with its first attempt, after a commit."""
         self.number, self.spent, self._failures = 1, 0, 0
 
     def begin_anew(self) -> None:
-        """The attempt under way does not count; another takes its place."""
+        """Start another attempt in place of the one under way, which does not count."""
         self.number += 1
         self.spent += 1
 

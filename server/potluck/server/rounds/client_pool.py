@@ -76,26 +76,29 @@ class ClientPool:
             self.presence.expect(self.roster, self._patience)
 
     def away(self) -> list[str]:
-        """Clients of the roster that do not attend, in its order, with their host if it counts."""
+        """Return the disconnected clients of the roster, in its order, with their host if hosts
+        count."""
         away = [client for client in self.roster if not self.presence.attends(client)]
         if not self.rules.hosts:
             return away
         return [f"{client} ({self.presence.host_of(client) or 'no host yet'})" for client in away]
 
     def away_hosts(self) -> list[str]:
-        """Hosts of clients that may be selected and don't attend, sorted; clients without a known
-        host stand for it."""
+        """Return the disconnected hosts of clients that may be selected, sorted.
+
+        A client without a known host stands for its host.
+        """
         away = [c for c in self.selectable(self.roster) if not self.presence.attends(c)]
         return sorted({self.presence.host_of(client) or client for client in away})
 
     def present(self, now: float) -> tuple[str, ...]:
-        """Clients that may be selected and attend, or may still come back, in roster order."""
+        """Return selectable clients that are connected or may still come back, in roster order."""
         return tuple(
             client for client in self.selectable(self.roster) if self.is_present(client, now)
         )
 
     def is_present(self, client: str, now: float) -> bool:
-        """Return whether a client attends, or may still come back in time."""
+        """Return whether a client is connected, or may still come back in time."""
         return self.presence.attends(client) or now < self.presence.back_by(client)
 
     def admit_late(self, clients: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -114,7 +117,8 @@ class ClientPool:
     # Whether a round can begin -----------------------------------------------------------------
 
     def first_roster(self, now: float) -> tuple[str, ...]:
-        """All clients that attend, once they are as many as the run waits for; none before."""
+        """Return all connected clients, once they are as many as the run waits for; empty
+        before."""
         attending = self.presence.attending
         if not self.rules.roster:  # of a declared one, those that can't take part are met at least
             attending = attending - self.left_out.troubles.keys()

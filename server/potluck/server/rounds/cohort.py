@@ -59,7 +59,7 @@ class RoundCohort:
 
     @property
     def answered(self) -> list[str]:
-        """Members whose update is here, in the order chosen."""
+        """Members whose update has arrived, in the order chosen."""
         return [c for c, m in self.members.items() if m.state is MemberState.RECEIVED]
 
     @property
@@ -175,7 +175,7 @@ class RoundCohort:
         return [client for client, member in self.members.items() if member.state in states]
 
     def abandon(self, clients: Sequence[str]) -> list[Action]:
-        """Tell these members to stop."""
+        """Instruct these members to stop."""
         return [Abandon(self._round, self._attempt, tuple(clients))] if clients else []
 
     # What is said at the end ------------------------------------------------------------------

@@ -25,7 +25,7 @@ class Started:
 
 @dataclass(frozen=True)
 class Joined:
-    """Clients attend. hosts: of each client, the host that answers for it."""
+    """Clients have connected. hosts: the host of each client."""
 
     clients: tuple[str, ...]
     hosts: Mapping[str, str] = field(default_factory=dict)
@@ -132,8 +132,10 @@ class ClientFailed:
 
 @dataclass(frozen=True)
 class SumFailed:
-    """The attempt has no secure sum, so its masked updates are of no use. troubles: of clients that
-    were in its way."""
+    """The attempt has no secure sum, so its masked updates are of no use.
+
+    troubles: of the clients that prevented it.
+    """
 
     round: int
     attempt: int
@@ -237,7 +239,7 @@ class Select:
 
 @dataclass(frozen=True)
 class Train:
-    """Tell a client to train."""
+    """Instruct a client to train."""
 
     client: str
 

@@ -1,8 +1,8 @@
-"""Updates that missed their round and may join a later one: who is awaited, and until when. Pure.
+"""Updates that missed their round and may join a later one, and how long they are awaited. Pure.
 
 A client has at most one such training. It is awaited from its round's commit on, for as many more
-rounds as the run allows. On a real clock an update joins the round under way when it comes; on a
-virtual one the round within whose simulated seconds it would have come.
+rounds as the run allows. On a real clock, an update joins the round under way when it comes. On a
+virtual clock, it joins the round within whose simulated seconds it would have come.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ SELECTED_ANEW = "it was selected anew"
 
 @dataclass(kw_only=True)
 class LateRegister:
-    """The trainings of one run that may still join. simulated: on a virtual clock. most_rounds: the
-    most that one may be late."""
+    """The trainings of one run that may still join.
+
+    simulated: True on a virtual clock. most_rounds: maximum number of rounds that one may be late.
+    """
 
     simulated: bool
     most_rounds: int
@@ -54,7 +56,7 @@ class LateRegister:
             self._awaited[client] = replace(row, update=update)
 
     def lose(self, client: str) -> None:
-        """An update is here no longer; its client has it."""
+        """Note that the coordinator no longer has an update; its client still has it."""
         row = self._awaited.get(client)
         if row is not None:
             self._awaited[client] = replace(row, update=None)
@@ -91,12 +93,12 @@ class LateRegister:
         round_seconds: float,
         work: Mapping[str, MemberWork],
     ) -> Sequence[LateRow]:
-        """A round is committed; what is to be stored of it.
+        """Close a committed round; return the trainings to be stored with it.
 
         joined: by client, the weights of late updates in its model. missed: its own clients whose
-        update may still join a later one, and the update where it is here. model_blake3: of the
-        model that they began with. round_seconds: as for `joining`. work: what the selector said of
-        each client's.
+        update may still join a later round, each with the update if it has arrived. model_blake3:
+        of the model that they started from. round_seconds: as for `joining`. work: the work that
+        the selector set for each client.
         """
         changed, self._failed = self._failed, []
         for row in self.awaited:

@@ -381,7 +381,8 @@ class RoundMachine:
         return actions
 
     def _without_sum(self, event: SumFailed, now: float) -> list[Action]:
-        """Give the attempt up; next time without those that were in the way, if others suffice."""
+        """Give up the attempt. The next one avoids the clients that prevented the sum, if others
+        suffice."""
         if self.phase not in (Phase.TRAINING, Phase.REDUCING):
             return []
         actions: list[Action] = []

@@ -1,4 +1,4 @@
-"""Which clients of a run attend, from which host, and who may still come back. No clock."""
+"""The connected clients of a run, their hosts, and those that may still come back. No clock."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _PREFIX = "pre-"
 
 
 def pretraining_id(run_id: str) -> str:
-    """The id of the run that pre-trains for another; no beginning of the one begins the other."""
+    """Return the id of the run that pre-trains for another. Neither id is a prefix of the other."""
     return _PREFIX + run_id
 
 

@@ -40,8 +40,11 @@ class RoundRules:
         return max(self.policy.needed(self.count), self.hosts)
 
     def awaits_late(self, *, received: bool) -> bool:
-        """Return whether an update that missed its round may still join a later one. received: it
-        is here; on a virtual clock all are that come at all."""
+        """Return whether an update that missed its round may still join a later one.
+
+        received: True if it has arrived. On a virtual clock, an update that has not arrived never
+        will.
+        """
         return self.policy.late_updates.rounds > 0 and (received or not self.simulated)
 
     def evaluates(self, round_number: int) -> bool:

@@ -36,7 +36,7 @@ _STATE_AFTER = {
 
 
 class RunDriver:
-    """Prepares a run, drives it and ends it. Answers those who ask about it meanwhile."""
+    """Prepares a run, drives it and ends it. Answers questions about it meanwhile."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class RunDriver:
             await self._run.selecting.read_quarantine()
 
     async def drive(self) -> None:
-        """Go on until the run ends, or the task is cancelled (the coordinator stops)."""
+        """Continue until the run ends, or the task is cancelled (the coordinator stops)."""
         try:
             run = await resume(
                 self._record, self._plan, self._work, self._spool, self._services, self._events

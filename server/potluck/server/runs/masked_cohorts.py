@@ -34,10 +34,10 @@ def check_hosts(selecting: Selecting, plan: RunPlan, round_number: int, availabl
 def complete(
     selecting: Selecting, plan: RunPlan, selection: Selection, context: SelectionContext
 ) -> Selection:
-    """The selection, completed if its hosts are too few for the secure sum of its updates.
+    """Return the selection, completed if its hosts are too few for the secure sum of its updates.
 
-    Clients that are added have that as their reason. Where more clients are selected than the round
-    waits for, their hosts must also be even enough for its quorum, as far as there are hosts.
+    Added clients have that as their reason. If more clients are selected than the round waits for,
+    their hosts must also be even enough for its quorum, as far as there are hosts.
     """
     run_file, least = plan.run_file, plan.rules.hosts
     if not least:

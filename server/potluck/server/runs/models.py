@@ -100,10 +100,10 @@ class Models:
         return norm
 
     async def enrolled(self, clients: int, population: Callable[[], Population]) -> State:
-        """The strategy's state for the round under way, found once for each roster it has.
+        """Return the strategy's state for the round under way, computed once for each roster.
 
-        It may depend on who its clients are. After a kill it is found again, from the same
-        profiles, and is the same.
+        It may depend on which clients there are. After a kill it is computed again from the same
+        profiles, with the same result.
         """
         strategy, committed = self._plan.strategy, self.states.strategy
         if not (strategy.parts or strategy.needs_profiles):

@@ -59,7 +59,7 @@ class RoundLoop:
     # Events -----------------------------------------------------------------------------------
 
     async def go(self) -> None:
-        """Go on until the run has ended."""
+        """Continue until the run has ended."""
         run = self.run
         await run.selecting.read_quarantine()
         self._stop_listening = self._attendance.listen(self._on_attendance)
@@ -90,7 +90,8 @@ class RoundLoop:
             await self._carry_out(action)
 
     async def settle(self) -> None:
-        """The run ends: stop what is under way, and wait for what follows the last commit."""
+        """Stop what is under way at the end of the run, and wait for the work after its last
+        commit."""
         if self._slow is not None:
             self._slow.cancel()
             with contextlib.suppress(asyncio.CancelledError):

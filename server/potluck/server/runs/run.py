@@ -127,13 +127,14 @@ class Run:
     # The attempt under way --------------------------------------------------------------------
 
     def begin_attempt(self) -> None:
-        """Begin an attempt: nothing of the one before is of use any more."""
+        """Start an attempt, and discard all data of the one before."""
         self.models.begin_attempt()
         self.updates.begin_attempt()
         self.attempt = Attempt()
 
     def choose_cohort(self, cohort: Mapping[str, CohortMember], answers: Sequence[Answers]) -> None:
-        """The attempt under way has a cohort, in the order chosen, and what was answered before."""
+        """Set the cohort of the attempt under way, in the order chosen, and the clients' answers
+        before it."""
         in_order = sorted(cohort, key=self.roster.row)
         together = companions(
             (client, cohort[client].host, cohort[client].work.epochs) for client in in_order
@@ -157,7 +158,7 @@ class Run:
         ]
 
     def is_present(self, client: str) -> bool:
-        """Return whether a client attends, or may still come back in time."""
+        """Return whether a client is connected, or may still come back in time."""
         return self.machine.pool.is_present(client, now())
 
     def why_over(self, best: BestSoFar | None) -> str:

@@ -278,7 +278,7 @@ class UpdateInbox:
             run.updates.post_awaited()
 
     def fail(self, client: str, message: str, reason: str) -> None:
-        """A client can't deliver an update in the round under way."""
+        """Record that a client can't deliver an update in the round under way."""
         run = self._run
         run.services.attendance.retire([run.instruction_id(client)])
         run.services.observer.failed(reason)
@@ -288,7 +288,7 @@ class UpdateInbox:
         run.post(rounds.ClientFailed(client, trouble))
 
     def _reject(self, client: str, error: PotluckError) -> None:
-        """The update of a client that is in the round under way can't be used."""
+        """Record that an update of a client in the round under way can't be used."""
         if error.reason in OFFENCES:
             self._run.updates.note_offender(client)
         self.fail(client, error.message, error.reason)

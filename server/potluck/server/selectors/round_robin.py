@@ -1,4 +1,4 @@
-"""Everybody in turn (FedDiverse's baseline)."""
+"""All clients in turn (the baseline of FedDiverse)."""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ class Archive:
 
 
 def bias_records(config: CoordinatorConfig, run_id: str) -> BiasRecords:
-    """The moves of the output bias in a run's updates."""
+    """Return the changes of the output bias in a run's updates."""
     return BiasRecords(config.state_directory / "bias-updates" / run_id)
 
 

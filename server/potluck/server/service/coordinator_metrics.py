@@ -117,7 +117,8 @@ class CoordinatorMetrics:
         self._members_expire = expire
 
     def watch_runs(self, away: Callable[[], Mapping[str, Sequence[str]]]) -> None:
-        """Show which hosts are away. away: their names, by run under way; any thread calls it."""
+        """Show which hosts are disconnected. away: returns their names by run under way; any thread
+        may call it."""
         self._away = away
 
     def seen(self, credential: Credential) -> None:

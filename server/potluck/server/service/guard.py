@@ -103,7 +103,7 @@ class Guard(grpc.aio.ServerInterceptor):
         self._expiries: dict[int, datetime] = {}  # of certificates with calls under way
 
     def cut_off(self, serials: frozenset[int]) -> None:
-        """End every call under way of these certificates, which no longer count."""
+        """End every call under way with one of these certificates, which are no longer valid."""
         for serial in serials & self._calls.keys():
             for task in self._calls[serial]:
                 task.cancel()

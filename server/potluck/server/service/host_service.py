@@ -179,7 +179,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
     async def LocateUpload(
         self, request: coordinator_pb2.LocateUploadRequest, context: Context
     ) -> coordinator_pb2.LocateUploadResponse:
-        """Say how much of an update has arrived."""
+        """Return how much of an update has arrived."""
         return await self._uploads.locate(request, identity_of(context))
 
     async def SubmitUpdate(

@@ -68,7 +68,7 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
     async def ResumeRun(
         self, request: operator_pb2.ResumeRunRequest, context: Context
     ) -> operator_pb2.ResumeRunResponse:
-        """Go on with a stopped or failed run."""
+        """Resume a stopped or failed run."""
         row = await shielded(self._coordinator.resume_run(request.run_id))
         return operator_pb2.ResumeRunResponse(status=run_status(row))
 

@@ -1,4 +1,4 @@
-"""The runs that are under way: who drives them, which files they use, how they end."""
+"""The runs under way: their drivers, their files in use, and how they end."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class RunsUnderWay:
         offended: Callable[[Iterable[str]], Awaitable[dict[str, str]]],
         tracer: Tracer | None = None,
     ) -> None:
-        """`offended`: see `Offences.add`. tracer: where runs are traced."""
+        """`offended`: see `Offences.add`. tracer: receives the spans of runs."""
         self._tracer = tracer
         self._config = config
         self._in_store = in_store

@@ -58,7 +58,7 @@ class Uploads:
     async def locate(
         self, request: coordinator_pb2.LocateUploadRequest, identity: Identity
     ) -> coordinator_pb2.LocateUploadResponse:
-        """Say how much of an update has arrived."""
+        """Return how much of an update has arrived."""
         check_client(request.client_id, identity)
         inbox = await self._coordinator.runs.inbox_of(request.run_id, request.update_id)
         if inbox.has(request.client_id, request.update_id, request.blake3):

@@ -71,7 +71,7 @@ class SinkProcess:
                 await self._process.wait()
 
     async def _one_process(self) -> str:
-        """Start a process and hear it to its end; the reason of that."""
+        """Start a process and read its output until it ends; return why it ended."""
         job = self._job
         try:
             job.folder.mkdir(mode=0o700, parents=True, exist_ok=True)

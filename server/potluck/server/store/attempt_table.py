@@ -1,4 +1,4 @@
-"""Rounds under way: what must be known to go on after a kill."""
+"""Rounds under way, with all that a coordinator needs to resume after a kill."""
 
 from __future__ import annotations
 
@@ -122,9 +122,10 @@ class Attempts(Part):
             return _last_attempt(connection, run_id, round_number)
 
     def add_question(self, key: AttemptKey, step: int, question: JsonObject) -> None:
-        """Record what a selector asks, before it is asked. The same again changes nothing.
+        """Record a selector's question, before it is asked. The same question again changes
+        nothing.
 
-        Raises StorageError where another question was asked at this step.
+        Raises StorageError if another question was asked at this step.
         """
         with self._database.transaction() as connection:
             self._require_open(connection, key)
@@ -137,9 +138,9 @@ class Attempts(Part):
         question: JsonObject,
         answers: JsonObject,
     ) -> None:
-        """Record what was answered, before the selector learns it.
+        """Record the answers, before the selector gets them.
 
-        Raises StorageError where another question was asked at this step, or it has answers.
+        Raises StorageError if another question was asked at this step, or if it has answers.
         """
         table = schema.exchanges
         with self._database.transaction() as connection:
@@ -249,7 +250,7 @@ class Attempts(Part):
             )
 
     def current_attempt(self, run_id: str) -> AttemptRow | None:
-        """The open attempt of a run with all that is needed to go on with it."""
+        """Return the open attempt of a run with all that is needed to continue it."""
         attempts = schema.attempts
         # Only the newest can be open, see begin_attempt; to look for others would be to read all.
         newest = (

@@ -1,4 +1,4 @@
-"""The clients the coordinator has met, those it must not select, and those left out of a run."""
+"""The known clients, those in quarantine, and those excluded from a run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _read_left_out = Reader(LeftOutRow, "left_out", ["run_id", "client_id"], {"at": 
 
 
 class Clients(Part):
-    """Last contacts, quarantine, and the clients left out of each run."""
+    """Last contacts, quarantine, and the clients excluded from each run."""
 
     def see_clients(self, seen: Sequence[ClientSeen]) -> None:
         """Record that clients were heard of, all in one transaction; later ones win."""
@@ -133,7 +133,7 @@ class Clients(Part):
                 connection.execute(named, [{"name": client} for client in clients])
 
     def left_out(self, run_id: str) -> list[LeftOutRow]:
-        """The clients that are left out of a run, by id."""
+        """Return the clients that are excluded from a run, by id."""
         table = schema.left_out
         with self._database.transaction() as connection:
             query = select(table).where(table.c.run_id == run_id)

@@ -106,7 +106,7 @@ def take_part_late(connection: Connection, rows: Sequence[LateRow]) -> None:
 
 
 def work_values(work: MemberWork) -> dict[str, Any]:
-    """The columns of what a selector says of a member's work; NULL where it says nothing."""
+    """Return the columns of a member's work; NULL where the selector set nothing."""
     return {
         "quotas": encode_numbers(work.quotas or None),
         "weight": work.weight,
@@ -116,7 +116,7 @@ def work_values(work: MemberWork) -> dict[str, Any]:
 
 
 def provenance_values(provenance: Provenance) -> dict[str, Any]:
-    """The columns of what a host said of itself."""
+    """Return the columns of what a host reported of itself."""
     software = provenance.software
     return {
         "data_epoch": provenance.data_epoch,

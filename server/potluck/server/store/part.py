@@ -54,7 +54,7 @@ def upsert(
     add: Sequence[str] = (),
     keep_known: bool = False,
 ) -> None:
-    """Insert rows; where one with the same primary key is there, set the `update` columns of it.
+    """Insert rows; if a row has the primary key already, set its `update` columns.
 
     add: columns that are added to instead. keep_known: a column that is None changes nothing.
     """

@@ -222,11 +222,11 @@ class LateState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class LateRow:
-    """A training that missed the round that it was for.
+    """A training that missed its own round.
 
-    model_blake3: of the model that it began with. seconds_left: simulated ones until it comes.
-    joined_round: whose model it became part of; weight: what it counted for there beside a fresh
-    update. update: where it is here. work: as in `MemberRow`.
+    model_blake3: of the model that it started from. seconds_left: simulated ones until it comes.
+    joined_round: the round whose model it became part of; weight: its weight there, relative to a
+    fresh update. update: set once it has arrived. work: as in `MemberRow`.
     """
 
     run_id: str
@@ -259,8 +259,11 @@ class Exchange:
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptRow:
-    """A round under way. members: in the order chosen; empty before selection. spent: how many
-    attempts at the round don't count against its policy."""
+    """A round under way.
+
+    members: in the order chosen; empty before selection. spent: number of attempts at the round
+    that don't count against its policy.
+    """
 
     key: AttemptKey
     begun_at: datetime

@@ -24,7 +24,7 @@ OF_RUNS = (
 
 
 class Deletions(Part):
-    """Runs that are to be forgotten."""
+    """The deletion of runs from the store."""
 
     def delete_runs(self, run_ids: Collection[str]) -> set[str]:
         """Delete what is stored of these runs; ids that no run has are passed over.

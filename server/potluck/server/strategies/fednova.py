@@ -45,8 +45,10 @@ class FedNova(Averaging):
         return Momentum(self.momentum, self.learning_rate)
 
     def review(self, training: LocalTraining, weighting: Weighting) -> Sequence[str]:
-        """Refused where clients tell nothing of their steps; else it does not always mean what the
-        paper does."""
+        """Return remarks on differences from the paper.
+
+        Raises ConfigurationError if equal weighting hides the clients' numbers of steps.
+        """
         if weighting is Weighting.EQUAL and training.steps is None:
             raise ConfigurationError(
                 'strategy fednova and weighting = "equal" don\'t go together: it normalises by the '

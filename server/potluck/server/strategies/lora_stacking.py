@@ -89,7 +89,7 @@ class LoraStacking(Averaging):
     def apply(
         self, state: State, model: Weights, combined: Weights, context: RoundContext
     ) -> tuple[Weights, State]:
-        """The stacked adapters are merged, and the next ones begin."""
+        """Merge the stacked adapters into the weights, and start the next ones."""
         following: dict[str, NDArray[Any]] = {}
         for each in adapters(list(model)):
             ups, downs = _stacked(each, context.updates, self.scaling * context.weights)

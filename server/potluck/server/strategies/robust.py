@@ -1,4 +1,4 @@
-"""Means that a few wild or hostile updates can't drag away.
+"""Means that a few extreme or hostile updates can't dominate.
 
 Median and trimmed mean: Yin et al. 2018, Definitions 1 and 2. Norm clipping: Sun et al. 2019, §4.
 """

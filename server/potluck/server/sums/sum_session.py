@@ -103,7 +103,7 @@ class SumSession:
         self._certified = False
 
     async def run(self, step: CoordinatorStep) -> CoordinatorSession:
-        """Go on until the session is over."""
+        """Continue until the session is over."""
         clock = asyncio.get_running_loop().time
         session = step.session
         try:
@@ -189,7 +189,7 @@ class SumSession:
         return self.terms.stage_seconds
 
     def _introduce(self, work: coordinator_pb2.SecureStep, client: str) -> None:  # noqa: ARG002  # likewise
-        """Say with an invitation what is summed."""
+        """Describe in the invitation what is summed."""
         work.task.CopyFrom(self.terms.task)
 
     def _went_on(self, session: CoordinatorSession) -> None:

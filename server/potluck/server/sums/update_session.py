@@ -54,7 +54,7 @@ class _Certify:
 
 @dataclass(frozen=True)
 class _Lost:
-    """The round does not wait for a client any more."""
+    """The round no longer waits for a client."""
 
     client: str
 
@@ -106,7 +106,7 @@ class MaskedSession(SumSession):
         return SignedInput(word=word, digest=digest)
 
     def lose(self, client: str) -> None:
-        """Don't wait for a client any more; nothing if it has left already."""
+        """Stop waiting for a client; do nothing if it has left already."""
         self._control.put_nowait(_Lost(client))
         self._events.put_nowait((client, _WAKE))
 

@@ -44,7 +44,7 @@ def _answer(answers: TextIO, **values: float | str) -> None:
 
 
 def _leave_when_alone() -> None:
-    """End once the coordinator is gone, whatever is under way."""
+    """End the process once the coordinator is gone, whatever is under way."""
     while os.read(sys.stdin.fileno(), 1024):
         pass
     os._exit(_GONE)

@@ -77,7 +77,7 @@ class RunFeed:
                 watcher.put_nowait(event)
 
     def say(self, text: str, at: datetime, *, warning: bool) -> None:
-        """Publish a notice. Those who begin to watch later get the latest of them as well."""
+        """Publish a notice. Later watchers get the latest notices as well."""
         notice = operator_pb2.Notice(warning=warning, text=text)
         notice.at.FromDatetime(at)
         event = Event(notice=notice)

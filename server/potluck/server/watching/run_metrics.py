@@ -155,7 +155,7 @@ class RunObserver:
             self._open = phase is not Phase.WAITING
 
     def _summed(self, clients: Sequence[str]) -> None:
-        """A sum of these clients' updates is here."""
+        """Record that a sum of these clients' updates has arrived."""
         self._instruments.count(metrics.SUMS)
         self._instruments.count(metrics.SUMMED_UPDATES, len(clients))
         for client in clients:
@@ -189,7 +189,7 @@ class RunObserver:
         self._instruments.observe(metrics.PHASE_SECONDS, seconds, phase=phase)
 
     def _close(self, outcome: AttemptOutcome) -> None:
-        """The attempt under way is over, and what became of its members is known."""
+        """Close the attempt under way, once the states of its members are known."""
         self._open = False
         self._instruments.count(metrics.ATTEMPTS, outcome=outcome)
         self._members(MemberOutcome.SELECTED, len(self._cohort))
@@ -208,7 +208,7 @@ class RunObserver:
         self._evaluated(row)
 
     def late(self, rows: Sequence[LateRow]) -> None:
-        """Count those of some late trainings that are not awaited any more."""
+        """Count those of some late trainings that are no longer awaited."""
         for row in rows:
             if row.state is not LateState.AWAITED:
                 self._instruments.count(metrics.LATE_UPDATES, outcome=LateOutcome(row.state.value))
@@ -269,7 +269,7 @@ class RunObserver:
         self._moved(Direction.DOWN, encoding, size)
 
     def upload_begins(self) -> None:
-        """A member's update begins to arrive."""
+        """Record that a member's update starts to arrive."""
         self._last_upload = self._clock()
 
     def received(self, encoding: str, size: int) -> None:
@@ -309,7 +309,7 @@ class RunObserver:
             self._set(metrics.HETEROGENEITY, value, measure=measure)
 
     def privacy(self, largest_epsilon: float | None) -> None:
-        """The most that a client has spent on profiles."""
+        """Show the maximum that a client has spent on profiles."""
         self._set(metrics.PRIVACY_SPENT, largest_epsilon)
 
     def _set(self, metric: metrics.Metric, value: float | None, **labels: str) -> None:

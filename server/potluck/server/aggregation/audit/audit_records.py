@@ -57,7 +57,8 @@ class BiasRecords:
         temporary.replace(self._path(round_number))
 
     def read(self, round_number: int) -> Changes:
-        """A round's records; empty where there are none. Raises StorageError for a damaged file."""
+        """Return a round's records; empty if there are none. Raises StorageError for a damaged
+        file."""
         path = self._path(round_number)
         try:
             return _CHANGES.validate_json(path.read_bytes())
@@ -95,8 +96,8 @@ def why_not_audited(plan: RunPlan) -> str:
 
 
 def _unplain_training(plan: RunPlan) -> str:
-    """Why clients' steps move the output bias in another way than the reasoning takes for granted;
-    empty if they don't."""
+    """Return why clients' training breaks the audit's assumptions on the output bias; empty if it
+    does not."""
     run_file, training, strategy = plan.run_file, plan.training, plan.strategy
     if plan.trainer is not None:
         return f"task '{run_file.task.name}' trains by a loop of its own, which may be any"

@@ -165,7 +165,7 @@ def neyman_seats(sizes: NDArray[np.int64], spreads: Floats, count: int) -> list[
 
 
 def _within(seats: NDArray[np.int64], sizes: NDArray[np.int64], count: int) -> list[int]:
-    """No more seats than clients; what is left over goes to the largest that have room."""
+    """Limit seats to the numbers of clients; give the rest to the largest clusters with room."""
     seats = np.minimum(seats, sizes)
     for cluster in np.argsort(-sizes, kind="stable"):
         more = min(count - int(seats.sum()), int(sizes[cluster] - seats[cluster]))

@@ -9,9 +9,9 @@ from potluck.server.selectors.parts.choosing import Cohort, disclosed, profiles
 
 
 def begin(context: SelectionContext, added: int) -> tuple[Cohort, np.random.Generator]:
-    """The part all of the family share: all but `added` of the cohort uniformly, at least one.
+    """Start a cohort as all of the family do: all but `added` of it uniformly, at least one.
 
-    With one seed they all begin alike, so that their cohorts can be compared.
+    With one seed they all start with the same clients, so that their cohorts can be compared.
     """
     generator = context.generator("dc")
     cohort = Cohort(context, generator)

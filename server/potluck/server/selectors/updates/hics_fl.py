@@ -1,4 +1,4 @@
-"""HiCS-FL: the more even a client's labels seem, by how it moves the last layer, the more often.
+"""HiCS-FL: selects clients more often if their updates of the last layer suggest even labels.
 
 Chen & Vikalo, "Heterogeneity-Guided Client Sampling: Towards Fast and Efficient Non-IID Federated
 Learning", NeurIPS 2024.
