@@ -27,7 +27,7 @@ from potluck.rpc.v1 import operator_pb2
 PLUGINS = Path(__file__).parent / "crash_plugins"
 SERVER_COMMAND = "potluck-server-command"
 """The program to name as `witnessed` where a command of `potluck-server` is looked at."""
-PATIENCE_SECONDS = 90.0
+PATIENCE_SECONDS = 240.0
 QUESTIONS = (
     "loss",
     "context",

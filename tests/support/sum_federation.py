@@ -48,7 +48,7 @@ from potluck.server.store import RunRow, SecureSum
 from potluck.server.sums.counts import SecureSums, SumOutcome
 from potluck.server.sums.sum_session import SumSession, SumTerms
 
-PATIENCE_SECONDS = 90.0
+PATIENCE_SECONDS = 240.0
 EXACT = DisclosurePolicy(exact_sums=True, questions=("label-entropy",), masked_runs=1000)
 """Hosts' default disclosure policy in tests: exact sums and one question are allowed."""
 

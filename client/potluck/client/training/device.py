@@ -213,7 +213,7 @@ class TrainingDevice:
                     groups=task.groups,
                     trains_by_itself=found.trains_by_itself,
                     parameters=parameters,
-                    label_counts=partial(found.label_counts, client_id),
+                    label_counts=partial(self.label_counts, work.task, client_id),
                     estimated_matrix=estimated_matrix,
                     noisy=noisy,
                 )
