@@ -240,7 +240,7 @@ class Bench:
         return hashlib.sha256(b"".join(values.tobytes() for values in words.values())).digest()
 
     def run(self, dropped: set[str]) -> CoordinatorSession:
-        """The whole session. Raises PotluckError if there is no sum."""
+        """Run the whole session. Raises PotluckError if the sum fails."""
         step = coordinator.invite(self.header, self.hosts, self.root)
         queue, session = list(step.messages), step.session
         while not session.over:

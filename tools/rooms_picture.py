@@ -1,10 +1,10 @@
-"""The picture of the rooms in docs/architecture.md, drawn from the imports of the tree.
+"""Draw the picture of the subpackages in docs/architecture.md from the imports of the tree.
 
     .venv/bin/python tools/rooms_picture.py > docs/images/rooms.svg
 
-A box is a room: a folder directly in a package, with the number of modules in it. An arrow points
-from a room to one that it imports. An import that follows from others is left out: where a imports
-b and b imports c, there is no arrow from a to c.
+A box is a subpackage: a folder directly in a package, with the number of modules in it. An arrow
+points from a subpackage to one that it imports. Imports that follow from others have no arrow: if a
+imports b and b imports c, the arrow from a to c is omitted.
 """
 
 from __future__ import annotations

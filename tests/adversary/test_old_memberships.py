@@ -121,7 +121,7 @@ async def arrived(scene: Scene, reaches: Callable[[str], bool] = everybody) -> N
 
 
 def refusals(outcome: SumOutcome) -> dict[str, str]:
-    """Return the rule by which each client refused; assert that there is no sum."""
+    """Return the rule by which each client refused; assert that the sum failed."""
     assert outcome.total is None
     return dict(outcome.record.refusals)
 

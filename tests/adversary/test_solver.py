@@ -131,7 +131,7 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """A membership: whose keys were rotated since the first, and who is no member."""
+    """A membership: number of key rotations by client, and the clients that are not members."""
 
     rotated: Mapping[str, int] = field(default_factory=dict)
     strangers: Set = frozenset()
@@ -202,7 +202,7 @@ class World:
 
     @property
     def revoked(self) -> frozenset[tuple[str, str]]:
-        """The keys of who is no member any more; a key that was only rotated is none of them."""
+        """Keys of former members; keys that were only rotated do not count."""
         return frozenset(
             (name, public_text(member_key(name, generation)))
             for name in MEMBERSHIPS[self.members].strangers

@@ -135,7 +135,7 @@ async def test_a_broken_download_goes_on_where_it_broke(scene: Scene) -> None:
     scene.fake.cut_download_after = [1 << 18, 1 << 17]
     async with scene.host():
         scene.fake.instruct(train_instruction("a", reference(broken, len(content))))
-        answer = await scene.fake.answered("a")  # it is no model
+        answer = await scene.fake.answered("a")  # the content is not a model
     assert answer.failure.reason == "UPDATE_LAYOUT_MISMATCH"
     assert scene.fake.fetches == [(broken, 0), (broken, 1 << 18), (broken, (1 << 18) + (1 << 17))]
 

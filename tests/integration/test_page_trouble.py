@@ -167,7 +167,7 @@ async def test_a_fault_is_said_on_every_page_and_tried_again(
             overview = (await anext(stream))[1]
             assert overview["connection"]["reached"]
             assert [run["run"] for run in overview["runs"]] == [RUN_ID]
-    assert len(caplog.records) == 1  # the same fault again is no news
+    assert len(caplog.records) == 1  # the same fault is logged once
     assert caplog.records[0].exc_info is not None
 
 

@@ -406,7 +406,7 @@ async def test_pretraining_survives_kills_and_can_be_stopped(tmp_path: Path) -> 
         await until(spool.exists, "pre-training under way")
         await federation.kill_coordinator()
         await federation.restart_coordinator()
-        [status] = await federation.operator.list_runs()  # what pre-trains is no run to be seen
+        [status] = await federation.operator.list_runs()  # the pre-training run is hidden
         assert status.run_id == run_id
         await federation.until_attending()
         status = await federation.operator.stop_run(run_id)

@@ -123,7 +123,7 @@ async def test_no_count_is_in_what_the_coordinator_sees_or_keeps(
     assert scan.found == set()
     columns = zip(*scan.counts.values(), strict=True)
     assert scan.sums == [tuple(sum(column) for column in columns)]  # it works on these very counts
-    assert traces(scan.sums[0], scan.places) >= {("store", "decimal")}  # and the sum is no secret
+    assert traces(scan.sums[0], scan.places) >= {("store", "decimal")}  # and the sum is public
 
 
 async def test_counts_without_masks_are_found(

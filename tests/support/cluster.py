@@ -21,7 +21,7 @@ _PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scancel", "sc
 
 
 def require_slurm() -> None:
-    """Skip the test where there is no Slurm, and say why."""
+    """Skip the test with a reason if Slurm is missing."""
     path = f"{os.environ['PATH']}:/usr/sbin"
     missing = [name for name in _PROGRAMS if shutil.which(name, path=path) is None]
     if missing:

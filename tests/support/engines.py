@@ -61,7 +61,7 @@ def why_no_engines() -> str | None:
 
 
 def require_engines() -> None:
-    """Skip the test where there are no engines, and say why."""
+    """Skip the test with a reason if engines can't be started."""
     reason = why_no_engines()
     if reason is not None:
         pytest.skip(reason)

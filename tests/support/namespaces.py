@@ -21,7 +21,7 @@ class Direction(Enum):
 
 
 def why_not() -> str:
-    """Why there are no namespaces here; empty if there are."""
+    """Return the reason why namespaces are unavailable; "" if they are available."""
     if sys.platform != "linux":
         return "network namespaces are Linux's"
     if os.geteuid() != 0:

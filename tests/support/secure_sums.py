@@ -87,7 +87,7 @@ def member_key(name: str, generation: int = 0) -> Ed25519PrivateKey:
 class Federation:
     """Clients `a`, `b`, …, each on its own host unless `hosts` says otherwise.
 
-    epoch: of the membership. rotated: how often a client's key was. strangers: who is no member.
+    epoch: membership's epoch. rotated: key rotations by client. strangers: non-members.
     """
 
     clients: int = 6

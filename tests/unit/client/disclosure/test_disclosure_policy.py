@@ -255,7 +255,7 @@ def test_a_damaged_ledger_stops_all_disclosures(tmp_path: Path, content: str) ->
 
 def test_what_could_not_be_written_was_not_disclosed(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
-    ledger = ReleaseLedger(folder)  # there is no such folder, so the disk refuses
+    ledger = ReleaseLedger(folder)  # the folder does not exist, so writing fails
     with pytest.raises(StorageError):
         ledger.keep("a", release())
     assert ledger.of("a").releases == ()
@@ -308,7 +308,7 @@ async def test_asking_a_thousand_times_does_not_narrow_the_error(tmp_path: Path)
     teller = discloser(tmp_path, epsilon=0.5)
     first = await counts_of(teller, 0)
     answers = [await counts_of(teller, number % 5) for number in range(1000)]
-    # The attacker's best estimate, the mean, is no better than the first answer: it is the same.
+    # The attacker's best estimate, the mean, equals the first answer.
     assert [sum(column) / len(answers) for column in zip(*answers, strict=True)] == first
     restarted = discloser(tmp_path, epsilon=0.5)
     assert await counts_of(restarted, 1001) == first

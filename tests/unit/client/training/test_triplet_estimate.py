@@ -242,7 +242,7 @@ def test_where_no_class_can_be_split_it_is_degenerate() -> None:
 
 @pytest.mark.parametrize("classes", [2, 3])
 def test_a_client_of_one_class(classes: int) -> None:
-    """With more than two classes, there is no other class from which to distinguish the one."""
+    """With more than two classes, no single other class can be the contrast to the one."""
     found = estimate({(1, 1): 30, (1, 0): 10}, classes)
     class_imbalance, attribute_imbalance, correlation = triplet(found.matrix)
     assert (class_imbalance, correlation) == (1.0, 0.0)

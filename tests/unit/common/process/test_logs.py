@@ -25,7 +25,7 @@ def restored() -> Iterator[None]:
 
 
 def test_programs_get_json_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
-    configure_logging(LogFormat.AUTO, LogLevel.INFO)  # stderr is no terminal here
+    configure_logging(LogFormat.AUTO, LogLevel.INFO)  # stderr is not a terminal here
     structlog.get_logger().info("round committed", round=3)
     structlog.get_logger().debug("not written")
     output, errors = capsys.readouterr()

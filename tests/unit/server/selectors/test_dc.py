@@ -49,7 +49,7 @@ def test_the_worked_example_exhaustively() -> None:
 
 
 def test_the_size_of_the_paper_is_tried_whole() -> None:
-    """M = 100, m = 10, m_DC = 5: C(90, 5) subsets, and the best is no worse than greedy's."""
+    """M = 100, m = 10, m_DC = 5: C(90, 5) subsets; the best is at least as good as greedy's."""
     table = np.floor(np.random.default_rng(4).dirichlet([0.2] * 10, 100) * 300)
     federation = population(100, classes=10, label_counts=table)
     best = next(rounds(DcExhaustive(added=5), federation, 15, 1))

@@ -28,7 +28,7 @@ def run(rule: StopRule, values: Sequence[float | None]) -> tuple[BestSoFar | Non
 @pytest.mark.parametrize(
     ("settings", "values", "best", "last"),
     [
-        ({**UP, "patience": 2}, [0.5, 0.6, 0.6, 0.5, 0.9], 2, 4),  # an equal one is no better
+        ({**UP, "patience": 2}, [0.5, 0.6, 0.6, 0.5, 0.9], 2, 4),  # equal is not better
         ({**UP, "patience": 2}, [0.5, 0.4, 0.6, 0.5, 0.7], 5, 5),
         ({**DOWN, "patience": 2}, [2.0, 1.0, 1.5, 1.0, 0.1], 2, 4),
         # Small steps are better models, but no reason to go on.

@@ -37,9 +37,9 @@ from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 @dataclass(frozen=True, kw_only=True)
 class Clouds(Task):
-    """Points in four dimensions; client-I has `sizes[I]` of them. spoilt: whose are huge. lost:
-    whose can't be read. mislabelled: whose labels are no classes. wide: whose have a dimension
-    more."""
+    """Points in four dimensions; client-I has `sizes[I]` of them. spoilt: client with huge values.
+    lost: client with unreadable points. mislabelled: client with labels outside the classes. wide:
+    client with one more dimension."""
 
     sizes: Sequence[int]
     network: nn.Module

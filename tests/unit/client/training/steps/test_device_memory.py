@@ -1,6 +1,6 @@
-"""Too little memory on a device: told as such, and tried again where the run allows it.
+"""Too little memory on a device: reported as such, and retried if the run allows it.
 
-The error is raised where torch raises it, since there is no GPU here."""
+The test raises the error where torch raises it, since it needs no GPU."""
 
 from __future__ import annotations
 
