@@ -52,7 +52,7 @@ class UpdateFact(StrEnum):
     """A random projection of each update to `SKETCH_SIZE` numbers, the same one all through a run:
     inner products and distances stay, to about one part in sixteen of the lengths."""
     OUTPUT_MOVE = "output-move"
-    """How far each moves the output layer's bias, class by class; where that layer has none, the
+    """How far each moves the output layer's bias, class by class; if that layer has none, the
     mean of each row of its weights."""
 
 
@@ -63,13 +63,13 @@ SKETCH_SIZE: Final = 256
 class Population:
     """The clients of a run as columns; row i of each belongs to `ids[i]`.
 
-    samples: K, int64; 0 where a client has not disclosed it.
-    label_counts: K × classes, float64, possibly noisy; a row of NaN where a client sent none.
-    triplets: K × 3, float64 in [0, 1] (CI, AI, SC); a row of NaN where a client sent none.
-    interaction_matrices: K × classes × 2, float64; NaN where a client sent none.
-    label_totals: classes, float64: all clients' label counts, where a secure sum gave them.
+    samples: K, int64; 0 if a client has not disclosed it.
+    label_counts: K × classes, float64, possibly noisy; a row of NaN if a client sent none.
+    triplets: K × 3, float64 in [0, 1] (CI, AI, SC); a row of NaN if a client sent none.
+    interaction_matrices: K × classes × 2, float64; NaN if a client sent none.
+    label_totals: classes, float64: all clients' label counts, if a secure sum gave them.
     signals: the columns of other packages' signals by name, K × the signal's shape.
-    A column is None where no profile of that kind was asked for.
+    A column is None if no profile of that kind was asked for.
     """
 
     ids: Sequence[str]
@@ -110,13 +110,12 @@ def by_field(columns: Mapping[str, Floats]) -> dict[str, Any]:
 class SelectionContext:
     """The facts from which a selector chooses one round's cohort.
 
-    round: from 1. seed: the run's. count: how many clients to select; take all if fewer are
-    available. available: rows, sorted, without repeats. rounds: how many the run has; 0 where
-    that is not known. spares: how many of `count` the round does not wait for
-    (`round.over_selection`). epochs: passes over its samples that a client makes. tensors: names
-    of the parameters that updates have, in their order; empty unless the selector `drops` some.
-    late: clients whose update for an earlier round is still awaited; none of them is available
-    where others suffice.
+    round: from 1. seed: the run's. count: number of clients to select; select all if fewer are
+    available. available: rows, sorted, without repeats. rounds: number of rounds of the run; 0 if
+    unknown. spares: how many of `count` the round does not wait for (`round.over_selection`).
+    epochs: passes over its samples that a client makes. tensors: names of the parameters that
+    updates have, in their order; empty unless the selector `drops` some. late: clients whose update
+    for an earlier round is still awaited; none of them is available if the others suffice.
     """
 
     round: int
@@ -192,7 +191,7 @@ class Summed:
 
 Interview = Generator[Ask | AskSum, Any, "Selection"]
 """A selection that asks clients first. An `Ask` is answered with `Answers`, an `AskSum` with a
-`Summed`, or None where there can be no sum."""
+`Summed`, or None if a sum is impossible."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,15 +318,15 @@ class RoundOutcome:
     """The result of a committed round.
 
     selected: the cohort in the order chosen. included: the clients whose update became part of the
-    model. seconds: per selected client, from instruction to update; NaN where none came.
+    model. seconds: per selected client, from instruction to update; NaN if none came.
     reports: per selected client, as seconds, "loss" and what the selector's `reports` names, as it
-    came with the update; NaN where none came in time.
+    came with the update; NaN if none came in time.
     answers: to the questions before this cohort was chosen, in the order asked.
-    deadline_seconds: the least that a client which failed has taken, as far as that is known.
-    facts: of the updates that came in time, those set aside included; None where they are masked.
+    deadline_seconds: the minimum time that a failed client has taken, as far as it is known.
+    facts: of the updates that came in time, those set aside included; None if they are masked.
     judgement: the selector's own.
-    spared: the clients that the selector spared their upload. prolonged: per selected client, by
-    what its passes were multiplied (`Selection.epochs`); without rows where by nothing.
+    spared: the clients that the selector spared their upload. prolonged: per selected client, the
+    factor on its passes (`Selection.epochs`); no rows if no client has one.
     late: clients whose update for an earlier round became part of this model. late_seconds: what
     each of them took, as in seconds.
     """

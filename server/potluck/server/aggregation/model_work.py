@@ -184,8 +184,10 @@ class ModelWork:
         return self._files.published(blake3)
 
     def _made_model(self) -> DividedModel:
-        """A model of the task. Kept for evaluation, where there is one: its memory costs more
-        than its values."""
+        """Return a model of the task.
+
+        It is kept for evaluation, if there is one: to allocate it costs more than to fill it.
+        """
         made = self._made or self._new_model()
         keeps = self._plan.run_file.evaluation.every or self._plan.selector.measures
         self._made = made if keeps else None

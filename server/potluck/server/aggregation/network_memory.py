@@ -24,10 +24,10 @@ _FACTORIES: Final[frozenset[Callable[..., Any]]] = _ZEROS | {
 
 
 class NetworksInFiles(TorchFunctionMode):
-    """While this is entered, each large tensor that a function of torch makes is put into a file.
+    """While entered, puts each large tensor that a function of torch makes into a file.
 
-    Values are the same. Tensors that are made of others take private memory one at a time. Holds
-    for the thread that enters it. Raises StorageError where the disk is full.
+    Values are the same. Tensors made from others take private memory one at a time. Applies to the
+    thread that enters it. Raises StorageError if the disk is full.
     """
 
     def __init__(self, folder: Path) -> None:

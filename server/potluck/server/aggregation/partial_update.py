@@ -30,8 +30,11 @@ class PartialUpdate(EncodedUpdate):
         *,
         delta: bool,
     ) -> None:
-        """model: the round's, of the tensors that whole updates have. delta: whether the file holds
-        differences from it. Raises LayoutError where the file has other tensors than those left."""
+        """model: the round's, of the tensors that whole updates have. delta: True if the file holds
+        differences from it.
+
+        Raises LayoutError if the file has other tensors than the remaining ones.
+        """
         left = model.layout.without_names(dropped)
         base = NamedTensors.some(model, left) if delta else None
         super().__init__(file, left, encoding, base)

@@ -15,7 +15,7 @@ from potluck.server.selection import Population, Rows
 Floats = NDArray[np.float64]
 
 LEAST_CLIENTS = 5
-"""A mean of fewer clients' triplets says too much of each of them to be a metric."""
+"""A mean of fewer clients' triplets would reveal too much of each of them."""
 
 
 @dataclass(frozen=True, kw_only=True)

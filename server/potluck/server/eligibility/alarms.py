@@ -74,9 +74,10 @@ class SelectionAlarms:
             )
 
     def look_at_tags(self, limits: Sequence[TagLimit], chosen: int, count: int) -> None:
-        """Look for tags that hosts do not give, where they made a cohort smaller than asked for.
+        """Look for tags that hosts do not set, if they made a cohort smaller than asked for.
 
-        limits: of the run's at_most_per. chosen, count: clients of the cohort, and asked for.
+        limits: of the run's at_most_per. chosen, count: number of clients in the cohort, and asked
+        for.
         """
         for tag, values, most in limits:
             untagged = sum(not value for value in values)

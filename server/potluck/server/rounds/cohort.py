@@ -50,7 +50,7 @@ class RoundCohort:
         self.offered: set[str] = set()
         """Members that keep their update until it is asked for."""
         self.undecided = rules.offers
-        """True until the selector has said whose updates are wanted."""
+        """True until the selector has decided which updates are wanted."""
         self.deciding = False
         """True while it is being asked."""
 

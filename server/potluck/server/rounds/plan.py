@@ -48,7 +48,7 @@ class RunPlan:
     trainer: Trainer | None = None
     """The task's own; None for a classification task."""
     stop_rule: StopRule | None = None
-    """By which its best model is known and it ends early; None where it has none."""
+    """Rule for the run's best model and its early end; None if it has none."""
     remarks: Sequence[str] = ()
     """Remarks for the operator who starts the run."""
 

@@ -30,7 +30,7 @@ from potluck.server.store.records import AttemptKey, Exchange, JsonObject
 from potluck.server.sums import step_sums
 
 MOST_QUESTIONS = 100
-"""In one round; a selector that goes on asking never chooses."""
+"""Maximum number of questions in one round; a selector with more might never choose."""
 
 OFFERS = "offers"
 """In a stored question, that it was asked about trained models."""

@@ -26,9 +26,9 @@ _TRAINING_LOSS = f"{TRAINING}loss"
 def stop_rule(
     run_file: RunFile, task: Task, trainer: Trainer | None, strategy: Strategy, *, source: str
 ) -> StopRule | None:
-    """The rule by which a run's best model is known and it ends early; None where it has none.
+    """Return the rule for a run's best model and its early end; None if it has none.
 
-    Raises ConfigurationError for a measure that is never there, or a target that it can't have.
+    Raises ConfigurationError for a metric that is never measured, or an impossible target.
     """
     name, stop = run_file.followed, run_file.stop
     if name is None:

@@ -216,9 +216,8 @@ class Attempts(Part):
     def set_members(self, key: AttemptKey, changes: Sequence[MemberChange]) -> None:
         """Record new states of members, all in one transaction.
 
-        Raises NotFoundError for a client that is not in the cohort; StorageError where an update
-        comes without RECEIVED or RECEIVED without one, or a member is INCLUDED other than by a
-        commit.
+        Raises NotFoundError for a client that is not in the cohort; StorageError if an update comes
+        without RECEIVED or RECEIVED without one, or if a member is INCLUDED other than by a commit.
         """
         with self._database.transaction() as connection:
             self._require_open(connection, key)

@@ -114,8 +114,9 @@ class Journal:
 class LostRounds:
     """Rounds of a run that were committed and are not in the database.
 
-    committed: the last one that is; None where the run itself is not. lost: the last one that was.
-    recorded: whether some of them have records, from which they can be rebuilt.
+    committed: the last round that is in the database; None if the run itself is not. lost: the last
+    one that was committed. recorded: True if some of them have records, from which they can be
+    rebuilt.
     """
 
     run_id: str

@@ -36,8 +36,8 @@ class LateTrainings(Part):
     def add_late_update(self, key: AttemptKey, client_id: str, received: UpdateRow) -> None:
         """Record an update that came after its client was given up for the round.
 
-        Raises NotFoundError where no such client is in the cohort, StorageError where the attempt
-        was abandoned.
+        Raises NotFoundError if no such client is in the cohort, StorageError if the attempt was
+        abandoned.
         """
         attempts, members = schema.attempts, schema.members
         with self._database.transaction() as connection:
@@ -81,7 +81,7 @@ def put_late(connection: Connection, rows: Sequence[LateRow]) -> None:
 
 
 def read_late(connection: Connection, where: ColumnElement[bool]) -> list[LateRow]:
-    """Trainings by client and round, each with its update where that has come."""
+    """Return trainings by client and round, each with its update if it has arrived."""
     table, members = schema.late_updates, schema.members
     query = select(table).where(where).order_by(table.c.client_id, table.c.round)
     found: list[LateRow] = []

@@ -73,7 +73,7 @@ def read_members(
 
 
 def member_values(change: MemberChange) -> dict[str, Any]:
-    """The columns that a change sets; those of the update only where there is one."""
+    """Return the columns that a change sets; those of the update only if there is one."""
     trouble = None if change.trouble is None else encode_text(change.trouble)
     values: dict[str, Any] = {"state": change.state.value, "trouble": trouble}
     return values if change.update is None else values | update_values(change.update)

@@ -168,7 +168,7 @@ class MemberWork:
 
 
 AS_THE_RUN_SAYS: Final = MemberWork()
-"""The work of clients of whom the selector says nothing."""
+"""The work of clients for which the selector set nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,9 +194,9 @@ class MemberChange:
 
 @dataclass(frozen=True, kw_only=True)
 class MemberRow:
-    """A member of a cohort: why it was chosen, where it stands, what went wrong, what it sent.
+    """A member of a cohort: its reason, its state, its trouble and its update.
 
-    work: what the selector says of what it does.
+    work: the work that the selector set for it.
     """
 
     client_id: str

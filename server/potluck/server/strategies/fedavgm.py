@@ -39,7 +39,7 @@ class FedAvgM(Averaging):
         return Momentum(self.momentum, self.learning_rate, nesterov=self.nesterov)
 
     def init(self, model: Weights) -> State:
-        """No velocity."""
+        """Return a velocity of 0, or an empty state if β is 0."""
         return self._momentum.init(model)
 
     def weigh(self, statistics: UpdateStatistics) -> Combine:

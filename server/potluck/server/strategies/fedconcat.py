@@ -19,7 +19,7 @@ from potluck.server.strategies.server_step import moved
 from potluck.server.strategy import Combine, RoundContext, UpdateStatistics, Weights
 
 JOINED: Final = "joined"
-"""The model's integer that says whether its head is in use."""
+"""The model's integer that records whether its head is in use."""
 _CENTRES: Final = "centres"
 _GROUP: Final = "group/"
 _ROUNDS: Final = "rounds"

@@ -41,7 +41,7 @@ class RHFLLogits(Averaging):
     moved to lower Σ_{i≠k} w_i·KL(p_i‖p_k) on public samples without labels (Eqs. 3–5, 11–13).
 
     For the model `ensemble`, which has as many members as there are `clients`. p are the members'
-    softmax outputs, w the weights of `rhfl`; 1/(N − 1) where no loss is known from before. epochs:
+    softmax outputs, w the weights of `rhfl`; 1/(N − 1) if no earlier loss is known. epochs:
     passes over the public samples in each round. batch_size: of them. learning_rate: of Adam, which
     starts again in each round. In a batch all members move at once, towards the others' outputs
     from before the batch. A client's member is fixed with the first round that is committed after

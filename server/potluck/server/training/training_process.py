@@ -17,7 +17,7 @@ from potluck.common.errors import PotluckError
 from potluck.server.training.training_job import TrainingJob, carry_out
 
 FAILED: Final = 3
-"""Exit code where the last line says why."""
+"""Exit code if the last line of output has the reason."""
 _GONE: Final = 4
 
 

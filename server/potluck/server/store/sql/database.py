@@ -65,7 +65,7 @@ class Database:
         self.tell_away: Callable[[str], None] = lambda _: None
         """Called with the reason why the database is away, "" when it is back; in any thread."""
         self.tell_damaged: Callable[[str], None] = lambda _: None
-        """Called where the database turns out to be damaged, with the reason; in any thread."""
+        """Called with the reason if the database is found to be damaged; in any thread."""
 
     @classmethod
     def open(cls, url: str) -> Database:
