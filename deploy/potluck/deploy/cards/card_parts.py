@@ -55,7 +55,7 @@ class CardClient(CardPart):
 
 
 class CardPrivacy(CardPart):
-    """What left the clients beside their updates, until the card was written."""
+    """Data that clients disclosed in addition to updates, up to the time the card was written."""
 
     masked_updates: bool = Field(description="Whether only sums of updates were seen.")
     largest_epsilon: float = Field(description="The most that a client has spent; 0 for nothing.")
@@ -65,7 +65,7 @@ class CardPrivacy(CardPart):
 
 
 class CardSoftware(CardPart):
-    """What computed, by the rounds' records."""
+    """Software that ran the training, as the rounds' records name it."""
 
     coordinator: dict[str, list[str]] = Field(description="Versions by name; several in turn.")
     hosts: dict[str, int] = Field(description="Hosts by their release of Potluck.")
@@ -73,7 +73,7 @@ class CardSoftware(CardPart):
 
 
 class CardFacts(CardPart):
-    """What a card says of a model."""
+    """Facts about a model that its card lists."""
 
     card_version: int = 1
     run: str

@@ -118,7 +118,7 @@ def make_card(
 
 
 def _coordinator_trains(table: Mapping[str, object]) -> bool | None:
-    """Whether a strategy trains on the coordinator; None where it is not known here."""
+    """Return True if the strategy trains on the coordinator; None if it is not installed here."""
     options = {name: value for name, value in table.items() if name != "name"}
     try:
         return bool(plugins.create(Strategy, str(table["name"]), options).trains)

@@ -1,4 +1,7 @@
-"""What a run on this machine would fail by once its processes are there, found out before."""
+"""Checks of a run on this machine, before its processes start.
+
+Each finds a fault that would otherwise make the run fail only after the start.
+"""
 
 from __future__ import annotations
 

@@ -105,8 +105,11 @@ class DemoFiles:
 
 
 def choices_of_user() -> Path | None:
-    """Where hosts of throwaway federations keep how they train, so that they all choose alike; None
-    where this user has no place for it."""
+    """Return the folder in which hosts of throwaway federations store how they train.
+
+    All of them share it, so that they make the same choices. Return None if this user has no home
+    directory or can't write to the folder.
+    """
     try:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     except RuntimeError:  # nobody has a home

@@ -101,7 +101,7 @@ class ForkedProcesses:
 
     @property
     def alive(self) -> bool:
-        """Whether the fork server can still be asked."""
+        """True if the fork server still accepts requests."""
         return not self._listening.done()
 
     async def fork(

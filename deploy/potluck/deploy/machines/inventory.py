@@ -272,7 +272,7 @@ class Inventory(Settings):
         return tuple(text for _, h in self.hosts() if h.relay == relay for text in h.clients)
 
     def dialled_by(self, host: HostSettings) -> str:
-        """Where a host dials, HOST:PORT: its relay, or the coordinator."""
+        """Return the address that a host dials, as HOST:PORT: its relay's or the coordinator's."""
         return next((r.address for _, r in self.relays() if r.name == host.relay), self.address)
 
     def machines_named(self, names: Iterable[str], *, slurm: bool) -> list[MachineSettings]:

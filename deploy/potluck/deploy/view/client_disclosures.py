@@ -1,4 +1,4 @@
-"""What left each client of a run, added up from the coordinator's audit. Pure."""
+"""Data that each client of a run disclosed, added up from the coordinator's audit. Pure."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from potluck.rpc.v1 import operator_pb2
 
 @dataclass(kw_only=True)
 class ClientDisclosures:
-    """What left a client.
+    """Data that one client disclosed.
 
-    sums: secure sums it is in. least_hosts: hosts in the smallest of them; None without one.
-    signals: what it disclosed by itself, with the version of its data. epsilon: privacy loss of all
-    noisy releases together.
+    sums: number of secure sums that include the client. least_hosts: number of hosts in the
+    smallest of these sums; None without a sum. signals: signals that the client disclosed outside
+    sums, each with the version of its data. epsilon: total privacy loss of all noisy releases.
     """
 
     client: str
@@ -31,8 +31,10 @@ class ClientDisclosures:
 def client_disclosures(
     sums: Sequence[operator_pb2.AuditedSum], profiles: Sequence[operator_pb2.AuditedProfile]
 ) -> list[ClientDisclosures]:
-    """By client, numbers in their names counted as numbers; those of whom nothing left are not in
-    it."""
+    """Return one record per client that disclosed anything, in natural order of client names.
+
+    Natural order: client-2 comes before client-10.
+    """
     found: dict[str, ClientDisclosures] = {}
     for each in sums:
         if not each.released:

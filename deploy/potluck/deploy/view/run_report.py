@@ -109,7 +109,10 @@ def _accuracies_of_clients(one: Round) -> dict[str, float]:
 def titled_measures(
     found: RunReport, shown: Mapping[str, Measure]
 ) -> dict[str, Mapping[int, float]]:
-    """What a task's own trainer measured, the most important first, by a title for people."""
+    """Return the metrics of a task's own trainer: values by round, by readable title.
+
+    The most important metric is first.
+    """
     titled: dict[str, Mapping[int, float]] = {}
     for name, measure in shown.items():
         if name not in found.measures:
