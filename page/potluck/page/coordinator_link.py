@@ -67,7 +67,7 @@ class CoordinatorLink:
         return self._config.coordinator
 
     def shown(self) -> ConnectionShown:
-        """Whether the last call reached the coordinator, and why not, in words."""
+        """Return the state of the connection: if the last call failed, with the reason in words."""
         error = self._error
         return ConnectionShown(
             address=self.address,
@@ -77,8 +77,11 @@ class CoordinatorLink:
         )
 
     async def call(self, ask: Callable[[OperatorClient], Awaitable[Result]]) -> Result:
-        """What `ask` answers. Raises PotluckError; CertificateTroubleError where a certificate is
-        to blame."""
+        """Return the coordinator's answer to `ask`.
+
+        Raises PotluckError if the call fails; CertificateTroubleError if a certificate is the
+        cause.
+        """
         try:
             answer = await ask(await self.client())
         except PotluckError as error:

@@ -1,4 +1,4 @@
-"""What the page shows of what clients disclosed: label mix of cohorts, privacy spent. Pure."""
+"""Views of disclosed data for the web UI: label mix of cohorts, privacy spent. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from potluck.rpc.v1 import operator_pb2
 Floats = NDArray[np.float64]
 
 MOST_MIXES = 400
-"""The label mix of the newest so many rounds is shown."""
+"""Maximum number of rounds, the newest ones, whose label mix is shown."""
 
 
 def shown_disclosures(
@@ -36,7 +36,7 @@ def shown_disclosures(
     audits: Sequence[operator_pb2.AuditDisclosuresResponse],
     run_file: str,
 ) -> DisclosedShown:
-    """What is known of the data of a run's clients, and what that cost them."""
+    """Return the view of what a run's clients disclosed, and of the privacy they spent on it."""
     return DisclosedShown(
         mix=shown_mix(rounds, classes, profiles),
         privacy=shown_privacy(audits, run_file),

@@ -25,7 +25,10 @@ def encoded(kind: str, value: BaseModel | None) -> bytes:
 
 
 def too_many() -> bytes:
-    """What a page is sent instead where too many listen; its browser tries again after a while."""
+    """Return the event for a page that is refused because too many pages listen.
+
+    The page's browser tries again after `FULL_SECONDS`.
+    """
     return f"retry: {1000 * FULL_SECONDS}\n".encode() + encoded("full", None)
 
 
@@ -53,7 +56,10 @@ class Listener:
         self._unread.put_nowait(None)
 
     async def events(self) -> AsyncIterator[bytes]:
-        """What is sent to it, until it is closed or goes away."""
+        """Yield the events to send to the page, until the stream is closed.
+
+        A comment is sent after `KEEP_ALIVE_SECONDS` without an event.
+        """
         while True:
             if self._behind:
                 self._behind = False

@@ -1,4 +1,4 @@
-"""What the page shows of hosts and their clients. Pure."""
+"""Views of hosts and their clients for the web UI. Pure."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ MOST_RUNS = 500
 
 
 class OverviewWatch:
-    """What every page shows. Asks the coordinator while a page is open."""
+    """The overview that every page shows. Asks the coordinator while a page is open."""
 
     def __init__(self, link: CoordinatorLink, watches: RunWatches) -> None:
         self._link = link

@@ -1,15 +1,16 @@
-"""Who may talk to the page's server: this machine's browser, once it has shown the token.
+"""Access to the web UI's server: only a browser on this machine that has presented the token.
 
-The server listens on the loopback address, which every process and every web page open on this
-machine can reach. So a request counts only with
+The server listens on the loopback address. Every process on this machine can reach that address,
+and so can every web page open in a browser here. So the server accepts a request only with
 
-- a `Host` of this machine: a name that an attacker resolves to 127.0.0.1 is none (DNS rebinding);
-- the cookie that the token in the printed address was exchanged for, once, by a process of the same
-  user: others can read a browser's command line, with the address that it is to open;
-- for a change, an `Origin` that is the page's own, and a JSON body, which no other page's form
-  sends.
+- a `Host` of this machine: an attacker's name that resolves to 127.0.0.1 is refused (DNS
+  rebinding);
+- the session cookie. The token in the printed address is exchanged for it, once, by a process of
+  the same user: other users can read a browser's command line, which contains that address;
+- for a change, an `Origin` that is the web UI's own, and a JSON body, which a form on another page
+  can't send.
 
-What is answered may load scripts, styles and data from the page's server only, runs no inline
+Pages that the server sends load scripts, styles and data from this server only. They run no inline
 script and can't be framed.
 """
 

@@ -1,4 +1,4 @@
-"""What the page's server answers: the page itself, JSON, and events as they come."""
+"""Web application of the web UI's server: serves the page, JSON, and events as they come."""
 
 from __future__ import annotations
 

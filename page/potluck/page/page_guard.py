@@ -52,7 +52,7 @@ class PageGuard:
         await answer(scope, receive, send_with_headers)
 
     def _answer(self, scope: Scope) -> Response | None:
-        """What is answered at once; None where the application may answer."""
+        """Return the guard's own response; None if the request goes on to the application."""
         headers = Headers(scope=scope)
         host = headers.get("host", "")
         if not is_loopback(host):

@@ -75,7 +75,7 @@ class MemberShown(Shape):
 
 
 class RoundDetails(Shape):
-    """Who was in a committed round, and why."""
+    """Clients of a committed round, with the reasons for their selection."""
 
     round: int
     members: list[MemberShown]
@@ -141,7 +141,7 @@ class RunShown(Shape):
 
 
 class ConnectionShown(Shape):
-    """Whether the coordinator answers."""
+    """State of the connection to the coordinator."""
 
     address: str
     reached: bool
@@ -161,7 +161,7 @@ class CoordinatorShown(Shape):
 
 
 class OverviewShown(Shape):
-    """What every view of the page shows, and the list of runs."""
+    """Data that every view of the page shows, and the list of runs."""
 
     connection: ConnectionShown
     coordinator: CoordinatorShown | None
@@ -222,7 +222,7 @@ class MixShown(Shape):
 
 
 class ClientPrivacy(Shape):
-    """What left a client."""
+    """Data that a client disclosed, and the privacy loss."""
 
     client: str
     epsilon: float = Field(description="Privacy loss of all its noisy releases together.")
@@ -244,7 +244,7 @@ class PrivacyShown(Shape):
 
 
 class DisclosedShown(Shape):
-    """What is known of the data of a run's clients, and what that cost."""
+    """Disclosed facts about the data of a run's clients, and the privacy spent on them."""
 
     mix: MixShown
     privacy: PrivacyShown
@@ -289,7 +289,7 @@ class FormShown(Shape):
 
 
 class DraftSent(Shape):
-    """What the browser sends of it: the file, and fields of the form to put into it."""
+    """A draft as the browser sends it: the run file, and form fields to write into it."""
 
     run_file: str = Field(max_length=1_000_000)
     changes: dict[str, str] = Field(default={}, max_length=100)

@@ -1,4 +1,4 @@
-"""What the page shows of several runs beside each other. Pure."""
+"""View of several runs beside each other for the web UI. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from potluck.page.page_shapes import ComparisonShown, Difference, RunShown
 
 MOST_RUNS = 6
-"""So many runs are compared at once; more colours can't be told apart."""
+"""Maximum number of runs compared at once; more colours can't be distinguished."""
 _ABSENT = "–"
 _NO_SETTING = frozenset({"name"})
 

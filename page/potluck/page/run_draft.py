@@ -168,7 +168,7 @@ def _written(value: Any) -> str:
 
 
 def problems_of(text: str) -> list[Problem]:
-    """What is wrong with a run file, as far as can be told without the coordinator's plug-ins."""
+    """Return the problems of a run file that can be found without the coordinator's plug-ins."""
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

@@ -1,4 +1,4 @@
-"""What the page shows of a run, from the run as an operator sees it. Pure."""
+"""Views of a run for the web UI, made from the run as an operator sees it. Pure."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def shown_round(committed: Round, clients: ClientList) -> RoundShown:
 
 
 def shown_details(committed: Round) -> RoundDetails:
-    """Who was in a committed round and why, in the order chosen."""
+    """Return the clients of a committed round and why each was selected, in selection order."""
     return RoundDetails(
         round=committed.number,
         members=[
@@ -176,7 +176,7 @@ def shown_details(committed: Round) -> RoundDetails:
 
 
 def shown_cohort(progress: operator_pb2.RoundProgress) -> CohortShown:
-    """Who is in the round under way, and why."""
+    """Return the clients of the current round and why each was selected."""
     return CohortShown(
         round=progress.round,
         attempt=progress.attempt,

@@ -185,7 +185,7 @@ class RunWatch:
                 await asyncio.sleep(pause_seconds(failures))
 
     async def _events(self) -> AsyncIterator[operator_pb2.WatchRunResponse]:
-        """What the coordinator says of the run. Raises PotluckError."""
+        """Yield the coordinator's events about the run. Raises PotluckError."""
         known = max(self.view.committed, default=0)
         newest = 0 if known else MOST_ROUNDS
         try:

@@ -19,8 +19,10 @@ class SharedAnswers(Generic[Answer]):
         self._asked: dict[str, tuple[float, asyncio.Task[Answer]]] = {}
 
     async def of(self, key: str, ask: Callable[[], Coroutine[Any, Any, Answer]]) -> Answer:
-        """What `ask` answers, or is answering to another page. Raises what it raises; an error is
-        none to keep."""
+        """Return a recent or pending answer for `key`; call `ask` if there is none.
+
+        Raises the errors of `ask`. Errors are not kept: the next call asks again.
+        """
         now = time.monotonic()
         self._asked = {
             name: (at, asking)
