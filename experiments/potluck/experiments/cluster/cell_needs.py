@@ -1,4 +1,4 @@
-"""What a cell takes of a cluster, and how many cells a cluster carries. Pure."""
+"""Resources that a cell needs, and the number of cells that a cluster can run. Pure."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _BUSY_COORDINATOR = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class CellNeed:
-    """What a cell takes.
+    """Resources that a cell needs.
 
-    bundles: what is taken on one machine each: the coordinator's, then one for each host; one
-    alone where all processes of a cell belong together. spread: whether bundles go to different
-    machines as far as there are any; otherwise all go to one.
+    bundles: resources that must be on the same machine: the coordinator's bundle, then one per
+    host; a single bundle if all processes of the cell run together. spread: True if bundles go to
+    different machines, as far as there are enough; otherwise all go to one machine.
     """
 
     bundles: Sequence[Resources]
@@ -41,10 +41,10 @@ class CellNeed:
 
 
 def need_of(hosts: int, *, gpus: float, apart: bool) -> CellNeed:
-    """What a cell with so many hosts takes.
+    """Return the resources that a cell with `hosts` hosts needs.
 
-    gpus: of each host, also a fraction. apart: whether hosts go to other machines. Hosts with GPUs
-    have a bundle each, so that Ray gives each its own.
+    gpus: GPUs per host, possibly a fraction. apart: True to place hosts on different machines.
+    Each host with GPUs has its own bundle, so that Ray gives each host its own GPUs.
     """
     if not apart and not gpus:
         memory = (hosts + 1) * BYTES_PER_PROCESS
@@ -55,9 +55,9 @@ def need_of(hosts: int, *, gpus: float, apart: bool) -> CellNeed:
 
 
 def places_for(need: CellNeed, nodes: Iterable[Resources]) -> int:
-    """How many cells the machines carry, by all that they have; 0 where not even one.
+    """Return how many cells the machines can run at a time, counting all resources that they have.
 
-    Exact for cells on one machine each; a spread cell may find its share fragmented and wait.
+    Exact if each cell runs on one machine. A spread cell may find its share fragmented and wait.
     """
     if not need.spread:
         return sum(_times(need.total, node) for node in nodes)
@@ -69,7 +69,10 @@ def places_for(need: CellNeed, nodes: Iterable[Resources]) -> int:
 
 
 def shortage(need: CellNeed, nodes: Iterable[Resources]) -> str | None:
-    """What machines lack for even one cell: "needs 1 GPU, the cluster has 0"; None: nothing."""
+    """Return what the machines lack for a single cell; None if they can run one.
+
+    Example: "needs 1 GPU, the cluster has 0".
+    """
     nodes = list(nodes)
     for name, amount in need.total.items():
         present = sum(node.get(name, 0.0) for node in nodes)

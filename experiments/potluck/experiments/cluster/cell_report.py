@@ -1,4 +1,4 @@
-"""What goes to a machine of a cluster, and what comes back. Records; nothing is run here."""
+"""Records that go to a machine of a cluster, and records that come back. Nothing runs here."""
 
 from __future__ import annotations
 

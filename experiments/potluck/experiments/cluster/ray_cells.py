@@ -54,7 +54,7 @@ class ClusterOptions:
 
 @dataclass(kw_only=True, eq=False)
 class _Seat:
-    """What is reserved for cells with so many hosts, and the actors there."""
+    """Resources reserved for cells with `hosts` hosts, and the actors that use them."""
 
     hosts: int
     group: Any

@@ -98,7 +98,7 @@ def _knock(address: str) -> None:
 
 
 def machines() -> list[tuple[str, str, Resources]]:
-    """Of each machine that is there now: Ray's id for it, its address, all that it has."""
+    """Return one entry per live machine: Ray's node id, the address, all its resources."""
     untyped: Any = ray
     return [
         (node["NodeID"], node["NodeManagerAddress"], node["Resources"])

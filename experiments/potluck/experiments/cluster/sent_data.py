@@ -42,7 +42,7 @@ class DataFiles:
         return [self._file(self._data, path) for path in sorted(found)]
 
     def location(self, file: DataFile) -> Path:
-        """Where the file lies here."""
+        """Return the file's path on this machine. Raises StorageError without a data directory."""
         if self._data is None:
             raise StorageError(f"{file.path} is of no data directory", path=file.path)
         return self._data / file.path
@@ -71,7 +71,7 @@ class DataFiles:
 
 
 def _names(cell: Cell) -> list[str]:
-    """What a cell reads, by names within the data directory; "." is all of it."""
+    """Return the names of files that a cell reads in the data directory; "." is all of it."""
     of_task = cell.task().data_files()
     if of_task is None:
         return ["."]

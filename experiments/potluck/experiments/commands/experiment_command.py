@@ -219,7 +219,7 @@ def _list(cells: list[Cell], folder: ResultsFolder) -> None:
 
 @dataclass(frozen=True)
 class _Work:
-    """What is to be run."""
+    """Cells to run, and how to run them."""
 
     cells: list[Cell]
     folder: ResultsFolder
@@ -229,7 +229,10 @@ class _Work:
 
 
 class _Cluster:
-    """Whether and how a Ray cluster is used. Raises ConfigurationError for options without it."""
+    """Options of the Ray cluster; no address: no cluster is used.
+
+    Raises ConfigurationError if other options are set without an address.
+    """
 
     def __init__(self, address: str | None, *, gpus: float, apart: bool) -> None:
         if address is None and (gpus or apart):

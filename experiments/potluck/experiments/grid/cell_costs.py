@@ -1,8 +1,8 @@
-"""What a cell's rounds would cost if each client were a machine of its own, by the coordinator's
-own records.
+"""Costs of a cell's rounds as if each client were its own machine.
 
-The clients of an experiment share a few hosts, and a host fetches a model once for all of them. So
-the bytes that went over the wire say nothing of a federation whose clients are apart.
+They are computed from the coordinator's records. The clients of an experiment share a few hosts,
+and a host fetches a model once for all of them. So the bytes that were actually sent don't show the
+costs of a federation whose clients are on separate machines.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _members(row: RoundRow) -> set[str]:
 
 
 def _asked(exchanges: Sequence[Exchange], roster: Sequence[str]) -> set[str]:
-    """Who was asked something that takes the round's model to answer."""
+    """Return the clients that were asked a question whose answer needs the round's model."""
     found = set[str]()
     for each in exchanges:
         kind, rows = each.question.get("kind"), each.question.get("rows")

@@ -45,11 +45,11 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class CellPlace:
-    """Where a cell is run: its folder, the hosts' device and data, and where they keep how they
-    train (`choices_directory`).
+    """The place in which a cell is run.
 
-    federation: makes the processes of the federation's files. address: where the coordinator
-    listens.
+    workplace: the cell's folder. device, data: of the hosts. federation: makes the federation's
+    processes from its files. address: the address on which the coordinator listens. choices:
+    folder in which hosts store how they train (`choices_directory`).
     """
 
     workplace: Path

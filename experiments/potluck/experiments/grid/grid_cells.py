@@ -56,13 +56,15 @@ class Cell:
 
     @property
     def simulated(self) -> bool:
-        """Whether trainings are timed by a virtual clock."""
+        """True if a virtual clock times the trainings."""
         return self.clock.enabled
 
     @property
     def availability(self) -> dict[str, float]:
-        """The chances that clients are there, as their owners tell them where a selector asks: one
-        less their chance to drop out. Of those that drop out at all."""
+        """Availability by client, as client owners declare it: 1 minus the drop-out chance.
+
+        Clients that never drop out are not in it. Selectors can ask for it.
+        """
         clock = self.clock
         clients = [f"client-{number}" for number in range(self.clients)]
         chances = {client: clock.drop_out_chance(client) for client in clients}

@@ -1,5 +1,7 @@
-"""What an experiment knows of its clients and a coordinator may not: their true labels, also where
-a task makes some wrong on purpose, and other traits."""
+"""Facts about clients that an experiment knows and a coordinator may not know.
+
+These are the true labels, also if a task makes some labels wrong on purpose, and other traits.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,7 @@ class LabelMixes:
 
 
 def traits_of(cell: Cell, mix: LabelMix) -> dict[str, list[float]]:
-    """What an experiment knows of a cell's clients, by name: a number of each, client-0 first."""
+    """Return the clients' known traits by name: one number per client, client-0 first."""
     clock, found = cell.clock, dict(mix.traits)
     clients = [f"client-{number}" for number in range(cell.clients)]
     if clock.enabled and clock.draw == "client":

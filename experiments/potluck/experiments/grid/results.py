@@ -50,9 +50,12 @@ class RoundResult(BaseModel):
 
 
 class Before(BaseModel):
-    """What a run spent before its first round, on pre-training and on the model that clients
-    estimate triplets with: bytes as if each client were a machine of its own, simulated seconds of
-    pre-training (0 on a real clock)."""
+    """Costs of a run before its first round.
+
+    Costs are those of pre-training and of the model that clients estimate triplets with. bytes: as
+    if each client were its own machine. seconds: simulated seconds of pre-training; 0 on a real
+    clock.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -23,23 +23,25 @@ class CellLostError(RunError):
 
 
 class CellRunner(ABC):
-    """What runs cells. Its methods are called from one event loop."""
+    """Interface for running cells. Its methods are called from one event loop."""
 
     @abstractmethod
     def places(self) -> int:
-        """How many cells may be under way at a time, now; at least 1."""
+        """Return the number of cells that can run at a time now; at least 1."""
 
     @abstractmethod
     async def run(self, cell: Cell, label_mix: LabelMix, progress: Progress) -> CellResult:
         """Run a cell to its end. When cancelled, it leaves no process behind.
 
-        Raises RunError where the cell fails, CellLostError where its machine does.
+        Raises RunError if the cell fails, CellLostError if its machine fails.
         """
 
     @abstractmethod
     async def keep_for(self, cells: int) -> None:
-        """Told how many cells are under way when no other waits, so that what is idle can be given
-        back. One of them may yet have to be begun again."""
+        """Release resources that `cells` running cells don't need.
+
+        Called when no other cell waits. One of the running cells may still have to start again.
+        """
 
     @abstractmethod
     async def close(self) -> None:

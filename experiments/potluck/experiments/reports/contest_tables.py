@@ -95,7 +95,7 @@ def rank_table(ranked_by: Sequence[RankedReading], axis: str, *, by_contest: boo
 
 
 def contest_notes() -> Iterator[str]:
-    """What a reader needs to judge these tables."""
+    """Yield the notes that a reader needs to judge these tables."""
     yield (
         "`best` is the best evaluation, chosen by the test samples: more than a run would give "
         "that had to choose by itself."
@@ -144,7 +144,7 @@ def _known(arm: Competitor, measure: str) -> list[str]:
 
 
 def _uneven(contest: Contest, measure: str) -> bool:
-    """Whether arms had different numbers of rounds, so that the last one is no equal number."""
+    """Return True if arms had different numbers of rounds, so that their last rounds differ."""
     return any(
         arm.readings[measure, EQUAL + "rounds"] != arm.readings[measure, LAST]
         for arm in contest.arms

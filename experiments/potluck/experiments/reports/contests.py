@@ -117,7 +117,7 @@ def together(contests: Sequence[Contest]) -> Contest | None:
 
 
 def measures_of(reading: Reading) -> list[str]:
-    """What competing arms are read for, the main measure first."""
+    """Return the metrics by which competing arms are compared, the main metric first."""
     return list(dict.fromkeys([reading.metric, *reading.also]))
 
 

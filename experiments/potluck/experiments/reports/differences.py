@@ -30,7 +30,7 @@ class Difference:
 
     @property
     def told_apart(self) -> bool:
-        """Whether the corrected p is below 5 %."""
+        """True if the corrected p is below 5 %."""
         return self.p is not None and self.p < LEVEL
 
 

@@ -1,4 +1,4 @@
-"""What an experiment's runs were of, and what ran them: the line above its report."""
+"""The line above an experiment's report: what its runs trained, and the version that ran them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What single cells and arms are read for: best and last, equal budgets, picks, what was learnt.
+"""Readings of single cells and arms: best and last, equal budgets, picks, what was learnt.
 
 Pure functions of results. Shares in [0, 1], bytes, simulated seconds.
 """
@@ -111,10 +111,11 @@ BUDGETS: Mapping[str, Spent] = {
 
 
 def common_budget(cells: Sequence[CellResult], spent: Spent, metric: str) -> float | None:
-    """What all cells are given: what the cheapest spent or, where that is more, what it took until
-    every one had been evaluated; None where a cell's costs are unknown.
+    """Return the budget at which all cells are compared; None if a cell's costs are unknown.
 
-    The cheapest may be done before others have their first evaluation. It keeps its result then.
+    It is the larger of two amounts: what the cheapest cell spent, and what was spent until every
+    cell had been evaluated once. The cheapest cell may finish before others have their first
+    evaluation; it keeps its result then.
     """
     totals = [spent(cell) for cell in cells]
     known = [total for total in totals if total]

@@ -1,4 +1,4 @@
-"""What measures are called in tables and pictures."""
+"""Names of metrics in tables and plots."""
 
 MEASURES = {
     "accuracy": "accuracy",

@@ -31,12 +31,12 @@ REQUIRED = ("x_train", "y_train", "x_test", "y_test")
 
 @dataclass(frozen=True, kw_only=True)
 class DataFormat:
-    """What a data set's file must hold.
+    """Required content of a data set's file.
 
-    shape: of one sample; None where it may be any (images of a size chosen when preparing).
-    dtype: of the samples. classes: labels are in [0, classes). attributes: whether there are
-    `a_train` and `a_test` with a binary attribute of each sample, too. source: where the data come
-    from, in a sentence for a person who does not have them.
+    shape: of one sample; None if any shape is valid (images of a size chosen when preparing).
+    dtype: of the samples. classes: labels are in [0, classes). attributes: True if the file also
+    has `a_train` and `a_test` with a binary attribute of each sample. source: the origin of the
+    data, in a sentence for a person who does not have them.
     """
 
     name: str

@@ -125,7 +125,7 @@ def uneven_sizes(
 def without_drop(
     labels: NDArray[np.int64], alpha: float, generator: np.random.Generator
 ) -> Indices:
-    """What is left after a global imbalance: each class loses a share of its samples.
+    """Return the samples that remain after a global imbalance: each class loses a share.
 
     The shares are one Dirichlet(alpha) draw over classes, so they sum to 1 (distribution-controlled
     selection §4); small alpha makes one class rare or absent. Sorted.

@@ -40,11 +40,11 @@ _IMAGENET = Images(means=(0.485, 0.456, 0.406), deviations=(0.229, 0.224, 0.225)
 
 @dataclass(frozen=True, kw_only=True)
 class SpuriousTask(Task):
-    """What the tasks split by Table 6 share.
+    """Base class of the tasks whose data are split by Table 6.
 
-    distribution: the name of the partition. seed: of the choice of samples. share: of each client's
-    samples that is used, in (0, 1]. held_out: share of its samples that each client evaluates on.
-    network: the model, by name.
+    distribution: the name of the partition. seed: of the choice of samples. share: fraction of each
+    client's samples that is used, in (0, 1]. held_out: fraction of its samples that each client
+    evaluates on. network: the model's name.
     """
 
     distribution: str = ""
