@@ -52,7 +52,7 @@ Exit codes: 0 done, 1 could not be done, 2 the command line is wrong, 130 interr
 
 
 class Example(StrEnum):
-    """Files of which there is an annotated example."""
+    """Files for which `potluck config` prints an annotated example."""
 
     RUN = "run"
     OPERATOR = "operator"

@@ -16,7 +16,7 @@ _SHOWN_ROUNDS = 20
 _SHOWN_DISCLOSURES = 20
 
 _MARKS = re.compile(r"[\\`*\[\]|@]|(?<=\bwww)\.|:(?=//)", re.IGNORECASE)
-"""Characters that begin a link, an image, code, emphasis or a cell, also in bare addresses."""
+"""Characters that can start a link, an image, code, emphasis or a cell, also in bare addresses."""
 
 
 class _Markup(str):
@@ -26,7 +26,7 @@ class _Markup(str):
 
 
 def markdown(card: CardFacts) -> str:
-    """The card for people. Lists are cut after some entries, and say how many there are in all."""
+    """Return the card as Markdown. Long lists are cut and state their total number of entries."""
     sections = [
         _model(card),
         _measures(card),
@@ -241,7 +241,7 @@ def _code(text: str) -> _Markup:
 
 
 def _fenced(language: str, text: str) -> list[str]:
-    """A block of code, whatever fences are in it."""
+    """Return the lines of a code block, with a longer fence than any in the text."""
     fence = "```"
     while fence in text:
         fence += "`"

@@ -14,7 +14,7 @@ class CardPart(BaseModel):
 
 
 class CardCoverage(CardPart):
-    """The clients and samples that a measure is over."""
+    """Number of clients and samples behind a metric's value."""
 
     clients: int = Field(description="That measured it; 0 on the coordinator's own data.")
     asked: int = Field(description="That were asked for it and hold samples for it.")
@@ -23,7 +23,7 @@ class CardCoverage(CardPart):
 
 
 class CardRound(CardPart):
-    """A round that the model went through."""
+    """A round in the model's history."""
 
     round: int = Field(description="Its number, from 1.")
     model_blake3: str = Field(description="Digest of the model that came of it.")
@@ -38,7 +38,7 @@ class CardRound(CardPart):
 
 
 class CardClient(CardPart):
-    """A client that was selected. What its host says of itself is not proven."""
+    """A client that was selected. Facts that its host reports about itself are not verified."""
 
     client: str
     hosts: list[str]

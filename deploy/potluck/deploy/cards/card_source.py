@@ -1,4 +1,4 @@
-"""Asks the coordinator for what a model card says."""
+"""Collects the content of a model card from the coordinator."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ _TABLES = ("task", "model", "selector", "strategy", "objective", "training")
 async def card_of_run(
     client: OperatorClient, run_id: str, *, round_number: int = 0, best_of: str | None = None
 ) -> ModelCard:
-    """The card of a run's model after a round; 0 stands for before round 1.
+    """Return the card of a run's model after a round; 0 stands for before round 1.
 
-    best_of: the measure for which it is the run's best model, if it is. Raises NotFoundError where
-    there is no such round, and what `OperatorClient` raises.
+    best_of: the metric by which it is the run's best model; None if it is not the best. Raises
+    NotFoundError if the round isn't committed, and the errors of `OperatorClient`.
     """
     view = await _so_far(client, run_id)
     status = view.status
@@ -69,8 +69,10 @@ def make_card(
     *,
     best_of: str | None = None,
 ) -> ModelCard:
-    """The card of the model of the last of these rounds, which begin with round 1; of the model
-    before it where there are none."""
+    """Return the card of the model after the last of `rounds`.
+
+    rounds: all rounds from round 1 on. If it is empty, the card is of the model before round 1.
+    """
     values = tomllib.loads(run_file)
     named = {
         "selector": {"name": status.selector},
@@ -127,7 +129,7 @@ def _coordinator_trains(table: Mapping[str, object]) -> bool | None:
 
 
 async def _so_far(client: OperatorClient, run_id: str) -> RunView:
-    """A run with the rounds that are committed by now."""
+    """Return a run with the rounds committed so far."""
     view = RunView()
     async with aclosing(client.watch_run(run_id)) as events:
         async for event in events:
@@ -156,7 +158,7 @@ def _coverage(committed: Round) -> dict[str, CardCoverage]:
 
 
 def _clients(rounds: Sequence[Round], spent: dict[str, float]) -> list[CardClient]:
-    """The clients of these rounds' cohorts, in the order of their names."""
+    """Return the clients of these rounds' cohorts, in natural order of their names."""
     seen: dict[str, list[tuple[int, RoundMember]]] = {}
     late = Counter(update.client for each in rounds for update in each.late)
     for each in rounds:
@@ -171,7 +173,10 @@ def _clients(rounds: Sequence[Round], spent: dict[str, float]) -> list[CardClien
 def _client(
     client: str, parts: Sequence[tuple[int, RoundMember]], late: int, epsilon: float
 ) -> CardClient:
-    """late: how many of its updates joined later rounds than they were for."""
+    """Return a client's part of the card.
+
+    late: number of its updates that joined a later round than the one they were made for.
+    """
     members = [member for _, member in parts]
     samples = [member.samples for member in members if member.samples]
     return CardClient(
@@ -189,7 +194,7 @@ def _client(
 
 
 def _sum_values(each: operator_pb2.AuditedSum) -> dict[str, Any]:
-    """A secure sum, without the names of those in it; `potluck audit` has these."""
+    """Return a secure sum's values without its clients' names; `potluck audit` shows the names."""
     return {
         "session": each.session_id,
         "run": each.run_id,

@@ -1,4 +1,4 @@
-"""The card of a model: its run, what it was made from and of whom, what it measures. Pure."""
+"""The card of a model: its run, its settings and clients, its metrics. Pure."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from potluck.deploy.cards.card_parts import CardFacts
 
 
 class ModelCard(CardFacts):
-    """A model and all that is known of where it comes from."""
+    """A model and all known facts about its origin."""
 
     def values(self) -> dict[str, Any]:
-        """All of it as plain values, for JSON."""
+        """Return the whole card as plain values, for JSON."""
         return self.model_dump(mode="json")
 
     def json_text(self) -> str:
-        """All of it as JSON, indented."""
+        """Return the whole card as indented JSON."""
         return self.model_dump_json(indent=2) + "\n"
 
     def markdown(self) -> str:
-        """The same for people, with long lists summed up."""
+        """Return the card as Markdown, with long lists cut."""
         return markdown(self)
 
     def __str__(self) -> str:

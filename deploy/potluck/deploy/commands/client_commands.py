@@ -15,7 +15,7 @@ from potluck.deploy.operator.operator_client import OperatorClient
 from potluck.deploy.view.listings import attendance_line, client_lines, clients_table
 
 _MOST_IN_TABLE = 2000
-"""A table of so many clients takes a second to lay out."""
+"""Maximum number of clients shown as a table; laying out such a table takes a second."""
 
 ClientName = Annotated[
     str, typer.Argument(metavar="ID", help="The client's id.", show_default=False)

@@ -53,10 +53,10 @@ def operator_command(
     *,
     first: Callable[..., None] | None = None,
 ) -> Callable[..., None]:
-    """A command line's function from a coroutine that wants an `OperatorClient` first.
+    """Turn a coroutine whose first parameter is an `OperatorClient` into a typer command.
 
-    It gains the connection options, and runs the coroutine in an event loop of its own. first:
-    checks the command's own arguments before the files of the connection are read.
+    The command also has the connection options, and runs the coroutine in its own event loop.
+    first: checks the command's own arguments before the connection's files are read.
     """
 
     def connected(config: OperatorConfig, /, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -68,8 +68,10 @@ def operator_command(
 def configured_command(
     command: Callable[Concatenate[OperatorConfig, P], None],
 ) -> Callable[..., None]:
-    """A command line's function from one that wants an `OperatorConfig` first; it gains the
-    connection options."""
+    """Turn a function whose first parameter is an `OperatorConfig` into a typer command.
+
+    The command also has the connection options.
+    """
     return _with_options(command, command)
 
 
@@ -78,7 +80,7 @@ def _with_options(
     call: Callable[Concatenate[OperatorConfig, P], None],
     first: Callable[..., None] | None = None,
 ) -> Callable[..., None]:
-    """`call`, as the command line of `command` but for its first parameter."""
+    """Wrap `call` as a typer command with the parameters of `command` except the first."""
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:

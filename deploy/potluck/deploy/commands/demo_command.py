@@ -127,8 +127,11 @@ def demo(
 
 
 def workers_of_host(device: str, clients: int, hosts: int) -> int:
-    """Worker processes of each host of a demo, which share this machine: as many as all find
-    processors, memory and clients for; 1 where there may be a GPU, which they would share, too."""
+    """Return the number of worker processes per host of a demo.
+
+    The hosts share this machine's processors and memory equally; the number is limited by these
+    and by the clients per host. It is 1 if there may be a GPU, which the workers would also share.
+    """
     from potluck.client.training.processes.worker_count import automatic  # a demo alone needs it
 
     if device != "cpu":
@@ -163,7 +166,7 @@ def _run(options: DemoOptions, place: Path, console: Console) -> tuple[DemoFiles
 
 
 def _plot(summary: RunSummary, files: DemoFiles) -> str:
-    """Draw the plot where matplotlib is installed; where it is, or why there is none."""
+    """Draw the plot if matplotlib is installed. Return its path, or why there is no plot."""
     try:
         from potluck.deploy.view.run_plot import plot_run  # matplotlib takes a second to import
     except ModuleNotFoundError as error:
@@ -176,7 +179,7 @@ def _plot(summary: RunSummary, files: DemoFiles) -> str:
 
 
 def print_summary(console: Console, summary: RunSummary, files: DemoFiles, *, plot: str) -> None:
-    """The result of the run, for people. plot: its path, or the reason for which there is none."""
+    """Print the result of the run. plot: the plot's path, or the reason why there is none."""
     first, last = summary.history[0], summary.history[-1]
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold")

@@ -1,4 +1,4 @@
-"""`potluck audit`: what left the clients of a run, as the coordinator saw it."""
+"""`potluck audit`: data that a run's clients disclosed, as the coordinator saw it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def audit(client: OperatorClient, run_id: RunId, as_json: AsJson = False) 
 
 
 def sum_values(each: operator_pb2.AuditedSum) -> dict[str, Any]:
-    """A sum as plain values."""
+    """Return a secure sum as plain values."""
     values: dict[str, Any] = {
         "session": each.session_id,
         "run": each.run_id,
@@ -82,7 +82,7 @@ def sum_values(each: operator_pb2.AuditedSum) -> dict[str, Any]:
 
 
 def sums_table(sums: Sequence[operator_pb2.AuditedSum]) -> Table:
-    """A row for each session, oldest first."""
+    """Return a table with one row per session, oldest first."""
     table = _table("session", "run", "policy", "of", "clients", "hosts", "ε", "outcome")
     for each in sums:
         table.add_row(
@@ -101,7 +101,7 @@ def sums_table(sums: Sequence[operator_pb2.AuditedSum]) -> Table:
 def clients_table(
     sums: Sequence[operator_pb2.AuditedSum], profiles: Sequence[operator_pb2.AuditedProfile]
 ) -> Table:
-    """A row for each client: what of it is in sums, what it disclosed by itself."""
+    """Return a table with one row per client: its secure sums, and its other disclosures."""
     table = _table("client", "sums", "least hosts in one", "disclosed itself", "ε in all")
     for each in client_disclosures(sums, profiles):
         table.add_row(

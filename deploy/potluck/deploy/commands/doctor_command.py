@@ -76,7 +76,10 @@ def doctor(
 
 
 def _examined(file: Path) -> list[Finding]:
-    """A coordinator's or a host's configuration, told apart by their keys."""
+    """Return the findings on a configuration file, a coordinator's or a host's.
+
+    The file's keys show which of the two it is.
+    """
     now = datetime.now(UTC)
     try:
         keys = set(tomllib.loads(file.read_text()))

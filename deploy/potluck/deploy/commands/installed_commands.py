@@ -1,8 +1,8 @@
-"""Commands of `potluck` that other packages bring, found by their entry points.
+"""Commands of `potluck` that other packages provide, found by their entry points.
 
-An entry point of the group `potluck.commands` names a function, as typer takes one, or a typer app
-with commands of its own; one of these with the entry point's name is taken alone. It is loaded when
-it is called or listed.
+An entry point of the group `potluck.commands` names either a function that typer accepts or a
+typer app. If the app has a command with the entry point's name, only that command is added; else
+the app becomes a group of commands. The entry point is loaded when its command is called or listed.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from potluck.common.settings import plugins
 
 
 class InstalledCommands(TyperGroup):
-    """The commands of `potluck` itself, and those that are installed beside them."""
+    """The built-in commands of `potluck`, and those that other packages provide."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Names of all commands, `potluck`'s own first."""
+        """Return the names of all commands, the built-in ones first."""
         own = super().list_commands(ctx)
         return own + [name for name in plugins.installed(plugins.COMMANDS) if name not in own]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command of that name; None where there is none."""
+        """Return the command with that name; None if there is none."""
         own = super().get_command(ctx, cmd_name)
         if own is not None or cmd_name not in plugins.installed(plugins.COMMANDS):
             return own
@@ -51,7 +51,10 @@ def _loaded(name: str) -> Any:
 
 
 def _broken(name: str, error: PluginError) -> TyperCommand:
-    """A command that can't be loaded: others work, and calling it says why."""
+    """Return a stand-in for a command that can't be loaded: calling it raises the error.
+
+    So the other commands still work.
+    """
 
     def explain() -> None:
         raise error

@@ -1,4 +1,4 @@
-"""`potluck audit-labels`: what clients claim of their labels, held against their updates."""
+"""`potluck audit-labels`: compares the label counts that clients report with their updates."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def audit_labels(client: OperatorClient, run_id: RunId, as_json: AsJson = 
 
 
 def audit_values(audit: operator_pb2.LabelAudit) -> dict[str, Any]:
-    """The audit of a client as plain values."""
+    """Return a client's audit as plain values."""
     return {
         "client": audit.client_id,
         "verdict": _verdict(audit),
@@ -60,7 +60,10 @@ def audit_values(audit: operator_pb2.LabelAudit) -> dict[str, Any]:
 
 
 def audit_table(audits: Sequence[operator_pb2.LabelAudit]) -> Table:
-    """A row for each client, suspicious ones first; why is told of the least probable class."""
+    """Return a table with one row per client, suspicious ones first.
+
+    The reason in a row is about the client's least probable class.
+    """
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("client", "verdict", "rounds", "why"):
         table.add_column(name, justify="right" if name == "rounds" else "left")

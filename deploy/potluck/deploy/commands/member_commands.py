@@ -1,5 +1,7 @@
-"""`potluck pki root`, `member`, `members`, `renew-members`, `rotate`, `revoke-member`, `publish`:
-who the members of a federation are, in secure sums and behind signatures."""
+"""`potluck pki root`, `member`, `members`, `renew-members`, `rotate`, `revoke-member`, `publish`.
+
+They manage the members of a federation, whose keys are used in secure sums and for signatures.
+"""
 
 from __future__ import annotations
 
@@ -222,7 +224,7 @@ async def publish(client: OperatorClient, folder: Folder) -> None:
 
 
 def add_to(app: typer.Typer) -> None:
-    """Make these commands of `potluck pki`."""
+    """Add these commands to `app`, which is `potluck pki`."""
     app.command()(root)
     app.command()(member)
     app.command("members")(list_members)

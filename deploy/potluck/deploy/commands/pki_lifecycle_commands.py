@@ -1,4 +1,4 @@
-"""`potluck pki list`, `renew`, `sign`, `revoke` and `push`: certificates after their first day."""
+"""`potluck pki list`, `renew`, `sign`, `revoke` and `push`: the care of issued certificates."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ async def push(client: OperatorClient, folder: Folder) -> None:
 
 
 def add_to(app: typer.Typer) -> None:
-    """Make these the commands of `potluck pki`."""
+    """Add these commands to `app`, which is `potluck pki`."""
     app.command("list")(list_issued)
     app.command()(renew)
     app.command()(sign)

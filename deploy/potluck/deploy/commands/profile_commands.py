@@ -1,4 +1,4 @@
-"""`potluck profiles`: what a run's clients have disclosed, as a file for `potluck select`."""
+"""`potluck profiles`: the disclosed profiles of a run's clients, as a file for `potluck select`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def profiles(
 
 
 def profiles_text(classes: int, clients: Sequence[operator_pb2.ClientProfile]) -> str:
-    """A profile file, a client on each line; see `profile_file`."""
+    """Return the text of a profile file, with one client per line; see `profile_file`."""
     lines = ",\n  ".join(json.dumps(_values(client)) for client in clients)
     return f'{{"classes": {classes}, "clients": [\n  {lines}\n]}}\n'
 

@@ -1,4 +1,4 @@
-"""`potluck report`: who was selected in a run, and what that did to the cohorts' data."""
+"""`potluck report`: the clients selected in a run, and the effect on the cohorts' data."""
 
 from __future__ import annotations
 
@@ -90,7 +90,10 @@ async def report(
 
 
 def coverage_lines(found: RunReport, shown: Mapping[str, Measure]) -> list[str]:
-    """The clients and samples behind the newest metrics, and the rounds with partial ones."""
+    """Return lines on the coverage of the newest metrics and on rounds with partial metrics.
+
+    Coverage: the number of clients and samples behind a metric.
+    """
     if not found.coverage:
         return []
     number, newest = max(found.coverage.items())
@@ -110,7 +113,7 @@ def coverage_lines(found: RunReport, shown: Mapping[str, Measure]) -> list[str]:
 
 
 def spread_lines(found: RunReport, shown: Mapping[str, Measure]) -> list[str]:
-    """The newest model's measures over clients, where the run shows these."""
+    """Return lines on the spread of the newest model's metrics over clients, if the run has it."""
     if not found.spreads:
         return []
     number, spreads = max(found.spreads.items())
@@ -131,7 +134,10 @@ def spread_lines(found: RunReport, shown: Mapping[str, Measure]) -> list[str]:
 
 
 def summary_lines(values: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Planned beside realised, as means over the rounds of `run_report.report_values`."""
+    """Return lines that compare planned and realised cohorts.
+
+    Numbers are means over the rounds of `run_report.report_values`.
+    """
     names = {
         "clients": "clients a round",
         "entropy": "entropy of their labels, in bits",
@@ -157,7 +163,7 @@ def summary_lines(values: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 async def _so_far(client: OperatorClient, run_id: str) -> RunView:
-    """The rounds that are committed by now."""
+    """Return the run with the rounds committed so far."""
     view = RunView()
     async with aclosing(client.watch_run(run_id)) as events:
         async for event in events:

@@ -33,7 +33,7 @@ from potluck.deploy.view.watch import display_for, follow, is_finished
 from potluck.deploy.view.watch_lines import status_line
 
 _SHOWN_ROUNDS = 100
-"""Of the rounds committed before somebody watches: programs want all, people the newest."""
+"""Default number of earlier rounds shown to a person; with --json, a program gets all rounds."""
 
 RunId = Annotated[
     str,
@@ -323,7 +323,7 @@ async def model(
         downloaded = await split(downloaded, metadata, most)
     cards: list[str] = []
     if card:
-        # Of the round that came, which a run under way may have left behind by now.
+        # The card is of the downloaded round: an active run may have newer rounds by now.
         described = await card_of_run(
             client, origin.run_id, round_number=origin.round, best_of=origin.best.measure or None
         )
@@ -348,7 +348,7 @@ async def model(
 
 
 def print_line(line: str) -> None:
-    """One line on standard output, whole however wide the terminal is."""
+    """Print one line on standard output, without wrapping it at the terminal's width."""
     typer.echo(line)
 
 
@@ -371,7 +371,7 @@ async def _watch(
 
 
 def table_console() -> Console:
-    """A console that suits tables, also where they are piped."""
+    """Return a console for tables; also suitable if the output is piped."""
     console = terminal()
     # A table that is piped somewhere shall not be cut at the 80 columns rich assumes.
     return console if console.is_terminal else terminal(width=240)
@@ -383,7 +383,7 @@ def _check_file(
     assignments: list[str] | None = None,
     **_: object,
 ) -> None:
-    """Check a run file before the coordinator has to be known. Raises ConfigurationError."""
+    """Check a run file before the coordinator's address is needed. Raises ConfigurationError."""
     if file is not None and again is None and str(file) != "-":  # standard input is read once
         source = str(file)
         parse_run_file(override(_read(file), assignments or [], source=source), source=source)
@@ -392,7 +392,7 @@ def _check_file(
 async def _run_file(
     client: OperatorClient, file: Path | None, again: str | None
 ) -> tuple[str, str]:
-    """The text to start a run from, and what errors call it."""
+    """Return the text of the run file to start, and the name that errors use for it."""
     if file is not None and again is not None:
         raise ConfigurationError(
             f"both the run file {file} and --again {again} are given; give one of them, and change "

@@ -1,4 +1,4 @@
-"""`potluck select`: whom a selector would choose, before anybody trains."""
+"""`potluck select`: shows which clients a selector would choose, without any training."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from potluck.server.selection import Population, Selector
 
 
 def _print_selectors(wanted: bool) -> None:
-    """Print what is installed, a line each, and end the command."""
+    """Print the installed selectors, one per line, and end the command."""
     if not wanted:
         return
     names = installed(SELECTORS)
