@@ -1,4 +1,4 @@
-"""`potluck pki list`, `renew`, `sign`, `revoke` and `push`: the care of issued certificates."""
+"""`potluck pki list`, `renew`, `sign`, `revoke` and `push`: they manage issued certificates."""
 
 from __future__ import annotations
 

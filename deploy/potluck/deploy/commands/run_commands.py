@@ -373,7 +373,7 @@ async def _watch(
 def table_console() -> Console:
     """Return a console for tables; also suitable if the output is piped."""
     console = terminal()
-    # A table that is piped somewhere shall not be cut at the 80 columns rich assumes.
+    # rich assumes 80 columns for a pipe and would cut the table there.
     return console if console.is_terminal else terminal(width=240)
 
 

@@ -1,4 +1,4 @@
-"""The checks of `potluck doctor`. Each gives a finding: a fact, a verdict and a remedy."""
+"""The checks of `potluck doctor`. Each returns a finding: a fact, a verdict and a remedy."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ EXPIRES_SOON = timedelta(days=14)
 LEAST_FREE_SHARE = 0.1
 FULL_SHARE = 0.01
 FULL_BYTES = 1 << 30
-"""A disk with less than either is as good as full: models and updates are written whole."""
+"""A disk with less free space than either limit counts as full.
+
+Models and updates are written as whole files.
+"""
 _PROBE_BYTES = 1 << 16
 MOST_SKEW_SECONDS = 60.0
 LEAST_PYTHON = (3, 11)
@@ -53,7 +56,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """Result of one check. remedy: what to do; empty where all is well."""
+    """Result of one check. remedy: the action to take; empty if nothing is wrong."""
 
     about: str
     verdict: Verdict
@@ -130,7 +133,7 @@ def _expiry(about: str, found: str, expires: datetime, now: datetime) -> Finding
 
 
 def disk(about: str, free: int, size: int) -> Finding:
-    """Check the room on the disk of a state directory."""
+    """Check the free space on the disk of a state directory."""
     found = f"{readable_bytes(free)} of {readable_bytes(size)} free"
     if size and free < min(FULL_BYTES, FULL_SHARE * size):
         remedy = "make room, then `potluck resume` what has failed for want of it"
@@ -142,7 +145,7 @@ def disk(about: str, free: int, size: int) -> Finding:
 
 
 def state_directory(folder: Path) -> Finding:
-    """Check the room in a process's state directory, and that a file can be written there."""
+    """Check the free space of a process's state directory, and that a file can be written there."""
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
     try:
         usage = shutil.disk_usage(nearest)
@@ -157,7 +160,7 @@ def state_directory(folder: Path) -> Finding:
 
 
 def _write_a_little(folder: Path) -> None:
-    """Write a nameless file, since free space may be reserved, over quota or without inodes."""
+    """Write a nameless file as a test: free space may be reserved, over quota or without inodes."""
     with tempfile.TemporaryFile(dir=folder) as file:
         file.write(bytes(_PROBE_BYTES))
         file.flush()
@@ -180,7 +183,7 @@ def port(about: str, host: str, number: int, setting: str) -> Finding:
 
 
 def device(wanted: str) -> Finding:
-    """Check the device that a host is to train on."""
+    """Check the device on which a host will train."""
     from potluck.client.training.device import resolve_device  # imports torch, which takes seconds
 
     try:
@@ -198,7 +201,7 @@ def device(wanted: str) -> Finding:
 
 
 def coordinator_files(config: CoordinatorConfig, now: datetime) -> Iterable[Finding]:
-    """Findings on a coordinator's machine."""
+    """Return the findings on a coordinator's machine."""
     yield _unless_revoked(certificates(config.tls, now), config)
     yield state_directory(config.state_directory)
     host, _, number = config.listen.rpartition(":")
@@ -208,7 +211,7 @@ def coordinator_files(config: CoordinatorConfig, now: datetime) -> Iterable[Find
 
 
 def host_files(config: ClientConfig, now: datetime) -> Iterable[Finding]:
-    """Findings on a host's machine."""
+    """Return the findings on a host's machine."""
     yield certificates(config.tls, now)
     yield state_directory(config.state_directory)
     yield device(config.device)
@@ -219,7 +222,7 @@ def host_files(config: ClientConfig, now: datetime) -> Iterable[Finding]:
 def federation(
     described: operator_pb2.DescribeCoordinatorResponse, seconds: float, now: datetime
 ) -> Iterable[Finding]:
-    """Findings on a coordinator that answered after `seconds`, at `now`."""
+    """Return the findings on a coordinator that answered after `seconds`, at `now`."""
     yield Finding("coordinator", Verdict.GOOD, f"answered within {readable_seconds(seconds)}")
     yield _versions(described)
     yield _clock(described.time.ToDatetime(tzinfo=now.tzinfo), now, seconds)

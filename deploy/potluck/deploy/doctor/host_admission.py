@@ -1,7 +1,7 @@
-"""The check that a coordinator admits a host, asked with the host's own certificate.
+"""The check that a coordinator admits a host. It connects with the host's own certificate.
 
-A certificate can be valid by itself and revoked all the same, or not allow a client that the
-configuration names; only the coordinator knows.
+A valid certificate may have been revoked, or may not allow a client that the configuration names.
+Only the coordinator can report that.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from potluck.rpc.v1 import coordinator_pb2, coordinator_pb2_grpc
 
 ANSWER_SECONDS = 15.0
 _NO_UPDATE = "doctor"
-"""An id that no update has: a coordinator that answers so has admitted the host."""
+"""An id that no update has. A coordinator that reports so has admitted the host."""
 
 
 def admission(config: ClientConfig) -> Finding:

@@ -19,7 +19,7 @@ _SHOWN = 3
 
 
 def coordinator_membership(config: CoordinatorConfig, now: datetime) -> Iterable[Finding]:
-    """Look at a coordinator's; nothing where the federation has no root."""
+    """Check a coordinator's membership; no findings if the federation has no root."""
     if config.federation_root is None or config.members is None:
         return
     try:
@@ -35,7 +35,7 @@ def coordinator_membership(config: CoordinatorConfig, now: datetime) -> Iterable
 
 
 def host_membership(config: ClientConfig, now: datetime) -> Iterable[Finding]:
-    """Look at a host's; nothing where it knows no federation root."""
+    """Check a host's membership; no findings if its configuration names no federation root."""
     if config.federation_root is None:
         return
     kept = config.state_directory / KEPT
@@ -60,7 +60,7 @@ def host_membership(config: ClientConfig, now: datetime) -> Iterable[Finding]:
 
 
 def _newest(root: Path, files: Sequence[Path], federation: str) -> Members:
-    """The members of the highest epoch; the first file must be there."""
+    """Return the members of the highest epoch among `files`; the first file must exist."""
     there = [files[0], *(path for path in files[1:] if path.exists())]
     found = [load_members(path, root, federation=federation) for path in there]
     return max(found, key=lambda members: members.epoch)

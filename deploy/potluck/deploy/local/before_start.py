@@ -17,13 +17,13 @@ from potluck.common.task import Task
 from potluck.deploy.local.demo_files import DemoOptions, client_ranges, demo_run_file
 
 _DEVICES: Final = r"auto|cpu|cuda:[0-9]{1,3}(,cuda:[0-9]{1,3})*"
-"""As in a host's configuration."""
+"""Pattern of device names, as a host's configuration accepts them."""
 _BUNDLED: Final = {"digits", "colored-digits"}
-"""Tasks whose data come along; to make another imports torch, which takes seconds."""
+"""Tasks whose data are part of the package. Creating any other imports torch: some seconds."""
 
 
 def check_demo(options: DemoOptions) -> None:
-    """Raise ConfigurationError or PluginError for options of which no demo can be made."""
+    """Raise ConfigurationError or PluginError if no demo can be made of these options."""
     text = demo_run_file(options)
     client_ranges(options.clients, options.hosts)
     check_device(options.device)
@@ -52,7 +52,7 @@ def _check_hosts(run_file: RunFile, hosts: int) -> None:
 
 
 def check_device_names(device: object) -> None:
-    """Raise ConfigurationError unless it names devices, be they there or not."""
+    """Raise ConfigurationError unless it names devices; they need not exist."""
     if not isinstance(device, str) or re.fullmatch(_DEVICES, device) is None:
         raise ConfigurationError(
             f"device is {device!r}; it must be 'cpu', 'auto', 'cuda:0' or 'cuda:0,cuda:1'"
@@ -60,7 +60,7 @@ def check_device_names(device: object) -> None:
 
 
 def check_device(device: str) -> None:
-    """Raise ConfigurationError where hosts on this machine could not train on it."""
+    """Raise ConfigurationError if hosts on this machine can't train on the device."""
     check_device_names(device)
     if not device.startswith("cuda"):
         return
@@ -71,9 +71,9 @@ def check_device(device: str) -> None:
 
 
 def check_data(task: Task, name: str, data: Path | None, *, remedy: str) -> None:
-    """Raise ConfigurationError if files that the task called `name` reads are not there.
+    """Raise ConfigurationError if files that the task called `name` reads are missing.
 
-    data: the folder to find them in; None where none is given. remedy: how to give another.
+    data: the folder of the files; None if no folder is given. remedy: how to name another folder.
     """
     if data is None and task.needs_data:
         raise ConfigurationError(
@@ -83,7 +83,7 @@ def check_data(task: Task, name: str, data: Path | None, *, remedy: str) -> None
     missing = [each for each in files if data is None or not (data / each).exists()]
     if not missing:
         return
-    with contextlib.suppress(OSError, TypeError, ValueError):  # where it does not look for them
-        task.evaluation_data(data)  # mostly says how to make them, too
+    with contextlib.suppress(OSError, TypeError, ValueError):  # if it does not check for them
+        task.evaluation_data(data)  # its error usually says how to make the files
     where = "no folder with data is given" if data is None else f"{data} does not have it"
     raise ConfigurationError(f"task {name} reads {', '.join(missing)}, and {where}; {remedy}")

@@ -19,10 +19,10 @@ from potluck.rpc.v1 import operator_pb2
 
 
 async def run_demo(files: DemoFiles, console: Console) -> RunView:
-    """Start the federation, run its run file, fetch the model; the run as seen at its end.
+    """Start the federation, run its run file, fetch the model. Return the view of the ended run.
 
-    Shows everything on `console`. Whatever happens, no process is left behind. Raises RunError if
-    the run fails or a process ends too early.
+    Shows progress on `console`. All processes are ended in every case. Raises RunError if the run
+    fails or a process ends too early.
     """
     async with LocalFederation(files) as federation:
         with console.status(
@@ -53,11 +53,11 @@ async def follow_processes(
     *,
     need_all: bool = False,
 ) -> RunView:
-    """Follow the run while its processes live.
+    """Follow the run while its processes are alive.
 
-    The coordinator's end is an error, and so is a host's before round 1, and the last host's. A
-    host that ends later is shown as a notice and the run goes on without it, unless `need_all`:
-    then it is an error, too.
+    It is an error if the coordinator ends, if a host ends before round 1, or if the last host ends.
+    If another host ends later, a notice is shown and the run continues without that host. With
+    `need_all`, that is an error as well.
     """
     seen = _RecordingDisplay(display)
     following = asyncio.create_task(follow(client, run_id, seen))
@@ -80,7 +80,7 @@ async def follow_processes(
 
 
 class _RecordingDisplay:
-    """A display that keeps the view shown last."""
+    """A display that keeps the latest view."""
 
     def __init__(self, display: Display) -> None:
         self._display = display
@@ -98,10 +98,10 @@ class _RecordingDisplay:
         return None
 
     def show(self, view: RunView, event: operator_pb2.WatchRunResponse) -> None:
-        """Something new happened."""
+        """Keep the view and show it."""
         self.view = view
         self._display.show(view, event)
 
     def connection(self, text: str, *, lost: bool) -> None:
-        """The coordinator went away, or is back."""
+        """Show that the coordinator was disconnected (`lost`) or is connected again."""
         self._display.connection(text, lost=lost)

@@ -1,4 +1,4 @@
-"""The files of a throwaway federation, such as an operator writes by hand for a real one."""
+"""The files of a throwaway federation; for a real one, an operator writes them by hand."""
 
 from __future__ import annotations
 
@@ -57,16 +57,16 @@ class DemoOptions:
     seed: int
     device: str
     workers: int | str = 1
-    """Of each host; see its configuration."""
+    """Worker processes of each host; see `workers` in its configuration."""
     choices: Path | None = None
-    """Where hosts keep how they train; see their configuration."""
+    """Folder in which hosts store how they train; see `choices_directory` of a host."""
     data: Path | None = None
-    """Where tasks find their data."""
+    """Folder with the tasks' data."""
     assignments: Sequence[str] = ()
     root: bool = False
     """True for a federation with a root, whose clients can sum securely."""
     disclosure: Mapping[str, Any] = field(default_factory=dict)
-    """Further settings of the hosts' table of that name."""
+    """Further settings of the hosts' [disclosure] table."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,26 +81,26 @@ class DemoFiles:
 
     @property
     def ready(self) -> Path:
-        """Written by the coordinator once it serves."""
+        """File that the coordinator writes once it accepts connections."""
         return self.folder / "coordinator.ready"
 
     @property
     def model(self) -> Path:
-        """The last model."""
+        """File of the last model."""
         return self.folder / "model.safetensors"
 
     @property
     def summary(self) -> Path:
-        """The summary of the run."""
+        """File with the summary of the run."""
         return self.folder / "summary.json"
 
     @property
     def plot(self) -> Path:
-        """The picture of the run."""
+        """File with the plot of the run."""
         return self.folder / "run.png"
 
     def log(self, name: str) -> Path:
-        """Path of the output of the process called `name`."""
+        """Return the path of the log with the output of the process called `name`."""
         return self.folder / f"{name}.log"
 
 
@@ -112,7 +112,7 @@ def choices_of_user() -> Path | None:
     """
     try:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    except RuntimeError:  # nobody has a home
+    except RuntimeError:  # this user has no home directory
         return None
     folder = cache / "potluck" / "choices"
     there = next(each for each in (folder, *folder.parents) if each.exists())
@@ -120,8 +120,9 @@ def choices_of_user() -> Path | None:
 
 
 def client_ranges(clients: int, hosts: int) -> list[range]:
-    """Clients 0 … `clients` - 1 split over hosts in contiguous ranges that differ by at most one.
+    """Split clients 0 … `clients` - 1 over hosts, in contiguous ranges.
 
+    The ranges' sizes differ by at most one.
     Raises ConfigurationError if a host would get none.
     """
     if hosts > clients:
@@ -135,7 +136,7 @@ def client_ranges(clients: int, hosts: int) -> list[range]:
 
 
 def demo_run_file(options: DemoOptions) -> str:
-    """The run file of a demo, checked. Raises ConfigurationError."""
+    """Return the run file of a demo, checked. Raises ConfigurationError."""
     table = {
         "name": "demo",
         "rounds": options.rounds,
@@ -166,7 +167,7 @@ def demo_run_file(options: DemoOptions) -> str:
 
 
 def _split(options: DemoOptions) -> dict[str, int]:
-    """The option of built-in tasks for the number of clients."""
+    """Return the option by which built-in tasks set their number of clients."""
     return {"clients": options.clients} if options.task in _SPLITTABLE else {}
 
 
@@ -192,9 +193,9 @@ def new_folder(parent: Path, now: datetime) -> Path:
 
 
 def hold(folder: Path) -> FolderLock:
-    """Make the folder of a demo, and keep others from using it meanwhile.
+    """Make the folder of a demo, and lock it against other demos while this one runs.
 
-    Raises ConfigurationError where another demo has it, StorageError where it can't be made.
+    Raises ConfigurationError if another demo uses it, StorageError if it can't be made.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -228,8 +229,8 @@ def write_demo_files(folder: Path, options: DemoOptions, port: int) -> DemoFiles
 def _allowed(run_file: str) -> dict[str, Any]:
     """Return the hosts' [disclosure] table of a demo.
 
-    Its data need no protection, so it allows what the run asks for, and any number of masked runs
-    that a person tries.
+    A demo's data need no protection. So the table allows what the run asks for, and any number of
+    masked runs.
     """
     from potluck.server.selection import Selector  # only a run that is to start needs it
 
@@ -240,15 +241,15 @@ def _allowed(run_file: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Machines:
-    """A federation on this machine: its clients, client-0 …, split over so many hosts.
+    """A federation on this machine: its clients, client-0 …, are split over `hosts` hosts.
 
     workers, choices: of each host; see `workers` and `choices_directory` in its configuration.
-    data: where tasks find their data, for the coordinator and all hosts. disclosure: the hosts'
-    table of that name; None for the default policy. root: whether there is a federation root; it
-    then lies beside everything else, so that it proves nothing against the folder's owner.
-    address: of this machine, where the coordinator listens; the loopback interface's, unless hosts
-    are to be run elsewhere. availability: the chances that single clients are there, for the hosts'
-    table of that name.
+    data: folder with the tasks' data, for the coordinator and all hosts. disclosure: the hosts'
+    [disclosure] table; None for the default policy. root: True to make a federation root. It lies
+    in the same folder as the other files, so signatures prove nothing against the folder's owner.
+    address: this machine's address on which the coordinator listens; that of the loopback
+    interface, unless hosts run on other machines. availability: probability that a client is
+    available, by client, for the hosts' [availability] table.
     """
 
     clients: int
@@ -264,7 +265,7 @@ class Machines:
 
 
 def write_federation_files(folder: Path, run_file: str, machines: Machines, port: int) -> DemoFiles:
-    """Make the certificates and configuration files of a federation that is to run `run_file`.
+    """Make the certificates and configuration files of a federation that will run `run_file`.
 
     Raises as `write_demo_files` does.
     """
@@ -307,9 +308,10 @@ def write_federation_files(folder: Path, run_file: str, machines: Machines, port
 
 
 def opened_files(folder: Path, port: int) -> DemoFiles:
-    """The files of a federation that was written before, now at another port.
+    """Return the files of a federation that exists already, with `port` as its new port.
 
-    Raises StorageError where they can't be read or written.
+    The port is written into the configuration files. Raises StorageError if they can't be read or
+    written.
     """
     address = f"{LOOPBACK}:{port}"
     coordinator, operator = folder / "coordinator.toml", folder / FILE_NAME
@@ -364,7 +366,7 @@ def _write_host(folder: Path, name: str, clients: range, address: str, machines:
 
 
 def _membership(folder: Path, ids: str, host: str, machines: Machines) -> dict[str, str]:
-    """The members that a host holds, enrolled; nothing where there is no root."""
+    """Make a host's clients members, and return its membership settings; none without a root."""
     if not machines.root:
         return {}
     add_members(folder / _ROOT, [ids], host)
@@ -377,7 +379,7 @@ def _data(machines: Machines) -> dict[str, str]:
 
 
 def _tls(issued: pki.IssuedFiles) -> dict[str, str]:
-    """Paths relative to the configuration file, so that the folder may be moved."""
+    """Return paths relative to the configuration file, so that the folder can be moved."""
     return {
         name: f"pki/{path.name}"
         for name, path in (
@@ -394,11 +396,11 @@ def _write(path: Path, values: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def reserved_port(address: str = LOOPBACK) -> Iterator[int]:
-    """A port of an address of this machine, reserved meanwhile.
+    """Reserve a free port of an address of this machine while the block runs.
 
     So the hosts know the coordinator's address before it listens, and all can start at once. On
-    Linux a socket that is bound but does not listen keeps the port from others without being in
-    the way of a listener with SO_REUSEADDR, such as gRPC's; elsewhere the port is let go at once.
+    Linux, a socket that is bound but does not listen reserves the port. A listener with
+    SO_REUSEADDR, such as gRPC's, can still use it. On other systems the port is released at once.
     """
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -410,7 +412,7 @@ def reserved_port(address: str = LOOPBACK) -> Iterator[int]:
 
 
 def program(name: str) -> str:
-    """The console script `name` of this very installation. Raises ConfigurationError."""
+    """Return the path of this installation's console script `name`. Raises ConfigurationError."""
     path = Path(sys.executable).with_name(name)
     if not os.access(path, os.X_OK):
         raise ConfigurationError(

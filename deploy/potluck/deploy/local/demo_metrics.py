@@ -1,4 +1,4 @@
-"""Metrics of a federation on this machine: a port for each process, and a file for Prometheus."""
+"""Metrics of a federation on this machine: one port per process, and a file for Prometheus."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ scrape_configs:
 
 @contextlib.contextmanager
 def reserved_ports(count: int) -> Iterator[list[int]]:
-    """Ports of the loopback interface, reserved meanwhile."""
+    """Reserve ports of the loopback interface while the block runs."""
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(reserved_port()) for _ in range(count)]
 
 
 def serve_metrics(files: DemoFiles, ports: Sequence[int]) -> Path:
-    """Have the coordinator, then each host, serve metrics on these ports of the loopback interface.
+    """Configure the coordinator and each host to serve metrics on these loopback ports.
 
-    The configuration of a Prometheus that scrapes them. Raises StorageError.
+    ports: the coordinator's, then one per host. Return the path of a Prometheus configuration that
+    scrapes them. Raises StorageError.
     """
     path = files.folder / "prometheus.yml"
     paths = [files.coordinator, *files.hosts]
@@ -53,7 +54,10 @@ def serve_metrics(files: DemoFiles, ports: Sequence[int]) -> Path:
 
 
 def _jobs(targets: dict[str, str]) -> str:
-    """One job for the coordinator, one for the hosts; JSON is YAML too."""
+    """Return two scrape jobs, one for the coordinator and one for the hosts.
+
+    JSON is used for entries, since it is valid YAML.
+    """
     lines: list[str] = []
     for job, names in (
         ("potluck-coordinator", [name for name in targets if name == "coordinator"]),

@@ -1,17 +1,17 @@
-"""A process that has imported everything and forks others.
+"""A process that has imported all modules and forks other processes.
 
 It is run as `python -m potluck.deploy.local.fork_server FD LABEL`, by `forked_processes.py`.
-Importing torch takes each process seconds; a forked one has it at once, and shares its memory. FD
-is a stream socket. Requests and replies are JSON, one to a line:
+Importing torch takes a new process seconds. A forked process has torch at once, and shares its
+memory. FD is a stream socket. Requests and replies are JSON, one per line:
 
     {"program": "potluck-client", "arguments": [...], "log": "...", "environment": {...}}
     {"begun": PID}                       in the order of the requests
     {"ended": PID, "code": CODE}         128 + N if signal N ended it, as in a shell
 
-Each forked process has a session of its own. When the other end of the socket is closed, in
-whatever way, all of them get SIGTERM, and SIGKILL if they are still there after the grace period.
-If this process is killed, the kernel kills them.
-LABEL is only for people who look at the list of processes.
+Each forked process has its own session. When the other end of the socket is closed for any reason,
+all forked processes get SIGTERM, and SIGKILL if they still run after the grace period. If this
+process is killed, the kernel kills them.
+LABEL has no function; it is for people who look at the list of processes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 GRACE_SECONDS = 5.0
-"""Seconds for a process to end by itself once it has been asked to."""
+"""Seconds that a process has to end after SIGTERM, before it gets SIGKILL."""
 
 PROGRAMS: Mapping[str, str] = {
     "potluck-client": "potluck.client.cli",
@@ -51,7 +51,7 @@ _PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>; forks are for Linux
 
 
 class ForkServer:
-    """The loop of the process. One thread, so that a fork copies all there is."""
+    """The loop of the process. It has one thread, because a fork copies only the calling thread."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
@@ -64,7 +64,7 @@ class ForkServer:
         self._selector = selectors.DefaultSelector()
         self._selector.register(control, selectors.EVENT_READ)
         self._selector.register(self._woken, selectors.EVENT_READ)
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # or nobody is woken
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler, nothing wakes the loop
         signal.set_wakeup_fd(waker)
 
     def serve(self) -> None:
@@ -80,7 +80,7 @@ class ForkServer:
                     self._reap()
 
     def end_all(self) -> None:
-        """End all forked processes, by force if need be."""
+        """End all forked processes, by SIGKILL if necessary."""
         self._signal(signal.SIGTERM)
         deadline = time.monotonic() + GRACE_SECONDS
         while self._children and time.monotonic() < deadline:
@@ -126,7 +126,7 @@ class ForkServer:
             self._control.sendall(json.dumps(reply).encode() + b"\n")
 
     def _leave(self) -> None:
-        """Let go of the server's resources, in a forked process."""
+        """Release the server's resources in a forked process."""
         self._children.clear()
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -138,17 +138,18 @@ class ForkServer:
 
 
 def _end_with(parent: int) -> None:
-    """Let the kernel kill this process when its parent ends, which has ended it before as a rule.
+    """Let the kernel kill this process when its parent ends.
 
-    The signal comes when the *thread* ends that forked; the parent has but one.
+    Usually the parent has ended this process before. The kernel sends the signal when the *thread*
+    that forked ends; the parent has only one thread.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it was too late
+    if os.getppid() != parent:  # the parent ended before the call above
         os._exit(128 + signal.SIGKILL)
 
 
 class Forked(BaseException):
-    """Raised in a forked process, to leave the server's loop."""
+    """Leaves the server's loop in a forked process."""
 
     def __init__(self, request: dict[str, Any]) -> None:
         super().__init__()
@@ -156,7 +157,7 @@ class Forked(BaseException):
 
 
 def run(request: dict[str, Any]) -> None:
-    """Run the program that was asked for; ends with SystemExit."""
+    """Run the requested program; ends with SystemExit."""
     os.setsid()
     with Path(request["log"]).open("wb") as log:
         os.dup2(log.fileno(), 1)
@@ -171,8 +172,8 @@ def run(request: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Serve the socket that was inherited."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started this one decides
+    """Serve the inherited socket."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one handles it
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
     for module in (*PROGRAMS.values(), *_IMPORTED):

@@ -1,4 +1,4 @@
-"""Processes that are there at once: forked from one that has imported torch (`fork_server.py`)."""
+"""Processes that start at once: forked from one that has imported torch (`fork_server.py`)."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ from potluck.deploy.local.fork_server import GRACE_SECONDS
 from potluck.deploy.local.processes import LocalProcess, exit_reason
 
 AVAILABLE = sys.platform == "linux"
-"""Elsewhere libraries that the system brings may not be used after a fork."""
+"""True on Linux. On other systems, some system libraries can't be used after a fork."""
 
 
 class ForkedProcess(LocalProcess):
-    """A program in a process group of its own; ends with its fork server, and that with this
-    process."""
+    """A program in its own process group.
+
+    It ends when its fork server ends, and the fork server ends when this process ends.
+    """
 
     def __init__(self, name: str, log: Path, pid: int) -> None:
         super().__init__(name, log, pid)
@@ -37,7 +39,7 @@ class ForkedProcess(LocalProcess):
         return self._code.result() if self._code.done() else None
 
     def set_ended(self, code: int) -> None:
-        """Take the exit code that the fork server reports."""
+        """Store the exit code that the fork server reports."""
         if not self._code.done():
             self._code.set_result(code)
 
@@ -58,7 +60,7 @@ class ForkedProcess(LocalProcess):
 
 
 class ForkedProcesses:
-    """The other side of a fork server: asks it for processes, hears when they end."""
+    """Client of a fork server: requests processes from it, and receives their exit codes."""
 
     def __init__(
         self,
@@ -81,7 +83,7 @@ class ForkedProcesses:
     async def start(cls, log: Path, environment: Mapping[str, str] | None = None) -> Self:
         """Start the fork server; its own output goes to `log`.
 
-        environment: variables for it and all that it forks, besides those of this process.
+        environment: variables for it and its forks, in addition to those of this process.
         """
         environment = dict(environment or {})
         ours, theirs = socket.socketpair()
@@ -107,7 +109,7 @@ class ForkedProcesses:
     async def fork(
         self, name: str, program: str, arguments: Sequence[str], *, log: Path
     ) -> ForkedProcess:
-        """Start a program, as one of `fork_server.PROGRAMS`; `name` stands for it in messages.
+        """Start one of the programs in `fork_server.PROGRAMS`. name: used in messages.
 
         Raises RunError if the fork server is gone.
         """
@@ -133,7 +135,7 @@ class ForkedProcesses:
         return process
 
     async def close(self) -> None:
-        """End the server and all that it forked."""
+        """End the server and all processes that it forked."""
         self._writer.close()
         try:
             async with asyncio.timeout(2 * GRACE_SECONDS):
@@ -151,7 +153,7 @@ class ForkedProcesses:
             if not asked.done():
                 asked.set_exception(ConnectionResetError())
         for process in self._processes.values():
-            if not self._writer.is_closing():  # the server is gone, and nobody ends what is left
+            if not self._writer.is_closing():  # the server ended and can't end its processes
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.group, signal.SIGKILL)
             process.set_ended(128 + signal.SIGKILL)

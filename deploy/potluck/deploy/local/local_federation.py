@@ -18,16 +18,17 @@ from potluck.deploy.local.processes import LocalProcess, TetheredProcess, stop_a
 from potluck.deploy.operator.operator_client import OperatorClient, connect
 
 START_SECONDS = 120.0
-"""Seconds for the coordinator to serve; importing torch takes most of them."""
+"""Maximum seconds until the coordinator accepts connections; importing torch takes most."""
 
 LOOK_SECONDS = 0.03
-"""Seconds between two looks at the ready file."""
+"""Seconds between two checks of the ready file."""
 
 
 class LocalFederation:
-    """The processes of a federation, one coordinator and some hosts; leaves none behind.
+    """The processes of a federation: one coordinator and some hosts.
 
-    Use it as an asynchronous context manager; it starts nothing by itself.
+    Use it as an asynchronous context manager. It starts no process by itself, and ends all of them
+    at the end of the block.
     """
 
     def __init__(
@@ -37,9 +38,11 @@ class LocalFederation:
         *,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """`forks`: what forks its processes and stays when they end; None for one of its own.
+        """Take the federation's files.
 
-        environment: variables for the processes, besides those of this one; `forks` has its own.
+        forks: fork server for the processes, which stays alive when they end; None: the federation
+        starts its own. environment: variables for the processes, in addition to those of this
+        process. A given `forks` uses its own variables instead.
         """
         self.files = files
         self._environment = dict(environment or {})
@@ -59,7 +62,7 @@ class LocalFederation:
 
     @property
     def processes(self) -> tuple[LocalProcess, ...]:
-        """All that were started, whether they still run or not."""
+        """All processes that were started, including those that have ended."""
         return tuple(self._processes)
 
     async def start_coordinator(self) -> LocalProcess:
@@ -79,7 +82,7 @@ class LocalFederation:
         return self.hosts[number]
 
     async def start(self) -> None:
-        """Start them all at once and wait until the coordinator serves."""
+        """Start all processes at once and wait until the coordinator accepts connections."""
         await self.start_coordinator()
         for number in range(len(self.files.hosts)):
             await self.start_host(number)
@@ -103,7 +106,10 @@ class LocalFederation:
         return process
 
     async def until_ready(self) -> int:
-        """Wait until the coordinator serves; its process id. Raises RunError if it does not."""
+        """Wait until the coordinator accepts connections. Return its process id.
+
+        Raises RunError if it does not accept any.
+        """
         if self.coordinator is None:
             raise RunError("the coordinator has not been started")
         ended = asyncio.create_task(self.coordinator.ended())
@@ -138,10 +144,10 @@ async def start_program(
     forks: ForkedProcesses | None,
     environment: Mapping[str, str] | None = None,
 ) -> LocalProcess:
-    """Start a program of this installation, forked where there is a fork server.
+    """Start a program of this installation, by the fork server if there is one.
 
-    name: stands for it in messages. environment: variables besides those of this process; `forks`
-    has its own. Raises RunError if the fork server is gone.
+    name: used in messages. environment: variables in addition to those of this process; a fork
+    server uses its own instead. Raises RunError if the fork server is gone.
     """
     if forks is not None:
         return await forks.fork(name, command, arguments, log=log)
@@ -151,7 +157,7 @@ async def start_program(
 
 
 async def kill(process: LocalProcess) -> None:
-    """End a process the hard way, as a crash would: SIGKILL, and wait until it is gone."""
+    """End a process by SIGKILL, as a crash would, and wait until it has ended."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.group, signal.SIGKILL)
     await process.ended()

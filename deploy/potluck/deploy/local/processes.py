@@ -1,4 +1,4 @@
-"""Processes that belong to this one: their output goes to a log, and they end when it does."""
+"""Child processes whose output goes to a log and which end when this process ends."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _LOG_LINES = 5
 
 
 class LocalProcess(ABC):
-    """A process on this machine, in a process group of its own.
+    """A process on this machine, in its own process group.
 
-    name: for messages. group: the process group's id. log: path of its output.
+    name: used in messages. group: the process group's id. log: path of the file with its output.
     """
 
     def __init__(self, name: str, log: Path, group: int) -> None:
@@ -39,11 +39,11 @@ class LocalProcess(ABC):
 
     @abstractmethod
     async def ended(self) -> int:
-        """Wait until it ends; its exit code."""
+        """Wait until it ends. Return its exit code."""
 
     @abstractmethod
     async def stop(self) -> None:
-        """End it, by force if need be. May be called more than once."""
+        """End it, by SIGKILL if necessary. May be called more than once."""
 
     def exit_reason(self) -> RunError:
         """The error for its end, with the last lines of its log."""
@@ -51,7 +51,7 @@ class LocalProcess(ABC):
 
 
 class TetheredProcess(LocalProcess):
-    """A command running in a process group of its own, behind `tether.py`."""
+    """A command in its own process group, started by `tether.py`."""
 
     def __init__(self, name: str, log: Path, process: asyncio.subprocess.Process) -> None:
         super().__init__(name, log, process.pid)
@@ -66,8 +66,10 @@ class TetheredProcess(LocalProcess):
         log: Path,
         environment: Mapping[str, str] | None = None,
     ) -> Self:
-        """Start `command`; `name` stands for it in messages. environment: variables for it, besides
-        those of this process."""
+        """Start `command`.
+
+        name: used in messages. environment: variables for it, in addition to those of this process.
+        """
         launcher = [sys.executable, "-I", "-S", tether.__file__, str(GRACE_SECONDS)]
         with log.open("wb") as output:
             process = await asyncio.create_subprocess_exec(
@@ -97,18 +99,18 @@ class TetheredProcess(LocalProcess):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(GRACE_SECONDS + 2.0):
                 await self._process.wait()
-        with contextlib.suppress(ProcessLookupError):  # as a rule nobody is left
+        with contextlib.suppress(ProcessLookupError):  # usually no process is left in the group
             os.killpg(self.group, signal.SIGKILL)
         await self._process.wait()
 
 
 async def stop_all(processes: Sequence[LocalProcess]) -> None:
-    """End them all, at the same time."""
+    """End all processes, at the same time."""
     await asyncio.gather(*(process.stop() for process in processes))
 
 
 def exit_reason(name: str, code: int | None, log: Path) -> RunError:
-    """The error for the end of a process, with the last lines of its log."""
+    """Return the error for the end of a process, with the last lines of its log."""
     lines = _last_lines(log)
     said = f"; it last said: {' | '.join(lines)}" if lines else "; it said nothing"
     return RunError(f"{name} ended with exit code {code}{said}; its log is {log}", log=log)

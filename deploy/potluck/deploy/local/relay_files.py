@@ -16,7 +16,7 @@ from potluck.deploy.pki import authority as pki
 
 @dataclass(frozen=True, kw_only=True)
 class RelayFiles:
-    """A relay. address: where its hosts dial. hosts: their numbers."""
+    """A relay. address: the one that its hosts dial. hosts: numbers of its hosts."""
 
     name: str
     config: Path
@@ -33,10 +33,11 @@ def write_relay(
     clients: Sequence[str] | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> RelayFiles:
-    """Put a relay before some hosts of a federation, whose files then name it.
+    """Put a relay between the coordinator and some hosts; the hosts' files then name the relay.
 
-    hosts: their numbers. port: where it listens on this machine. clients: what it may speak for,
-    where that is not what these hosts do. Raises as `write_demo_files` does.
+    hosts: numbers of these hosts. port: the port on which the relay listens on this machine.
+    clients: claims in the relay's certificate; None: those of its hosts. Raises the errors of
+    `write_demo_files`.
     """
     address = f"{LOOPBACK}:{port}"
     documents = {number: tomlkit.parse(files.hosts[number].read_text()) for number in hosts}

@@ -1,10 +1,11 @@
-"""Runs a command that ends when its starter does: `python tether.py GRACE_SECONDS COMMAND…`.
+"""Runs a command that ends when its starter ends: `python tether.py GRACE_SECONDS COMMAND…`.
 
-Standard input is a pipe whose other end the starter holds and never writes to. When the starter
-closes it, or ends in whatever way (the kernel then closes it, after SIGKILL too), the command gets
-SIGTERM, and SIGKILL if it is still there after the grace period. That needs nothing of the command
-and works on Linux and macOS alike; `prctl(PR_SET_PDEATHSIG)` exists on Linux only, and is bound to
-the *thread* that started the child.
+Standard input is a pipe. The starter holds its other end and never writes to it. When the starter
+ends, even by SIGKILL, the kernel closes that end; the starter can also close it. Then the command
+gets SIGTERM, and SIGKILL if it still runs after the grace period.
+
+This needs no support by the command and works on Linux and macOS. `prctl(PR_SET_PDEATHSIG)` exists
+on Linux only, and is bound to the *thread* that started the child.
 
 Imports the standard library only: it is run with `python -I -S`, which takes milliseconds.
 """
@@ -19,7 +20,7 @@ import threading
 
 
 def main() -> int:
-    """The command's exit code; 128 + N if signal N ended it, as in a shell."""
+    """Run the command. Return its exit code; 128 + N if signal N ended it, as in a shell."""
     grace_seconds, command = float(sys.argv[1]), sys.argv[2:]
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     ended = threading.Event()
