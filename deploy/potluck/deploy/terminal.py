@@ -1,4 +1,4 @@
-"""Consoles on which commands write for people."""
+"""Consoles for the output that commands write for people."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ from rich.text import Text
 def terminal(
     *, stderr: bool = False, quiet: bool = False, width: int | None = None, soft_wrap: bool = False
 ) -> Console:
-    """A console that takes text as it is: names and reasons come from others, so that nothing in
-    them may be read as markup."""
+    """Return a console that never interprets text as markup.
+
+    Names and reasons come from other machines, so they may contain markup.
+    """
     return Console(
         stderr=stderr, quiet=quiet, width=width, soft_wrap=soft_wrap, markup=False, emoji=False
     )
 
 
 def print_next(console: Console, *commands: str) -> None:
-    """Print the commands to go on with."""
+    """Print the commands that a user can run next."""
     console.print("Next:")
     for command in commands:
         print_line(console, f"  {command}", style="cyan")
 
 
 def print_line(console: Console, line: str, style: str = "") -> None:
-    """Print a line with paths or commands for copying: never wrapped, never read as markup."""
+    """Print a line with paths or commands to copy: never wrapped, never interpreted as markup."""
     console.print(Text(line, style=style), soft_wrap=True)

@@ -26,7 +26,10 @@ def follow_logs(
     tail: int,
     follow: bool,
 ) -> int:
-    """Print the last lines of a machine's containers, and go on if asked to; how many there are."""
+    """Print the last log lines of a machine's containers. Return the number of containers.
+
+    follow: also print new lines until the containers end.
+    """
     say("reading")
     with connected(machine) as client:
         chosen = [
@@ -51,7 +54,7 @@ def _print(container: Container, *, tail: int, follow: bool) -> None:
 
 
 def _write(party: str, line: bytes) -> None:
-    # The line comes from another machine: nothing in it may steer this terminal.
+    # The line comes from another machine: it must not contain control sequences for this terminal.
     text = "".join(
         c if c.isprintable() or c == "\t" else "�" for c in line.decode(errors="replace")
     )

@@ -13,7 +13,7 @@ from potluck.common.net.identity import Role
 from potluck.deploy.machines.desired_state import DesiredContainer
 
 STEADY_SECONDS = 30.0
-"""A container whose log hides that it is connected must run for so long."""
+"""Seconds that a container must run to count as connected, if its log level hides the log line."""
 
 _WORDS = {Role.COORDINATOR: "listening", Role.RELAY: "connected", Role.HOST: "attending"}
 """The log line of a program that is connected, or can be connected to."""
@@ -23,8 +23,10 @@ _LAST_LINES = 5
 
 
 class NotConnectedError(Exception):
-    """A container has ended, or has not connected in time. why: a clause for people. log: its last
-    lines, in one."""
+    """A container has ended, or has not connected in time.
+
+    why: a clause for people. log: the last lines of its log, joined to one line.
+    """
 
     def __init__(self, why: str, exit_code: int | None, log: str) -> None:
         super().__init__(why)
@@ -34,8 +36,8 @@ class NotConnectedError(Exception):
 def await_connected(container: Container, one: DesiredContainer, seconds: float) -> None:
     """Wait until the program of a started container is connected.
 
-    Its own log tells that, on every network and without a port. Raises NotConnectedError if the
-    program ends, or isn't connected within `seconds`.
+    The program's log shows that, in every network and without an open port. Raises
+    NotConnectedError if the program ends, or isn't connected within `seconds`.
     """
     deadline = time.monotonic() + seconds
     started, seen = "", time.monotonic()
@@ -61,18 +63,18 @@ def await_connected(container: Container, one: DesiredContainer, seconds: float)
 
 
 def _last_lines(container: Container) -> str:
-    """The last log lines of a container, in one line."""
+    """Return the last log lines of a container, joined to one line."""
     lines = container.logs(tail=_LAST_LINES).decode(errors="replace").splitlines()
     return " | ".join(line.strip() for line in lines if line.strip())
 
 
 def count_events(event: str, log: str) -> int:
-    """Number of lines of an event in a log, in either of its formats."""
+    """Return the number of lines of an event in a log, which has one of two formats."""
     word = re.escape(event)
     return len(re.findall(rf'"event": ?"{word}"|\] +{word}(?=\s|$)', log))
 
 
 def _log(container: Container, state: dict[str, Any]) -> str:
-    """The log since the container's last start."""
+    """Return the log since the container's last start."""
     since = datetime.fromisoformat(state["StartedAt"]).timestamp()
     return container.logs(since=since).decode(errors="replace")

@@ -24,7 +24,7 @@ class StepKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """One step of a plan. subject: an image, or a container's name. why: for people."""
+    """One step of a plan. subject: an image, or a container's name. why: the reason, for people."""
 
     kind: StepKind
     subject: str
@@ -36,7 +36,7 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObservedContainer:
-    """A container of ours as it is. The digests are empty where it has none."""
+    """Observed state of a container of this federation. A digest is empty if it has none."""
 
     name: str
     party: str
@@ -50,7 +50,7 @@ class ObservedContainer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observed:
-    """A machine as it is. images: a fingerprint of each image asked for that is there."""
+    """Observed state of a machine. images: fingerprints of the wanted images that it has."""
 
     containers: Mapping[str, ObservedContainer]
     images: Mapping[str, str]
@@ -59,9 +59,9 @@ class Observed:
 def plan(
     desired: Sequence[DesiredContainer], observed: Observed, images: Mapping[str, str]
 ) -> list[Step]:
-    """The steps for one machine, in order; none if it is as it is to be.
+    """Return the steps for one machine, in order; none if it matches the desired state.
 
-    images: the fingerprint that each image is to have; without one, whatever is there will do.
+    images: required fingerprint by image; an image without one may have any fingerprint.
     """
     steps: list[Step] = []
     for image in dict.fromkeys(one.image for one in desired):
@@ -88,11 +88,10 @@ _IN_TURN = (Role.COORDINATOR, Role.RELAY, Role.HOST)
 def roll_out_order(
     plans: Mapping[str, Sequence[Step]], roles: Mapping[str, Role]
 ) -> list[tuple[str, Step]]:
-    """The steps for the containers of all machines, one after another, each with its machine.
+    """Return the steps for the containers of all machines in order, each with its machine.
 
-    Removals come first, since a host that moves can't be connected twice. Then come the
-    coordinator, relays and hosts: each needs those before it. plans: by machine; roles: by
-    container.
+    Removals are first, since a host that moves can't be connected twice. The coordinator, relays
+    and hosts follow: each of them needs the ones before. plans: by machine; roles: by container.
     """
 
     def turn(each: tuple[str, Step]) -> int:

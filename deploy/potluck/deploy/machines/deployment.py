@@ -23,7 +23,7 @@ from potluck.deploy.machines.side_by_side import Say
 
 @dataclass(frozen=True, kw_only=True)
 class ContainerStatus:
-    """A container, as `status` shows it. pending: what `up` would do with it, if anything."""
+    """A container, as `status` shows it. pending: the step that `up` would take; empty if none."""
 
     machine: str
     party: str
@@ -37,10 +37,10 @@ class ContainerStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class Deployment:
-    """An inventory with all that is the same for every machine.
+    """An inventory with all data that its machines share.
 
-    files: of each party. images: fingerprints of those that are streamed. to_issue: parties whose
-    certificates are still to be issued.
+    files: by party. images: fingerprints of the images that are streamed. to_issue: parties that
+    have no certificate yet.
     """
 
     inventory: Inventory
@@ -52,9 +52,9 @@ class Deployment:
     def prepared(
         cls, inventory: Inventory, machines: Sequence[MachineSettings], *, issue: bool
     ) -> Deployment:
-        """Read everything needed here, before any machine is touched.
+        """Read all needed files on this machine, before any other machine is changed.
 
-        `issue`: issue certificates that are missing; else only tell which. Raises PotluckError.
+        issue: issue missing certificates; otherwise only list their parties. Raises PotluckError.
         """
         parties = parties_on(machines, inventory)
         if issue:
@@ -76,17 +76,17 @@ class Deployment:
         return cls(inventory=inventory, files=files, images=images, to_issue=tuple(sorted(lacking)))
 
     def desired(self, machine: MachineSettings) -> dict[str, DesiredContainer]:
-        """The containers that are to be on a machine, by name."""
+        """Return the desired containers of a machine, by name."""
         return {one.name: one for one in desired_on(machine, self.inventory, self.files)}
 
     def plan(self, machine: MachineSettings, say: Say) -> list[Step]:
-        """The steps that `up` would take on a machine."""
+        """Return the steps that `up` would take on a machine."""
         say("looking")
         with self._working(machine, say) as work:
             return self._plan(work)
 
     def put_images(self, machine: MachineSettings, say: Say) -> list[Step]:
-        """Put the images on a machine that it lacks. Returns all steps that `up` takes there."""
+        """Put the missing images on a machine. Return all steps that `up` takes there."""
         say("looking")
         with self._working(machine, say) as work:
             steps = self._plan(work)
@@ -94,18 +94,18 @@ class Deployment:
             return steps
 
     def carry_out(self, step: Step, machine: MachineSettings, say: Say) -> Step:
-        """Carry out the step of one container. Returns it once the container is connected."""
+        """Carry out the step of one container. Return the step once the container is connected."""
         one = None if step.kind is StepKind.REMOVE else self.desired(machine)[step.subject]
         with self._working(machine, say) as work:
             work.carry_out(step, one, self.inventory.connect_seconds)
             return step
 
     def roles(self, machines: Sequence[MachineSettings]) -> dict[str, Role]:
-        """The role of each container that is to be on these machines."""
+        """Return the role of each desired container of these machines."""
         return {one.name: one.role for m in machines for one in self.desired(m).values()}
 
     def status(self, machine: MachineSettings, say: Say) -> list[ContainerStatus]:
-        """The state of each of a machine's containers."""
+        """Return the state of each container of a machine."""
         say("looking")
         with self._working(machine, say) as work:
             pending = {step.subject: str(step) for step in self._plan(work)}
@@ -163,7 +163,7 @@ class Deployment:
 def take_down(
     machine: MachineSettings, inventory: Inventory, say: Say, *, keep_state: bool
 ) -> list[str]:
-    """Remove from a machine what this federation made. Returns the names removed."""
+    """Remove from a machine all that this federation made. Return the removed names."""
     with connected(machine) as client:
         work = MachineWork(
             machine=machine, federation=inventory.federation, client=client, source=None, say=say
@@ -173,7 +173,7 @@ def take_down(
 
 @contextlib.contextmanager
 def _source(inventory: Inventory) -> Iterator[docker.DockerClient | None]:
-    """The engine here that images are streamed from; None where they come from a registry."""
+    """Connect to this machine's engine, which streams images; None if a registry provides them."""
     settings = inventory.image
     if settings.source == "registry":
         yield None

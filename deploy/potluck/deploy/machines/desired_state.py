@@ -1,8 +1,8 @@
 """The containers that an inventory asks for, with their options and files. Pure.
 
-A container has two volumes of its own: CONFIGURATION, with its configuration file and certificates,
-which belong to root and which its user may only read, and STATE, with a folder that belongs to its
-user. Its own file system is read-only.
+A container has two volumes. CONFIGURATION holds its configuration file and certificates; these
+belong to root, and the container's user can only read them. STATE holds a folder that belongs to
+the container's user. The container's own file system is read-only.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ STATE_FOLDER = "state"
 STATE_DIRECTORY = f"{STATE}/{STATE_FOLDER}"
 DATA = "/data"
 PORT = 7443
-"""The coordinator's port inside its container, and a relay's."""
+"""Port of a coordinator or a relay inside its container."""
 
 _LOOPBACK = "127.0.0.1"
 METRICS_PORT = 9464
-"""The port of a container's metrics."""
+"""Port of the metrics inside a container."""
 
 FEDERATION_LABEL = "potluck.federation"
 PARTY_LABEL = "potluck.party"
@@ -54,9 +54,11 @@ Files = Mapping[str, bytes]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartyFiles:
-    """Files of a party. tls: by path below CONFIGURATION/tls, certificate.pem, key.pem and so on,
-    members and their keys among them; they may change without a restart. others: by path below
-    CONFIGURATION."""
+    """Files of a party.
+
+    tls: certificate.pem, key.pem, members, member keys and so on, by path below CONFIGURATION/tls;
+    these can change without a restart. others: by path below CONFIGURATION.
+    """
 
     tls: Files
     others: Files = field(default_factory=dict)
@@ -64,8 +66,11 @@ class PartyFiles:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DesiredContainer:
-    """A container as it is to be. options: for the engine, without its image. quiet: its log level
-    hides the line that tells that it is connected."""
+    """Desired state of a container.
+
+    options: the engine's options, without the image. quiet: True if the container's log level hides
+    the line that it is connected.
+    """
 
     party: str
     name: str
@@ -78,17 +83,17 @@ class DesiredContainer:
 
     @property
     def digest(self) -> str:
-        """Digest of all that can only be changed by making the container anew."""
+        """Digest of all settings that can only be changed by re-creating the container."""
         return _digest(json.dumps([self.options, self.user], sort_keys=True).encode())
 
     @property
     def configuration_digest(self) -> str:
-        """Digest of the files that are read once, at the start."""
+        """Digest of the files that the program reads only at its start."""
         return _digest_files(self.files.others)
 
     @property
     def tls_digest(self) -> str:
-        """Digest of the certificates, which are read again while it runs."""
+        """Digest of the certificates, which the program reads again while it runs."""
         return _digest_files(self.files.tls)
 
     @property
@@ -98,29 +103,29 @@ class DesiredContainer:
 
     @property
     def before(self) -> str:
-        """Name of the container that it replaces, kept until this one is connected."""
+        """Name of the container that this one replaces, kept until this one is connected."""
         return f"{self.name}-before"
 
     @property
     def marker(self) -> str:
-        """Name of a volume without content whose labels tell which files were written."""
+        """Name of an empty volume whose labels are the digests of the written files."""
         return f"{self.name}-files"
 
     @property
     def volumes(self) -> tuple[str, str]:
-        """Names of its volumes: configuration and state."""
+        """Names of the container's volumes: configuration and state."""
         return f"{self.name}-configuration", f"{self.name}-state"
 
 
 def container_name(federation: str, party: str) -> str:
-    """Name of a party's container."""
+    """Return the name of a party's container."""
     return f"potluck-{federation}-{party}"
 
 
 def desired_on(
     machine: MachineSettings, inventory: Inventory, files: Mapping[str, PartyFiles]
 ) -> list[DesiredContainer]:
-    """The containers of a machine, the coordinator's first, then relays'. `files`: by party."""
+    """Return a machine's desired containers: coordinator first, then relays. files: by party."""
     found: list[DesiredContainer] = []
     coordinator = inventory.coordinator
     if coordinator is not None and coordinator.machine == machine.name:
@@ -180,7 +185,7 @@ def _relay(
 
 
 def _listening(machine: MachineSettings, port: int) -> dict[str, Any]:
-    """Settings of a program that hosts dial. port: the machine's."""
+    """Return settings of a program that hosts dial. port: the machine's port for it."""
     return {
         "listen": f"0.0.0.0:{port if machine.network == 'host' else PORT}",
         "state_directory": STATE_DIRECTORY,
@@ -190,7 +195,7 @@ def _listening(machine: MachineSettings, port: int) -> dict[str, Any]:
 
 
 def _publish(machine: MachineSettings, port: int, options: dict[str, Any]) -> None:
-    """Give a program that hosts dial the machine's port."""
+    """Publish a program that hosts dial at the machine's port."""
     if machine.network != "host":
         options["ports"] = {**options.get("ports", {}), f"{PORT}/tcp": port}
 
@@ -249,17 +254,17 @@ def _container(
 
 
 def is_quiet(settings: Mapping[str, Any]) -> bool:
-    """True if a party's log level hides the line that tells that it is connected."""
+    """Return True if a party's log level hides the line that it is connected."""
     return settings.get("log_level") in (LogLevel.WARNING, LogLevel.ERROR)
 
 
 def host_configuration(
     host: HostSettings, inventory: Inventory, *, folder: str, state: str, data: str | None
 ) -> str:
-    """Text of a host's configuration file, in TOML.
+    """Return the text of a host's configuration file, in TOML.
 
-    folder: with its certificates and keys; state: of its state; data: of its clients' data, if it
-    has any. All are paths on the machine, or in the container.
+    folder: path of its certificates and keys. state: path of its state. data: path of its clients'
+    data, if any. All paths are on the machine, or in the container.
     """
     values: dict[str, Any] = {
         "coordinator": inventory.dialled_by(host),
@@ -305,11 +310,11 @@ def _options(
 
 
 def _watched(machine: MachineSettings, prefix: str, port: int | None) -> dict[str, Any]:
-    """Environment, health check and port of a container's metrics.
+    """Return a container's options for metrics: environment, health check and port.
 
-    Images serve them, for their health check, at a port of the container's own, on its loopback
-    interface. A port that the inventory names is on the machine's: what other machines are to reach
-    is for a tunnel, or for metrics_tls.
+    The container serves metrics for its health check, at a port of its own loopback interface. A
+    port that the inventory names is on the machine's loopback interface. Other machines need a
+    tunnel or metrics_tls to reach it.
     """
     variable = f"{prefix}_METRICS_ADDRESS"
     if machine.network == "host":

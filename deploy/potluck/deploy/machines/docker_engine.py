@@ -1,8 +1,8 @@
 """A connection to a machine's Docker engine.
 
-Over ssh, OpenSSH's own program forwards the engine's socket to one here: so ~/.ssh/config, agents,
-jump hosts and known_hosts count as they do for people, the machine needs no `docker` command, and
-an engine may listen at any socket.
+Over ssh, OpenSSH's `ssh` forwards the engine's socket to a local socket. So ~/.ssh/config, agents,
+jump hosts and known_hosts apply as in a terminal. The machine needs no `docker` command, and its
+engine may listen at any socket.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from potluck.deploy.machines.inventory import MachineSettings
 
 CONNECT_SECONDS = 20.0
 CALL_SECONDS = 300.0
-"""Loading an image of gigabytes has to end within it between two bytes."""
+"""Maximum seconds between two bytes of an answer; loading an image of gigabytes must fit in."""
 
-_ANY_VERSION = "1.41"  # not told to the engine: it is asked without one
+_ANY_VERSION = "1.41"  # not sent to the engine: its version is requested without one
 _LOOK_SECONDS = 0.05
 _SSH = (
     *("-o", "BatchMode=yes", "-o", "ExitOnForwardFailure=yes", "-o", "ConnectTimeout=10"),
@@ -42,7 +42,7 @@ _SSH = (
 
 @contextlib.contextmanager
 def connected(machine: MachineSettings) -> Iterator[docker.DockerClient]:
-    """A client of the machine's engine, which answers. Raises UnreachableError."""
+    """Connect to a machine's engine and check that it answers. Raises UnreachableError."""
     with contextlib.ExitStack() as stack:
         url = machine.engine
         tls: TLSConfig | bool = False
@@ -63,16 +63,16 @@ def connected(machine: MachineSettings) -> Iterator[docker.DockerClient]:
 
 
 def open_engine(url: str, tls: TLSConfig | bool = False) -> docker.DockerClient:
-    """A client that speaks the version of the engine at `url`.
+    """Return a client that uses the API version of the engine at `url`.
 
-    Raises DockerException or OSError where none answers.
+    Raises DockerException or OSError if no engine answers.
     """
     if url.startswith("unix://"):
-        # First by ourselves: docker's client leaves a socket open that it can't connect.
+        # Try to connect first: docker's client leaves its socket open if it can't connect.
         with socket.socket(socket.AF_UNIX) as probe:
             probe.connect(url.removeprefix("unix://"))
-    # Asked with one that is closed whatever comes of it: a client that fails to find out for
-    # itself leaves its socket open.
+    # Another client finds out the version and is closed in any case: a client that fails to find
+    # out the version by itself leaves its socket open.
     asking = docker.DockerClient(url, version=_ANY_VERSION, tls=tls, timeout=int(CONNECT_SECONDS))
     try:
         version = asking.api.version(api_version=False)["ApiVersion"]
@@ -82,7 +82,7 @@ def open_engine(url: str, tls: TLSConfig | bool = False) -> docker.DockerClient:
 
 
 def containers_of(client: docker.DockerClient, federation: str) -> list[Container]:
-    """All containers of a federation on an engine, running or not."""
+    """Return all containers of a federation on an engine, running or not."""
     return list(
         client.containers.list(
             all=True,
@@ -93,7 +93,7 @@ def containers_of(client: docker.DockerClient, federation: str) -> list[Containe
 
 
 def unreachable(machine: MachineSettings, error: Exception) -> UnreachableError:
-    """The engine did not answer, or stopped answering."""
+    """Return the error for an engine that did not answer, or stopped answering."""
     where = machine.engine
     if where.startswith("ssh://"):
         where = f"{machine.socket} on {where}"
@@ -106,7 +106,7 @@ def unreachable(machine: MachineSettings, error: Exception) -> UnreachableError:
 
 
 def ssh_command(machine: MachineSettings, *options: str) -> list[str]:
-    """The ssh program with all that it needs to reach a machine, before what it is to do there."""
+    """Return the ssh command line that reaches a machine, without the command to run there."""
     url = urlsplit(machine.engine)
     program = shutil.which("ssh")
     if program is None:
@@ -127,7 +127,7 @@ def _says(process: subprocess.Popen[bytes]) -> str:
 
 @contextlib.contextmanager
 def _forwarded_socket(machine: MachineSettings) -> Iterator[str]:
-    """The engine's socket, here, as a URL."""
+    """Forward the engine's socket to this machine while the block runs; yields its URL."""
     with tempfile.TemporaryDirectory(prefix="potluck-") as folder:
         path = Path(folder) / "engine"
         command = ssh_command(machine, "-N", "-T", "-L", f"{path}:{machine.socket}")

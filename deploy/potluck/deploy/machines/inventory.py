@@ -1,7 +1,7 @@
-"""federation.toml: the machines of a federation, and what is to run on each of them.
+"""federation.toml: the machines of a federation, and the programs to run on each of them.
 
-A *machine* is a Docker engine (or a Slurm partition); a *host* is a client process on it. Hosts
-may dial a *relay*, on any machine, in the coordinator's place.
+A *machine* is a Docker engine or a Slurm partition. A *host* is a client process on it. Hosts may
+dial a *relay*, on any machine, instead of the coordinator.
 """
 
 from __future__ import annotations
@@ -235,15 +235,15 @@ class Inventory(Settings):
             )
 
     def member_keys_of(self, host: HostSettings) -> Path | None:
-        """The folder here with the member keys of a host's clients."""
+        """Return the local folder with the member keys of a host's clients."""
         if host.member_keys is None and self.federation_root is not None:
             return self.federation_root / "members"
         return host.member_keys
 
     def member_settings(self, host: HostSettings | None, folder: str) -> dict[str, str]:
-        """Settings of membership for a host, or for the coordinator (None).
+        """Return the membership settings of a host, or of the coordinator (None).
 
-        folder: path of its files on the machine.
+        folder: path of the party's files on its machine.
         """
         values = {}
         if self.federation_root is not None:
@@ -256,19 +256,19 @@ class Inventory(Settings):
         return values
 
     def hosts(self) -> Iterator[tuple[MachineSettings, HostSettings]]:
-        """All hosts, with the machine of each."""
+        """Yield all hosts, each with its machine."""
         for machine in self.machines:
             for host in machine.hosts:
                 yield machine, host
 
     def relays(self) -> Iterator[tuple[MachineSettings, RelaySettings]]:
-        """All relays, with the machine of each."""
+        """Yield all relays, each with its machine."""
         for machine in self.machines:
             for relay in machine.relays:
                 yield machine, relay
 
     def behind(self, relay: str) -> tuple[str, ...]:
-        """The clients of the hosts behind a relay, as their tables name them."""
+        """Return the clients of the hosts behind a relay, as the hosts' tables name them."""
         return tuple(text for _, h in self.hosts() if h.relay == relay for text in h.clients)
 
     def dialled_by(self, host: HostSettings) -> str:
@@ -276,9 +276,9 @@ class Inventory(Settings):
         return next((r.address for _, r in self.relays() if r.name == host.relay), self.address)
 
     def machines_named(self, names: Iterable[str], *, slurm: bool) -> list[MachineSettings]:
-        """The machines with these names, all without names: those of Slurm, or all others.
+        """Return the machines with these names, of one kind: Slurm's, or all others.
 
-        Raises ConfigurationError for a name that is none of them.
+        Without names, all machines of that kind. Raises ConfigurationError for an unknown name.
         """
         known = {m.name: m for m in self.machines if (m.engine == "slurm") == slurm}
         for name in names:
@@ -291,7 +291,7 @@ class Inventory(Settings):
 
 
 def load_inventory(path: Path) -> Inventory:
-    """The inventory in a file. Raises ConfigurationError, with a line for what is wrong."""
+    """Load the inventory in a file. Raises ConfigurationError, with one line per problem."""
     return load(Inventory, path, environment_prefix=ENVIRONMENT_PREFIX)
 
 
@@ -313,5 +313,5 @@ _EXAMPLES = {
 
 
 def example_inventory() -> str:
-    """The annotated example that `potluck deploy config` prints."""
+    """Return the annotated example that `potluck deploy config` prints."""
     return annotated_example(Inventory, _EXAMPLES)

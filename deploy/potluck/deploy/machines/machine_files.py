@@ -21,9 +21,9 @@ _FILE_MODE = 0o440
 
 
 def write_files(container: Container, desired: DesiredContainer) -> None:
-    """Write all files of a party, and a state folder that is its user's.
+    """Write all files of a party, and create its state folder, which belongs to its user.
 
-    Only root may change the files; the container's group may read them. Raises DockerException.
+    Only root can change the files; the container's group can read them. Raises DockerException.
     """
     user, group = map(int, desired.user.split(":"))
     files = {
@@ -41,18 +41,18 @@ def write_files(container: Container, desired: DesiredContainer) -> None:
 
 
 def saved_files(container: Container) -> bytes:
-    """Files of a party as they are, as a tar for `restore_files`. Raises DockerException."""
+    """Return a party's current files as a tar for `restore_files`. Raises DockerException."""
     chunks, _ = container.get_archive(f"{CONFIGURATION}/.")
     return b"".join(chunks)
 
 
 def restore_files(container: Container, archive: bytes) -> None:
-    """Write back the files that `saved_files` has read."""
+    """Write back the files that `saved_files` returned."""
     _put(container, CONFIGURATION, archive)
 
 
 def _archive(entries: Iterable[tuple[tarfile.TarInfo, bytes]]) -> bytes:
-    """A tar of folders and files, in this order."""
+    """Return a tar of folders and files, in the given order."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for entry, data in entries:

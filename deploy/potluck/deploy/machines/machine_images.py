@@ -1,4 +1,4 @@
-"""Images: their fingerprints, and their way onto a machine."""
+"""Images: their fingerprints, and their transfer to a machine."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from docker.errors import ImageNotFound
 from potluck.common.errors import ConfigurationError, StorageError
 
 MARKER_LABEL = "potluck.image"
-"""On a volume that holds nothing: this image was put here by `potluck deploy`."""
+"""Label of an empty volume; it marks an image that `potluck deploy` put on the machine."""
 
 _CHUNK = 1 << 20
 _SPARE_BYTES = 1 << 30
 
 
 def fingerprint(attributes: dict[str, Any]) -> str:
-    """The same for the same image on every engine; ids differ between kinds of image store."""
+    """Return a digest that is the same for an image on every engine.
+
+    An image's id can't be used: it differs between kinds of image store.
+    """
     settings = attributes.get("Config") or {}
     said = [
         (attributes.get("RootFS") or {}).get("Layers"),
@@ -30,7 +33,7 @@ def fingerprint(attributes: dict[str, Any]) -> str:
 
 
 def find_image(client: docker.DockerClient, name: str) -> dict[str, Any] | None:
-    """Attributes of an image on an engine; None if it is not there. Raises DockerException."""
+    """Return an image's attributes on an engine; None if it is missing. Raises DockerException."""
     try:
         return dict(client.images.get(name).attrs)
     except ImageNotFound:
@@ -38,7 +41,7 @@ def find_image(client: docker.DockerClient, name: str) -> dict[str, Any] | None:
 
 
 def local_image(client: docker.DockerClient, name: str) -> dict[str, Any]:
-    """An image that is to be streamed from here. Raises ConfigurationError if it is not here."""
+    """Return the attributes of an image to stream. Raises ConfigurationError if it is missing."""
     found = find_image(client, name)
     if found is None:
         raise ConfigurationError(
@@ -70,7 +73,7 @@ def stream_image(
 
 
 def pull_image(target: docker.DockerClient, name: str, progress: Callable[[str], None]) -> None:
-    """Have a machine fetch an image from its registry."""
+    """Let a machine's engine fetch an image from its registry."""
     progress(f"pulling {name}")
     if "@" in name:
         target.images.pull(name)
@@ -82,7 +85,7 @@ def pull_image(target: docker.DockerClient, name: str, progress: Callable[[str],
 
 
 def check_room(free: int | None, needed: int, where: str) -> None:
-    """Raise StorageError unless there is room for an image, and a gigabyte to spare."""
+    """Raise StorageError unless there is space for an image and one gigabyte more."""
     if free is not None and free < needed + _SPARE_BYTES:
         raise StorageError(
             f"{where} has {free >> 20} MiB free; the image takes {needed >> 20} MiB, and a "
@@ -91,5 +94,5 @@ def check_room(free: int | None, needed: int, where: str) -> None:
 
 
 def marker_name(federation: str, image: str) -> str:
-    """Name of the volume that marks an image as put there by us."""
+    """Return the name of the volume that marks an image as put there by `potluck deploy`."""
     return f"potluck-{federation}-image-{hashlib.sha256(image.encode()).hexdigest()[:12]}"

@@ -1,4 +1,4 @@
-"""Observation and change of one machine's containers. Blocking; each machine in a thread."""
+"""Observes and changes one machine's containers. Calls block; each machine has its own thread."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _SSH_SECONDS = 30
 
 @dataclass(frozen=True, kw_only=True)
 class MachineWork:
-    """Work on one machine's engine. source: the engine here that images are streamed from."""
+    """Work on one machine's engine. source: the local engine from which images are streamed."""
 
     machine: MachineSettings
     federation: str
@@ -48,7 +48,7 @@ class MachineWork:
     # Looking ----------------------------------------------------------------------------------
 
     def check_engine(self, desired: Sequence[DesiredContainer]) -> None:
-        """Raise ConfigurationError where the engine lacks what the containers need."""
+        """Raise ConfigurationError if the engine lacks a feature that the containers need."""
         information: dict[str, Any] = self.client.info()
         if information.get("OSType") != "linux":
             raise ConfigurationError(
@@ -66,11 +66,11 @@ class MachineWork:
             )
 
     def containers(self) -> list[Container]:
-        """This federation's containers."""
+        """Return this federation's containers."""
         return containers_of(self.client, self.federation)
 
     def observe(self, desired: Sequence[DesiredContainer]) -> Observed:
-        """Observe the machine. Raises ConfigurationError where a name that is wanted is taken."""
+        """Observe the machine. Raises ConfigurationError if a desired name is already taken."""
         ours = {str(container.name): container for container in self.containers()}
         for one in desired:
             if one.name not in ours and self._find(one.name) is not None:
@@ -116,17 +116,17 @@ class MachineWork:
     # Doing ------------------------------------------------------------------------------------
 
     def put_images(self, steps: Sequence[Step]) -> None:
-        """Put the images of a plan there."""
+        """Put the images of a plan on the machine."""
         for step in steps:
             if step.kind is StepKind.PUT_IMAGE:
                 self.say(str(step))
                 self._put_image(step.subject)
 
     def carry_out(self, step: Step, one: DesiredContainer | None, seconds: float) -> None:
-        """Carry out the step of one container, and wait until that is connected.
+        """Carry out the step of one container, and wait until the container is connected.
 
-        one: the container as it is to be; None for a removal. If it can't start, ends, or isn't
-        connected within `seconds`, what was there before is put back. Raises RunError then.
+        one: the desired container; None for a removal. If it can't start, ends, or isn't connected
+        within `seconds`, the previous state is restored and RunError is raised.
         """
         self.say(str(step))
         if one is None:
@@ -150,13 +150,13 @@ class MachineWork:
             old.reload()
             if old.name != one.name:
                 old.rename(one.name)
-            with contextlib.suppress(APIError):  # it didn't run before either
+            with contextlib.suppress(APIError):  # the old container didn't run before either
                 old.start()
             raise
         old.remove(force=True)
 
     def _set_aside(self, old: Container, one: DesiredContainer) -> None:
-        """Stop the container that is to be replaced, and keep it under another name."""
+        """Stop the container that will be replaced, and keep it under another name."""
         if old.name == one.name:
             old.stop(timeout=STOP_SECONDS)
             old.rename(one.before)
@@ -164,7 +164,7 @@ class MachineWork:
             unfinished.remove(force=True)
 
     def _change(self, kind: StepKind, one: DesiredContainer, seconds: float) -> None:
-        """Write other files, or start what has stopped."""
+        """Write changed files into a container, or start a stopped one."""
         container = self.client.containers.get(one.name)
         runs = container.status == "running"
         if kind is StepKind.START:
@@ -181,7 +181,7 @@ class MachineWork:
             try:
                 self._write_files(container, one)
                 if kind is StepKind.REFRESH and runs:
-                    return  # it reads them by itself
+                    return  # the program reads new certificates by itself
                 container.restart(timeout=STOP_SECONDS)
                 await_connected(container, one, seconds)
             except BaseException:
@@ -191,7 +191,7 @@ class MachineWork:
                 raise
 
     def _create(self, one: DesiredContainer, seconds: float, otherwise: str) -> None:
-        """Create a container. otherwise: what is there if it does not connect, as a clause."""
+        """Create a container. otherwise: the state after a failure, as a clause for the error."""
         ours = {FEDERATION_LABEL: self.federation, PARTY_LABEL: one.party}
         for volume in one.volumes:
             self._make_volume(volume, ours)
@@ -206,7 +206,7 @@ class MachineWork:
                 container.start()
                 await_connected(container, one, seconds)
             except BaseException:
-                container.remove(force=True)  # half a container would look finished
+                container.remove(force=True)  # an unfinished container would look finished
                 raise
 
     @contextlib.contextmanager
@@ -234,12 +234,12 @@ class MachineWork:
         )
 
     def _write_files(self, container: Container, one: DesiredContainer) -> None:
-        self._remove_volume(one.marker)  # until they are whole, none counts as written
+        self._remove_volume(one.marker)  # files count as written only after all were written
         write_files(container, one)
         self._mark(one, one.file_labels)
 
     def _mark(self, one: DesiredContainer, labels: Mapping[str, str]) -> None:
-        """Note which files were written. labels: digests of them."""
+        """Record which files were written. labels: the files' digests."""
         self._remove_volume(one.marker)
         ours = {FEDERATION_LABEL: self.federation, PARTY_LABEL: one.party}
         self._make_volume(one.marker, {**labels, **ours})
@@ -252,7 +252,7 @@ class MachineWork:
 
     def _make_volume(self, name: str, labels: dict[str, str]) -> None:
         self.client.volumes.create(name, labels=labels)
-        # Read again: an engine that was restarted answers without the labels of one that was there.
+        # Read again: after a restart, an engine's answer lacks the labels of an existing volume.
         found = self._labels(name)
         if found.get(FEDERATION_LABEL) != self.federation:
             raise ConfigurationError(
@@ -274,7 +274,7 @@ class MachineWork:
         self._make_volume(marker, labels)
 
     def _free_bytes(self) -> int | None:
-        """Room where the engine keeps images; None where it can't be told from here."""
+        """Return the free bytes of the engine's image store; None if they can't be found out."""
         folder = self.client.info().get("DockerRootDir")
         if not isinstance(folder, str):
             return None
@@ -295,13 +295,13 @@ class MachineWork:
     # Undoing ----------------------------------------------------------------------------------
 
     def remove(self, name: str, *, keep_state: bool) -> None:
-        """Remove a container of ours and its volumes."""
+        """Remove a container of this federation and its volumes."""
         self._remove_container(name)
         for suffix in ("configuration", "files", *(() if keep_state else ("state",))):
             self._remove_volume(f"{name}-{suffix}")
 
     def remove_all(self, *, keep_state: bool) -> list[str]:
-        """Remove everything this federation made on the machine; what was removed."""
+        """Remove everything this federation made on the machine. Return the removed names."""
         gone: list[str] = []
         for container in self.containers():  # all at once; below each is waited for
             with contextlib.suppress(APIError):  # it does not run
@@ -342,5 +342,5 @@ class MachineWork:
         except NotFound:
             pass
         except APIError as error:
-            if error.status_code != 409:  # somebody else uses it: then it is theirs as well
+            if error.status_code != 409:  # the image is in use elsewhere: keep it
                 raise

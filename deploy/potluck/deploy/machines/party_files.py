@@ -20,8 +20,10 @@ from potluck.deploy.pki.certificates import inspect
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Party:
-    """A coordinator, relay or host that needs a certificate. clients: those that it speaks for.
-    names: by which a coordinator or relay is dialled."""
+    """A coordinator, relay or host that needs a certificate.
+
+    clients: the clients in its certificate. names: by which a coordinator or relay is dialled.
+    """
 
     name: str
     role: Role
@@ -31,7 +33,7 @@ class Party:
 
 
 def parties_on(machines: Iterable[MachineSettings], inventory: Inventory) -> list[Party]:
-    """The parties of machines, the coordinator first."""
+    """Return the parties of these machines, the coordinator first."""
     found: list[Party] = []
     for machine in machines:
         settings = inventory.coordinator
@@ -44,7 +46,7 @@ def parties_on(machines: Iterable[MachineSettings], inventory: Inventory) -> lis
 
 
 def _names(address: str, further: Iterable[str]) -> tuple[str, ...]:
-    """The names by which a party is dialled. address: HOST:PORT."""
+    """Return the names by which a party is dialled. address: HOST:PORT."""
     return tuple(dict.fromkeys([address.rpartition(":")[0].strip("[]"), *further]))
 
 
@@ -59,12 +61,12 @@ def _host(host: HostSettings, inventory: Inventory) -> Party:
 
 
 def missing(parties: Iterable[Party], folder: Path) -> list[Party]:
-    """Those that have no certificate yet."""
+    """Return the parties that have no certificate yet."""
     return [party for party in parties if not (folder / f"{party.name}.pem").exists()]
 
 
 def issue_missing(parties: Iterable[Party], inventory: Inventory) -> list[Path]:
-    """Issue the certificates that are not there; their files. Raises what `pki.issue` raises."""
+    """Issue missing certificates. Return their files. Raises the errors of `pki.issue`."""
     folder = inventory.pki
     if not (folder / f"{pki.AUTHORITY}.pem").exists():
         pki.create_authority(folder, inventory.federation)
@@ -77,9 +79,9 @@ def issue_missing(parties: Iterable[Party], inventory: Inventory) -> list[Path]:
 
 
 def read_files(party: Party, inventory: Inventory) -> PartyFiles:
-    """A party's files, checked against what the inventory says of it.
+    """Return a party's files, checked against the inventory.
 
-    Raises ConfigurationError or IdentityError for files that are missing, expired, or of others.
+    Raises ConfigurationError or IdentityError if files are missing, expired, or another party's.
     """
     folder = inventory.pki
     files = TlsFiles(
@@ -130,7 +132,7 @@ def _check_coverage(party: Party, files: TlsFiles) -> None:
 
 
 def _members(party: Party, inventory: Inventory, folder: Path) -> bytes:
-    """The members, which must have those of the party."""
+    """Return the content of members.json, which must include the party's clients."""
     path = folder / "members.json"
     document = read_membership(path)
     if document.federation != inventory.federation:

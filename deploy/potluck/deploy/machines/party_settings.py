@@ -143,5 +143,5 @@ class HostSettings(Settings):
 
     @property
     def trains_on(self) -> str:
-        """The device of its configuration; a container numbers the GPUs it gets from 0."""
+        """The device in the host's configuration; a container numbers its GPUs from 0."""
         return self.device or ("cuda:0" if self.gpus else "cpu")

@@ -1,4 +1,4 @@
-"""The roll-out of `potluck deploy up`: images side by side, then one container after another."""
+"""The roll-out of `potluck deploy up`: images in parallel, then one container after another."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from potluck.deploy.machines.side_by_side import attempt, failures, side_by_side
 class RollOut:
     """The outcome of `up`.
 
-    results: by machine, the steps taken, or why it failed. left: steps that were not taken since
-    one before them failed, with their machines.
+    results: by machine, the steps taken, or the error. left: steps that were skipped because an
+    earlier step failed, each with its machine.
     """
 
     results: dict[str, list[Step] | PotluckError]
@@ -31,10 +31,10 @@ class RollOut:
 def roll_out(
     deployment: Deployment, machines: Sequence[MachineSettings], console: Console
 ) -> RollOut:
-    """Bring machines to what the inventory asks for.
+    """Change the machines to match the inventory.
 
-    A machine that can't be reached stops no other. A container that does not connect stops the
-    roll-out, and those after it stay as they are.
+    If a machine can't be reached, the others continue. If a container does not connect, the
+    roll-out stops, and later containers are not changed.
     """
     planned = side_by_side(machines, deployment.put_images, console)
     plans = {name: each for name, each in planned.items() if not isinstance(each, PotluckError)}

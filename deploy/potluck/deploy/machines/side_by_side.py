@@ -1,4 +1,7 @@
-"""The same work on many machines at once: a line of progress each; no failure stops another."""
+"""The same work on many machines in parallel, with a line of progress for each.
+
+If one machine fails, the others continue.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +33,10 @@ def side_by_side(
     work: Callable[[MachineSettings, Say], Result],
     console: Console,
 ) -> dict[str, Result | PotluckError]:
-    """Run `work` on each machine. Returns its results or errors, by machine.
+    """Run `work` on each machine. Return its results or errors, by machine.
 
-    `work` runs in a thread for each and says how it goes. On a terminal every machine has a line;
-    elsewhere what it says is printed, a changing count at most every few seconds.
+    `work` runs in one thread per machine and reports its progress. On a terminal, every machine
+    has a line. Otherwise reports are printed, a changing count at most every few seconds.
     """
     columns = (
         SpinnerColumn(),
@@ -61,12 +64,12 @@ def side_by_side(
 
 
 def failures(results: Mapping[str, Result | PotluckError]) -> dict[str, PotluckError]:
-    """The machines that failed, and why."""
+    """Return the errors of the machines that failed, by machine."""
     return {name: each for name, each in results.items() if isinstance(each, PotluckError)}
 
 
 def raise_failures(results: Mapping[str, object], console: Console) -> None:
-    """Say at the end which machines failed and why. Raises RunError if any did."""
+    """Print which machines failed and why. Raises RunError if any failed."""
     failed = failures(results)
     if not failed:
         return
@@ -107,7 +110,7 @@ class _Line:
 def attempt(
     work: Callable[[MachineSettings, Say], Result], machine: MachineSettings, say: Say
 ) -> Result | PotluckError:
-    """Run `work` on a machine. Returns its result, or its error as one with a remedy."""
+    """Run `work` on a machine. Return its result, or its error with a remedy."""
     try:
         return work(machine, say)
     except PotluckError as error:

@@ -1,4 +1,4 @@
-"""Hosts as jobs of a Slurm cluster: one job for each machine entry, found again by its id."""
+"""Hosts as jobs of a Slurm cluster: one job per machine entry, identified by the job's id."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ SCRIPT = "hosts.sbatch"
 _COMMAND_SECONDS = 60
 _LOOK_SECONDS = 1.0
 QUEUE_SECONDS = 15.0
-"""Seconds within which a cluster with room starts a job."""
+"""Seconds within which a cluster with free resources starts a job."""
 
 _LAST_LINES = 5
 _OVER = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "DEADLINE")
 
 Run = Callable[[Sequence[str], Mapping[str, str]], str]
-"""Runs a command with more environment; its output. Raises RunError."""
+"""Runs a command with additional environment variables. Returns its output. Raises RunError."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """The job of a machine entry. state: Slurm's word, or "gone"."""
+    """The job of a machine entry. state: the state that Slurm reports, or "gone"."""
 
     machine: str
     job_id: str
@@ -46,7 +46,7 @@ class Job:
 
     @property
     def alive(self) -> bool:
-        """True while it waits or runs."""
+        """True while the job waits or runs."""
         return self.state not in ("", "gone") and not self.state.startswith(_OVER)
 
 
@@ -77,7 +77,7 @@ def run_command(command: Sequence[str], environment: Mapping[str, str]) -> str:
 
 
 class SlurmMachine:
-    """A machine entry of an inventory whose hosts are one job."""
+    """A machine entry of an inventory whose hosts run as one job."""
 
     def __init__(
         self, machine: MachineSettings, inventory: Inventory, run: Run = run_command
@@ -89,7 +89,7 @@ class SlurmMachine:
         self.folder = Path(self._settings.directory) / inventory.federation / machine.name
 
     def up(self, files: Mapping[str, PartyFiles]) -> tuple[Job, str]:
-        """Have the job run as the inventory asks. Returns the job, and a word on what was done."""
+        """Submit or replace the job as the inventory asks. Return the job, and the action taken."""
         configurations = [self._write(host, files[host.name]) for host in self._machine.hosts]
         command = self._submission()
         digest = self._digest(command, files)
@@ -121,9 +121,9 @@ class SlurmMachine:
     def await_connected(
         self, job: Job, seconds: float, *, since: int, queued: float = QUEUE_SECONDS
     ) -> str:
-        """Wait until the hosts of a job that was submitted are connected. Returns how it is.
+        """Wait until the hosts of a submitted job are connected. Return the job's state.
 
-        A job that stays in the queue for `queued` seconds is not waited for. since: size of the log
+        If the job is still in the queue after `queued` seconds, waiting ends. since: the log's size
         before. Raises RunError if the job ends, or its hosts don't connect within `seconds`.
         """
         deadline = time.monotonic() + seconds
@@ -165,9 +165,9 @@ class SlurmMachine:
             return ""
 
     def look(self) -> Job | None:
-        """The job that was submitted, and how it is; None if there is none.
+        """Return the submitted job with its current state; None if there is none.
 
-        Raises ConfigurationError for a damaged record.
+        Raises ConfigurationError if the job's record is damaged.
         """
         path = self.folder / JOB
         try:
@@ -187,7 +187,7 @@ class SlurmMachine:
         )
 
     def down(self) -> Job | None:
-        """Cancel the job, by its id, and forget it; the job, if there was one."""
+        """Cancel the job by its id and delete its record. Return the job, if there was one."""
         job = self.look()
         if job is None:
             return None
@@ -212,7 +212,7 @@ class SlurmMachine:
         return state or "gone", where
 
     def _submission(self) -> list[str]:
-        """The command, up to the script."""
+        """Return the submission command line, up to the script."""
         name = f"potluck-{self._inventory.federation}-{self._machine.name}"
         fixed = (f"--job-name={name}", f"--output={self.folder / LOG}", "--export=ALL")
         return ["sbatch", "--parsable", *fixed, *self._settings.options]

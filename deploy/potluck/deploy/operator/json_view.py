@@ -1,4 +1,4 @@
-"""The values that `--json` prints, with the protocol's own names; null for unknown ones."""
+"""Values that `--json` prints, under the protocol's field names; null for unknown values."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from potluck.rpc.v1 import operator_pb2
 
 
 def to_line(value: Mapping[str, Any]) -> str:
-    """One line of JSON in ASCII; NaN and infinities, which JSON lacks, become null."""
+    """Return one line of JSON in ASCII. NaN and infinities, which JSON lacks, become null."""
     return json.dumps(_finite(value), allow_nan=False)
 
 
 def status_values(status: operator_pb2.RunStatus) -> dict[str, Any]:
-    """A run as a whole."""
+    """Return the values of a run's status."""
     return {
         "run": status.run_id,
         "name": status.name,
@@ -54,7 +54,7 @@ def status_values(status: operator_pb2.RunStatus) -> dict[str, Any]:
 
 
 def best_values(best: operator_pb2.BestModel) -> dict[str, Any]:
-    """The best model of a run."""
+    """Return the values of a run's best model."""
     behind = best_coverage(best)
     return {
         "measure": best.measure,
@@ -80,7 +80,7 @@ def _waiting_values(waiting: operator_pb2.Waiting) -> dict[str, Any]:
 
 
 def client_values(client: operator_pb2.ClientStatus) -> dict[str, Any]:
-    """A client as the coordinator knows it."""
+    """Return the values of a client, as the coordinator knows it."""
     return {
         "client": client.client_id,
         "host": client.host_id,
@@ -95,7 +95,7 @@ def client_values(client: operator_pb2.ClientStatus) -> dict[str, Any]:
 
 
 def round_values(record: Round) -> dict[str, Any]:
-    """A committed round."""
+    """Return the values of a committed round."""
     measures = record.measures
     return {
         "round": record.number,
@@ -113,13 +113,13 @@ def round_values(record: Round) -> dict[str, Any]:
 
 
 def other_measures(record: Round) -> dict[str, float]:
-    """The measures that have no key of their own in a round, by name."""
+    """Return by name the metrics that have no key of their own in a round."""
     found = record.measures.items()
     return {name: value for name, value in sorted(found) if name not in OWN_FIELDS}
 
 
 def spread_values(spread: Spread) -> dict[str, Any]:
-    """A measure over clients; quantiles by the share of the clients below."""
+    """Return the values of a metric over clients; quantiles by the share of clients below."""
     return {
         **vars(spread.coverage),
         "mean": spread.mean,
@@ -129,7 +129,7 @@ def spread_values(spread: Spread) -> dict[str, Any]:
 
 
 def event_values(event: operator_pb2.WatchRunResponse) -> dict[str, Any]:
-    """An event of a watched run; `event` says which."""
+    """Return the values of a watched run's event; the key `event` names its kind."""
     match event.WhichOneof("event"):
         case "status":
             return {"event": "status", **status_values(event.status)}

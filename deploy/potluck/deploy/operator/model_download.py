@@ -1,7 +1,7 @@
-"""Downloads of a run's model: verified, and going on where an earlier one stopped.
+"""Downloads of a run's model. They are verified, and resume where an earlier download stopped.
 
-What has arrived of FILE lies beside it as `.FILE.BLAKE3.part`, so that only bytes of the same model
-are ever continued.
+The received part of FILE is stored next to it as `.FILE.BLAKE3.part`. So a download only resumes
+from bytes of the same model.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from potluck.deploy.operator.operator_client import OperatorClient
 from potluck.rpc.v1 import operator_pb2, transfer_pb2
 
 ATTEMPTS = 5
-"""Breaks in a row without a byte more, after which a download gives up."""
+"""Number of consecutive breaks without a new byte after which a download gives up."""
 
 _FIRST_PAUSE_SECONDS = 0.05
 _LARGEST_FILE = 1 << 62  # the coordinator is ours, and the disk has its own limit
 _DIGEST_DIGITS = 64
 
 Progress = Callable[[int, int], None]
-"""Called with bytes here and bytes in all."""
+"""Called with the number of received bytes and of all bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DownloadedModel:
-    """A complete, verified file. blake3: the digest of the file that the coordinator keeps.
+    """A complete, verified file. blake3: the digest of the coordinator's file.
 
-    origin: where it comes from; empty where the coordinator did not say.
+    origin: the model's origin; empty if the coordinator did not send it.
     """
 
     path: Path
@@ -59,14 +59,14 @@ async def download_model(
     progress: Progress | None = None,
     describe: bool = False,
 ) -> DownloadedModel:
-    """Fetch the model of a run into `path`; `round_number` 0 stands for the last committed one.
+    """Fetch the model of a run into `path`; `round_number` 0 stands for the last committed round.
 
-    best: the run's best model instead, of which the origin then tells. describe: whether to write
-    where it comes from into the file; see `model_metadata`.
+    best: fetch the run's best model instead; the origin then describes it. describe: write the
+    origin into the file; see `model_metadata`.
 
-    A broken transfer is resumed until it breaks `ATTEMPTS` times in a row without progress; the
-    part stays, and the next call resumes from it. Raises ConfigurationError if `path` can't be
-    written, and what `OperatorClient` raises.
+    A broken transfer is resumed until it breaks `ATTEMPTS` times in a row without progress. The
+    received part is kept, and the next call resumes from it. Raises ConfigurationError if `path`
+    can't be written, and the errors of `OperatorClient`.
     """
     _check_target(path)
     if best and round_number:
@@ -92,7 +92,7 @@ async def download_model(
 
 
 def _stopped(error: PotluckError, path: Path, here: int) -> PotluckError:
-    """The error of a download that gives up, with what the next call resumes."""
+    """Return the error of a download that gives up, with the bytes that the next call resumes."""
     folder = path.absolute().parent
     return type(error)(
         f"{error.message}; {here} bytes are in {folder}, and the same command resumes there",
@@ -101,7 +101,7 @@ def _stopped(error: PotluckError, path: Path, here: int) -> PotluckError:
 
 
 def _bytes_here(path: Path) -> int:
-    """Bytes of the part that the next call resumes."""
+    """Return the size in bytes of the part that the next call resumes."""
     return next((held_bytes(part) for part in _partial_files(path).values()), 0)
 
 
@@ -169,7 +169,7 @@ async def _receive(
 
 
 def _take(receiver: FileReceiver, frame: transfer_pb2.ModelFrame) -> bool:
-    """Take a frame. Returns whether it ends the file."""
+    """Process a frame. Return True if the file is complete with it."""
     match frame.WhichOneof("part"):
         case "chunk":
             receiver.write(frame.chunk)
@@ -185,7 +185,7 @@ def _hidden(path: Path, blake3: str) -> Path:
 
 
 def _partial_files(path: Path) -> dict[str, Path]:
-    """Files that have arrived in part, by BLAKE3 digest, the latest first."""
+    """Return partially received files by BLAKE3 digest, the latest first."""
     start, end = f".{path.name}.", ".part"
     parts = [
         part

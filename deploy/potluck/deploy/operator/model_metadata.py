@@ -1,8 +1,8 @@
 """Metadata of model files: the run, the task, the round.
 
-They stand in the file's safetensors header under `__metadata__`, where programs that load the file
-leave them alone. The coordinator's own files have none: they are named by their digests, and equal
-models shall have equal names.
+They are in the file's safetensors header under `__metadata__`, which programs that load the file
+ignore. The coordinator's own files have no metadata: they are named by their digests, and equal
+models must have equal names.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _MOST_HEADER_BYTES = 100_000_000  # as the library behind the format has it
 
 
 def metadata_of(origin: operator_pb2.ModelOrigin, blake3: str) -> dict[str, str]:
-    """Keys and texts for a model file; tables of the run file are JSON.
+    """Return the metadata for a model file; tables of the run file are JSON texts.
 
-    blake3: the digest of the file without metadata, by which the coordinator knows the model.
+    blake3: the digest of the file without metadata, by which the coordinator identifies the model.
     """
     metadata = {
         "run": origin.run_id,
@@ -48,20 +48,21 @@ def metadata_of(origin: operator_pb2.ModelOrigin, blake3: str) -> dict[str, str]
     values = tomllib.loads(origin.run_file)
     metadata["seed"] = str(values.get("seed", 0))
     metadata |= {name: json.dumps(values[name], default=str) for name in _TABLES if name in values}
-    # Hugging Face's libraries read no file with metadata that does not say whose tensors they are.
+    # Hugging Face's libraries refuse a file whose metadata don't name the tensors' framework.
     return {"format": "pt", **{f"potluck.{name}": text for name, text in metadata.items()}}
 
 
 def kept_patterns(origin: operator_pb2.ModelOrigin) -> list[str]:
-    """Patterns of the tensors that clients keep, and that the run's models lack."""
+    """Return patterns of the tensors that clients keep; the run's models don't contain these."""
     table = tomllib.loads(origin.run_file).get("model", {})
     return [str(pattern) for pattern in table.get("keep", ())]
 
 
 def write_metadata(path: Path, metadata: Mapping[str, str]) -> int:
-    """Write metadata into the header of a safetensors file, leaving its tensors; its size then.
+    """Write metadata into the header of a safetensors file. Return the file's new size in bytes.
 
-    Raises LayoutError for another file, StorageError; the file has not changed then.
+    The tensors stay as they are. Raises LayoutError for any other kind of file, and StorageError;
+    the file is unchanged then.
     """
     new = path.with_name(f"{path.name}.new")
     try:

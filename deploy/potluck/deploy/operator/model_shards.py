@@ -18,7 +18,7 @@ _WHOLE = "whole.safetensors"
 
 
 def shard_bytes(text: str) -> int:
-    """Bytes of a size such as 5GB or 500MB. Raises ConfigurationError."""
+    """Return the bytes of a size such as 5GB or 500MB. Raises ConfigurationError."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kmg]?)b?", text.strip().lower())
     size = 0 if found is None else int(float(found[1]) * _UNITS[found[2]])
     if size < 1:
@@ -27,7 +27,10 @@ def shard_bytes(text: str) -> int:
 
 
 def whole_file(folder: Path) -> Path:
-    """Path of the model before it is split, in a folder that is made. Raises ConfigurationError."""
+    """Make the folder, and return the path in it for the model before it is split.
+
+    Raises ConfigurationError.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -40,8 +43,11 @@ def whole_file(folder: Path) -> Path:
 async def split(
     downloaded: DownloadedModel, metadata: Mapping[str, str], size: int
 ) -> DownloadedModel:
-    """Write shards of at most so many bytes beside a downloaded model, in place of it; they are
-    then in the folder that is named. Raises LayoutError, StorageError."""
+    """Replace a downloaded model by shards in the same folder.
+
+    size: maximum bytes per shard. Return a record whose path is the folder. Raises LayoutError,
+    StorageError.
+    """
     folder = downloaded.path.parent
 
     def work() -> int:

@@ -23,7 +23,7 @@ from potluck.server.selection import (
 
 @dataclass(frozen=True, kw_only=True)
 class OfflineRound:
-    """A round from 1, and the cohort as rows of the population."""
+    """A round's number, from 1, and its cohort as rows of the population."""
 
     round: int
     selection: Selection
@@ -32,7 +32,7 @@ class OfflineRound:
 def select_offline(
     selector: Selector, population: Population, *, rounds: int, count: int, seed: int
 ) -> Iterator[OfflineRound]:
-    """Rounds 1 to `rounds`, with every client available and every update included.
+    """Yield rounds 1 to `rounds`, with every client available and every update included.
 
     Raises ConfigurationError if no client has a profile the selector needs, or if the selector asks
     clients questions.
@@ -63,10 +63,10 @@ def select_offline(
 
 
 def _asks(selecting: Interview) -> str:
-    """The line for a selector that can't select offline because it asks clients."""
+    """Return the error text for a selector that can't select offline because it asks clients."""
     try:
         question = next(selecting)
-    except StopIteration:  # it has nothing to ask where nobody trains
+    except StopIteration:  # it has no question if no client trains
         return "this selector may ask clients before it chooses, which needs a federation"
     finally:
         selecting.close()
@@ -88,9 +88,10 @@ def _check_profiles(selector: Selector, population: Population) -> None:
 
 
 def parse_options(assignments: Sequence[str]) -> dict[str, Any]:
-    """Options from `key=value` texts; a value is TOML (`5`, `0.1`, `true`), or else plain text.
+    """Return options from `key=value` texts; a value is TOML (`5`, `0.1`, `true`), or plain text.
 
-    `on` and `off` mean true and false. Raises ConfigurationError for another form or a key twice.
+    `on` and `off` mean true and false. Raises ConfigurationError for any other form, or for a
+    repeated key.
     """
     options: dict[str, Any] = {}
     for assignment in assignments:

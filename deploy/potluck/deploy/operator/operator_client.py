@@ -28,18 +28,22 @@ CALL_SECONDS = 30.0
 """Deadline of a call with one answer."""
 
 START_SECONDS = 120.0
-"""Deadline of starting a run: its task is imported, with large libraries, and its model built."""
+"""Deadline of starting a run: the coordinator imports its task and large libraries, and builds its
+model."""
 
 STALL_SECONDS = 60.0
-"""A download that brings nothing for so long is broken."""
+"""Seconds without a byte after which a download counts as broken."""
 
 Request = TypeVar("Request")
 Answer = TypeVar("Answer", bound=Message)
 
 
 class OperatorClient:
-    """A connection to one coordinator. Every method raises PotluckError, UnreachableError when
-    the coordinator can't be reached or has gone away."""
+    """A connection to one coordinator.
+
+    Every method raises PotluckError; UnreachableError if the coordinator can't be reached or was
+    disconnected.
+    """
 
     def __init__(
         self,
@@ -60,13 +64,13 @@ class OperatorClient:
         return self._address
 
     async def start_run(self, run_file: str) -> str:
-        """Start a run from the text of a run file. Returns its id."""
+        """Start a run from the text of a run file. Return its id."""
         request = operator_pb2.StartRunRequest(run_file=run_file)
         call = self._stub.StartRun(request, timeout=START_SECONDS)
         return (await self._call(call, START_SECONDS)).run_id
 
     async def list_runs(self, *, most: int = 0) -> list[operator_pb2.RunStatus]:
-        """All runs, newest first; the newest `most` of them where it is not 0."""
+        """Return all runs, newest first; if `most` is not 0, at most that number of runs."""
         runs: list[operator_pb2.RunStatus] = []
         token = ""
         while True:
@@ -79,20 +83,20 @@ class OperatorClient:
                 return runs
 
     async def lost_runs(self) -> list[str]:
-        """A sentence for each run that the database has lost, with the remedy."""
+        """Return one sentence per run that the database has lost, with the remedy."""
         request = operator_pb2.ListRunsRequest(page_size=1)
         answer = await self._call(self._stub.ListRuns(request, timeout=CALL_SECONDS))
         return list(answer.lost)
 
     async def newest_run(self) -> operator_pb2.RunStatus | None:
-        """The run that was started last; None where there is none."""
-        # Two at least: a run that pre-trains for another is not shown.
+        """Return the run that was started last; None if there is no run."""
+        # Ask for two or more: a run that pre-trains for another is not shown.
         request = operator_pb2.ListRunsRequest(page_size=2)
         answer = await self._call(self._stub.ListRuns(request, timeout=CALL_SECONDS))
         return answer.runs[0] if answer.runs else None
 
     async def list_clients(self) -> list[operator_pb2.ClientStatus]:
-        """All clients the coordinator has met, sorted by id."""
+        """Return all clients that ever connected to the coordinator, sorted by id."""
         clients: list[operator_pb2.ClientStatus] = []
         token = ""
         while True:
@@ -104,75 +108,78 @@ class OperatorClient:
                 return sorted(clients, key=lambda client: client.client_id)
 
     async def describe_coordinator(self) -> operator_pb2.DescribeCoordinatorResponse:
-        """The coordinator's version, disk, attendance and runs."""
+        """Return the coordinator's version, disk, connected hosts and runs."""
         request = operator_pb2.DescribeCoordinatorRequest()
         return await self._call(self._stub.DescribeCoordinator(request, timeout=CALL_SECONDS))
 
     async def set_quarantine(self, client_id: str, reason: str | None) -> None:
-        """Forbid selecting a client, or allow it again where there is no reason."""
+        """Forbid the selection of a client; with reason None, allow it again."""
         request = operator_pb2.SetQuarantineRequest(
             client_id=client_id, quarantined=reason is not None, reason=reason or ""
         )
         await self._call(self._stub.SetQuarantine(request, timeout=CALL_SECONDS))
 
     async def install_revocations(self, revocation_list: bytes) -> tuple[int, int]:
-        """Send a revocation list. Returns how many it revokes, and how many are new."""
+        """Send a revocation list. Return the number of revoked certificates, and of new ones."""
         request = operator_pb2.InstallRevocationsRequest(revocation_list=revocation_list)
         call = self._stub.InstallRevocations(request, timeout=CALL_SECONDS)
         answer = await self._call(call)
         return answer.revoked, answer.new
 
     async def install_membership(self, document: bytes) -> operator_pb2.InstallMembershipResponse:
-        """Send a members.json. Returns what is in force then."""
+        """Send a members.json. Return the membership that is in force afterwards."""
         request = operator_pb2.InstallMembershipRequest(document=document)
         call = self._stub.InstallMembership(request, timeout=CALL_SECONDS)
         return await self._call(call)
 
     async def fetch_profiles(self, run_id: str) -> tuple[int, list[operator_pb2.ClientProfile]]:
-        """Classes of a run's task, and what its clients have disclosed, in roster order."""
+        """Return the number of classes of a run's task, and its clients' profiles.
+
+        Profiles contain what the clients disclosed, in roster order.
+        """
         call = self._stub.FetchProfiles(operator_pb2.FetchProfilesRequest(run_id=run_id))
         answers = await self._all(call, "profiles")
         classes = answers[0].classes if answers else 0
         return classes, [client for answer in answers for client in answer.clients]
 
     async def audit_labels(self, run_id: str) -> list[operator_pb2.LabelAudit]:
-        """The labels that a run's clients claim, compared with their updates."""
+        """Return the label counts that a run's clients claim, compared with their updates."""
         call = self._stub.AuditLabels(operator_pb2.AuditLabelsRequest(run_id=run_id))
         answers = await self._all(call, "audits")
         return [audit for answer in answers for audit in answer.audits]
 
     async def audit_disclosures(self, run_id: str) -> list[operator_pb2.AuditDisclosuresResponse]:
-        """The disclosures of a run's clients, in several parts."""
+        """Return the disclosures of a run's clients, in several parts."""
         request = operator_pb2.AuditDisclosuresRequest(run_id=run_id)
         return list(await self._all(self._stub.AuditDisclosures(request), "disclosures"))
 
     async def stop_run(self, run_id: str) -> operator_pb2.RunStatus:
-        """Stop a run. Returns its status."""
+        """Stop a run. Return its status."""
         request = operator_pb2.StopRunRequest(run_id=run_id)
         return (await self._call(self._stub.StopRun(request, timeout=CALL_SECONDS))).status
 
     async def resume_run(self, run_id: str) -> operator_pb2.RunStatus:
-        """Resume a stopped or failed run. Returns its status."""
+        """Resume a stopped or failed run. Return its status."""
         request = operator_pb2.ResumeRunRequest(run_id=run_id)
         return (await self._call(self._stub.ResumeRun(request, timeout=CALL_SECONDS))).status
 
     async def delete_run(self, run_id: str) -> operator_pb2.RunStatus:
-        """Delete a run that is over. Returns the status it had."""
+        """Delete a run that has ended. Return its last status."""
         request = operator_pb2.DeleteRunRequest(run_id=run_id)
         return (await self._call(self._stub.DeleteRun(request, timeout=CALL_SECONDS))).status
 
     async def fetch_run_file(self, run_id: str) -> str:
-        """The text of the run file that a run was started with."""
+        """Return the text of the run file with which a run was started."""
         request = operator_pb2.FetchRunFileRequest(run_id=run_id)
         return (await self._call(self._stub.FetchRunFile(request, timeout=CALL_SECONDS))).run_file
 
     async def watch_run(
         self, run_id: str, *, after_round: int = 0, newest_rounds: int = 0
     ) -> AsyncGenerator[operator_pb2.WatchRunResponse]:
-        """The events of a run: its committed rounds first, then news until it ends.
+        """Yield the events of a run: its committed rounds first, then new events until it ends.
 
-        Of those rounds only the ones after `after_round`, and of these the newest so many where
-        `newest_rounds` is not 0.
+        after_round: skip committed rounds up to this one. newest_rounds: maximum number of
+        committed rounds, the newest ones; 0 for all.
         """
         request = operator_pb2.WatchRunRequest(
             run_id=run_id, after_round=after_round, newest_rounds=newest_rounds
@@ -187,21 +194,21 @@ class OperatorClient:
             call.cancel()
 
     async def find_run(self, run_id: str) -> operator_pb2.RunStatus:
-        """Status of a run; `run_id` is an id, a beginning of one, or a name, as everywhere."""
+        """Return the status of a run. run_id: its id, a beginning of its id, or its name."""
         async with aclosing(self.watch_run(run_id)) as events:
             async for event in events:
-                return event.status  # which comes first
+                return event.status  # the first event is the status
         raise ProtocolError(f"the coordinator at {self._address} said nothing of run {run_id}")
 
     async def fetch_model(
         self, run_id: str, *, round_number: int, blake3: str, offset: int, best: bool = False
     ) -> AsyncGenerator[operator_pb2.OperatorServiceFetchModelResponse]:
-        """A run's model in frames, the first with where it comes from.
+        """Yield a run's model in frames; the first frame has the model's origin.
 
-        `round_number` 0 stands for the last committed round; `best` asks for the run's best model
-        instead, which a coordinator of an older release does not know. `offset` bytes of the file
-        with digest `blake3` are here already. The stream's header says what file comes and from
-        where.
+        round_number: 0 stands for the last committed round. best: the run's best model instead;
+        a coordinator of an older release does not know this option. blake3, offset: digest of a
+        partially received file, and the number of bytes already received. The stream's header
+        names the file that follows, and the offset from which it is sent.
         """
         request = operator_pb2.OperatorServiceFetchModelRequest(
             run_id=run_id, round=round_number, blake3=blake3, offset=offset, best=best
@@ -274,14 +281,14 @@ class OperatorClient:
 
 
 def _plain(answer: Answer) -> Answer:
-    """Make an answer's texts plain, since they end on the operator's terminal."""
+    """Remove control characters from an answer's texts: the operator's terminal shows them."""
     make_plain(answer)
     return answer
 
 
 @asynccontextmanager
 async def connect(config: OperatorConfig) -> AsyncIterator[OperatorClient]:
-    """A client of the coordinator that `config` names; connects when first used."""
+    """Make a client of the coordinator that `config` names; it connects at its first use."""
     async with channel(
         config.coordinator, config.tls, server_name=config.server_name
     ) as connection:

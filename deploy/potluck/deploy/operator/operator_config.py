@@ -1,4 +1,4 @@
-"""The coordinator of the `potluck` command, from flags, environment or operator.toml."""
+"""The coordinator that `potluck` connects to, from flags, environment or operator.toml."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class OperatorConfig(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorFlags:
-    """Flags of the command line; None for those not given."""
+    """Flags of the command line; None for a flag that is not set."""
 
     coordinator: str | None = None
     server_name: str | None = None
@@ -59,7 +59,7 @@ class OperatorFlags:
 
 
 def default_files() -> list[Path]:
-    """Places where operator.toml is looked for, in this order."""
+    """Return the paths where operator.toml is searched, in this order."""
     base = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     return [Path(FILE_NAME), base / "potluck" / FILE_NAME]
 
@@ -67,10 +67,10 @@ def default_files() -> list[Path]:
 def load_operator_config(
     flags: OperatorFlags, candidates: Sequence[Path] | None = None
 ) -> OperatorConfig:
-    """The configuration from flags, the environment (POTLUCK_*) and a file, in this order.
+    """Load the configuration from flags, the environment (POTLUCK_*) and a file, in this order.
 
-    `candidates` are the files to look for when no flag or variable names one; the first that
-    exists is read, and none need exist. Raises ConfigurationError.
+    candidates: files to search if no flag or variable names a file. The first that exists is read;
+    none has to exist. Raises ConfigurationError.
     """
     values = _from_environment_and_flags(flags)
     path = flags.config or _environment_path("config")
@@ -118,5 +118,5 @@ def _without_file(values: dict[str, Any], looked_for: Sequence[Path]) -> Operato
 
 
 def example_operator_config() -> str:
-    """The annotated example that `potluck config operator` prints."""
+    """Return the annotated example that `potluck config operator` prints."""
     return annotated_example(OperatorConfig, _EXAMPLES)

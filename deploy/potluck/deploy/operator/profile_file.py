@@ -4,7 +4,7 @@
       {"id": "a", "samples": 40, "label_counts": [10, 0, 30], "triplet": [0.3, 0.1, 0.5],
        "interaction_matrix": [[5, 5], [0, 0], [20, 10]]}]}
 
-Of a client only `id` is required; `classes` may be left out where a client's counts show it.
+A client needs only an `id`. `classes` may be omitted if a client's counts show it.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ _ADAPTER = TypeAdapter(_File)
 
 
 def read_profile_file(path: Path) -> Population:
-    """The clients of a profile file, in its order.
+    """Return the clients of a profile file, in the file's order.
 
-    A column is None where no client has that field. Raises ConfigurationError naming the file, the
-    client and the field for anything that is not as it should be.
+    A column is None if no client has that field. Raises ConfigurationError, with the names of the
+    file, the client and the field, if a value is invalid.
     """
     try:
         content = path.read_bytes()

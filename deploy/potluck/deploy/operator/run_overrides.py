@@ -12,10 +12,10 @@ from potluck.common.errors import ConfigurationError
 
 
 def override(text: str, assignments: Sequence[str], *, source: str) -> str:
-    """The TOML `text` with each `KEY=VALUE` set; comments stay.
+    """Return the TOML `text` with each `KEY=VALUE` set; comments are kept.
 
     KEY may be dotted (`training.epochs`); VALUE is TOML (`3`, `true`, `["a", "b"]`), or else a
-    plain text. `source` names the file in errors. Raises ConfigurationError.
+    plain text. source: the file's name in errors. Raises ConfigurationError.
     """
     if not assignments:
         return text
@@ -39,7 +39,7 @@ def _set(table: MutableMapping[str, Any], parts: list[str], value: Any, assignme
         if part not in table:
             table[part] = tomlkit.table()
         inner = table[part]
-        if isinstance(inner, list) and len(inner) == 1:  # [[objective]] with one of them
+        if isinstance(inner, list) and len(inner) == 1:  # [[objective]] with a single table
             inner = inner[0]
         if not isinstance(inner, MutableMapping):
             known = ".".join(parts[:depth])

@@ -1,7 +1,7 @@
-"""A watcher's view of a run: the events of `WatchRun`, folded into one value.
+"""A watcher's view of a run: the events of `WatchRun`, combined into one value.
 
-Events repeat after a reconnect, so folding is idempotent. A run may have tens of thousands of
-rounds: the views of one run share them, and a later view never has fewer.
+Events repeat after a reconnect, so combining them is idempotent. A run may have tens of thousands
+of rounds. The views of one run share them, and a later view never has fewer.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ ENDED = frozenset(
 _SHORT = timedelta(minutes=2)
 _AWAY_NAMED = 5
 _SHOWN = ("loss", "accuracy", "worst_group_accuracy")
-"""The measures of classification that people are shown, in this order."""
+"""Metrics of classification that are shown to people, in this order."""
 _FIRST = "accuracy"
 _TRAINED = frozenset({"uploading", INCLUDED})
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunView:
-    """A run as seen so far.
+    """The state of a run after the events received so far.
 
-    status: None before the first event. committed: rounds by number. progress: the round under
-    way, None between rounds. notices: in the order they came.
+    status: None before the first event. committed: rounds by number. progress: the current round;
+    None between rounds. notices: in the order received.
     """
 
     status: operator_pb2.RunStatus | None = None
@@ -49,7 +49,7 @@ class RunView:
 
     @property
     def ended(self) -> bool:
-        """True once nothing more will happen in the run."""
+        """True once the run has ended."""
         return self.status is not None and self.status.state in ENDED
 
     @property
@@ -59,7 +59,7 @@ class RunView:
 
 
 def observe(view: RunView, event: operator_pb2.WatchRunResponse) -> RunView:
-    """The view after one more event."""
+    """Return the view after one more event."""
     match event.WhichOneof("event"):
         case "status":
             seen = replace(view, status=event.status)
@@ -77,7 +77,7 @@ def observe(view: RunView, event: operator_pb2.WatchRunResponse) -> RunView:
 
 
 def is_news(view: RunView, event: operator_pb2.WatchRunResponse) -> bool:
-    """Return whether an event adds to `view`."""
+    """Return True if an event would change `view`."""
     match event.WhichOneof("event"):
         case "status":
             return event.status != view.status or (view.ended and view.progress is not None)
@@ -99,13 +99,13 @@ def _is_over(
 
 
 def lacks_clients(status: operator_pb2.RunStatus) -> bool:
-    """Return whether a run waits for more clients or hosts than attend."""
+    """Return True if a run waits for more clients or hosts than are connected."""
     waiting = status.waiting
     return waiting.clients < waiting.clients_needed or waiting.hosts < waiting.hosts_needed
 
 
 def waiting_text(waiting: operator_pb2.Waiting, now: datetime) -> str:
-    """The reason for which a run waits, and until when by this machine's clock."""
+    """Return the reason why a run waits, and until when by this machine's clock."""
     text = waiting.what
     if waiting.HasField("until"):
         until = waiting.until.ToDatetime(tzinfo=UTC)
@@ -119,19 +119,21 @@ def waiting_text(waiting: operator_pb2.Waiting, now: datetime) -> str:
 
 
 def run_state_name(state: RunState.ValueType) -> str:
-    """A run's state in one lower-case word."""
+    """Return a run's state as one lower-case word."""
     return RunState.Name(state).removeprefix("RUN_STATE_").lower()
 
 
 def best_coverage(best: operator_pb2.BestModel) -> Coverage | None:
-    """The clients and samples behind a best model's value; None if they are unknown."""
+    """Return the clients and samples behind a best model's value; None if they are unknown."""
     return coverage_of(best.coverage) if best.HasField("coverage") else None
 
 
 def shown_measures(status: operator_pb2.RunStatus | None) -> dict[str, Measure]:
-    """The measures of a run that people are shown, the most important first; behind them those of
-    its trainings, and at the end those of models that clients make of the run's, which few runs
-    have."""
+    """Return the metrics of a run that are shown to people, the most important first.
+
+    The metrics of trainings follow. Metrics of models that clients derive from the run's model are
+    last; few runs have these.
+    """
     shown = {name: CLASSIFICATION[name] for name in _SHOWN}
     shown[f"{TRAINING}loss"] = Measure(label="training loss")  # where there may be no other
     if status is not None and status.measures:
@@ -148,8 +150,11 @@ def shown_measures(status: operator_pb2.RunStatus | None) -> dict[str, Measure]:
 
 
 def spread_measures(status: operator_pb2.RunStatus | None) -> dict[str, str]:
-    """The measures whose spread over clients people are shown, by name: a label for the mean of the
-    worst tenth. They are the most important measure, of each model that clients may measure."""
+    """Return the metrics whose spread over clients is shown, by name.
+
+    Values are labels for the mean of the worst tenth. For each model that clients may measure, this
+    is the most important metric.
+    """
     first = next(iter(shown_measures(status))) if status and status.measures else _FIRST
     return {
         f"{model}{first}": f"{model.rstrip('_')} worst tenth".strip() for model in MeasuredModel
@@ -157,8 +162,10 @@ def spread_measures(status: operator_pb2.RunStatus | None) -> dict[str, str]:
 
 
 def state_counts(progress: operator_pb2.RoundProgress) -> list[tuple[str, int, bool]]:
-    """The states of a round's members, how many are in each, and whether they are in trouble, which
-    come last."""
+    """Return the states of a round's members: name, number of members, and if it means trouble.
+
+    States that mean trouble are last.
+    """
     counts = Counter(member.state for member in progress.members)
     found = [(member_state_name(state), counts[state]) for state in sorted(counts)]
     marked = [(name, members, name in TROUBLED) for name, members in found]
@@ -166,7 +173,7 @@ def state_counts(progress: operator_pb2.RoundProgress) -> list[tuple[str, int, b
 
 
 def fraction_done(progress: operator_pb2.RoundProgress) -> float:
-    """Share of a round's training that is done, in [0, 1]; a lost client counts as done."""
+    """Return the finished share of a round's training, in [0, 1]; a lost client counts as done."""
     if not progress.members:
         return 0.0
     done = [

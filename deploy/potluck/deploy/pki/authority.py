@@ -1,6 +1,6 @@
 """The federation's TLS authority, and the certificates it issues, as files in a folder.
 
-P-256 keys and SHA-256 signatures throughout: grpcio's handshake refuses Ed25519 certificates.
+All keys are P-256 and all signatures SHA-256: grpcio's handshake refuses Ed25519 certificates.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from potluck.deploy.pki.revocation_list import sign_revocations
 
 AUTHORITY = "authority"
 REGISTER = "issued"
-"""The folder, beside the authority, with every certificate it issued, by serial number."""
+"""Folder next to the authority, with every certificate that it issued, by serial number."""
 
 REVOKED = "revoked.pem"
-"""The revocation list, beside the authority; empty at first."""
+"""Revocation list next to the authority; empty at first."""
 
 AUTHORITY_DAYS = 3650
 LEAF_DAYS = 365
 BACKDATED = timedelta(minutes=10)
-"""Certificates begin this long before they are made: machines' clocks differ."""
+"""Time by which a certificate's validity begins before its issue, because clocks differ."""
 
 _HOST_LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 
@@ -78,8 +78,8 @@ def create_authority(
 ) -> IssuedFiles:
     """Make a TLS authority in `folder`: authority.pem, authority.key and an empty revoked.pem.
 
-    Raises ConfigurationError for a bad name or period, or when there is one already and `force` is
-    not set (every certificate it issued would stop working); StorageError when the disk refuses.
+    Raises ConfigurationError for a bad name or period, or if an authority exists and `force` is not
+    set: every certificate it issued would stop working. Raises StorageError if writing fails.
     """
     check_federation_name(federation)
     files = _files(folder, AUTHORITY)
@@ -108,7 +108,7 @@ def create_authority(
 
 
 def check_federation_name(name: str) -> None:
-    """Raise ConfigurationError for a name that no federation may have."""
+    """Raise ConfigurationError if a federation can't have this name."""
     if not is_name(name):
         raise ConfigurationError(
             f"federation name {name[:80]!r} is not allowed: use lower-case letters, digits, "
@@ -129,11 +129,11 @@ def issue(
 ) -> IssuedFiles:
     """Issue a certificate from the authority in `folder`: NAME.pem and NAME.key beside it.
 
-    `clients` are the claims of a host or a relay (`client-0:5`, `hospital-a`); `hosts` the DNS
-    names and IP addresses at which hosts will dial the coordinator or the relay. It ends with the
-    authority at the latest.
-    Raises ConfigurationError or IdentityError for what is wrong with the request or with the
-    authority, and when the files exist and `force` is not set; StorageError when the disk refuses.
+    clients: claims of a host or a relay (`client-0:5`, `hospital-a`). hosts: DNS names and IP
+    addresses at which hosts will dial the coordinator or the relay. The certificate's validity
+    never ends after the authority's.
+    Raises ConfigurationError or IdentityError if the request or the authority is invalid, or if the
+    files exist and `force` is not set. Raises StorageError if writing fails.
     """
     authority = load_authority(folder)
     identity = Identity(
@@ -149,7 +149,7 @@ def issue(
 
 
 def load_authority(folder: Path) -> Authority:
-    """The authority in a folder, with its key. Raises ConfigurationError, IdentityError."""
+    """Load the authority in a folder, with its key. Raises ConfigurationError, IdentityError."""
     files = _files(folder, AUTHORITY)
     check_authority(folder)
     certificate = read_certificate(files.certificate)
@@ -191,10 +191,10 @@ def certify(
     days: int = LEAF_DAYS,
     now: datetime | None = None,
 ) -> x509.Certificate:
-    """A certificate for a key, entered into the authority's register; see `check_request`.
+    """Sign a certificate for a key and enter it into the register; see `check_request`.
 
     Raises ConfigurationError for a bad period or host, or for an expired authority; StorageError
-    when the disk refuses.
+    if writing fails.
     """
     begin, end = _period(days, now)
     end = min(end, authority.certificate.not_valid_after_utc)
@@ -247,7 +247,7 @@ def _enter(folder: Path, certificate: x509.Certificate) -> None:
 
 
 def check_request(identity: Identity, hosts: Sequence[str]) -> None:
-    """Raise ConfigurationError for what no certificate is issued for."""
+    """Raise ConfigurationError if no certificate can be issued for this identity and its hosts."""
     role, name = identity.role, identity.name
     if f"{name}.pem" in (f"{AUTHORITY}.pem", REVOKED):
         raise ConfigurationError(f"the name {name!r} is the authority's own; choose another")

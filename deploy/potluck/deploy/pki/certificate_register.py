@@ -38,15 +38,15 @@ from potluck.deploy.pki.certificates import CertificateSummary, inspect, read_ce
 from potluck.deploy.pki.revocation_list import sign_revocations
 
 SOON = timedelta(days=30)
-"""A certificate that ends within this should be renewed."""
+"""Remaining validity below which a certificate should be renewed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Grant:
-    """The identity and key granted to a signing request, read from its file once.
+    """Identity and key granted to a signing request. The request's file is read only once.
 
-    identity: name, role and clients that the certificate will state. public_key: the key that it
-    certifies.
+    identity: name, role and clients that the certificate will contain. public_key: the key that it
+    will certify.
     """
 
     identity: Identity
@@ -73,10 +73,10 @@ class Issued:
 
 
 def issued(folder: Path) -> list[Issued]:
-    """All certificates of an authority, oldest first.
+    """Return all certificates of an authority, oldest first.
 
-    Those beside the register count as well: they may be older than it. Raises ConfigurationError
-    or IdentityError for a folder without an authority, or a damaged file.
+    Certificates next to the register are included: they may be older than the register. Raises
+    ConfigurationError or IdentityError for a folder without an authority, or a damaged file.
     """
     revoked = _revocations(folder).revoked
     found: dict[str, Issued] = {}
@@ -94,17 +94,18 @@ def issued(folder: Path) -> list[Issued]:
 
 
 def _age(one: Issued) -> tuple[datetime, int]:
-    """Certificates know whole seconds only; of two in one second the file tells which came last.
+    """Return a sort key for the time of issue.
 
-    A file's time may be as coarse; then the one beside the register, which is in use, came last.
+    Certificates store whole seconds only. For two of the same second, the files' times decide.
+    These may be as coarse; then the certificate next to the register, which is in use, is newer.
     """
     return one.summary.not_before, one.summary.path.stat().st_mtime_ns
 
 
 def find(folder: Path, name_or_serial: str) -> list[Issued]:
-    """The certificates of a party, or the one with a serial number (hexadecimal).
+    """Return the certificates of a party, or the one with a serial number (hexadecimal).
 
-    Raises ConfigurationError where there is none.
+    Raises ConfigurationError if there is none.
     """
     everything = issued(folder)
     found = [one for one in everything if one.identity.name == name_or_serial]
@@ -126,10 +127,11 @@ def renew(
     new_key: bool = False,
     now: datetime | None = None,
 ) -> tuple[Path, Issued]:
-    """Issue a party's newest certificate again; the file written and the certificate replaced.
+    """Issue a party's newest certificate again. Return the new file and the replaced certificate.
 
-    It keeps identity, addresses and, without `new_key`, the key: then only NAME.pem changes, and
-    works for keys that were made elsewhere. Raises ConfigurationError where it was revoked.
+    The new certificate has the same identity and addresses. Without `new_key` it also has the same
+    key: then only NAME.pem changes, and the key may have been made on another machine. Raises
+    ConfigurationError if the certificate was revoked.
     """
     authority = load_authority(folder)
     old = find(folder, name)[-1]
@@ -183,7 +185,7 @@ def grant(
 
 
 def _granted_before(folder: Path, asked: Identity) -> tuple[ClientClaim, ...]:
-    """The claims of a party's newest certificate; none if it was revoked."""
+    """Return the claims of a party's newest certificate; none if it was revoked."""
     for newest in [one for one in issued(folder) if one.identity.name == asked.name][-1:]:
         if newest.identity.role is asked.role and newest.revoked is None:
             return newest.identity.claims
@@ -201,8 +203,8 @@ def sign(
 ) -> Path:
     """Write the certificate of a grant, NAME.pem beside the authority, and return its path.
 
-    The request's file is not read again, so a file that is exchanged after `grant` changes
-    nothing. Raises ConfigurationError if NAME.pem exists and `force` is not set.
+    The request's file is not read again, so replacing it after `grant` has no effect. Raises
+    ConfigurationError if NAME.pem exists and `force` is not set.
     """
     authority = load_authority(folder)
     identity = granted.identity
@@ -218,9 +220,10 @@ def sign(
 def revoke(
     folder: Path, name_or_serial: str, *, superseded: bool = False, now: datetime | None = None
 ) -> list[Issued]:
-    """Revoke a party's certificates, or one by its serial number; those newly revoked.
+    """Revoke a party's certificates, or one by its serial number. Return the newly revoked ones.
 
-    `superseded`: spare the newest. Writes FOLDER/revoked.pem. Raises ConfigurationError.
+    superseded: keep the newest certificate valid. Writes FOLDER/revoked.pem. Raises
+    ConfigurationError.
     """
     authority = load_authority(folder)
     chosen = find(folder, name_or_serial)
@@ -246,9 +249,9 @@ def _revocations(folder: Path) -> RevocationList:
 
 
 def expires_in(folder: Path, now: datetime) -> dict[str, timedelta]:
-    """Time left to each party's newest certificate, by name; negative once it has expired.
+    """Return the remaining validity of each party's newest certificate; negative if it expired.
 
-    Revoked ones are left out. Raises what `issued` raises.
+    Keys are the parties' names. Revoked certificates are excluded. Raises the errors of `issued`.
     """
     newest = {one.identity.name: one for one in issued(folder) if one.revoked is None}
     return {name: one.summary.not_after - now for name, one in sorted(newest.items())}

@@ -30,7 +30,7 @@ class CertificateSummary:
 
 
 def inspect(path: Path) -> CertificateSummary:
-    """Read the certificate at `path`. Raises ConfigurationError or IdentityError if not ours."""
+    """Read the certificate at `path`. Raises ConfigurationError; IdentityError if not Potluck's."""
     certificate = read_certificate(path)
     authority = is_authority(certificate)
     identity = None if authority else identity_from_certificate(certificate)
@@ -52,7 +52,7 @@ def inspect(path: Path) -> CertificateSummary:
 
 
 def read_certificate(path: Path) -> x509.Certificate:
-    """The first certificate in a file. Raises ConfigurationError."""
+    """Return the first certificate in a file. Raises ConfigurationError."""
     try:
         return parse_certificates(path.read_bytes())[0]
     except OSError as error:
@@ -64,7 +64,7 @@ def read_certificate(path: Path) -> x509.Certificate:
 
 
 def is_authority(certificate: x509.Certificate) -> bool:
-    """Return whether a certificate may issue others."""
+    """Return True if a certificate may issue others."""
     try:
         return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     except x509.ExtensionNotFound:
@@ -72,7 +72,7 @@ def is_authority(certificate: x509.Certificate) -> bool:
 
 
 def federation_of(path: Path, certificate: x509.Certificate) -> str:
-    """The federation of an authority. Raises IdentityError if it is no federation's."""
+    """Return an authority's federation. Raises IdentityError if it is not a federation's."""
     found = certificate.subject.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)
     name = str(found[0].value) if len(found) == 1 else ""
     if not is_name(name):

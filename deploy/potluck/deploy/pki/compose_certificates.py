@@ -1,7 +1,8 @@
-"""The certificates of the federation in `docker-compose.yml`: `python -m` this, in a one-shot.
+"""Makes the certificates of the federation in `docker-compose.yml`.
 
-Each party's go into a volume of its own: nobody sees another's key, and only the one-shot ever
-sees the authority's. What is there stays; what is missing is made.
+A one-shot container runs it with `python -m`. Each party's certificates go into its own volume, so
+no party can read another's key, and only the one-shot can read the authority's key. Existing
+certificates stay; missing ones are made.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ COORDINATOR_NAMES = ("coordinator", "localhost", "127.0.0.1")
 
 
 def make_certificates(folder: Path) -> list[str]:
-    """Make what is missing in the party's folders of `folder`; the parties that got some.
+    """Make the missing certificates in the parties' folders below `folder`.
 
-    Raises as `pki.issue` does.
+    Return the parties that received new ones. Raises the errors of `pki.issue`.
     """
     authority = folder / "authority"
     if not (authority / "authority.key").exists():
@@ -53,7 +54,7 @@ def _hand_over(authority: Path, volume: Path, role: Role) -> None:
     for name, source in (
         ("authority.pem", issued.authority),
         ("certificate.pem", issued.certificate),
-        ("key.pem", issued.key),  # last: where it is, all is
+        ("key.pem", issued.key),  # the last one: if it exists, all files exist
     ):
         target = volume / name
         target.touch(mode=0o600)
@@ -62,7 +63,7 @@ def _hand_over(authority: Path, volume: Path, role: Role) -> None:
 
 
 def _make_password(path: Path) -> None:
-    """Grafana's, which runs as another user and reads nothing but this."""
+    """Make Grafana's password, readable by all: Grafana runs as another user, and reads no key."""
     if not path.exists():
         path.write_text(secrets.token_urlsafe(24))
         path.chmod(0o444)
@@ -70,7 +71,7 @@ def _make_password(path: Path) -> None:
 
 
 def main() -> None:
-    """Say what was made."""
+    """Make missing certificates in /pki and print whose were made."""
     for party in make_certificates(Path("/pki")):
         print(f"made the certificate of {party}", flush=True)  # noqa: T201  # its only output
 

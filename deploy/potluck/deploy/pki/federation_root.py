@@ -1,10 +1,10 @@
-"""The federation root: the Ed25519 key that signs who the members of a federation are.
+"""The federation root: the Ed25519 key that signs the list of a federation's members.
 
-root.key                 the root; stays with the operator, away from the coordinator
-root.pub                 its public half; for the coordinator and the hosts
-members.json             the members, signed; each change makes the next epoch of it
-members/CLIENT.key       a member's own key; for the host that holds the client alone
-members/next/CLIENT.key  the key that is to replace it; for that host, before the switch to it
+root.key                 the root's private key; the operator keeps it away from the coordinator
+root.pub                 its public key; for the coordinator and the hosts
+members.json             the members, signed; each change makes its next epoch
+members/CLIENT.key       a member's own key; only for the host that holds the client
+members/next/CLIENT.key  the key that will replace it; for that host, before the switch to it
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ MEMBER_DAYS = 365
 
 @dataclass(frozen=True, kw_only=True)
 class Enrolled:
-    """Clients with new records. epoch: of the document that has them. keys: their key files."""
+    """Clients with new records. epoch: of the document with these. keys: the clients' key files."""
 
     epoch: int
     keys: tuple[Path, ...]
 
 
 def create_root(folder: Path, federation: str, *, force: bool = False) -> list[Path]:
-    """Make a federation root in `folder`; the files it wrote.
+    """Make a federation root in `folder`. Return the written files.
 
-    Raises ConfigurationError for a bad name, or where there is a root and `force` is not set: its
-    members would stop counting.
+    Raises ConfigurationError for a bad name, or if a root exists and `force` is not set: its
+    members would become invalid.
     """
     check_federation_name(federation)
     secret, public, members = _paths(folder)
@@ -76,10 +76,10 @@ def add_members(
     days: int = MEMBER_DAYS,
     now: datetime | None = None,
 ) -> Enrolled:
-    """Give each client a record in the next epoch; make its key where there is none.
+    """Give each client a record in the next epoch, and make its key if it has none.
 
     A client that has a record gets a new one. Raises ConfigurationError for bad names or files, for
-    too many days, and for a key that was revoked.
+    too many days, and for a revoked key.
     """
     if not is_name(host):
         raise ConfigurationError(f"{host[:80]!r} is no host name; use that of its certificate")
@@ -107,8 +107,10 @@ def renew_members(
     days: int = MEMBER_DAYS,
     now: datetime | None = None,
 ) -> tuple[MembershipDocument, list[str]]:
-    """Give members new records with the keys that they have: these, or all whose end within
-    `soon`. The document in force then, and the clients. Raises ConfigurationError.
+    """Give members new records with their current keys.
+
+    Members are the named clients, or all whose records end within `soon`. Return the document in
+    force afterwards, and the clients. Raises ConfigurationError.
     """
     at = now or datetime.now(UTC)
     document = read_membership(_paths(folder)[2])
@@ -129,8 +131,10 @@ def renew_members(
 
 
 def make_next_keys(folder: Path, clients: Sequence[str]) -> list[Path]:
-    """Make the key that is to replace each member's; it counts once `use_next_keys` has been
-    called. One that is there already stays. The key files. Raises ConfigurationError."""
+    """Make the next key of each member. It becomes valid when `use_next_keys` is called.
+
+    An existing next key stays. Return the key files. Raises ConfigurationError.
+    """
     names = expand_clients(clients)
     _require_members(read_membership(_paths(folder)[2]), names, folder)
     files = [_next_path(folder, client) for client in names]
@@ -143,9 +147,9 @@ def make_next_keys(folder: Path, clients: Sequence[str]) -> list[Path]:
 def use_next_keys(
     folder: Path, clients: Sequence[str], *, days: int = MEMBER_DAYS, now: datetime | None = None
 ) -> Enrolled:
-    """Give members records with their next keys, which replace the ones they had.
+    """Give members records with their next keys, which replace their current keys.
 
-    Raises ConfigurationError where a client has no next key, or no record.
+    Raises ConfigurationError if a client has no next key, or no record.
     """
     names = expand_clients(clients)
     known = {each.client: each for each in read_membership(_paths(folder)[2]).members}
@@ -169,10 +173,10 @@ def use_next_keys(
 
 
 def revoke_members(folder: Path, clients: Sequence[str]) -> MembershipDocument:
-    """Revoke members' keys, and take their records away, from the next epoch on.
+    """Revoke members' keys and remove their records, from the next epoch on.
 
-    Their key files here go too, so that a client that comes back gets a new key. Raises
-    ConfigurationError for clients that are no members.
+    The members' key files are deleted as well, so that a client that is added again gets a new key.
+    Raises ConfigurationError for clients that are not members.
     """
     secret, _, path = _paths(folder)
     document, names = _current(folder), set(expand_clients(clients))
@@ -198,7 +202,7 @@ def revoke_members(folder: Path, clients: Sequence[str]) -> MembershipDocument:
 def _next_epoch(
     folder: Path, records: dict[str, Callable[[str, MembershipDocument], MemberRecord]]
 ) -> MembershipDocument:
-    """Write the document with some records added or replaced."""
+    """Write the document's next epoch, with some records added or replaced. Return it."""
     secret, _, path = _paths(folder)
     document = _current(folder)
     made = {each.client: each for each in document.members}
@@ -224,7 +228,10 @@ def _write(path: Path, root: Ed25519PrivateKey, document: MembershipDocument) ->
 
 
 def _current(folder: Path) -> MembershipDocument:
-    """The document so far; that it is the root's own is checked, lest a foreign one is signed."""
+    """Return the current document, after a check that this root signed it.
+
+    So the root never signs a successor of another root's document.
+    """
     _, public, path = _paths(folder)
     document = read_membership(path)
     load_members(path, public, federation=document.federation)

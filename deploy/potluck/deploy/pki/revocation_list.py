@@ -1,4 +1,4 @@
-"""The authority's revocation list, made and signed; `potluck.common.net.revocation` reads it."""
+"""Makes and signs the authority's revocation list; `potluck.common.net.revocation` reads it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
 _FOR_EVER = timedelta(days=36_500)
-"""A list counts until a newer one comes."""
+"""Validity of a list: it is in force until a newer one replaces it."""
 
 
 def sign_revocations(
@@ -22,7 +22,7 @@ def sign_revocations(
     number: int,
     now: datetime,
 ) -> bytes:
-    """A list in PEM form. revoked: serial numbers, and since when they don't count."""
+    """Return a signed list in PEM form. revoked: serial numbers with their times of revocation."""
     identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key())
     builder = (
         x509.CertificateRevocationListBuilder()
