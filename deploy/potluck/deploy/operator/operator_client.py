@@ -281,7 +281,7 @@ class OperatorClient:
 
 
 def _plain(answer: Answer) -> Answer:
-    """Remove control characters from an answer's texts: the operator's terminal shows them."""
+    """Escape unprintable characters in an answer's texts, which the operator's terminal shows."""
     make_plain(answer)
     return answer
 

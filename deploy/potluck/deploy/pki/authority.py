@@ -225,7 +225,7 @@ def _leaf_builder(
         ]
     )
     usages = [ExtendedKeyUsageOID.SERVER_AUTH] if identity.role in DIALLED else []
-    if identity.role is not Role.COORDINATOR:  # which never dials
+    if identity.role is not Role.COORDINATOR:  # the coordinator never dials
         usages.append(ExtendedKeyUsageOID.CLIENT_AUTH)
     names = [x509.UniformResourceIdentifier(identity.uri()), *map(_general_name, hosts)]
     return (

@@ -58,7 +58,7 @@ def claim_of_masks(run_file: str) -> str:
 
 
 def profile_values(each: operator_pb2.AuditedProfile) -> dict[str, Any]:
-    """A profile's disclosure as plain values."""
+    """Return a profile's disclosure as plain values."""
     return {
         "client": each.client_id,
         "signal": each.signal,
@@ -69,7 +69,7 @@ def profile_values(each: operator_pb2.AuditedProfile) -> dict[str, Any]:
 
 
 def holds_against(*, independent: bool) -> str:
-    """From whom a sum hides its summands."""
+    """Return the text that names from whom a secure sum hides the clients' values."""
     if independent:
         return "a coordinator that lies, as long as no more hosts than assumed collude with it"
     return (

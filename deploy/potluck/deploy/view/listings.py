@@ -19,7 +19,7 @@ from potluck.deploy.view.readable import (
 from potluck.rpc.v1 import operator_pb2
 
 _NARROW = 110
-"""Columns of a terminal below which there is no room for all that is known of a run."""
+"""Terminal width in columns below which the table of runs shows fewer columns."""
 
 
 _TAGS = "tags"
@@ -28,12 +28,12 @@ _CLIENT_NUMBERS = {"selected", "included"}
 
 
 def runs_table(runs: Sequence[operator_pb2.RunStatus], now: datetime, *, width: int) -> Table:
-    """All runs, as they come; a line each, so that long reasons are cut off."""
+    """Return a table of runs in the given order, one line per run; long reasons are cut off."""
     details = ("task", "selector", "strategy") if width >= _NARROW else ()
     columns = ("run", "name", "state", "rounds", *details, "started", "why")
     table = _table(columns, right={"rounds"})
     for column in table.columns[:-1]:
-        column.no_wrap = True  # so that only reasons are cut
+        column.no_wrap = True  # only reasons are cut
     for status in runs:
         described = (status.task, status.selector, status.strategy) if details else ()
         table.add_row(
@@ -51,7 +51,7 @@ def runs_table(runs: Sequence[operator_pb2.RunStatus], now: datetime, *, width: 
 
 
 def run_table(status: operator_pb2.RunStatus, now: datetime) -> Table:
-    """A run with all that is known of it."""
+    """Return a table with all known facts about a run."""
     started = status.created_at.ToDatetime(tzinfo=UTC)
     rows = {
         "run": status.run_id,
@@ -77,7 +77,7 @@ def run_table(status: operator_pb2.RunStatus, now: datetime) -> Table:
 
 
 def _best_text(best: operator_pb2.BestModel) -> str:
-    """A run's best model in one line."""
+    """Return a run's best model in one line."""
     behind = best_coverage(best)
     over = f" over {readable_coverage(behind)}" if behind is not None else ""
     since = f", {best.stalled} evaluations without improvement since" if best.stalled else ""
@@ -93,7 +93,7 @@ def _why(status: operator_pb2.RunStatus, now: datetime) -> str:
 
 
 def clients_table(clients: Sequence[operator_pb2.ClientStatus], now: datetime) -> Table:
-    """All clients, by id."""
+    """Return a table of all clients, by id."""
     table = _table(_client_columns(clients), right=_CLIENT_NUMBERS)
     for cells in _client_rows(clients, now):
         table.add_row(*cells)
@@ -101,13 +101,13 @@ def clients_table(clients: Sequence[operator_pb2.ClientStatus], now: datetime) -
 
 
 def _client_columns(clients: Sequence[operator_pb2.ClientStatus]) -> Sequence[str]:
-    """Tags have a column only where there are any."""
+    """Return the columns of the table; tags have a column only if a client has tags."""
     tagged = any(client.tags for client in clients)
     return [name for name in _CLIENT_COLUMNS if tagged or name != _TAGS]
 
 
 def client_lines(clients: Sequence[operator_pb2.ClientStatus], now: datetime) -> Iterator[str]:
-    """The same as plain lines, for more clients than a table can show in time."""
+    """Yield the rows of `clients_table` as plain lines, since a large table is slow to lay out."""
     rows = [[cell.plain for cell in cells] for cells in _client_rows(clients, now)]
     columns = _client_columns(clients)
     rows.insert(0, list(columns))
@@ -148,7 +148,10 @@ def _client_rows(
 
 
 def attendance_line(clients: Sequence[operator_pb2.ClientStatus]) -> str:
-    """Numbers of hosts and clients that attend, as dashboards count them, and those that don't."""
+    """Return a line with the numbers of connected and disconnected hosts and clients.
+
+    They are counted as on dashboards.
+    """
     attending = [client for client in clients if client.attending]
     hosts = len({client.host_id for client in attending})
     away = len(clients) - len(attending)
@@ -167,5 +170,5 @@ def _table(columns: Sequence[str], *, right: set[str]) -> Table:
 
 
 def _texts(*cells: str) -> list[Text]:
-    """Names come from others: never read as markup."""
+    """Return cells that are never interpreted as markup: names come from other machines."""
     return [Text(cell) for cell in cells]

@@ -9,10 +9,10 @@ from matplotlib.figure import Figure
 
 
 class Picture(Figure):
-    """A figure made without pyplot, which a notebook shows whether or not pyplot is imported."""
+    """A figure made without pyplot; a notebook shows it even if pyplot is not imported."""
 
     def __init__(self, *, width: float, height: float) -> None:
-        """width, height: in inches."""
+        """Make an empty figure. width, height: in inches."""
         super().__init__(figsize=(width, height), layout="constrained")
         FigureCanvasAgg(self)
 

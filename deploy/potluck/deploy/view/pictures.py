@@ -1,4 +1,4 @@
-"""Pictures, written to exactly the path given."""
+"""Writes plots to exactly the given path."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SUFFIX = ".png"
 
 
 def check_picture(path: Path) -> None:
-    """Raises ConfigurationError where no picture can be written; to be called before the work."""
+    """Raise ConfigurationError if no plot can be written to `path`. Call it before the work."""
     if path.suffix.lower() != SUFFIX:
         raise ConfigurationError(
             f"{path}: pictures are PNG files; name it {path.with_suffix(SUFFIX)}", path=path
@@ -28,7 +28,7 @@ def check_picture(path: Path) -> None:
 def write_picture(figure: Figure, path: Path, *, dpi: int) -> None:
     """Write a figure as PNG. Raises StorageError."""
     try:
-        # The format is given, or matplotlib would append a suffix to names that have none.
+        # Without a format, matplotlib would append a suffix to names that have none.
         figure.savefig(
             path, format="png", dpi=dpi, facecolor="white", metadata={"Software": "Potluck"}
         )

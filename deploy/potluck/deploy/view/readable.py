@@ -13,7 +13,7 @@ _BYTE_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
 def readable_bytes(count: float) -> str:
-    """`count` bytes with a decimal unit: 0 B, 999 B, 1.5 kB, 23 MB."""
+    """Return `count` bytes with a decimal unit: 0 B, 999 B, 1.5 kB, 23 MB."""
     value, unit = float(count), 0
     while value >= 999.5 and unit < len(_BYTE_UNITS) - 1:
         value, unit = value / 1000, unit + 1
@@ -22,12 +22,12 @@ def readable_bytes(count: float) -> str:
 
 
 def readable_count(count: int, noun: str) -> str:
-    """`count` of something: 1 round, 30 rounds."""
+    """Return `count` with a noun: 1 round, 30 rounds."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def readable_seconds(seconds: float) -> str:
-    """A duration: 0.4 s, 12 s, 3 min 05 s, 2 h 07 min, 3 d 04 h."""
+    """Return a duration as text: 0.4 s, 12 s, 3 min 05 s, 2 h 07 min, 3 d 04 h."""
     if seconds < 9.95:
         return f"{max(seconds, 0.0):.1f} s"
     whole = round(seconds)
@@ -41,17 +41,17 @@ def readable_seconds(seconds: float) -> str:
 
 
 def readable_share(share: float | None) -> str:
-    """A share in [0, 1] in per cent with one decimal; a dash for None."""
+    """Return a share in [0, 1] in percent with one decimal; a dash for None."""
     return "–" if share is None or math.isnan(share) else f"{100 * share:.1f} %"
 
 
 def readable_number(value: float | None) -> str:
-    """A loss with four significant digits; a dash for None."""
+    """Return a loss with four significant digits; a dash for None."""
     return "–" if value is None else f"{value:#.4g}".rstrip(".")
 
 
 def readable_measure(value: float | None, unit: str) -> str:
-    """A measure's mean with its unit: 93.1 %, 0.2712, 3.4 mm; a dash for None."""
+    """Return a metric's mean with its unit: 93.1 %, 0.2712, 3.4 mm; a dash for None."""
     if unit == SHARE:
         return readable_share(value)
     number = readable_number(value)
@@ -59,7 +59,7 @@ def readable_measure(value: float | None, unit: str) -> str:
 
 
 def readable_coverage(coverage: Coverage) -> str:
-    """The clients and samples of a metric: 7 clients, 280 samples; 4 of 7 clients, partial."""
+    """Return a metric's coverage as text: 7 clients, 280 samples; 4 of 7 clients, partial."""
     parts = []
     if coverage.asked:
         of = f"{coverage.clients} of " if coverage.incomplete else ""
@@ -72,12 +72,12 @@ def readable_coverage(coverage: Coverage) -> str:
 
 
 def natural_order(name: str) -> list[tuple[int, str]]:
-    """A key that sorts names with the numbers in them as numbers: client-2 before client-10."""
+    """Return a key that sorts numbers in names by value: client-2 before client-10."""
     pieces = re.split(r"([0-9]+)", name)
     return [(int(piece), "") if piece.isdecimal() else (-1, piece) for piece in pieces]
 
 
 def readable_age(moment: datetime, now: datetime) -> str:
-    """The time between an event and `now`: just now, 12 s ago."""
+    """Return the time between `moment` and `now` as text: just now, 12 s ago."""
     seconds = (now - moment).total_seconds()
     return "just now" if seconds < 1.5 else f"{readable_seconds(seconds)} ago"

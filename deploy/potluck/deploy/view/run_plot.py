@@ -1,4 +1,4 @@
-"""A picture of a run: its metrics by round, and who trained."""
+"""A plot of a run: its metrics by round, and the clients that trained."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _COLOURS = {
     True: ("#1b7f5c", "#c2417c", "#8a6d3b", "#2b6cb0", "#6a4fa3"),
     False: ("#3566a8", "#b5651d", "#6a4fa3", "#1b7f5c", "#c2417c"),
 }
-"""Of lines: of shares, and of other measures."""
+"""Colours of lines, for shares and for other metrics."""
 _MOST_PANELS = 3
 _INK = "#333333"
 _GREY = "#666666"
@@ -40,12 +40,12 @@ _MOST_NAMED_CLIENTS = 40
 
 
 def plot_run(summary: RunSummary, path: Path) -> None:
-    """Write the picture of a run with at least one round as a PNG."""
+    """Write the plot of a run with at least one round as a PNG."""
     write_picture(run_figure(summary), path, dpi=150)
 
 
 def run_figure(summary: RunSummary) -> Picture:
-    """The picture of a run with at least one round."""
+    """Return the plot of a run with at least one round."""
     clients = clients_of(summary)
     named = len(clients) <= _MOST_NAMED_CLIENTS
     raster_height = min(max(0.16 * len(clients), 1.4), 6.0)
@@ -79,13 +79,13 @@ def run_figure(summary: RunSummary) -> Picture:
 
 
 def clients_of(summary: RunSummary) -> list[str]:
-    """All clients that were ever selected, numbers in their ids counted as numbers."""
+    """Return all clients that were ever selected; numbers in ids are sorted by value."""
     chosen = {client for entry in summary.history for client in entry.cohort}
     return sorted(chosen, key=natural_order)
 
 
 def selection_matrix(history: Sequence[RoundSummary], clients: Sequence[str]) -> np.ndarray:
-    """clients × rounds, int8: 1 where the client was in the round's cohort."""
+    """Return clients × rounds, int8: 1 if the client was in the round's cohort."""
     rows = {client: row for row, client in enumerate(clients)}
     matrix = np.zeros((len(clients), len(history)), dtype=np.int8)
     for column, entry in enumerate(history):
@@ -95,7 +95,7 @@ def selection_matrix(history: Sequence[RoundSummary], clients: Sequence[str]) ->
 
 
 def _measured(summary: RunSummary) -> list[MeasureSummary]:
-    """The measures that some round has; where there are none, those that it might have."""
+    """Return the metrics that at least one round has; if there are none, all possible ones."""
     found = [
         each
         for each in summary.measures
@@ -105,7 +105,7 @@ def _measured(summary: RunSummary) -> list[MeasureSummary]:
 
 
 def _panels(measures: Sequence[MeasureSummary]) -> list[list[MeasureSummary]]:
-    """The measures by unit, a panel each: shares first, else in the order declared."""
+    """Return the metrics by unit, one panel per unit: shares first, others as declared."""
     units = sorted(dict.fromkeys(each.unit for each in measures), key=lambda unit: unit != SHARE)
     return [[each for each in measures if each.unit == unit] for unit in units[:_MOST_PANELS]]
 
@@ -113,7 +113,7 @@ def _panels(measures: Sequence[MeasureSummary]) -> list[list[MeasureSummary]]:
 def _plot_measures(
     axes: Axes, measures: Sequence[MeasureSummary], history: Sequence[RoundSummary]
 ) -> None:
-    """The measures of one unit, as lines; the label says which way is better."""
+    """Draw the metrics of one unit as lines; the label states which direction is better."""
     for measure, colour in zip(measures, cycle(_COLOURS[measures[0].unit == SHARE]), strict=False):
         found = [(entry.round, entry.value(measure.name)) for entry in history]
         points = [(number, value) for number, value in found if value is not None]
@@ -141,8 +141,10 @@ def _plot_measures(
 def _plot_spread(
     axes: Axes, measure: MeasureSummary, colour: str, history: Sequence[RoundSummary]
 ) -> None:
-    """The clients' worst tenth as a dashed line, and the middle four fifths of them as a band where
-    they measured the run's own model."""
+    """Draw the mean of the clients' worst tenth as a dashed line.
+
+    If clients measured the run's own model, a band shows their middle four fifths.
+    """
     found = [(entry.round, entry.spreads.get(measure.name)) for entry in history]
     known = [(number, each) for number, each in found if each is not None]
     if not known:
@@ -162,7 +164,7 @@ def _plot_spread(
 
 
 def _partial(history: Sequence[RoundSummary], measure: str) -> dict[int, Coverage]:
-    """The coverage of a measure in rounds where it is partial."""
+    """Return a metric's coverage in the rounds in which it is partial."""
     found = {entry.round: entry.coverage.get(measure) for entry in history}
     return {number: each.coverage for number, each in found.items() if each and each.partial}
 
@@ -175,7 +177,7 @@ def _plot_line(
     *,
     hollow: Container[int],
 ) -> None:
-    """Points of partial measures are hollow."""
+    """Draw a line; its points are hollow in rounds in which the metric is partial."""
     if points:
         rounds, values = zip(*points, strict=True)
         axes.plot(
@@ -190,7 +192,7 @@ def _plot_line(
 
 
 def _label_lines(axes: Axes) -> None:
-    """Name the lines above the axes, where no line can cross the names."""
+    """Put the legend above the axes, so that no line crosses it."""
     if axes.lines:
         axes.legend(
             loc="lower right", bbox_to_anchor=(1.0, 0.97), ncols=2, frameon=False, fontsize=9,

@@ -1,7 +1,7 @@
 """The report of a run's selections: cohorts as planned, and as realised in the model.
 
-A cohort is chosen for what its clients hold together; one that is lost breaks that. So each round
-is measured twice, as it was planned and as it was realised. Pure.
+A cohort is chosen for the combined data of its clients. Losing a client changes that combination.
+So each round is measured twice: as planned and as realised. Pure.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from potluck.server.selection import Population, Rows
 
 Floats = NDArray[np.float64]
 _ACCURACIES = {f"{model}accuracy": model.rstrip("_") for model in MeasuredModel}
-"""Of which model each is; empty for the round's own."""
+"""The measured model by the accuracy's name; empty for the round's own model."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunReport:
     """A run's committed rounds.
 
-    planned: clients that the selector chose; realised: those included; both as rows of the
-    population, by round. accuracies: shares in [0, 1], by name and round. measures: of a task with
-    its own trainer: what was measured, by name and round. spreads: of measures over clients, by
-    round and name, where a round has them. coverage: clients and samples behind metrics, likewise.
+    planned: clients that the selector chose. realised: clients that were included. Both are rows of
+    the population, by round. accuracies: shares in [0, 1], by name and round. measures: metrics of
+    a task with its own trainer, by name and round. spreads: of metrics over clients, by round and
+    name; only rounds that have them. coverage: clients and samples behind metrics, likewise.
     """
 
     population: Population
@@ -55,9 +55,9 @@ def run_report(
     classes: int,
     clients: Sequence[operator_pb2.ClientProfile],
 ) -> RunReport:
-    """The report of a run, from its rounds and what its clients have disclosed.
+    """Return the report of a run, from its rounds and its clients' disclosures.
 
-    Raises RunError where no round is committed.
+    Raises RunError if no round is committed.
     """
     if not rounds:
         raise RunError("the run has no committed round yet, so there is nothing to report")
@@ -95,8 +95,11 @@ def run_report(
 
 
 def _accuracies_of_clients(one: Round) -> dict[str, float]:
-    """Accuracies of models that clients make of the run's, and of the worst tenth of clients, by
-    what they are called in the picture."""
+    """Return accuracies by their names in the plot.
+
+    They are those of models that clients derive from the run's model, and of the worst tenth of
+    clients.
+    """
     found = {}
     for name, model in _ACCURACIES.items():
         if model and name in one.measures:
@@ -131,8 +134,11 @@ def titled_measures(
 
 
 def report_values(report: RunReport) -> list[dict[str, Any]]:
-    """By round, planned beside realised: how many clients, their labels' entropy in bits and its
-    distances (where label counts are known), and how many of each type (where triplets are)."""
+    """Return one record per round that compares the planned and the realised cohort.
+
+    Each has the number of clients. If label counts are known, it has their labels' entropy in bits
+    and distances. If triplets are known, it has the number of clients of each type.
+    """
     sides = [
         (name, cohorts, _measured(report.population, cohorts))
         for name, cohorts in (("planned", report.planned), ("realised", report.realised))
@@ -150,13 +156,13 @@ def report_values(report: RunReport) -> list[dict[str, Any]]:
 
 
 def _spreads(spreads: Mapping[str, Spread]) -> dict[str, Any]:
-    """The measures over clients, under one name; nothing where there are none."""
+    """Return the spreads of metrics over clients under one key; empty if there are none."""
     values = {name: spread_values(spread) for name, spread in sorted(spreads.items())}
     return {"spreads": values} if values else {}
 
 
 def _coverage(coverage: Mapping[str, Coverage]) -> dict[str, Any]:
-    """The clients and samples behind metrics, under one name; nothing where they are not known."""
+    """Return the clients and samples behind metrics under one key; empty if they are unknown."""
     return {"coverage": {n: vars(each) for n, each in coverage.items()}} if coverage else {}
 
 

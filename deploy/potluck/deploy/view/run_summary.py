@@ -1,4 +1,4 @@
-"""The summary of a run: what `potluck demo --json` ends with and `summary.json` holds."""
+"""The summary of a run: the last output of `potluck demo --json`, and content of `summary.json`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from potluck.deploy.operator.run_view import RunView, shown_measures
 
 
 class MeasureSummary(BaseModel):
-    """A measure that people are shown."""
+    """A metric that is shown to people."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -24,7 +24,7 @@ class MeasureSummary(BaseModel):
 
 
 class CoverageSummary(BaseModel):
-    """The clients and samples that a measure is over."""
+    """Number of clients and samples behind a metric's value."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="null")
 
@@ -42,12 +42,12 @@ class CoverageSummary(BaseModel):
 
     @property
     def coverage(self) -> Coverage:
-        """The same as a plain record."""
+        """The coverage as a plain record."""
         return Coverage(**self.model_dump())
 
 
 class SpreadSummary(CoverageSummary):
-    """A measure over clients, each of which counts once."""
+    """A metric's distribution over clients; each client has the same weight."""
 
     mean: float
     worst_tenth: float = Field(description="Mean of the tenth for which it is worst.")
@@ -89,7 +89,7 @@ class RoundSummary(BaseModel):
     bytes_up: int = Field(description="Update bytes received from hosts.")
 
     def value(self, measure: str) -> float | None:
-        """A measure of the round; None where it was not measured."""
+        """Return a metric of the round; None if it was not measured."""
         known = {
             "accuracy": self.accuracy,
             "worst_group_accuracy": self.worst_group_accuracy,
@@ -126,9 +126,9 @@ class RunSummary(BaseModel):
 
 
 def summarise(view: RunView, *, clients: int) -> RunSummary:
-    """The summary of a watched run in a federation of so many clients.
+    """Return the summary of a watched run in a federation of `clients` clients.
 
-    Raises RunError if nothing has been heard of the run.
+    Raises RunError if no event of the run was received.
     """
     if view.status is None:
         raise RunError("nothing has been heard of the run; is the coordinator alive?")
@@ -165,7 +165,7 @@ def summarise(view: RunView, *, clients: int) -> RunSummary:
 
 
 def _seldom(measure: str) -> bool:
-    """True for a measure that not every run has: of trainings, or of clients' own models."""
+    """Return True for a metric that only some runs have: of trainings, or of clients' models."""
     return measure.startswith((TRAINING, MeasuredModel.TUNED, MeasuredModel.PERSONAL))
 
 

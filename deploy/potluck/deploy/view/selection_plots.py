@@ -1,7 +1,7 @@
-"""A picture of selection: cohorts by round, evenness of their labels, accuracies.
+"""A plot of selection: cohorts by round, evenness of their labels, accuracies.
 
-A selection that was only planned and one that was carried out are drawn alike; of the latter it
-also shows what was left of it where clients were lost.
+Planned and executed selections are drawn in the same way. For an executed one, the plot also shows
+the clients that were included, if some were lost.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Floats = NDArray[np.float64]
 
 _INK = "#333333"
 _GREY = "#777777"
-# Okabe and Ito's palette, told apart by all common kinds of colour vision
+# Okabe and Ito's palette: distinguishable with all common kinds of colour vision
 _GROUPS = (
     ("class imbalance", "#0072B2"),
     ("attribute imbalance", "#D55E00"),
@@ -41,7 +41,7 @@ _LABEL_COLOURS = (
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D00",
 )  # fmt: skip
 HETEROGENEITIES = tuple(name for name, _ in _GROUPS)
-"""Names of the numbers that `dominant_heterogeneity` gives."""
+"""Names of the numbers that `dominant_heterogeneity` returns."""
 
 _MOST_NAMED_CLIENTS = 40
 _ROW_INCHES = 0.13
@@ -50,9 +50,10 @@ _PANEL_INCHES = 1.5
 
 
 def dominant_heterogeneity(population: Population) -> NDArray[np.int64]:
-    """Per client the largest component of its triplet: 0, 1, 2; 3 where all are 0, 4 without one.
+    """Return per client the index of its triplet's largest component: 0, 1 or 2.
 
-    Triplets are taken from the interaction matrices where no client has disclosed one.
+    3: all components are 0. 4: the client has no triplet. If no client has disclosed a triplet,
+    triplets are computed from the interaction matrices.
     """
     found = _triplets(population)
     if found is None:
@@ -66,9 +67,9 @@ def dominant_heterogeneity(population: Population) -> NDArray[np.int64]:
 
 
 def dominant_label(label_counts: Floats) -> NDArray[np.int64]:
-    """Per client the class it has most samples of, the lower of equals; C where none is known.
+    """Return per client the class of most of its samples; the lower of equals; C if unknown.
 
-    label_counts: K × C, possibly noisy, NaN where a client disclosed none.
+    label_counts: K × C, possibly noisy, NaN if a client disclosed none.
     """
     known = np.nan_to_num(label_counts).clip(min=0)
     labels: NDArray[np.int64] = known.argmax(axis=1)
@@ -79,9 +80,9 @@ def dominant_label(label_counts: Floats) -> NDArray[np.int64]:
 def client_groups(
     population: Population,
 ) -> tuple[NDArray[np.int64], Sequence[tuple[str, str]]]:
-    """(the group of each client, each group's name and colour), by the best that is known.
+    """Return (the group of each client, each group's name and colour).
 
-    By dominant heterogeneity; where only label counts are known by dominant label.
+    Groups are by dominant heterogeneity; if only label counts are known, by dominant label.
     """
     counts = population.label_counts
     if counts is None or _triplets(population) is not None:
@@ -103,7 +104,7 @@ def plot_selection(
     accuracies: Mapping[str, Mapping[int, float]] | None = None,
     measures: Mapping[str, Mapping[int, float]] | None = None,
 ) -> None:
-    """Write the picture of a selection as a PNG; see `selection_picture`."""
+    """Write the plot of a selection as a PNG; see `selection_picture`."""
     picture = selection_picture(
         population,
         cohorts,
@@ -124,10 +125,11 @@ def selection_picture(
     accuracies: Mapping[str, Mapping[int, float]] | None = None,
     measures: Mapping[str, Mapping[int, float]] | None = None,
 ) -> Picture:
-    """A picture of at least one round: cohorts by round (rows of the population), in order.
+    """Return a plot of at least one round. cohorts: rows of the population by round, in order.
 
-    Of a run also: included, whose update became part of the model, by round; accuracies, shares in
-    [0, 1] by name and round; measures, what a task's own trainer measured, by title and round.
+    For a run also: included: clients whose update became part of the model, by round. accuracies:
+    shares in [0, 1] by name and round. measures: metrics of a task's own trainer, by title and
+    round.
     """
     measured = dict(list((measures or {}).items())[:_MOST_MEASURES])
     groups, named = client_groups(population)

@@ -1,4 +1,4 @@
-"""A ternary plot of heterogeneity triplets: each client by what its heterogeneity consists of."""
+"""A ternary plot of heterogeneity triplets: each client by the components' shares."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _INK = "#333333"
 
 
 def ternary_points(triplets: Floats) -> Floats:
-    """Positions (K × 2) of triplets (K × 3, ≥ 0) by their shares; the middle for (0, 0, 0)."""
+    """Return positions (K × 2) of triplets (K × 3, ≥ 0) by their shares; (0, 0, 0): the middle."""
     sums = triplets.sum(axis=1, keepdims=True)
     shares = np.full(triplets.shape, 1 / 3)
     np.divide(triplets, sums, out=shares, where=sums > 0)
@@ -26,7 +26,7 @@ def ternary_points(triplets: Floats) -> Floats:
 
 
 def draw_triangle(axes: Axes) -> None:
-    """The triangle with lines at 20, 40, 60 and 80 % of each component, and its corners' names."""
+    """Draw the triangle, lines at 20, 40, 60 and 80 % of each component, and the corners' names."""
     axes.set_aspect("equal")
     axes.axis("off")
     outline = np.vstack([CORNERS, CORNERS[:1]])

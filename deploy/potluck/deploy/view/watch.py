@@ -1,5 +1,7 @@
-"""Following a run until it ends: on a terminal, as plain lines, or as JSON; through lost
-connections."""
+"""Follows a run until it ends: on a terminal, as plain lines, or as JSON.
+
+After a lost connection it reconnects and continues.
+"""
 
 from __future__ import annotations
 
@@ -24,23 +26,23 @@ LONGEST_PAUSE_SECONDS = 5.0
 
 
 class Display(Protocol):
-    """Shows a run. A context manager; called from one thread, must not block for long."""
+    """Shows a run. A context manager; it is called from one thread and must not block for long."""
 
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *details: object) -> None: ...
 
     def show(self, view: RunView, event: operator_pb2.WatchRunResponse) -> None:
-        """Something new happened; `view` is the run after it."""
+        """Show an event. view: the run after it."""
         ...
 
     def connection(self, text: str, *, lost: bool) -> None:
-        """The coordinator went away (`lost`), or is back."""
+        """Show that the connection was lost (`lost`) or restored."""
         ...
 
 
 class LinesDisplay:
-    """One plain line per event that is worth one."""
+    """Prints one plain line per noteworthy event."""
 
     def __init__(self, output: IO[str]) -> None:
         self._output = output
@@ -53,7 +55,7 @@ class LinesDisplay:
         return None
 
     def show(self, view: RunView, event: operator_pb2.WatchRunResponse) -> None:
-        """One line, unless the event is mere progress, or a status that only counts on."""
+        """Print one line, except for progress and for a status with only higher counts."""
         if event.WhichOneof("event") == "status":
             standing = (event.status.state, event.status.reason, lacks_clients(event.status))
             if standing == self._standing:
@@ -64,7 +66,7 @@ class LinesDisplay:
             self._write(line)
 
     def connection(self, text: str, *, lost: bool) -> None:
-        """One line."""
+        """Print one line."""
         self._write(f"warning: {text}" if lost else text)
 
     def _write(self, line: str) -> None:
@@ -72,20 +74,20 @@ class LinesDisplay:
 
 
 class JsonDisplay(LinesDisplay):
-    """One JSON object per line and event, progress included."""
+    """Prints one JSON object per line and event, including progress."""
 
     def show(self, view: RunView, event: operator_pb2.WatchRunResponse) -> None:
-        """The event's values; they say everything by themselves."""
+        """Print the event's values."""
         del view
         self._write(to_line(event_values(event)))
 
     def connection(self, text: str, *, lost: bool) -> None:
-        """An event of our own."""
+        """Print an event for the state of the connection."""
         self._write(to_line({"event": "connection", "connected": not lost, "text": text}))
 
 
 class LiveDisplay:
-    """A table that stays up to date, for a terminal; notices scroll by above it."""
+    """Shows a table that is kept up to date, for a terminal; notices scroll above it."""
 
     def __init__(self, console: Console) -> None:
         self._screen = RunScreen()
@@ -99,7 +101,7 @@ class LiveDisplay:
         self._live.stop()
 
     def show(self, view: RunView, event: operator_pb2.WatchRunResponse) -> None:
-        """Draw the run as it is now."""
+        """Draw the current state of the run."""
         self._screen.view = view
         self._screen.connection = ""
         if event.WhichOneof("event") == "notice":
@@ -107,30 +109,30 @@ class LiveDisplay:
             self._live.console.print(Text(event.notice.text, style=style))
 
     def connection(self, text: str, *, lost: bool) -> None:
-        """Say so in place of the round under way."""
+        """Show the state of the connection in place of the current round."""
         self._screen.connection = text if lost else ""
 
 
 def display_for(console: Console, *, as_json: bool) -> Display:
-    """The display for a console: live on a terminal, else lines; or JSON."""
+    """Return the display for a console: JSON if `as_json`, live on a terminal, otherwise lines."""
     if as_json:
         return JsonDisplay(console.file)
     return LiveDisplay(console) if console.is_terminal else LinesDisplay(console.file)
 
 
 def pause_seconds(attempt: int) -> float:
-    """Seconds to wait before reconnecting for the `attempt`-th time, from 1."""
+    """Return the seconds to wait before attempt number `attempt` to reconnect, from 1."""
     return min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** min(attempt - 1, 30))
 
 
 async def follow(
     client: OperatorClient, run_id: str, display: Display, *, newest_rounds: int = 0
 ) -> RunView:
-    """Show a run until it ends; the run as seen at the end.
+    """Show a run until it ends. Return its last view.
 
-    newest_rounds: so many of those committed before; 0 for all. A coordinator that goes away is
-    waited for, however long. One that can't be reached in the first place is an UnreachableError.
-    `run_id` may be a unique beginning or a name.
+    newest_rounds: maximum number of already committed rounds to show, the newest ones; 0 for all.
+    run_id: an id, a unique beginning of one, or a name. If the coordinator disconnects, it is
+    waited for without a limit. If it can't be reached at the start, UnreachableError is raised.
     """
     view, failures = RunView(), 0
     while not view.ended:
@@ -162,5 +164,5 @@ async def follow(
 
 
 def is_finished(view: RunView) -> bool:
-    """Return whether the run committed all its rounds."""
+    """Return True if the run committed all its rounds."""
     return view.status is not None and view.status.state == RunState.RUN_STATE_FINISHED

@@ -34,7 +34,7 @@ _STATE_TEXT = {
 
 
 def status_line(status: operator_pb2.RunStatus) -> str:
-    """A run's status, in one line."""
+    """Return a run's status in one line."""
     state = _STATE_TEXT.get(status.state, f"is {run_state_name(status.state)}")
     reason = f": {status.reason}" if status.reason else ""
     if status.HasField("waiting"):
@@ -46,7 +46,7 @@ def status_line(status: operator_pb2.RunStatus) -> str:
 
 
 def round_line(committed: Round, status: operator_pb2.RunStatus | None) -> str:
-    """A committed round of a run, in one line."""
+    """Return a committed round of a run in one line."""
     metrics, rounds = committed.measures, status.rounds if status else 0
     parts = [f"round {committed.number}/{rounds}", f"cohort {cohort_text(committed)}"]
     coverage, shown = committed.coverage, shown_measures(status)
@@ -69,13 +69,15 @@ def round_line(committed: Round, status: operator_pb2.RunStatus | None) -> str:
 
 
 def is_missing(coverage: Coverage | None) -> bool:
-    """Return whether clients were asked for a metric, and none of them measured it."""
+    """Return True if clients were asked for a metric, and none of them measured it."""
     return coverage is not None and coverage.asked > 0 and not coverage.clients
 
 
 def cohort_text(committed: Round) -> str:
-    """Size of a cohort; `included/selected` where some dropped out, `+2 late` where updates of
-    earlier rounds joined."""
+    """Return the size of a cohort.
+
+    It is `included/selected` if some dropped out, with `+2 late` if two late updates joined.
+    """
     selected = len(committed.members)
     left_out = sum(member.state in LEFT_OUT for member in committed.members)
     size = f"{selected - left_out}/{selected}" if left_out else str(selected)
@@ -83,12 +85,12 @@ def cohort_text(committed: Round) -> str:
 
 
 def notice_line(notice: operator_pb2.Notice) -> str:
-    """A notice, in one line."""
+    """Return a notice in one line."""
     return f"{'warning: ' if notice.warning else ''}{notice.text}"
 
 
 def event_line(view: RunView, event: operator_pb2.WatchRunResponse) -> str | None:
-    """The line for an event, given the run as seen after it; None for mere progress."""
+    """Return the line for an event; None for progress. view: the run after the event."""
     match event.WhichOneof("event"):
         case "status":
             return status_line(event.status)

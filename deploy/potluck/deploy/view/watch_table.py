@@ -1,4 +1,4 @@
-"""A run on a terminal: its rounds as a table, the round under way as a bar."""
+"""A run on a terminal: its rounds as a table, the current round as a bar."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ PHASES = {
 PARTIAL = "* partial: over fewer of the clients asked than evaluation.least_share demands"
 _LINES_AROUND_TABLE = 8
 _ALWAYS = 2
-"""Measures that have a column where no round was measured."""
+"""Number of metrics that have a column if no round was measured."""
 _STYLES = ("", "green", "magenta")
 
 
 class RunScreen:
-    """The latest view of a run, drawn anew whenever the terminal asks."""
+    """The latest view of a run, drawn whenever the terminal requests it."""
 
     def __init__(self) -> None:
         self.view = RunView()
@@ -97,7 +97,7 @@ class RunScreen:
 
 
 def run_header(view: RunView) -> Text:
-    """The run's name, parts and status, in one line."""
+    """Return the run's name, parts and status in one line."""
     status = view.status
     if status is None:
         return Text("waiting for the coordinator's first word", style="dim")
@@ -113,8 +113,11 @@ def run_header(view: RunView) -> Text:
 
 
 def rounds_table(view: RunView, room: int) -> Table:
-    """The newest `room` rounds; measures that none of them has are left out. Where none has any,
-    the first two stand for them."""
+    """Return a table of the newest `room` rounds.
+
+    Metrics that none of these rounds has are omitted. If none has any metric, the first two have
+    columns.
+    """
     shown = view.rounds[-room:]
     metrics = [entry.measures for entry in shown]
     covered = [entry.coverage for entry in shown]
@@ -165,12 +168,12 @@ def rounds_table(view: RunView, room: int) -> Table:
 
 
 def _first_of(measures: Iterable[str], coverage: Mapping[str, Coverage]) -> Coverage:
-    """The coverage of the first of these measures that has one."""
+    """Return the coverage of the first of these metrics that has one."""
     return next((coverage[name] for name in measures if name in coverage), Coverage())
 
 
 def _clients_of(coverage: Coverage) -> Text:
-    """The clients behind a metric, `measured/asked` where some are missing."""
+    """Return the number of clients behind a metric; `measured/asked` if some are missing."""
     if not coverage.asked:
         return Text("–")
     of = f"/{coverage.asked}" if coverage.incomplete else ""
@@ -178,13 +181,13 @@ def _clients_of(coverage: Coverage) -> Text:
 
 
 def _marked(value: float | None, unit: str, coverage: Coverage | None, style: str) -> Text:
-    """A measure, with a star where it is partial."""
+    """Return a metric's text, with a star if it is partial."""
     partial = value is not None and coverage is not None and coverage.partial
     return Text(readable_measure(value, unit) + "*" * partial, style="yellow" if partial else style)
 
 
 def _worst_tenth(entry: Round, measure: str, status: operator_pb2.RunStatus | None) -> Text:
-    """The mean of a measure over the clients it is worst for; a dash where that is not known."""
+    """Return a metric's mean over the worst tenth of clients; a dash if it is unknown."""
     found = entry.spreads.get(measure)
     value = None if found is None else found.worst_tenth
     coverage = None if found is None else found.coverage
@@ -192,7 +195,7 @@ def _worst_tenth(entry: Round, measure: str, status: operator_pb2.RunStatus | No
 
 
 def progress_text(progress: operator_pb2.RoundProgress) -> Text:
-    """The phase of a round, and the states of its cohort."""
+    """Return the phase of a round and the states of its cohort."""
     text = Text(PHASES.get(progress.phase, progress.phase))
     if progress.HasField("trained"):
         text = Text(f"coordinator trains, {progress.trained:.0%}")
