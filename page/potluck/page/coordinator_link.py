@@ -1,4 +1,4 @@
-"""The page's one connection to the coordinator, and whether it answers."""
+"""The web UI's single connection to the coordinator, and the state of that connection."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class CertificateTroubleError(IdentityError):
 
 
 class PageFaultError(PotluckError):
-    """The page's server failed: nothing that it was asked or told should make it."""
+    """The web UI's server failed: a bug, since no request and no answer should make it fail."""
 
     @classmethod
     def of(cls, error: Exception) -> Self:
-        """The fault in words; its traceback goes to the terminal, by the log."""
+        """Return the fault in words, and log its traceback, which the terminal shows."""
         log.error("the page's server failed", exc_info=error)
         return cls(
             f"the page's server failed ({type(error).__name__}: {error}); the terminal in which "
@@ -43,7 +43,7 @@ class PageFaultError(PotluckError):
 
 
 class CoordinatorLink:
-    """Calls the coordinator with the operator's certificate, read anew when it was renewed.
+    """Calls the coordinator with the operator's certificate, and reads a renewed certificate.
 
     Lives on one event loop, as an asynchronous context manager.
     """
@@ -95,7 +95,7 @@ class CoordinatorLink:
         return answer
 
     async def client(self) -> OperatorClient:
-        """The client to ask, connected with the certificate as it is now. Raises PotluckError."""
+        """Return the client, connected with the current certificate. Raises PotluckError."""
         if self._client is None:
             try:
                 material = self._config.tls.load(Role.OPERATOR)
@@ -106,13 +106,13 @@ class CoordinatorLink:
         return self._client
 
     def reached(self) -> None:
-        """The coordinator has answered."""
+        """Record that the coordinator has answered."""
         self._error = None
 
     def blamed(self, error: PotluckError) -> PotluckError:
-        """The error to show for one of a call: that of the certificate where this is the cause.
+        """Return the error to show for a call's error: the certificate's, if that is the cause.
 
-        An error that the coordinator sent is none of the connection.
+        An error that the coordinator sent does not concern the connection.
         """
         if not isinstance(error, (UnreachableError, IdentityError)):
             self.reached()
@@ -123,7 +123,7 @@ class CoordinatorLink:
             self._client = None
             error = _certificate_trouble(worse)
         else:
-            if material != self._material:  # renewed, or its authority: the next call connects anew
+            if material != self._material:  # renewed certificate or authority: next call reconnects
                 self._client = None
             if isinstance(error, IdentityError):
                 error = _certificate_trouble(error)
@@ -138,7 +138,7 @@ def _certificate_trouble(error: PotluckError) -> CertificateTroubleError:
 
 
 def trouble_of(error: PotluckError) -> Literal["lost", "certificate", "fault", "other"]:
-    """The kind of trouble with a connection; `fault` is one of the page's server."""
+    """Return the kind of trouble with a connection; `fault` is a failure of the web UI's server."""
     if isinstance(error, PageFaultError):
         return "fault"
     if isinstance(error, IdentityError):

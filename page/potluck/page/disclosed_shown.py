@@ -49,7 +49,7 @@ def shown_mix(
     classes: int,
     profiles: Sequence[operator_pb2.ClientProfile],
 ) -> MixShown:
-    """Labels of each cohort together, by the counts that clients disclosed, noisy or not."""
+    """Return the combined labels of each cohort, from disclosed counts, noisy or not."""
     counts: dict[str, Floats] = {
         each.client_id: np.array(each.label_counts, dtype=np.float64).clip(min=0.0)
         for each in profiles
@@ -93,7 +93,7 @@ def _entropy(shares: Sequence[float]) -> float:
 def shown_privacy(
     audits: Sequence[operator_pb2.AuditDisclosuresResponse], run_file: str
 ) -> PrivacyShown:
-    """Privacy loss of each client, as the coordinator saw it."""
+    """Return the privacy loss of each client, as the coordinator saw it."""
     sums = [each for part in audits for each in part.sums]
     profiles = [each for part in audits for each in part.profiles]
     clients = [

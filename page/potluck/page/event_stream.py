@@ -1,7 +1,7 @@
-"""Server-sent events for any number of pages, each written once.
+"""Server-sent events for any number of pages; each event is encoded once.
 
-A page that reads too slowly misses nothing: what it has not read is dropped, and it is sent all
-anew.
+A page that reads too slowly misses nothing: its unread events are dropped, and it receives the
+complete state again.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from pydantic import BaseModel
 
 MOST_UNREAD = 200
-"""Events that wait for one page."""
+"""Maximum number of events that wait for one page."""
 KEEP_ALIVE_SECONDS = 15.0
 FULL_SECONDS = 30
-"""After so long a page asks again whether it may listen."""
+"""Seconds after which a refused page asks again to listen."""
 
 
 def encoded(kind: str, value: BaseModel | None) -> bytes:
-    """One event with a JSON object, or null."""
+    """Return one event with a JSON object, or null."""
     data = "null" if value is None else value.model_dump_json()
     return f"event: {kind}\ndata: {data}\n\n".encode()
 
@@ -33,7 +33,7 @@ def too_many() -> bytes:
 
 
 class Listener:
-    """A page that listens. all_anew: the events with which it begins."""
+    """A page that listens. all_anew: returns the events of the complete state."""
 
     def __init__(self, all_anew: Callable[[], Iterable[bytes]]) -> None:
         self._all_anew = all_anew
@@ -41,7 +41,7 @@ class Listener:
         self._behind = True
 
     def offer(self, event: bytes) -> None:
-        """Hand it an event."""
+        """Queue an event; if too many wait, drop them and send the complete state instead."""
         if self._behind:
             return
         if self._unread.qsize() >= MOST_UNREAD:
@@ -52,7 +52,7 @@ class Listener:
         self._unread.put_nowait(event)
 
     def close(self) -> None:
-        """End its stream."""
+        """End the page's stream."""
         self._unread.put_nowait(None)
 
     async def events(self) -> AsyncIterator[bytes]:

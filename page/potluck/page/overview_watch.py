@@ -1,4 +1,4 @@
-"""The list of runs and the coordinator's state, asked once for all pages."""
+"""The list of runs and the coordinator's state, requested once for all pages."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from potluck.page.run_watch import RunWatches
 from potluck.rpc.v1 import operator_pb2
 
 POLL_SECONDS = 2.0
-"""Between two questions for the runs, while a page is open."""
+"""Seconds between two requests for the list of runs, while a page is open."""
 DESCRIBE_SECONDS = 15.0
-"""Between two questions for the coordinator itself."""
+"""Seconds between two requests for the coordinator's state."""
 MOST_RUNS = 500
-"""The newest so many runs are listed."""
+"""Maximum number of listed runs, the newest ones."""
 
 
 class OverviewWatch:
@@ -41,7 +41,7 @@ class OverviewWatch:
 
     @contextlib.contextmanager
     def listening(self, listener: Listener) -> Iterator[None]:
-        """Hand events to a page."""
+        """Send events to a page while the block runs."""
         self._listeners.add(listener)
         self._wanted.set()
         try:
@@ -50,30 +50,32 @@ class OverviewWatch:
             self._listeners.discard(listener)
 
     def all_anew(self) -> Iterable[bytes]:
-        """All of it as one event; nothing before the coordinator was asked."""
+        """Return the overview as one event; none before the coordinator has answered."""
         return [self._known] if self._known else []
 
     async def now(self) -> OverviewShown:
-        """All of it, asked anew."""
+        """Request the overview from the coordinator and return it."""
         await self._ask()
         return self._shown()
 
     def hurry(self) -> None:
-        """Ask at once: something was changed."""
+        """Request at once, because something changed."""
         self._wanted.set()
 
     async def poll(self) -> None:
-        """Keep all pages up to date, until cancelled. What goes wrong is said on every page, and
-        tried again."""
+        """Keep all pages up to date until cancelled.
+
+        An error is shown on every page, and the request is repeated.
+        """
         while True:
             try:
                 await self._look()
-            except Exception as error:  # nobody waits for this task: it would end unseen
+            except Exception as error:  # no caller awaits this task: its error would be lost
                 self._say_fault(error)
             await self._pause()
 
     async def _look(self) -> None:
-        """Ask, where a page is open. Runs that the last pages looked at are let go."""
+        """Request the overview if a page is open, and drop the watches of unused runs."""
         self._wanted.clear()
         if self._listeners:
             await self._ask()
@@ -89,7 +91,10 @@ class OverviewWatch:
                 listener.offer(event)
 
     def _say_fault(self, error: Exception) -> None:
-        """Tell the pages, which keep nothing but that; the same fault again is no news."""
+        """Send a fault to the pages, which then show only the fault.
+
+        A repeated fault is not sent again.
+        """
         if self._fault is None or repr(self._fault.__cause__) != repr(error):
             self._fault = PageFaultError.of(error)
             self._fault.__cause__ = error
@@ -130,6 +135,6 @@ class OverviewWatch:
         )
 
     async def close(self) -> None:
-        """End all pages' streams."""
+        """End the streams of all pages."""
         for listener in self._listeners:
             listener.close()

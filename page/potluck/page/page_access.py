@@ -45,26 +45,26 @@ HEADERS: Final[Mapping[str, str]] = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
-"""Headers of every answer."""
+"""Headers of every response."""
 
 
 class PageAccess:
-    """The token to be shown next, and the browsers that have shown one."""
+    """The next valid token, and the sessions of browsers that have presented a token."""
 
     def __init__(self, on_redeemed: Callable[[], None] = lambda: None) -> None:
-        """on_redeemed: called when a token was exchanged, and `token` is another one."""
+        """on_redeemed: called after a token was exchanged; `token` is a new one then."""
         self.token = secrets.token_urlsafe(24)
-        # Cookies are shared by all ports of a machine, on which other pages may be served.
+        # All ports of a machine share cookies, and other programs may serve pages on other ports.
         self.cookie = f"potluck-page-{secrets.token_hex(4)}"
         self._on_redeemed = on_redeemed
         self._sessions: list[str] = []
 
     def is_token(self, token: str) -> bool:
-        """Return whether this is the token to be shown next."""
+        """Return True if this is the currently valid token."""
         return hmac.compare_digest(token.encode(), self.token.encode())
 
     def redeem(self) -> str:
-        """A new cookie for the token, which is worth nothing afterwards."""
+        """Return a new cookie in exchange for the token, which becomes invalid."""
         self.token = secrets.token_urlsafe(24)
         session = secrets.token_urlsafe(32)
         self._sessions = [*self._sessions[1 - _MOST_SESSIONS :], session]
@@ -72,12 +72,14 @@ class PageAccess:
         return session
 
     def set_cookie(self, session: str) -> str:
-        """The `Set-Cookie` header: for this server alone, not readable by scripts, ends with the
-        browser."""
+        """Return the `Set-Cookie` header.
+
+        The cookie is for this server only, scripts can't read it, and it ends with the browser.
+        """
         return f"{self.cookie}={session}; Path=/; HttpOnly; SameSite=Strict"
 
     def session(self, cookies: str) -> str | None:
-        """The cookie of this server's that a `Cookie` header holds; None without one."""
+        """Return this server's session in a `Cookie` header; None if it has none."""
         for part in cookies.split(";"):
             name, _, value = part.strip().partition("=")
             if name == self.cookie:
@@ -89,7 +91,7 @@ class PageAccess:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a `Host` header names this machine."""
+    """Return True if a `Host` header names this machine."""
     name, _, port = host.rpartition(":")
     if not port.isdecimal() or not name:
         name = host
@@ -99,16 +101,16 @@ def is_loopback(host: str) -> bool:
 def other_user(
     client: tuple[str, int], server: tuple[str, int], connections: Iterable[str] | None = None
 ) -> int | None:
-    """The user id of a connection's other end, where that is another user of this machine.
+    """Return the user id of a connection's other end, if it is another user of this machine.
 
-    client, server: addresses and ports of its ends. connections: lines as in Linux'
-    `/proc/net/tcp`, those of this machine by default. None where it is this process's user, the
-    one who called `sudo`, root, or where the system does not tell.
+    client, server: addresses and ports of the connection's ends. connections: lines as in Linux'
+    `/proc/net/tcp`, those of this machine by default. Return None if it is this process's user, the
+    user who called `sudo`, or root, and if the system does not report it.
     """
     ends = [_in_hexadecimal(client), _in_hexadecimal(server)]
     for line in _connections() if connections is None else connections:
         columns = line.split()
-        # An IPv4 address may stand at the end of an IPv6 one.
+        # An IPv6 address may end with an IPv4 address.
         if len(columns) > _USER and all(map(str.endswith, columns[1:3], ends)):
             user = int(columns[_USER])
             return None if user in _own_users() else user
@@ -116,7 +118,7 @@ def other_user(
 
 
 def _in_hexadecimal(end: tuple[str, int]) -> str:
-    """An address and a port as the kernel writes them: the address in the machine's byte order."""
+    """Return address and port as the kernel writes them; the address is in machine byte order."""
     host, port = end
     (number,) = struct.unpack("=I", socket.inet_aton(host))
     return f"{number:08X}:{port:04X}"
@@ -134,5 +136,5 @@ def _own_users() -> set[int]:
 
 
 def is_own(origin: str, host: str) -> bool:
-    """Return whether an `Origin` header is that of the page which `host` serves."""
+    """Return True if an `Origin` header is that of the page which `host` serves."""
     return origin == f"http://{host}"

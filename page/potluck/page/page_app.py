@@ -48,7 +48,7 @@ from potluck.page.shared_answers import SharedAnswers
 
 STATIC = Path(__file__).parent / "static"
 SHARED_SECONDS = 4.0
-"""So old an answer may be that pages share; each asks less often."""
+"""Maximum age in seconds of an answer that pages share; each page asks less often."""
 _STATUSES = {
     NotFoundError: 404,
     UnreachableError: 502,
@@ -60,7 +60,7 @@ _VIEWS = ("/", "/runs/{run}", "/hosts", "/start", "/compare")
 
 
 class RunRefusedError(ConfigurationError):
-    """A run file that the coordinator refused, with what is wrong by field."""
+    """The coordinator refused a run file; carries the problems by field."""
 
     def __init__(self, message: str, problems: Sequence[Problem]) -> None:
         super().__init__(message)
@@ -68,7 +68,7 @@ class RunRefusedError(ConfigurationError):
 
 
 class PageServer:
-    """The handlers, and what they share. Lives on one event loop."""
+    """The request handlers and their shared state. Used on one event loop."""
 
     def __init__(self, config: OperatorConfig, access: PageAccess) -> None:
         self._link = CoordinatorLink(config)
@@ -79,7 +79,7 @@ class PageServer:
         self._streams = OpenStreams(MOST_STREAMS)
 
     def app(self) -> PageGuard:
-        """The application, behind its guard."""
+        """Return the application behind its guard."""
         starlette = Starlette(
             routes=[
                 *(Route(path, self._page) for path in _VIEWS),
@@ -120,7 +120,7 @@ class PageServer:
                 await self._watches.close()
 
     async def end_streams(self) -> None:
-        """End all pages' event streams, so that the server can stop."""
+        """End the event streams of all pages, so that the server can stop."""
         await self._overview.close()
         await self._watches.close()
 
@@ -130,7 +130,7 @@ class PageServer:
         return FileResponse(STATIC / "page.html", media_type="text/html")
 
     async def _no_such_page(self, _: Request) -> Response:
-        """The page, which says so and leads back."""
+        """Return the page, which shows that the address is unknown and links back."""
         return FileResponse(STATIC / "page.html", status_code=404, media_type="text/html")
 
     async def _events(self, request: Request) -> Response:
@@ -246,7 +246,7 @@ class PageServer:
 
 
 async def _sent(request: Request) -> DraftSent:
-    """The draft that a request brings. Raises ConfigurationError."""
+    """Return the draft in a request. Raises ConfigurationError."""
     try:
         return DraftSent.model_validate_json(await request.body())
     except ValidationError as error:
@@ -257,7 +257,7 @@ async def _sent(request: Request) -> DraftSent:
 def _answered(
     answer: Callable[[Request], Awaitable[BaseModel]],
 ) -> Callable[[Request], Awaitable[Response]]:
-    """A handler that sends the answer as JSON, and errors in words."""
+    """Return a handler that sends the answer as JSON, and errors in words."""
 
     async def handle(request: Request) -> Response:
         try:

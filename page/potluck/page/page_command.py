@@ -28,11 +28,11 @@ _END_SECONDS = 2
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to `run_interruptibly`."""
+    """A server that leaves signals to `run_interruptibly`."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Capture none."""
+        """Capture no signals."""
         yield
 
 
@@ -81,7 +81,7 @@ def _listening(port: int) -> socket.socket:
 
 
 async def serve_page(config: OperatorConfig, listening: socket.socket, *, browser: bool) -> None:
-    """Serve until cancelled. listening: a bound socket."""
+    """Serve the web UI until cancelled. listening: a bound socket."""
     address = f"http://{LOOPBACK}:{listening.getsockname()[1]}"
 
     def announce(what: str) -> None:
@@ -101,7 +101,7 @@ async def serve_page(config: OperatorConfig, listening: socket.socket, *, browse
 async def serving_page(
     pages: PageServer, app: PageGuard, listening: socket.socket
 ) -> AsyncIterator[None]:
-    """Serve while the block runs."""
+    """Serve the web UI while the block runs."""
     server = _Server(
         uvicorn.Config(
             app,
@@ -109,10 +109,10 @@ async def serving_page(
             ws="none",
             lifespan="on",
             log_config=None,
-            log_level="error",  # anybody can send what is no HTTP, and fill a terminal
+            log_level="error",  # any user can send invalid HTTP; warnings would fill the terminal
             access_log=False,
             server_header=False,
-            proxy_headers=False,  # who asks is who is connected
+            proxy_headers=False,  # identify clients by their connection, not by headers
             limit_concurrency=MOST_CONNECTIONS,
             timeout_graceful_shutdown=_END_SECONDS,
         )

@@ -1,7 +1,8 @@
-"""Connections to the page's server, bounded: every user of this machine can make some.
+"""Limits on connections to the web UI's server, since every user of this machine can open some.
 
-A connection on which no request is under way is closed after a while, and the oldest of them make
-room for new ones. So whoever holds many open keeps no browser out: one sends its request at once.
+An idle connection (without a current request) is closed after a while. If there are too many, the
+oldest idle one is closed for a new one. So a program that holds many connections open can't keep a
+browser out: a browser sends its request at once.
 """
 
 from __future__ import annotations
@@ -14,24 +15,24 @@ from typing import Final
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 MOST_WAITING: Final = 128
-"""Connections on which no request is under way."""
+"""Maximum number of connections without a current request."""
 WAITING_SECONDS: Final = 10.0
-"""After so long without a whole request, such a connection is closed."""
+"""Seconds without a complete request after which such a connection is closed."""
 MOST_CONNECTIONS: Final = 512
-"""Of all kinds; further requests are answered with 503."""
+"""Maximum number of connections of all kinds; further requests get status 503."""
 MOST_STREAMS: Final = 64
-"""Event streams of one browser, each of a page that is to be seen."""
+"""Maximum number of event streams per browser, one per visible page."""
 
 
 class WaitingConnections:
-    """Connections on which no request is under way, the oldest first."""
+    """Connections without a current request, the oldest first."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._close: dict[object, Callable[[], None]] = {}
 
     def add(self, connection: object, close: Callable[[], None]) -> None:
-        """One waits for a request from now on; where there are too many the oldest is closed."""
+        """Add a connection that waits for a request; if there are too many, close the oldest."""
         self.remove(connection)
         if len(self._close) >= self._most:
             oldest = next(iter(self._close))
@@ -39,16 +40,19 @@ class WaitingConnections:
         self._close[connection] = close
 
     def remove(self, connection: object) -> None:
-        """A request is under way on one, or it has ended."""
+        """Remove a connection that has a request now, or has ended."""
         self._close.pop(connection, None)
 
 
 def bounded_http(most: int = MOST_WAITING, seconds: float = WAITING_SECONDS) -> type[H11Protocol]:
-    """HTTP for one server. most: connections that wait. seconds: for how long they may."""
+    """Return a class for HTTP connections of one server.
+
+    most: maximum number of waiting connections. seconds: for how long each may wait.
+    """
     waiting = WaitingConnections(most)
 
     class BoundedHttp(H11Protocol):
-        """HTTP/1.1 over connections that may not wait for long."""
+        """HTTP/1.1 on a connection that is closed if it waits too long for a request."""
 
         _deadline: asyncio.TimerHandle | None = None
 
@@ -58,18 +62,18 @@ def bounded_http(most: int = MOST_WAITING, seconds: float = WAITING_SECONDS) -> 
             self._wait()
 
         def connection_lost(self, exc: Exception | None) -> None:
-            """Forget it."""
+            """Remove the connection."""
             self._wait_no_more()
             super().connection_lost(exc)
 
         def handle_events(self) -> None:
-            """Serve what has come."""
+            """Serve the received requests."""
             super().handle_events()
             if self._under_way():
                 self._wait_no_more()
 
         def on_response_complete(self) -> None:
-            """Wait for the next request, unless it has come already."""
+            """Wait for the next request, unless it has been received already."""
             super().on_response_complete()
             if not self._under_way() and not self.transport.is_closing():
                 self._wait()
@@ -92,16 +96,16 @@ def bounded_http(most: int = MOST_WAITING, seconds: float = WAITING_SECONDS) -> 
 
 
 class OpenStreams:
-    """Event streams by the browser that listens to them."""
+    """Number of event streams by browser."""
 
     def __init__(self, most: int) -> None:
-        """most: of one browser."""
+        """most: maximum number of streams per browser."""
         self._most = most
         self._open: dict[str, int] = {}
 
     @contextmanager
     def counted(self, browser: str) -> Iterator[bool]:
-        """Count one more while the block runs; False where there are enough of this browser."""
+        """Count one more stream while the block runs; yield False if this browser has too many."""
         many = self._open.get(browser, 0)
         if many >= self._most:
             yield False

@@ -1,4 +1,4 @@
-"""The wall in front of the page's server: what `page_access` does not admit goes no further."""
+"""Guards the web UI's server: refuses all requests that `page_access` does not admit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from potluck.page.page_shapes import Refused
 
 MOST_BODY_BYTES = 2_000_000
 SESSION = "potluck.page_session"
-"""In the scope of a request that is admitted: which browser's it is."""
+"""Key in the scope of an admitted request: the browser's session."""
 _SAFE = frozenset({"GET", "HEAD"})
 _CLOSED = """\
 <!doctype html><html lang="en"><meta charset="utf-8">
@@ -29,7 +29,7 @@ _OPENING = """\
 
 
 class PageGuard:
-    """Wraps the application: admits, exchanges tokens for cookies, adds the headers."""
+    """Wraps the application: admits requests, exchanges tokens for cookies, adds headers."""
 
     def __init__(self, app: ASGIApp, access: PageAccess) -> None:
         self._app = app
@@ -76,15 +76,17 @@ class PageGuard:
         if headers.get("content-type", "").partition(";")[0].strip() != "application/json":
             return _closed(scope, "a change must be JSON")
         length = headers.get("content-length", "")
-        sized = length.isdecimal() and "transfer-encoding" not in headers  # which would count more
+        # Transfer-Encoding would take precedence over the length.
+        sized = length.isdecimal() and "transfer-encoding" not in headers
         if not sized or int(length) > MOST_BODY_BYTES:
             return _closed(scope, f"at most {MOST_BODY_BYTES} bytes are taken")
         return None
 
     def _opening(self, scope: Scope) -> Response | None:
-        """The answer to one who shows the token; None for others.
+        """Return the response to a browser that presents the token; None for other requests.
 
-        Whose connection it is takes a look at all of the machine's: only the token is worth that.
+        Finding out the connection's user means reading all connections of the machine. So this is
+        done only for a request with the token.
         """
         token = parse_qs(scope["query_string"].decode("latin-1")).get("token")
         if token is None or not self._access.is_token(token[0]):
@@ -96,13 +98,13 @@ class PageGuard:
                 f"this connection comes from user {stranger} of this machine; open the page as "
                 "the user who runs `potluck page`",
             )
-        # A document of this server's own, so that the browser sends it the strict cookie.
+        # The next request comes from this server's document: the browser sends the strict cookie.
         set_cookie = {"Set-Cookie": self._access.set_cookie(self._access.redeem())}
         return HTMLResponse(_OPENING, headers=set_cookie)
 
 
 def _closed(scope: Scope, text: str) -> Response:
-    """A refusal, after which the connection is closed: who is refused holds none."""
+    """Return a refusal that closes the connection, so that refused clients hold none open."""
     close = {"Connection": "close"}
     if scope["path"].startswith("/api/"):
         refused = Refused(error=text, trouble="access").model_dump()

@@ -1,7 +1,7 @@
-"""The shapes of what the page's server sends to the browser, all as JSON.
+"""JSON objects that the web UI's server sends to the browser.
 
-Shares are in [0, 1], sizes in bytes, durations in seconds, times in ISO 8601; null stands for what
-is not known.
+Shares are in [0, 1], sizes in bytes, durations in seconds, times in ISO 8601; null stands for an
+unknown value.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Shape(BaseModel):
 
 
 class StatusShown(Shape):
-    """A run as a whole."""
+    """The status of a run."""
 
     run: str = Field(description="Its id.")
     name: str
@@ -63,7 +63,7 @@ class RoundShown(Shape):
 
 
 class MemberShown(Shape):
-    """A client in a round that is over."""
+    """A client in a round that has ended."""
 
     client: str
     host: str
@@ -82,7 +82,7 @@ class RoundDetails(Shape):
 
 
 class CohortShown(Shape):
-    """The clients of the round under way, in the order chosen: columns of one table."""
+    """The clients of the current round, in selection order: columns of one table."""
 
     round: int
     attempt: int
@@ -100,7 +100,7 @@ class StateCount(Shape):
 
 
 class LiveShown(Shape):
-    """The round under way. Lists have one entry for each client of its cohort."""
+    """The current round. Lists have one entry for each client of its cohort."""
 
     round: int
     attempt: int
@@ -117,7 +117,7 @@ class LiveShown(Shape):
 
 
 class NoticeShown(Shape):
-    """Something a person should know."""
+    """A notice for the operator."""
 
     at: str | None
     warning: bool
@@ -125,7 +125,7 @@ class NoticeShown(Shape):
 
 
 class RunShown(Shape):
-    """All of a run that is shown at once."""
+    """All data of a run that the page shows together."""
 
     status: StatusShown
     measures: list[MeasureSummary]
@@ -150,7 +150,7 @@ class ConnectionShown(Shape):
 
 
 class CoordinatorShown(Shape):
-    """The coordinator, as it was described last."""
+    """The coordinator, from its latest description."""
 
     version: str
     hosts: int
@@ -203,7 +203,7 @@ class HostsShown(Shape):
 
 
 class MixRound(Shape):
-    """Labels of a cohort together: shares by class, null where nobody in it disclosed any."""
+    """Combined labels of a cohort: shares by class; null if none of its clients disclosed any."""
 
     round: int
     selected: list[float] | None
@@ -266,7 +266,7 @@ class FieldShown(Shape):
 
 
 class Problem(Shape):
-    """Something wrong with a run file."""
+    """A problem of a run file."""
 
     key: str = Field(description="Dotted; empty for the file as a whole.")
     line: int | None = Field(description="Of the run file, from 1.")
@@ -282,7 +282,7 @@ class DraftShown(Shape):
 
 
 class FormShown(Shape):
-    """The form that starts a run, and what is in it first."""
+    """The form that starts a run, and its first draft."""
 
     fields: list[FieldShown]
     draft: DraftShown
@@ -302,7 +302,7 @@ class Started(Shape):
 
 
 class RunFileShown(Shape):
-    """The run file that a run was started with."""
+    """The run file with which a run was started."""
 
     run: str
     run_file: str

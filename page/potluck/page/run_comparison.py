@@ -16,7 +16,7 @@ _NO_SETTING = frozenset({"name"})
 
 
 def compared(runs: Sequence[RunShown], run_files: Sequence[str]) -> ComparisonShown:
-    """Runs, and the settings of their run files in which they differ, in the files' order."""
+    """Return the runs, and the settings in which their run files differ, in the files' order."""
     settings = [dict(_settings(tomllib.loads(text))) for text in run_files]
     keys = dict.fromkeys(key for each in settings for key in each if key not in _NO_SETTING)
     found = {key: [each.get(key, _ABSENT) for each in settings] for key in keys}
@@ -31,7 +31,7 @@ def compared(runs: Sequence[RunShown], run_files: Sequence[str]) -> ComparisonSh
 
 
 def _settings(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """The values of a TOML table by dotted key, as people write them."""
+    """Yield the values of a TOML table by dotted key, as people write them."""
     for key, value in table.items():
         if isinstance(value, Mapping):
             yield from _settings(value, f"{prefix}{key}.")

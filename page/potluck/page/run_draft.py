@@ -1,4 +1,4 @@
-"""A run file being written: the form's fields in it, and what is wrong, by key and line. Pure."""
+"""A run file being written: the form's fields in it, and its problems by key and line. Pure."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ name = "uniform"
 [strategy]
 name = "fedavg"
 """
-"""What the form begins with."""
+"""The form's initial run file."""
 
 _SOURCE = "the run file"
 
@@ -70,7 +70,7 @@ _TASKS_OWN: Final = "the task's own"
 
 
 def form_fields() -> list[FieldShown]:
-    """The form's fields, with hints and defaults of the run file, and what is installed here."""
+    """Return the form's fields, with the run file's hints and defaults, and installed plug-ins."""
     return [
         FieldShown(
             key=field.key,
@@ -102,9 +102,9 @@ def _default(field: _Field) -> str:
 
 
 def drafted(text: str, changes: Mapping[str, str]) -> DraftShown:
-    """The file with fields of the form put into it; an empty one is taken out. Comments stay.
+    """Write fields of the form into a run file; remove the key of an empty field. Comments stay.
 
-    A file that is no TOML is left as it is, and the problem named.
+    If the file is not valid TOML, return it unchanged with the problem.
     """
     try:
         changed = _changed(text, changes)
@@ -197,12 +197,12 @@ def _problems(values: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def refused(text: str, message: str) -> list[Problem]:
-    """The problems of a run file that the coordinator refused with `message`."""
+    """Return the problems of a run file that the coordinator refused with `message`."""
     return problems_of(text) or [_refusal(text, message)]
 
 
 def _refusal(text: str, message: str) -> Problem:
-    """A message with the field that it is about, as far as it says."""
+    """Return the problem in the coordinator's message, with its field if the message names one."""
     at = re.search(r"at line (\d+)", message)
     if at:
         return Problem(key="", line=int(at[1]), text=message)
@@ -219,7 +219,7 @@ def _refusal(text: str, message: str) -> Problem:
 
 
 def line_of(text: str, key: str) -> int | None:
-    """The line, from 1, that sets a dotted key in TOML, or its table; None where none does."""
+    """Return the line, from 1, that sets a dotted TOML key or its table; None if no line does."""
     parts = key.split(".")
     table: Sequence[str] = ()
     header: int | None = None

@@ -36,7 +36,7 @@ from potluck.rpc.v1 import operator_pb2
 from potluck.rpc.v1.operator_pb2 import MemberState, RunState
 
 MOST_ROUNDS = 2000
-"""Of a run the newest so many rounds are shown."""
+"""Maximum number of a run's rounds that are shown, the newest ones."""
 
 _RESUMABLE = frozenset({RunState.RUN_STATE_STOPPED, RunState.RUN_STATE_FAILED})
 _AT_WORK = frozenset(
@@ -48,40 +48,40 @@ _AT_WORK = frozenset(
     }
 )
 _SLOW = 1.5
-"""A straggler takes so many times as long as the median of those that are done."""
+"""A straggler takes this many times as long as the median of the finished clients."""
 _ALWAYS = 2
-"""Measures shown before any round was measured."""
+"""Number of metrics shown before any round was measured."""
 
 
 class ClientList:
-    """The clients of a run in the order in which they were first met; it only grows."""
+    """A run's clients in the order of their first appearance; the list only grows."""
 
     def __init__(self) -> None:
         self._places: dict[str, int] = {}
 
     @property
     def names(self) -> list[str]:
-        """All clients met."""
+        """All clients in the list."""
         return list(self._places)
 
     def place(self, client: str) -> int:
-        """A client's place in the list, from 0; a new one's is at the end."""
+        """Return a client's index in the list, from 0; append a new client."""
         return self._places.setdefault(client, len(self._places))
 
     def since(self, known: int) -> list[str]:
-        """Those met after the first `known`."""
+        """Return the clients after the first `known`."""
         return self.names[known:]
 
 
 def moment(stamp: Timestamp) -> str | None:
-    """A time in ISO 8601; None for one that is not set."""
+    """Return a time in ISO 8601; None if it is not set."""
     if not stamp.seconds and not stamp.nanos:
         return None
     return stamp.ToDatetime(tzinfo=UTC).isoformat()
 
 
 def shown_status(status: operator_pb2.RunStatus, now: datetime) -> StatusShown:
-    """A run as a whole."""
+    """Return the view of a run's status."""
     waits = status.HasField("waiting")
     why = waiting_text(status.waiting, now) if waits else status.reason
     return StatusShown(
@@ -104,7 +104,7 @@ def shown_status(status: operator_pb2.RunStatus, now: datetime) -> StatusShown:
 
 
 def shown_run(view: RunView, clients: ClientList, now: datetime) -> RunShown | None:
-    """All of a run; None before anything is heard of it. Clients met are added to `clients`."""
+    """Return the whole view of a run; None before its first event. Adds clients to `clients`."""
     if view.status is None:
         return None
     newest = view.rounds[-MOST_ROUNDS:]
@@ -121,7 +121,7 @@ def shown_run(view: RunView, clients: ClientList, now: datetime) -> RunShown | N
 
 
 def shown_summaries(view: RunView) -> list[MeasureSummary]:
-    """The measures that some round has, the most important first; two at least."""
+    """Return the metrics that at least one round has, the most important first; at least two."""
     known = {name for each in view.committed.values() for name in each.measures}
     return [
         MeasureSummary(
@@ -136,7 +136,7 @@ def shown_summaries(view: RunView) -> list[MeasureSummary]:
 
 
 def shown_round(committed: Round, clients: ClientList) -> RoundShown:
-    """A committed round; clients met are added to `clients`."""
+    """Return the view of a committed round. Adds its clients to `clients`."""
     places = [clients.place(client) for client in committed.cohort]
     states = [member.state for member in committed.members]
     return RoundShown(
@@ -187,7 +187,7 @@ def shown_cohort(progress: operator_pb2.RoundProgress) -> CohortShown:
 
 
 def shown_live(progress: operator_pb2.RoundProgress) -> LiveShown:
-    """How far the round under way has come."""
+    """Return the progress of the current round."""
     phase = PHASES.get(progress.phase, progress.phase)
     if progress.HasField("trained"):
         phase = f"coordinator trains, {progress.trained:.0%}"
@@ -213,8 +213,11 @@ def shown_live(progress: operator_pb2.RoundProgress) -> LiveShown:
 
 
 def stragglers(progress: operator_pb2.RoundProgress) -> list[int]:
-    """Places of clients still at work, once half of the cohort is done and the others have taken
-    half as long again as the middle one of these."""
+    """Return the indices of clients that are late, once half of the cohort has finished.
+
+    A client is late if it still works when the round has taken more than `_SLOW` times the finished
+    clients' median time.
+    """
     members = progress.members
     done = sorted(member.seconds for member in members if member.seconds > 0)
     at_work = [place for place, member in enumerate(members) if member.state in _AT_WORK]
@@ -225,14 +228,14 @@ def stragglers(progress: operator_pb2.RoundProgress) -> list[int]:
 
 
 def shown_notice(notice: operator_pb2.Notice) -> NoticeShown:
-    """Something a person should know."""
+    """Return the view of a notice."""
     return NoticeShown(at=moment(notice.at), warning=notice.warning, text=notice.text)
 
 
 def changed_cohort(
     before: operator_pb2.RoundProgress | None, after: operator_pb2.RoundProgress
 ) -> bool:
-    """Return whether the cohort is another than before."""
+    """Return True if the cohort differs from the one before."""
     return before is None or _identity(before) != _identity(after)
 
 

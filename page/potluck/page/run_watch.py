@@ -1,4 +1,4 @@
-"""Runs that pages look at: each is followed once, however many pages there are."""
+"""Runs that pages show: each is followed once, for any number of pages."""
 
 from __future__ import annotations
 
@@ -44,39 +44,41 @@ from potluck.page.run_shown import (
 from potluck.rpc.v1 import operator_pb2
 
 LIVE_SECONDS = 0.5
-"""Between two reports on the round under way."""
+"""Seconds between two events about the current round."""
 FAULT_SECONDS = 30.0
-"""After so long a run is followed again at which the page's server failed."""
+"""Seconds after which a run is followed again, if the server failed while it followed the run."""
 LINGER_SECONDS = 30.0
-"""A run that nobody looks at any more is followed for so long."""
+"""Seconds for which a run is still followed after the last page has left it."""
 MOST_KEPT = 12
-"""Runs that are over and that nobody looks at are kept until there are more."""
+"""Maximum number of ended runs that are kept although no page shows them."""
 
 
 class RoundEvent(BaseModel):
-    """A committed round; new_clients come after those known."""
+    """A committed round. new_clients: to append to the clients that the page knows."""
 
     round: RoundShown
     new_clients: list[str]
 
 
 class LiveEvent(BaseModel):
-    """The round under way; its cohort where it is another than before."""
+    """The current round, with its cohort if that has changed."""
 
     live: LiveShown | None
     cohort: CohortShown | None
 
 
 class GoneEvent(BaseModel):
-    """The run is followed no more until a page asks for it again. trouble: `missing`, `fault`, or
-    that of the connection."""
+    """The run is no longer followed until a page requests it again.
+
+    trouble: `missing`, `fault`, or the connection's trouble.
+    """
 
     error: str
     trouble: str
 
 
 class RunWatch:
-    """A run as seen so far, and the pages that look at it."""
+    """The current view of a run, and the pages that show it."""
 
     def __init__(self, run_id: str, link: CoordinatorLink) -> None:
         self.run_id = run_id
@@ -95,16 +97,16 @@ class RunWatch:
 
     @property
     def idle(self) -> bool:
-        """True where nobody looks at it."""
+        """True if no page shows the run."""
         return not self._listeners and not self._asking
 
     @property
     def following(self) -> bool:
-        """True while the coordinator is asked."""
+        """True while the coordinator's events are received."""
         return self._task is not None and not self._task.done()
 
     def begin(self) -> None:
-        """Follow the run, unless that is done or it is over."""
+        """Follow the run, unless it is already followed or has ended."""
         self.last_used = time.monotonic()
         if not self.following and not self.view.ended and self.last_used >= self._begin_at:
             self._error = None
@@ -112,13 +114,13 @@ class RunWatch:
             self._task = asyncio.create_task(self._follow())
 
     def again(self) -> None:
-        """Follow a run that was over and goes on."""
+        """Follow a run that had ended and was resumed."""
         if self.view.status is not None and self.view.ended:
             self.view = RunView(committed=self.view.committed, notices=self.view.notices)
         self.begin()
 
     async def shown(self) -> RunShown:
-        """All of the run, once it is known. Raises PotluckError."""
+        """Wait for the run's state and return the whole view. Raises PotluckError."""
         self.begin()
         self._asking += 1
         try:
@@ -134,7 +136,7 @@ class RunWatch:
 
     @contextlib.contextmanager
     def listening(self, listener: Listener) -> Iterator[None]:
-        """Hand events to a page."""
+        """Send events to a page while the block runs."""
         self.begin()
         self._listeners.add(listener)
         try:
@@ -144,14 +146,16 @@ class RunWatch:
             self.last_used = time.monotonic()
 
     def all_anew(self) -> Iterable[bytes]:
-        """All of the run as one event, and why it is followed no more; nothing before it is
-        known."""
+        """Return the whole view as one event; no events before the run's state is known.
+
+        If the run is no longer followed, an event with the reason is added.
+        """
         found = shown_run(self.view, self._clients, datetime.now(UTC))
         events = [] if found is None or not self._heard.is_set() else [encoded("run", found)]
         return events if self._error is None else [*events, _gone(self._error)]
 
     async def close(self) -> None:
-        """Follow it no longer."""
+        """Stop following the run."""
         for listener in self._listeners:
             listener.close()
         if self._task is not None:
@@ -169,14 +173,14 @@ class RunWatch:
                     self._see(event)
             except PotluckError as error:
                 lost = trouble_of(error) in ("lost", "certificate")
-                if not (lost and self._heard.is_set()):  # else the frame says so meanwhile
+                if not (lost and self._heard.is_set()):  # else the page's frame shows the loss
                     self._fail(error)
                     return
             except asyncio.CancelledError:
                 task = asyncio.current_task()
                 if task is None or task.cancelling():
                     raise
-            except Exception as error:  # nobody waits for this task: it would end unseen
+            except Exception as error:  # no caller awaits this task: its error would be lost
                 self._begin_at = time.monotonic() + FAULT_SECONDS
                 self._fail(PageFaultError.of(error))
                 return
@@ -206,7 +210,7 @@ class RunWatch:
     def _see(self, event: operator_pb2.WatchRunResponse) -> None:
         before = self.view
         if is_news(before, event):
-            # The rounds are shared between views: they are looked up before the event is in them.
+            # Views share their rounds: `is_news` must run before `observe` adds the event to them.
             self.view = observe(before, event)
             self._forget_old()
             if self._heard.is_set():
@@ -219,13 +223,13 @@ class RunWatch:
                 self._offer(each)
 
     def _forget_old(self) -> None:
-        """Keep the rounds that are shown: a run may go on for weeks."""
+        """Keep only the rounds that are shown: a run may take weeks."""
         committed = self.view.committed
         if len(committed) > MOST_ROUNDS:
             del committed[min(committed)]
 
     def _complete(self, status: operator_pb2.RunStatus) -> bool:
-        """Return whether all rounds that are committed by now have come."""
+        """Return True if all rounds committed so far have been received."""
         return max(self.view.committed, default=0) >= status.committed_rounds
 
     def _publish(self, before: RunView, event: operator_pb2.WatchRunResponse) -> None:
@@ -285,14 +289,14 @@ def _gone(error: PotluckError) -> bytes:
 
 
 class RunWatches:
-    """The runs that pages look at, or did lately."""
+    """The runs that pages show, or have shown lately."""
 
     def __init__(self, link: CoordinatorLink) -> None:
         self._link = link
         self._watches: dict[str, RunWatch] = {}
 
     def of(self, run_id: str) -> RunWatch:
-        """The watch of a run, which is followed from now on."""
+        """Return the watch of a run, and follow the run from now on."""
         if run_id not in self._watches:
             self._watches[run_id] = RunWatch(run_id, self._link)
         watch = self._watches[run_id]
@@ -300,15 +304,18 @@ class RunWatches:
         return watch
 
     def noticed(self, runs: Iterable[operator_pb2.RunStatus]) -> None:
-        """Follow those again that were over and, by the coordinator's list, go on."""
+        """Follow runs again that had ended and, by the coordinator's list, were resumed."""
         for status in runs:
             watch = self._watches.get(status.run_id)
             if watch is not None and watch.view.ended and status.state not in ENDED:
                 watch.again()
 
     async def tidy(self) -> None:
-        """Follow runs no longer that nobody has looked at for a while; of those that are over
-        forget as many as there are too many, those looked at longest ago first."""
+        """Stop following runs that no page has shown for `LINGER_SECONDS`.
+
+        Ended runs are only dropped if more than `MOST_KEPT` watches are unused; those shown longest
+        ago are dropped first.
+        """
         now = time.monotonic()
         idle = [each for each in self._watches.values() if each.idle]
         idle.sort(key=lambda each: each.last_used)
@@ -321,6 +328,6 @@ class RunWatches:
                 await watch.close()
 
     async def close(self) -> None:
-        """Follow none any longer."""
+        """Stop following all runs."""
         for watch in list(self._watches.values()):
             await watch.close()

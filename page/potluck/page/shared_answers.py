@@ -1,4 +1,4 @@
-"""Answers of the coordinator that many pages ask for at once, each asked for once."""
+"""Answers of the coordinator that many pages need at the same time; each is requested once."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ Answer = TypeVar("Answer")
 
 
 class SharedAnswers(Generic[Answer]):
-    """Answers by key, each good for some seconds. Lives on one event loop."""
+    """Answers by key, each valid for some seconds. Used on one event loop."""
 
     def __init__(self, seconds: float) -> None:
-        """seconds: how old an answer may be."""
+        """seconds: maximum age of an answer."""
         self._seconds = seconds
         self._asked: dict[str, tuple[float, asyncio.Task[Answer]]] = {}
 
@@ -31,7 +31,7 @@ class SharedAnswers(Generic[Answer]):
         }
         if key not in self._asked:
             self._asked[key] = now, asyncio.create_task(ask())
-        return await asyncio.shield(self._asked[key][1])  # others may wait for it too
+        return await asyncio.shield(self._asked[key][1])  # other pages may wait for it as well
 
 
 def _has_answer(asking: asyncio.Task[Answer]) -> bool:
