@@ -36,11 +36,11 @@ from potluck.experiments.grid.results import CellResult
 from potluck.experiments.grid.running import CellLostError
 
 ENDED = -1
-"""What `rounds` says when there is no more to come."""
+"""Returned by `CellActor.rounds` when the cell has ended."""
 
 
 class CellActor:
-    """A Ray actor of several threads: while one runs a cell, others tell of it and may end it.
+    """A Ray actor with several threads: one runs a cell, others report its rounds and can end it.
 
     It has no coroutine, since Ray would then call all its methods in one event loop.
     """
@@ -56,7 +56,7 @@ class CellActor:
         self._over = False
 
     def run(self, work: CellWork) -> str:
-        """Run a cell from its start; a `CellReport` as JSON."""
+        """Run a cell from its start. Return a `CellReport` as JSON."""
         with self._changed:
             self._number, self._rounds, self._over = work.number, 0, False
         try:
@@ -67,7 +67,10 @@ class CellActor:
                 self._changed.notify_all()
 
     def rounds(self, number: int, known: int) -> int:
-        """Wait until more than `known` rounds of the cell are committed: how many; or ENDED."""
+        """Wait until more than `known` rounds of the cell are committed.
+
+        Return their number, or ENDED if the cell has ended.
+        """
         with self._changed:
             while self._number < number or (
                 self._number == number and not self._over and self._rounds <= known

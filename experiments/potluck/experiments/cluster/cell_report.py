@@ -20,7 +20,7 @@ from potluck.experiments.grid.results import CellResult
 from potluck.experiments.grid.running import CellLostError
 
 THE_SAME = ("potluck", "ray", "torch", "numpy")
-"""Distributions on whose version a cell's result may depend, or whether it can be run."""
+"""Distributions whose version may decide on a cell's result, or on whether the cell can be run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +33,11 @@ class SentFile:
 
 @dataclass(frozen=True, kw_only=True)
 class CellWork:
-    """A cell to be run. counts: of its `LabelMix`. host_actors: that run its hosts; none where
-    hosts run beside the coordinator. number: counts what the actor has been given."""
+    """A cell to run.
+
+    counts: of its `LabelMix`. host_actors: actors that run its hosts; none if hosts run on the
+    coordinator's machine. number: running number of the cells given to the actor.
+    """
 
     number: int
     cell: Cell
@@ -46,7 +49,7 @@ class CellWork:
 
 
 class CellReport(BaseModel):
-    """How a cell ended. logs: the last bytes of each process, by name, where it failed."""
+    """The end of a cell. logs: the last bytes of each process, by name, if the cell failed."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -57,14 +60,14 @@ class CellReport(BaseModel):
 
 
 def software() -> dict[str, str]:
-    """The versions here of what must be the same on all machines."""
+    """Return this machine's versions of the software that must be the same on all machines."""
     python = ".".join(platform.python_version_tuple()[:2])
     found = {name: version(name).partition("+")[0] for name in THE_SAME}  # torch: +cpu, +cu130
     return {"Python": python} | found | {"potluck": software_version()}
 
 
 def check_software(wanted: Mapping[str, str], found: Mapping[str, str], *, machine: str) -> None:
-    """Raise ConfigurationError where a machine has other versions than the one that asks."""
+    """Raise ConfigurationError if a machine's versions differ from those of the asking machine."""
     for name, expected in wanted.items():
         if found.get(name) != expected:
             raise ConfigurationError(
@@ -76,8 +79,11 @@ def check_software(wanted: Mapping[str, str], found: Mapping[str, str], *, machi
 
 
 def result_of(text: str, cell: Cell) -> tuple[CellResult | None, RunError | None, CellReport]:
-    """Read a report on a cell: its result, or the error to raise. Raises ProtocolError for one
-    that is none, ConfigurationError where every machine would refuse the cell."""
+    """Read a report on a cell. Return its result, or the error to raise, and the report.
+
+    Raises ProtocolError if the text is not a valid report, ConfigurationError if every machine
+    would refuse the cell.
+    """
     try:
         report = CellReport.model_validate_json(text)
     except ValidationError as error:

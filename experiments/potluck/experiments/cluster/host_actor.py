@@ -31,7 +31,7 @@ LOG_BYTES = 1 << 16
 
 
 def use_environment(environment: Mapping[str, str | None]) -> None:
-    """Set what Ray sets otherwise for its workers, such as the number of threads."""
+    """Set variables that Ray changes for its workers, such as the number of threads."""
     for name, value in environment.items():
         if value is None:
             os.environ.pop(name, None)
@@ -46,7 +46,7 @@ def node_address() -> str:
 
 
 def data_directory(folder: NodeFolder, place: Path, sent: Sequence[SentFile] | None) -> Path | None:
-    """Make a data directory of what was sent; None where there is none."""
+    """Make a data directory of the sent files; None if there is no data directory."""
     if sent is None:
         return None
     pieces = {each.file.blake3: each.pieces for each in sent}
@@ -82,7 +82,7 @@ class HostActor:
     def begin(
         self, name: str, files: Mapping[str, bytes], sent: Sequence[SentFile] | None
     ) -> tuple[int, str]:
-        """Start the host of these files; its process group, and an error where there is one."""
+        """Start the host of these files. Return its process group, and an error if there is one."""
         self.end()
         try:
             place = self._around.enter_context(self._node.workplace())
@@ -94,7 +94,7 @@ class HostActor:
         return self._process.group, ""
 
     def ended(self) -> tuple[int, str]:
-        """Wait until the process ends: its exit code, and what to say of it."""
+        """Wait until the process ends. Return its exit code and the text to report."""
         process = self._process
         if process is None:
             return 0, "it was not started"
@@ -185,7 +185,7 @@ class SpreadFederation(LocalFederation):
         actors: Sequence[Any],
         sent: Sequence[SentFile] | None,
     ) -> None:
-        """actors: of the hosts, in their order."""
+        """actors: one per host, in host order."""
         super().__init__(files, forks)
         self._actors, self._sent = actors, sent
 

@@ -83,7 +83,7 @@ class NodeFolder:
 
     def _kept(self, file: DataFile, pieces: Pieces) -> Path:
         path = self._files / file.blake3
-        with self._alone(self._files):  # so it is fetched once, whoever needs it
+        with self._alone(self._files):  # each file is fetched once for all processes
             if path.exists() and digest_of_file(path) == (file.blake3, file.size):
                 return path
             partial = path.with_suffix(".partial")

@@ -32,19 +32,22 @@ from potluck.experiments.grid.results import CellResult, ResultsFolder
 from potluck.experiments.grid.running import CellRunner
 
 PIECE_BYTES = 32 * 2**20
-"""Of data files, in Ray's object store."""
+"""Size in bytes of a data file's pieces in Ray's object store."""
 
 END_SECONDS = 20.0
-"""For an actor to end a cell's processes by itself."""
+"""Seconds that an actor has to end a cell's processes by itself."""
 
 _THREADS = 4
-"""Of an actor: a method that runs, one that tells of it, one that ends it, and one to spare."""
+"""Threads of an actor: one runs a cell, one reports rounds, one can end the cell, one is spare."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterOptions:
-    """How cells use the cluster. jobs: cells side by side; None for as many as it carries. gpus:
-    of each host, also a fraction. apart: whether hosts go to other machines."""
+    """Options for the use of the cluster.
+
+    jobs: maximum number of parallel cells; None for as many as the cluster can run. gpus: GPUs per
+    host, possibly a fraction. apart: True to place hosts on different machines.
+    """
 
     device: str
     jobs: int | None
@@ -99,7 +102,7 @@ class RayCells(CellRunner):
 
     @override
     def places(self) -> int:
-        """As many cells as the machines that are there now carry; --jobs where it is given."""
+        """Return --jobs if it is set, otherwise the number of cells that live machines can run."""
         return max(1, self._options.jobs or places_for(self._need, resources()))
 
     @override
@@ -162,9 +165,9 @@ class RayCells(CellRunner):
         return need_of(hosts, gpus=self._options.gpus, apart=self._options.apart)
 
     def _seat(self, hosts: int) -> _Seat:
-        """A seat for a cell: one that is free, or a new one. Raises RunError where there can't be.
+        """Return a seat for a cell: a free one or a new one. Raises RunError without resources.
 
-        Free ones of another size are given up: what they hold may be what the new one needs.
+        Free seats of another size are released: a new seat may need their resources.
         """
         for seat in self._free:
             if seat.hosts == hosts:
@@ -192,7 +195,7 @@ class RayCells(CellRunner):
         raise error
 
     async def _data_of(self, cell: Cell) -> list[SentFile] | None:
-        """The cell's data files, in the object store; None where there is no data directory."""
+        """Return the cell's data files in the object store; None without a data directory."""
         if not self._has_data:
             return None
         async with self._sending:
@@ -212,7 +215,7 @@ class RayCells(CellRunner):
 
 
 def _reserved(hosts: int, need: CellNeed) -> _Seat:
-    """Reserve what a cell needs, all of it or nothing, and make its actors there."""
+    """Reserve all resources that a cell needs, or none, and create the actors that use them."""
     group = placement_group([dict(each) for each in need.bundles], strategy=need.strategy)
     environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS")}
 
@@ -238,7 +241,7 @@ def _reserved(hosts: int, need: CellNeed) -> _Seat:
 
 
 async def _watched(seat: _Seat, work: CellWork, progress: Progress) -> str:
-    """Give an actor a cell and tell of its rounds; its report."""
+    """Let an actor run a cell, report the cell's rounds, and return the actor's report."""
     telling = asyncio.create_task(_tell(seat, work.number, progress))
     try:
         report: str = await seat.actor.run.remote(work)

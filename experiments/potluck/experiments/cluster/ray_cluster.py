@@ -36,7 +36,7 @@ def connected(address: str) -> Iterator[None]:
     """Connect this process to a cluster, as a machine of it.
 
     Call it in the main thread and before signals are handled: Ray sets handlers of its own.
-    Raises UnreachableError where there is no cluster, ConfigurationError where it can't be used.
+    Raises UnreachableError if the cluster doesn't exist, ConfigurationError if it can't be used.
     """
     if address.startswith("ray://"):
         raise ConfigurationError(
@@ -73,9 +73,10 @@ def connected(address: str) -> Iterator[None]:
 
 
 def _silence() -> None:
-    """Keep Ray from printing what its machines say of each other.
+    """Keep Ray from printing messages about its machines.
 
-    It has no setting for that, and it would stand on standard output amid what the command writes.
+    Ray has no setting for that, and would print them on standard output, between the command's own
+    lines.
     """
     worker: Any = import_module("ray._private.worker")
     if hasattr(worker, "print_to_stdstream"):
@@ -83,7 +84,10 @@ def _silence() -> None:
 
 
 def _knock(address: str) -> None:
-    """Raise UnreachableError where nobody listens; Ray would try for long and end the process."""
+    """Raise UnreachableError if no program listens at `address`.
+
+    Ray would try for a long time and then end the process.
+    """
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         raise ConfigurationError(f"--ray takes HOST:PORT, got '{address}'", address=address)
@@ -108,12 +112,12 @@ def machines() -> list[tuple[str, str, Resources]]:
 
 
 def resources() -> list[Resources]:
-    """All that each machine has."""
+    """Return all resources of each machine."""
     return [each for _, _, each in machines()]
 
 
 def check_machines() -> None:
-    """Raise ConfigurationError where a machine lacks Potluck, or has other versions than here."""
+    """Raise ConfigurationError if a machine lacks Potluck, or has other versions than this one."""
     ours = software()
     # By value, since a machine without Potluck can't be asked by a function of Potluck.
     probe: Any = ray.remote(num_cpus=0)(_probe())

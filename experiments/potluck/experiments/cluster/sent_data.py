@@ -50,7 +50,7 @@ class DataFiles:
     def _below(self, data: Path, name: str) -> Iterator[Path]:
         path = data / name
         if not path.resolve().is_relative_to(data.resolve()):
-            return  # who opens it will refuse it
+            return  # the code that opens the file will refuse it
         if path.is_file() and path.suffix == ".json":  # an index lies beside its shards
             yield from path.parent.glob(f"*{_WEIGHTS}")
         if path.is_file():

@@ -110,7 +110,7 @@ class ExperimentCommand(TyperCommand):
     """Takes `--ray` with an address or without."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the arguments, after naming the cluster where nobody has."""
+        """Parse the arguments, after adding the cluster's address if `--ray` has none."""
         return super().parse_args(ctx, with_address(args))
 
 

@@ -29,9 +29,12 @@ _SHARE = {Encoding.FLOAT32: 1.0, Encoding.BFLOAT16: 0.5, Encoding.INT8: 0.25}
 
 @dataclass(frozen=True, kw_only=True)
 class CellCosts:
-    """downloads: by round, how many clients needed the model. model_bytes: of its tensors, as they
-    are encoded on their way to a client. strategy_bytes: of what the strategy sends beside it to
-    each client that trains."""
+    """Costs of a cell's run.
+
+    downloads: number of clients that needed the model, by round. model_bytes: size of the model's
+    tensors as encoded for a client. strategy_bytes: size of the data that the strategy sends in
+    addition to each client that trains.
+    """
 
     downloads: Mapping[int, int]
     model_bytes: int
@@ -40,9 +43,9 @@ class CellCosts:
 
 
 def costs_of(cell: Cell, state: Path, run_id: str) -> CellCosts:
-    """The costs of a run that is over.
+    """Return the costs of a run that has ended.
 
-    state: the coordinator's state directory; nobody else has its database open. Raises
+    state: the coordinator's state directory; no other process may have its database open. Raises
     StorageError.
     """
     plan = draw_up(cell.run_file, source=cell.title)
@@ -57,7 +60,7 @@ def costs_of(cell: Cell, state: Path, run_id: str) -> CellCosts:
         triplets = store.profiles(signal=TRIPLET)
     simulated = plan.run_file.virtual_clock.enabled
     needed = {row.key.round: asked[row.key.round] | _members(row) for row in rows}
-    # Who estimates a triplet needs the pre-trained model for it, and has it then for round 1.
+    # A client that estimates a triplet needs the pre-trained model, and then has it for round 1.
     estimated = {
         each.client_id
         for each in triplets

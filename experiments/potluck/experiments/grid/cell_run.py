@@ -1,4 +1,4 @@
-"""A cell is run as a federation of real processes, and gone on with after an interruption."""
+"""Runs a cell as a federation of real processes, and resumes it after an interruption."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _STATE = "coordinator"
 _ACCURACY = "accuracy"
 
 Progress = Callable[[int], None]
-"""Told how many rounds of the cell are committed."""
+"""Called with the number of committed rounds of the cell."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,10 +63,10 @@ class CellPlace:
 async def run_cell(
     cell: Cell, place: CellPlace, *, label_mix: LabelMix, progress: Progress
 ) -> CellResult:
-    """Run a cell in its folder, which is left to be removed, and give its result.
+    """Run a cell in its folder and return its result. The caller removes the folder.
 
-    A folder that holds the cell already is gone on with: its coordinator knows the rounds that
-    were committed. Raises RunError if the run fails, or one of its processes does.
+    If the folder holds the cell already, the cell is resumed: its coordinator knows the committed
+    rounds. Raises RunError if the run or one of its processes fails.
     """
     started = time.monotonic()
     machines = Machines(
@@ -102,9 +102,9 @@ def remove_workplace(workplace: Path) -> None:
 
 
 def _files(cell: Cell, workplace: Path, machines: Machines, port: int) -> DemoFiles:
-    """The federation's files: those that are there, at the new port, or new ones.
+    """Return the federation's files: existing ones, with the new port, or new ones.
 
-    Files that were half written when everything stopped are written anew.
+    Files that an interruption left incomplete are written again.
     """
     written = workplace / "written"
     if written.exists():

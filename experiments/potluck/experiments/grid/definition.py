@@ -145,7 +145,7 @@ class ExperimentFile(Settings):
         return self
 
     def points(self) -> Iterator[tuple[dict[str, str], dict[str, Any]]]:
-        """Every point of the grid but for seeds: labels by axis, and the run's table."""
+        """Yield every point of the grid, without seeds: labels by axis, and the run's table."""
         choices = [_choices(name, values) for name, values in self.axes.items()]
         for combination in itertools.product(*choices):
             labels = {name: each for name, (each, _) in zip(self.axes, combination, strict=True)}
@@ -220,8 +220,11 @@ def label(value: Any) -> str:
 def merged(
     base: Mapping[str, Any], changes: Mapping[str, Any], *, replaced: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """Two nested tables in one; the second wins. Tables called in `replaced` are not mixed, but
-    each of their keys is taken whole; a plug-in's options go with its name."""
+    """Return two nested tables merged into one; values of `changes` take precedence.
+
+    In tables named in `replaced`, each key is replaced as a whole. If a plug-in's name changes, the
+    options of the old plug-in are dropped.
+    """
     result = copy.deepcopy(dict(base))
     for key, value in changes.items():
         old = result.get(key)

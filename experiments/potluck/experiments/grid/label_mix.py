@@ -27,12 +27,15 @@ RARE_CLASSES = "rare classes"
 RARE_GROUPS = "rare groups"
 SECONDS = "seconds per sample"
 DROP_OUTS = "chance to drop out"
-"""Traits of clients; the rare are shares of a client's samples."""
+"""Names of clients' traits; the two of rare kinds are shares of a client's samples."""
 
 
 class LabelMix:
-    """counts: K × C, int64: samples by class of each client, client-0 first. traits: by name a
-    number of each client."""
+    """Samples and traits of a task's clients.
+
+    counts: K × C, int64: samples by class of each client, client-0 first. traits: one number per
+    client, by name.
+    """
 
     def __init__(
         self, counts: NDArray[np.int64], traits: Mapping[str, list[float]] | None = None
@@ -107,9 +110,9 @@ def _groups(part: Examples, groups: int) -> NDArray[np.int64]:
 
 
 def _rare(counts: NDArray[np.int64]) -> list[float]:
-    """Each client's share of samples that are of kinds which are rarer than the average kind.
+    """Return each client's share of samples whose kind is rarer than the average kind.
 
-    counts: K × kinds. NaN has no place in JSON: 0 for a client without samples.
+    counts: K × kinds. A client without samples has 0, since JSON has no NaN.
     """
     total = counts.sum(axis=0)
     rare = counts[:, total < total.mean()].sum(axis=1)

@@ -36,9 +36,9 @@ def jobs_for(hosts: int, cells: int, *, processors: int, memory: int) -> int:
 
 
 class OneForkServer:
-    """A fork server for one federation after the other: importing torch takes each seconds.
+    """A fork server for one federation after the other, since each import of torch takes seconds.
 
-    It is started when it is first needed, and anew where it has ended.
+    It is started when it is first needed, and restarted if it has ended.
     """
 
     def __init__(self, log: Path) -> None:

@@ -73,13 +73,13 @@ class Timings(BaseModel):
 
 
 class CellResult(BaseModel):
-    """A finished cell. model_blake3: of the last model, for telling whether two runs agree.
-    version: of Potluck, that ran it; empty in results of earlier ones.
+    """A finished cell.
 
-    model_bytes: of the tensors that travel to a client, 0 where it was not recorded.
-    strategy_bytes: of those that the strategy sends beside them to whoever trains, as SCAFFOLD
-    does. traits: by name a number of each client, client-0 first, that the experiment knows and
-    the coordinator does not.
+    model_blake3: digest of the last model; two runs agree if it is equal. version: the version of
+    Potluck that ran the cell; empty in results of earlier versions. model_bytes: size of the
+    tensors sent to a client; 0 if it was not recorded. strategy_bytes: size of the tensors that the
+    strategy sends in addition to each client that trains, as SCAFFOLD does. traits: one number per
+    client, client-0 first, by name; the experiment knows them and the coordinator does not.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -63,11 +63,11 @@ async def run_missing(
     runner: CellRunner,
     board: Board,
 ) -> GridOutcome:
-    """Results of all cells: those that were finished before, and those run now.
+    """Run the missing cells. Return the results of all cells, including those finished before.
 
-    A cell's result is on disk as soon as it is there, so nothing finished is lost, whatever ends
-    this. A cell whose federation fails is tried once more; if it fails again, the others run all
-    the same. Raises what would fail for every cell, such as missing data.
+    Each result is written to disk at once, so an interruption loses no finished cell. If a cell's
+    federation fails, the cell is tried once more; if it fails again, the other cells still run.
+    Raises errors that concern every cell, such as missing data.
     """
     results = folder.finished(cells)
     for cell in cells:
@@ -103,7 +103,7 @@ class _Grid:
         self._under_way: dict[asyncio.Task[CellResult], Cell] = {}
 
     async def run(self) -> None:
-        """Run them all. Raises what is no failure of one cell alone."""
+        """Run all cells. Raises errors that concern more than a single cell."""
         try:
             while True:
                 while cell := self._schedule.next(self._runner.places()):

@@ -1,8 +1,8 @@
 """ResNet (He et al. 2016) with group normalisation in place of batch normalisation.
 
-Statistics of a batch say what a client's own data looks like; averaged over clients that differ
-they fit nobody (Hsieh et al. 2020, §5). Group normalisation (Wu & He 2018) has as many parameters
-and keeps none.
+Batch statistics describe a client's own data. Averaged over clients with different data, they fit
+no client (Hsieh et al. 2020, §5). Group normalisation (Wu & He 2018) has as many parameters and
+keeps no statistics.
 """
 
 from __future__ import annotations
