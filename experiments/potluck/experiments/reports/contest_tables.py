@@ -56,7 +56,10 @@ def contest_table(summary: Summary, contest: Contest) -> list[str]:
 
 
 def picks_table(summary: Summary, contest: Contest) -> list[str]:
-    """A row for each arm: how evenly it picks clients, and how that goes with their traits."""
+    """Return a table with one row per arm: evenness of its picks, and correlations with traits.
+
+    Correlations are between picks and the clients' traits.
+    """
     axis = summary.experiment.reading.compared or ""
     traits = list(dict.fromkeys(trait for arm in contest.arms for trait in arm.leanings))
     heads = [axis, "evenness", "never picked", "most picked", *(f"{each}" for each in traits)]

@@ -36,9 +36,12 @@ Values = Mapping[str, float]
 
 @dataclass(frozen=True, kw_only=True)
 class Competitor:
-    """An arm of a contest. readings: by measure and reading. best_round: its mean over seeds.
-    picks: by seed. leanings: by trait, those of the seeds where it differs between clients.
-    partial: the readings with a partial evaluation in one seed or more."""
+    """An arm of a contest.
+
+    readings: by metric and reading. best_round: mean over seeds. picks: one per seed. leanings: by
+    trait, for the seeds in which the trait differs between clients. partial: the readings with a
+    partial evaluation in at least one seed.
+    """
 
     name: str
     readings: Mapping[tuple[str, str], Values]
@@ -50,8 +53,11 @@ class Competitor:
 
 @dataclass(frozen=True, kw_only=True)
 class Contest:
-    """where: the labels that its arms share. budgets: by reading, the mean over seeds of what all
-    arms had spent; those that are not known are left out."""
+    """Competing arms.
+
+    where: the labels that all arms share. budgets: by reading, the budget at which the arms are
+    compared, mean over seeds; unknown budgets are omitted.
+    """
 
     where: Mapping[str, str]
     arms: Sequence[Competitor]
@@ -85,8 +91,11 @@ ALL = "all settings"
 
 
 def together(contests: Sequence[Contest]) -> Contest | None:
-    """All contests as one: each reading of an arm is, by seed, its mean over the contests. None for
-    fewer than two. Only arms and seeds that all contests have; nothing of picks."""
+    """Return all contests combined into one; None for fewer than two.
+
+    Each reading of an arm is, by seed, its mean over the contests. Only arms and seeds that all
+    contests have are included. Picks are not included.
+    """
     if len(contests) < 2:
         return None
     by_name = [{arm.name: arm for arm in each.arms} for each in contests]
@@ -189,11 +198,11 @@ def _competitor(
 
 @dataclass(frozen=True, kw_only=True)
 class RankedReading:
-    """Mean ranks by one reading of one measure.
+    """Mean ranks by one reading of one metric.
 
-    by_cell: every seed of every contest is a comparison; seeds of one contest are not independent
-    data sets, so its difference is smaller than it should be. by_contest: the means over seeds are
-    compared, one for each contest.
+    by_cell: every seed of every contest is a comparison. Seeds of one contest are not independent
+    data sets, so the critical difference is smaller than it should be. by_contest: every contest is
+    a comparison of means over seeds.
     """
 
     measure: str
@@ -203,9 +212,11 @@ class RankedReading:
 
 
 def ranked_readings(summary: Summary, contests: Sequence[Contest]) -> list[RankedReading]:
-    """Mean ranks of the arms that all contests have, for each measure at its end and at equal
-    budgets as far as these are known. Contests where nothing is measured don't count, nor do seeds
-    that some arm of a contest lacks as yet."""
+    """Return mean ranks of the arms that all contests have, by metric and reading.
+
+    Readings are the last, the best, and those at equal budgets if these are known. Contests without
+    any evaluation are skipped, and so are seeds that an arm of a contest still lacks.
+    """
     found: list[RankedReading] = []
     for measure in measures_of(summary.experiment.reading):
         for reading in (LAST, BEST, *(EQUAL + name for name in BUDGETS if name != "rounds")):
@@ -242,6 +253,6 @@ def _means(contests: Sequence[Contest], measure: str, reading: str) -> Iterator[
 
 
 def _shared_seeds(contest: Contest, measure: str, reading: str) -> list[str]:
-    """The seeds that all its arms have: an unfinished grid is compared like with like, too."""
+    """Return the seeds that all arms have, so that arms of an unfinished grid are comparable."""
     first, *others = (arm.readings.get((measure, reading), {}) for arm in contest.arms)
     return [seed for seed in first if all(seed in each for each in others)]

@@ -1,6 +1,6 @@
-"""Arms that compete, against the baseline of their contest: differences that are told apart or not.
+"""Competing arms against the baseline of their contest: which differences are significant.
 
-Pure: contests come in; paired tests with Holm's correction, and tables of them in Markdown, go out.
+Pure: takes contests; returns paired tests with Holm's correction, and tables of them in Markdown.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ _NONE = "–"
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """An arm less the baseline, by seed. p: as Holm corrects it for all arms of the contest; None
-    where there is nothing to test. partial: whether a partial evaluation is in it."""
+    """The difference between an arm and the baseline, by seed.
+
+    p: with Holm's correction for all arms of the contest; None if there is nothing to test.
+    partial: True if a partial evaluation is in it.
+    """
 
     test: PairedTest
     p: float | None
@@ -35,7 +38,7 @@ class Difference:
 
 
 def baseline_of(reading: Reading) -> str | None:
-    """The arm that the others of a contest are compared with; None where the file names none."""
+    """Return the arm with which the others of a contest are compared; None if there is none."""
     if reading.compared is None or set(reading.baseline) != {reading.compared}:
         return None
     return reading.baseline[reading.compared]
@@ -44,7 +47,7 @@ def baseline_of(reading: Reading) -> str | None:
 def differences(
     contest: Contest, baseline: str | None, measure: str, reading: str
 ) -> dict[str, Difference]:
-    """By arm, all but the baseline; none where the contest lacks it."""
+    """Return the differences of all arms except the baseline; empty if the contest lacks it."""
     values = {arm.name: arm.readings.get((measure, reading), {}) for arm in contest.arms}
     if baseline is None or baseline not in values:
         return {}
@@ -66,9 +69,11 @@ def differences(
 def difference_table(
     reading: Reading, contests: Sequence[Contest], measure: str, name: str
 ) -> list[str]:
-    """A row for each arm, a column for each contest and one for all together: the mean difference
-    to the baseline and its 95 % interval, bold where it is told apart. name: of the reading. Empty
-    without a baseline."""
+    """Return a table of mean differences to the baseline with 95 % intervals.
+
+    It has a row for each arm, a column for each contest and one for all contests together.
+    Significant differences are bold. name: of the reading. Empty without a baseline.
+    """
     contests = with_all(contests)
     columns = [differences(each, baseline_of(reading), measure, name) for each in contests]
     arms = list(dict.fromkeys(arm for column in columns for arm in column))
@@ -80,9 +85,11 @@ def difference_table(
 
 
 def told_apart_table(reading: Reading, contests: Sequence[Contest]) -> list[str]:
-    """A row for each measure and reading, a column for each contest and one for all together: how
-    many arms are better than the baseline and how many are worse, of those told apart. Empty
-    without a baseline."""
+    """Return a table with the numbers of arms significantly better and worse than the baseline.
+
+    It has a row for each metric and reading, a column for each contest and one for all contests
+    together. Empty without a baseline.
+    """
     contests = with_all(contests)
     base = baseline_of(reading)
     rows: list[list[str]] = []
@@ -99,14 +106,16 @@ def told_apart_table(reading: Reading, contests: Sequence[Contest]) -> list[str]
 
 
 def with_all(contests: Sequence[Contest]) -> list[Contest]:
-    """The contests, and all of them together where there are several."""
+    """Return the contests, followed by all of them combined if there are several."""
     whole = together(contests)
     return list(contests) if whole is None else [*contests, whole]
 
 
 def _readings(contest: Contest, measure: str) -> list[str]:
-    """The readings of a measure that anything is known of, but for the best rounds' and for equal
-    numbers of rounds where these are all rounds."""
+    """Return a metric's known readings, except the best rounds' reading.
+
+    The reading at equal numbers of rounds is also omitted if it equals the last one.
+    """
     return [
         name
         for arm in contest.arms
@@ -129,7 +138,7 @@ def _entry(found: Difference | None) -> str:
 
 
 def _counts(found: Mapping[str, Difference], *, lower: bool) -> str:
-    """lower: whether less is better."""
+    """Return the numbers of better and worse arms as text. lower: True if less is better."""
     told = [each.test.difference for each in found.values() if each.told_apart]
     better = sum(difference < 0 if lower else difference > 0 for difference in told)
     return f"{better} better, {len(told) - better} worse" if told else "none"

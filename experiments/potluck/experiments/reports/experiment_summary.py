@@ -15,7 +15,7 @@ from potluck.experiments.reports.readings import is_partial, mean, reached, read
 
 Labels = Mapping[str, str]
 Point = tuple[tuple[str, str], ...]
-"""Labels of the axes but for the seed's, in order."""
+"""Labels of all axes except the seed, in order."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -77,9 +77,12 @@ def heat_maps(
 def measure_panel(
     summary: Summary, contests: Sequence[Contest], measure: str, reading: str
 ) -> Panel:
-    """A measure in percent (a loss as it is), coloured by its difference to the baseline: blue is
-    better, the full colour is 0.3. Bold is what is told apart from the baseline. The last column is
-    of all contests together."""
+    """Return the panel of a metric in percent (a loss as it is).
+
+    The colour is the difference to the baseline: blue is better, and 0.3 has the full colour.
+    Values that differ significantly from the baseline are bold. The last column is for all contests
+    together.
+    """
     contests = with_all(contests)
     sign = -1.0 if measure == "loss" else 1.0
     base = baseline_of(summary.experiment.reading)

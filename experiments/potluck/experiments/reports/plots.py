@@ -26,7 +26,7 @@ _MOST_COLOURED = 14
 """With more arms in a panel a few are in colour: the baseline, the best three and the worst two."""
 _MOST_RASTERS = 12
 _FEW_ROUNDS = 30
-"""Each is a dot on its line up to so many; a single one would else not be seen."""
+"""Maximum number of rounds drawn as dots on a line; without dots, a single one is invisible."""
 
 
 def panels(summary: Summary) -> list[tuple[str, list[Arm]]]:
@@ -111,7 +111,7 @@ def _raster(axes: Axes, cell: CellResult) -> None:
 
 
 def _whole_numbers(axis: Axis) -> None:
-    """Put ticks at whole numbers alone; there is no half round, and no half client."""
+    """Put ticks only at whole numbers: rounds and clients can't be halves."""
     axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
@@ -123,7 +123,10 @@ def _lines(
     targets: Sequence[float] = (),
     hold: bool = False,
 ) -> Figure:
-    """hold: a cell that stopped early keeps its last value for the rounds that others have."""
+    """Draw a value by round, in one panel per column of arms.
+
+    hold: a cell that stopped early keeps its last value in the rounds that others have.
+    """
     shown = panels(summary)
     columns = min(2, len(shown))
     rows = -(-len(shown) // columns)
@@ -186,7 +189,7 @@ def _band(
     *,
     hold: bool,
 ) -> None:
-    """number: of its colour; None for a thin grey line without a band."""
+    """Draw an arm's line and band. number: of its colour; None: a thin grey line, no band."""
     by_round: dict[int, list[float]] = {}
     of_cells = [read(cell) for cell in arm.cells]
     for values in held(of_cells) if hold else of_cells:

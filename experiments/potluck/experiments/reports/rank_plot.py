@@ -1,4 +1,4 @@
-"""A picture of mean ranks: each arm a dot, and who is not told apart from the best."""
+"""A plot of mean ranks: a dot per arm, and the arms not significantly worse than the best."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def plot_ranks(ranked_by: Sequence[RankedReading]) -> bytes | None:
 
 
 def first_ranks(ranked: RankedReading) -> Ranks:
-    """Those that a report shows first: over settings, if there are several."""
+    """Return the ranks that a report shows first: over settings, if there are several."""
     return ranked.by_contest if ranked.by_contest.blocks > 1 else ranked.by_cell
 
 

@@ -25,9 +25,10 @@ Name = TypeVar("Name", bound=Hashable)
 class Ranks:
     """Arms by their mean rank, the best first; 1 is the best in every block.
 
-    blocks: how many comparisons there are. p: of Friedman's test that all arms are alike; None
-    where it can't be made (fewer than three arms or two blocks, or all ranks tied). difference:
-    mean ranks that differ by less are not told apart at the level of 5 % (Nemenyi); None likewise.
+    blocks: number of comparisons. p: of Friedman's test that all arms are alike; None if it can't
+    be made (fewer than three arms or two blocks, or all ranks tied). difference: the critical
+    difference (Nemenyi). Mean ranks that differ by less are not significantly different at the 5 %
+    level. None for fewer than two arms or blocks.
     """
 
     means: Mapping[str, float]
@@ -37,9 +38,9 @@ class Ranks:
 
     @property
     def best(self) -> tuple[str, ...]:
-        """The first arm and all that are not told apart from it; none where that is unknown.
+        """The first arm and all not significantly different from it; none if that is unknown.
 
-        Where Friedman's test does not tell that arms differ at all, none is told from another.
+        If Friedman's test finds no significant difference between arms, all arms are included.
         """
         if self.difference is None:
             return ()

@@ -24,8 +24,10 @@ WORST_TENTH = "worst_tenth"
 def evaluations(
     rounds: Sequence[RoundResult], metric: str, *, partial: bool = True
 ) -> list[tuple[int, float]]:
-    """(round, value) where the model was evaluated. metric: or `WORST_TENTH`. partial: whether
-    evaluations without some of the clients count."""
+    """Return (round, value) of each evaluation of the model.
+
+    metric: a metric or `WORST_TENTH`. partial: True to include evaluations that lack some clients.
+    """
     return [
         (each.round, float(value))
         for each in rounds
@@ -34,7 +36,7 @@ def evaluations(
 
 
 def reading_of(rounds: Sequence[RoundResult], metric: str, last: int) -> float:
-    """The mean of a metric over the last so many evaluations; NaN without any."""
+    """Return the mean of a metric over the last `last` evaluations; NaN without any."""
     return mean([value for _, value in evaluations(rounds, metric)][-last:])
 
 
@@ -76,9 +78,12 @@ def spent_rounds(cell: CellResult) -> Sequence[float]:
 
 
 def spent_bytes(cell: CellResult) -> Sequence[float] | None:
-    """Bytes as if each client were a machine of its own: a model for whoever is asked about it or
-    trains, with what the strategy sends beside it to those who train, and the updates. What a run
-    spent before its first round counts."""
+    """Return the bytes sent as if each client were its own machine.
+
+    Each client that trains or answers a question about the model receives the model. Clients that
+    train also receive the strategy's additional data, and send updates. Costs before the first
+    round are included.
+    """
     if not cell.model_bytes:
         return None
     return list(
@@ -151,9 +156,12 @@ def rounds_within(cell: CellResult, spent: Spent, budget: float) -> Sequence[Rou
 
 @dataclass(frozen=True, kw_only=True)
 class Picks:
-    """How a cell's places were shared out. evenness: 1 less the Gini coefficient of the clients'
-    numbers of picks: 1 where all have the same number, 1/K where one has all. never: share of the
-    clients that was never picked. most: share of the rounds that the client picked most was in."""
+    """The distribution of a cell's picks over clients.
+
+    evenness: 1 minus the Gini coefficient of the clients' numbers of picks: 1 if all numbers are
+    equal, 1/K if one client has all picks. never: share of clients never picked. most: share of
+    rounds with the client that was picked most often.
+    """
 
     evenness: float
     never: float
@@ -189,8 +197,11 @@ def picks_of(cell: CellResult) -> Picks:
 
 @dataclass(frozen=True, kw_only=True)
 class Leaning:
-    """How a cell's picks go with a trait of the clients. correlation: Spearman's, of picks and the
-    trait; 0 where all are picked alike. picked: the trait's mean over places. all: over clients."""
+    """The relation between a cell's picks and a trait of the clients.
+
+    correlation: Spearman's, between picks and the trait; 0 if all clients have equally many picks.
+    picked: the trait's mean over picks. all: the trait's mean over clients.
+    """
 
     correlation: float
     picked: float

@@ -157,7 +157,7 @@ def _labels(values: NDArray[Any], samples: int, limit: int, what: str) -> NDArra
 def mapped_arrays(path: Path) -> dict[str, NDArray[Any]]:
     """All arrays of an .npz file by name: mapped copy-on-write where stored without compression.
 
-    Raises ConfigurationError if it is no such file, or holds objects.
+    Raises ConfigurationError if it is not an .npz file, or holds objects.
     """
     try:
         with path.open("rb") as file, zipfile.ZipFile(file) as archive:

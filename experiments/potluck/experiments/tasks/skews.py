@@ -18,9 +18,9 @@ def few_labels(
     """A partition in which every client holds `per_client` classes.
 
     As NIID-Bench does it: client i holds class i mod C and others at random; a class's samples are
-    shared out evenly among the clients that hold it. Classes that no client drew (where there are
-    fewer clients than classes) are left out. Disjoint; the indices of each client are sorted.
-    Raises ConfigurationError where there are not so many classes.
+    shared out evenly among the clients that hold it. Classes that no client drew are omitted; this
+    can happen if there are fewer clients than classes. Disjoint; the indices of each client are
+    sorted. Raises ConfigurationError if there are fewer than `per_client` classes.
     """
     classes = np.unique(labels)
     if not 1 <= per_client <= len(classes):
@@ -56,13 +56,13 @@ def mostly_one_class(
 ) -> list[Indices]:
     """A partition in which a share of the clients hold mostly one class (FLASH).
 
-    All hold n // clients samples (the remainder is left out). ⌊skewed · clients + ½⌋ random
-    clients hold a share `main` of one class, going round the classes in a random order, and fill
-    up from the other classes at random (from their own where no other is left); the rest hold what
-    remains, shuffled. So the rest are uniform where the classes are of one size, but for what the
-    skewed ones took.
-    Disjoint; the indices of each client are sorted. Raises ConfigurationError where a class has
-    too few samples.
+    All hold n // clients samples; the remainder is omitted. ⌊skewed · clients + ½⌋ random clients
+    are skewed: a share `main` of their samples is of one class. Their classes follow each other in
+    a random order. The rest of their samples is from other classes at random, or from their own
+    class if no other is left. The other clients hold the remaining samples, shuffled. So these are
+    uniform if the classes have equal sizes, except for the samples that the skewed clients hold.
+    Disjoint; the indices of each client are sorted. Raises ConfigurationError if a class has too
+    few samples.
     """
     size = len(labels) // clients
     classes = generator.permutation(np.unique(labels))

@@ -1,8 +1,8 @@
 """Makes weights trained elsewhere fit a model of Potluck. Pure.
 
-torchvision's networks and ours compute the same but for normalisation: theirs is over batches,
-ours over groups of channels. So what a batch normalisation has learned is kept (scale and shift),
-and what it has counted (running means and variances) is dropped.
+torchvision's networks and Potluck's compute the same except for normalisation: torchvision's is
+over batches, Potluck's over groups of channels. So a batch normalisation's learned values (scale
+and shift) are kept, and its statistics (running means and variances) are dropped.
 """
 
 from __future__ import annotations
