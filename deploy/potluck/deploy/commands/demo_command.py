@@ -166,7 +166,7 @@ def _run(options: DemoOptions, place: Path, console: Console) -> tuple[DemoFiles
 
 
 def _plot(summary: RunSummary, files: DemoFiles) -> str:
-    """Draw the plot if matplotlib is installed. Return its path, or why there is no plot."""
+    """Draw the plot if matplotlib is installed. Return its path, or the reason for having none."""
     try:
         from potluck.deploy.view.run_plot import plot_run  # matplotlib takes a second to import
     except ModuleNotFoundError as error:

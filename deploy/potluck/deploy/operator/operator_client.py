@@ -89,7 +89,7 @@ class OperatorClient:
         return list(answer.lost)
 
     async def newest_run(self) -> operator_pb2.RunStatus | None:
-        """Return the run that was started last; None if there is no run."""
+        """Return the run that was started last; None without any run."""
         # Ask for two or more: a run that pre-trains for another is not shown.
         request = operator_pb2.ListRunsRequest(page_size=2)
         answer = await self._call(self._stub.ListRuns(request, timeout=CALL_SECONDS))

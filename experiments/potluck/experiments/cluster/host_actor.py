@@ -46,7 +46,7 @@ def node_address() -> str:
 
 
 def data_directory(folder: NodeFolder, place: Path, sent: Sequence[SentFile] | None) -> Path | None:
-    """Make a data directory of the sent files; None if there is no data directory."""
+    """Make a data directory of the sent files; None if nothing was sent."""
     if sent is None:
         return None
     pieces = {each.file.blake3: each.pieces for each in sent}

@@ -30,7 +30,7 @@ class Splitting:
     clients: parts, for client-0, client-1 … seed: of the partition.
     partition: uniform (everybody alike), dirichlet (each class shared out by a Dirichlet(alpha)
     draw), labels (every client holds `labels` classes), one-class (of a share `skewed` of the
-    clients a share `main` of the samples is of one class) or quantity (alike but for their number,
+    clients a share `main` of the samples is of one class) or quantity (alike except in number,
     a Dirichlet(alpha) draw).
     global_alpha: 0, or of a Dirichlet draw of the share that each class loses before the split.
     samples: training samples used, as many of each class as there are; 0 for all.
