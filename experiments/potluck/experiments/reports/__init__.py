@@ -1,4 +1,4 @@
-"""What people see of experiments and data: tables, tests, plots, a page, a partition described.
+"""Reports on experiments and data: tables, tests, plots, a web page, descriptions of partitions.
 
 Imports `grid` and `potluck.deploy.view`. Results come in; text, tables and pictures go out.
 """

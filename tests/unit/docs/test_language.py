@@ -1,0 +1,155 @@
+"""Sentences keep to the house language: no new match of a pattern that readers stumble over.
+
+What stood there before is listed in `language_exceptions.txt`, one match per line. The list may
+only shrink: a line that matches nothing any more fails too, so delete it with the sentence.
+"""
+
+import ast
+import re
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+HOUSE = Path(__file__).resolve().parents[3]
+EXCEPTIONS = Path(__file__).with_name("language_exceptions.txt")
+NOT_SEARCHED = {Path(__file__).name, EXCEPTIONS.name, "constraints.txt", "LICENSE"}
+SUFFIXES = {".md", ".py", ".pyi", ".proto", ".toml", ".yml", ".yaml", ".js", ".css", ".sh", ".txt"}
+
+PHRASES = re.compile(
+    r"\b(anew|nobody|whoever|so many|but for|told apart|(is|are) no (?!longer)[a-z]+|goes with)\b",
+    re.IGNORECASE,
+)
+OPENINGS = re.compile(r"(What|Whether|Who|Where|Of)\b")
+MOST_WORDS = 35
+
+CODE_BLOCK = re.compile(r"^( *)(```|~~~).*?^\1\2 *$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
+END_OF_SENTENCE = re.compile(r"(?<=[.!?])[\")*_]*\s+(?=[\"(*_`A-Z])")
+NOT_PROSE = re.compile(r" *(\||#|<|:::|!!!|---)")
+ITEM = re.compile(r" *([-*]|\d+\.) ")
+
+KINDS = ("phrase", "opening", "long sentence")
+
+
+def files() -> Iterator[Path]:
+    """Text files of the project, as git lists them."""
+    listing = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
+        cwd=HOUSE,
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    for name in listing.stdout.split("\0"):
+        path = HOUSE / name
+        if path.suffix in SUFFIXES and path.name not in NOT_SEARCHED and path.is_file():
+            yield path
+
+
+def phrases(text: str) -> Iterator[str]:
+    """Each line that holds a phrase to avoid, once per phrase."""
+    for line in text.splitlines():
+        for _ in PHRASES.finditer(line):
+            yield squeezed(line)
+
+
+def openings(source: str) -> Iterator[str]:
+    """First lines of docstrings that start with a word that hides the actor."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, documented):
+            first = (ast.get_docstring(node) or "").partition("\n")[0]
+            if OPENINGS.match(first):
+                yield squeezed(first)
+
+
+def long_sentences(page: str) -> Iterator[str]:
+    """Sentences of a Markdown page that have more than `MOST_WORDS` words."""
+    for paragraph in paragraphs(CODE_BLOCK.sub("\n\n", page)):
+        for sentence in END_OF_SENTENCE.split(LINK.sub(r"\1", paragraph)):
+            words = [word for word in sentence.split() if re.search(r"\w", word)]
+            if len(words) > MOST_WORDS:
+                yield " ".join(words[:12])
+
+
+def paragraphs(page: str) -> Iterator[str]:
+    """Paragraphs and list items of a page, each on one line; tables and headings are left out."""
+    lines: list[str] = []
+    for line in [*page.splitlines(), ""]:
+        item = ITEM.match(line)
+        if not line.strip() or NOT_PROSE.match(line) or item:
+            if lines:
+                yield " ".join(lines)
+            lines = [line[item.end() :].strip()] if item else []
+        else:
+            lines.append(line.strip())
+
+
+def squeezed(line: str) -> str:
+    return " ".join(line.split())
+
+
+def matches() -> Counter[str]:
+    """Every match in the project, as lines of the list of exceptions."""
+    found: Counter[str] = Counter()
+    for path in files():
+        text = path.read_text()
+        found.update(f"phrase: {each}" for each in phrases(text))
+        if path.suffix == ".py":
+            found.update(f"opening: {each}" for each in openings(text))
+        if path.suffix == ".md" and path.is_relative_to(HOUSE / "docs"):
+            found.update(f"long sentence: {each}" for each in long_sentences(text))
+    return found
+
+
+def listed() -> Counter[str]:
+    return Counter(EXCEPTIONS.read_text().splitlines())
+
+
+def test_a_new_sentence_avoids_the_listed_patterns() -> None:
+    assert sorted((matches() - listed()).elements()) == []
+
+
+def test_an_exception_without_a_match_is_deleted() -> None:
+    assert sorted((listed() - matches()).elements()) == []
+
+
+def test_exceptions_are_sorted_and_of_a_known_kind() -> None:
+    lines = EXCEPTIONS.read_text().splitlines()
+    assert lines == sorted(lines)
+    assert {line.partition(":")[0] for line in lines} <= set(KINDS)
+
+
+@pytest.mark.parametrize(
+    ("line", "count"),
+    [
+        ("Hosts are made anew.", 1),
+        ("Nobody waits, and so many rounds pass.", 2),
+        ("'x' is no host name", 1),
+        ("'x' is not a valid host name", 0),
+        ("Its host is no longer asked.", 0),
+    ],
+)
+def test_phrases_are_found(line: str, count: int) -> None:
+    assert list(phrases(line)) == [line] * count
+
+
+def test_openings_are_found_in_all_docstrings() -> None:
+    source = (
+        '"""What a module is."""\n'
+        'class A:\n    """Store it."""\n    def f(self):\n        """Of one."""\n'
+    )
+    assert list(openings(source)) == ["What a module is.", "Of one."]
+
+
+@pytest.mark.parametrize(("words", "found"), [(MOST_WORDS, 0), (MOST_WORDS + 1, 1)])
+def test_long_sentences_are_found_in_prose_alone(words: int, found: int) -> None:
+    long = " ".join(["word"] * (words - 1))
+    page = (
+        f"# {long} title\n\nShort. A\n{long}. Short.\n\n"
+        f"```\n{long} {long}\n```\n\n| {long} x | {long} |\n"
+    )
+    assert len(list(long_sentences(page))) == found
