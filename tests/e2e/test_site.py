@@ -87,7 +87,9 @@ def test_nothing_is_loaded_from_elsewhere(site: dict[Path, Page]) -> None:
 def test_the_notebooks_and_all_that_is_public_are_there(site: dict[Path, Page]) -> None:
     pages = {path.stem for path in site if path.parent.name == "notebooks"}
     assert pages == {path.stem for path in NOTEBOOKS}
-    [federation] = [page for path, page in site.items() if path.name == "federation.html"]
+    [federation] = [
+        page for path, page in site.items() if path.parts[-2:] == ("api", "federation.html")
+    ]
     public = {name for name in potluck.federation.__all__ if not name.startswith("__")}
     documented = {anchor.rpartition(".")[2] for anchor in federation.anchors}
     assert public - documented == set()
