@@ -556,9 +556,12 @@ def test_rounds_whose_model_stands_still_give_a_client_away_only_by_other_cohort
         assert world.found(prime=None)
 
 
-@pytest.mark.parametrize("change", [{"settings": 3}, {"weight_bound": 700}])
-def test_rounds_of_a_run_have_the_settings_of_its_first(change: dict[str, int]) -> None:
-    plans = [Plan(update=1), Plan(update=1, model=1, **change)]  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    "changed",
+    [Plan(update=1, model=1, settings=3), Plan(update=1, model=1, weight_bound=700)],
+)
+def test_rounds_of_a_run_have_the_settings_of_its_first(changed: Plan) -> None:
+    plans = [Plan(update=1), changed]
     world = played(plans, 7, 0, runs_per_epoch=9)
     assert world.sums == 1
     check(world)

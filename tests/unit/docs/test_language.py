@@ -9,6 +9,7 @@ import re
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,7 @@ def squeezed(line: str) -> str:
     return " ".join(line.split())
 
 
+@cache
 def matches() -> Counter[str]:
     """Every match in the project, as lines of the list of exceptions."""
     found: Counter[str] = Counter()
