@@ -16,7 +16,7 @@ def summed(update_id: str, client: str) -> rpc.Instruction:
 
 
 def test_host_ends_only_the_wait_for_its_own_updates() -> None:
-    expected = ExpectedUpdates(lambda: 0.0, lambda _: None)
+    expected = ExpectedUpdates(lambda: 0.0, lambda _: None, lambda _: None)
     expected.see(summed("run/1/1/a", "a"), "host-0")
     expected.answered("run/1/1/a", "host-1")
     expected.received([transfer_pb2.SumMember(update_id="run/1/1/a", client_id="b")])

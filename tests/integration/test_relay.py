@@ -207,6 +207,42 @@ async def test_what_has_gone_on_meanwhile_is_not_asked_for_again(
         await federation.finished(run_id)
 
 
+async def test_parts_of_an_update_are_dropped_when_its_round_is_over(
+    federation: Federation, relay: Relay
+) -> None:
+    folder = relay.state / "updates"
+    over = asyncio.Event()
+
+    async def without_end(update: list[bytes]) -> AsyncIterator[bytes]:
+        for message in update[:-1]:
+            yield message
+        await over.wait()
+
+    async with (
+        behind(relay, federation, "host-0") as host,
+        direct(federation, "host-0") as beside,
+        host.attending("client-0") as stream,
+    ):
+        for cut_before in (True, False):
+            run_id = await federation.start_run("roster=1", 'selector.name="uniform"')
+            mine = await training_of(stream, "client-0", run_id)
+            update = whole(mine.id, "client-0", await host.fetch(mine.train.model))
+            if cut_before:
+                assert await host.submit(update[:-1]) == (Status.ABORTED, "TRANSFER_TRUNCATED")
+                sending = None
+            else:
+                sending = asyncio.ensure_future(host.submit_bytes(without_end(update)))
+                await until(lambda: bool(list(folder.iterdir())), "something arrives")
+            assert [path.suffix for path in folder.iterdir()] == [".part"]
+            assert await beside.submit(update) == DONE
+            await federation.finished(run_id)
+            if sending is not None:
+                over.set()
+                with pytest.raises(grpc.aio.AioRpcError, match="without a trailer"):
+                    await sending
+            await until(lambda: not list(folder.iterdir()), "the relay drops what arrived")
+
+
 def sum_of_zeros(
     folder: Path, model: bytes, instruction: rpc.Instruction, *members: str
 ) -> list[bytes]:

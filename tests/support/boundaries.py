@@ -162,7 +162,11 @@ class Kills:
         await until(lambda: not [*folder.glob("host-*/updates/*")], "hosts drop their updates")
         if self.relay is not None:
             left = self.relay.state
-            await until(lambda: not [*left.glob("updates/*")], "the relay drops its updates")
+            try:
+                await until(lambda: not [*left.glob("updates/*")], "the relay drops its updates")
+            except AssertionError as error:
+                names = [path.name for path in left.glob("updates/*")]
+                raise AssertionError(f"{error}, still there: {names}") from None
             assert not [*left.glob("fetched/*")], "of a file on its way something is left"
 
     def _check_logs(self) -> None:

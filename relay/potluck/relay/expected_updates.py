@@ -35,11 +35,18 @@ class ExpectedUpdates:
     Lives on the event loop.
     """
 
-    def __init__(self, clock: Callable[[], float], drop: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        drop: Callable[[str], None],
+        settle: Callable[[str], None],
+    ) -> None:
         """`clock`: seconds since 1970. `drop` is called with the id of each update that is no
-        longer awaited."""
+        longer awaited. `settle` is called with the id of each update whose round is over; the
+        coordinator may have received it."""
         self._clock = clock
         self._drop = drop
+        self._settled = settle
         self._newest: dict[tuple[str, str], ExpectedUpdate] = {}
         self._awaited: dict[str, ExpectedUpdate] = {}  # by id: of sums, those still being made
         self.changed = asyncio.Event()
@@ -85,6 +92,8 @@ class ExpectedUpdates:
         expected = self._newest.get((instruction.client_id, instruction.run_id))
         if expected is not None:
             self.arrived([expected.update_id])
+        # Its instruction may have passed before this process began.
+        self._settled(instruction.settle.update_id)
 
     def awaited(self, run_id: str) -> bool:
         """Return True if connected hosts still make updates for a run's sums."""

@@ -53,7 +53,7 @@ class RelayedUpdates:
     ) -> None:
         """`wait_seconds`: how long a host's sum waits for those of others. `clock`: seconds since
         1970."""
-        self.expected = ExpectedUpdates(clock, self._give_up)
+        self.expected = ExpectedUpdates(clock, self._give_up, self._settle)
         self._sums = RelayedSums(upstream, held, self.expected, wait_seconds=wait_seconds)
         self._upstream = upstream
         self._held = held
@@ -62,6 +62,7 @@ class RelayedUpdates:
         self._metrics = metrics
         self._order = UploadOrder()
         self._deliveries: dict[str, asyncio.Task[None]] = {}
+        self._settling: set[asyncio.Task[None]] = set()
 
     @property
     def _link(self) -> Link:
@@ -74,9 +75,10 @@ class RelayedUpdates:
 
     async def close(self) -> None:
         """Stop; what is held stays on disk."""
-        for task in self._deliveries.values():
+        tasks = [*self._deliveries.values(), *self._settling]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._deliveries.values(), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._sums.close()
 
     # What hosts ask ---------------------------------------------------------------------------
@@ -287,3 +289,18 @@ class RelayedUpdates:
         if task is not None:
             task.cancel()
         self._held.drop(update_id)
+
+    def _settle(self, update_id: str) -> None:
+        """Drop what has arrived of an update whose round is over, soon.
+
+        Its host stops sending when it learns that the round is over, and asks no more.
+        """
+        task = asyncio.create_task(self._drop_undelivered(update_id))
+        self._settling.add(task)
+        task.add_done_callback(self._settling.discard)
+
+    async def _drop_undelivered(self, update_id: str) -> None:
+        """Drop an update once no stream carries it, unless its delivery is under way."""
+        async with self._order.idle(update_id):
+            if update_id not in self._deliveries:
+                self._held.drop(update_id)

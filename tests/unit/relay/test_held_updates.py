@@ -70,7 +70,7 @@ def training(update_id: str, client: str = "client-0") -> rpc.Instruction:
 
 def test_the_newest_training_of_a_client_is_expected() -> None:
     dropped: list[str] = []
-    expected = ExpectedUpdates(lambda: NOW, dropped.append)
+    expected = ExpectedUpdates(lambda: NOW, dropped.append, lambda _: None)
     expected.see(training("run/1/1/client-0"), "host-0")
     expected.see(training("run/1/1/client-1", "client-1"), "host-1")
     found = expected.find("run/1/1/client-0", "client-0", "run")
@@ -86,7 +86,7 @@ def test_the_newest_training_of_a_client_is_expected() -> None:
 
 def test_what_is_abandoned_is_given_up() -> None:
     dropped: list[str] = []
-    expected = ExpectedUpdates(lambda: NOW, dropped.append)
+    expected = ExpectedUpdates(lambda: NOW, dropped.append, lambda _: None)
     expected.see(training("run/1/1/client-0"), "host-0")
     abandon = rpc.Abandon(instruction_ids=["run/1/1/client-0", "other"])
     expected.see(rpc.Instruction(id="abandon/x", abandon=abandon), "host-0")
@@ -101,7 +101,8 @@ def summed(update_id: str, client: str) -> rpc.Instruction:
 
 
 def test_sums_await_those_who_still_train() -> None:
-    expected = ExpectedUpdates(lambda: NOW, lambda _: None)
+    settled: list[str] = []
+    expected = ExpectedUpdates(lambda: NOW, lambda _: None, settled.append)
     expected.see(training("run/1/1/client-0"), "host-0")
     assert not expected.awaited("run"), "it goes by itself"
     for client, host in (("a", "host-0"), ("b", "host-0"), ("c", "host-1"), ("d", "host-1")):
@@ -113,8 +114,10 @@ def test_sums_await_those_who_still_train() -> None:
     assert not expected.awaited("another")
     expected.left("host-1")
     assert expected.awaited("run")
-    settle = rpc.Instruction(id="s", client_id="b", run_id="run", settle=rpc.Settle())
+    over = rpc.Settle(update_id="run/1/1/b")
+    settle = rpc.Instruction(id="s", client_id="b", run_id="run", settle=over)
     expected.see(settle, "host-0")
+    assert settled == ["run/1/1/b"]
     assert not expected.awaited("run")
     expected.see(summed("run/1/1/c", "c"), "host-1")  # its host is back, and is told again
     assert expected.awaited("run")

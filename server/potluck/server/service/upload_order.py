@@ -58,6 +58,12 @@ class UploadOrder:
             yield sequence
 
     @asynccontextmanager
+    async def idle(self, update_id: str) -> AsyncIterator[None]:
+        """Wait until no stream carries an update; none begins within the block."""
+        async with self._lock(update_id):
+            yield
+
+    @asynccontextmanager
     async def receiving(self, update_id: str, blake3: str) -> AsyncIterator[None]:
         """A block, within a turn, that ends with TruncatedError when a newer stream comes."""
         file = (update_id, blake3)
