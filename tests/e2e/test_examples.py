@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+import shutil
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
-from support.examples import carried_out, installed, link_libraries
+from support.examples import EXAMPLES, Example, carried_out, installed, link_libraries
 from support.repository import ROOT
 
 from potluck.deploy.local.demo_files import reserved_port
+from potluck.experiments.tasks.heart import HOSPITALS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -26,6 +30,26 @@ async def test_regression(tmp_path: Path) -> None:
     assert "6 of 6 rounds committed" in said
     assert len(errors) == 6
     assert errors[-1] < 0.5 * errors[0]
+
+
+async def test_four_hospitals(tmp_path: Path) -> None:
+    folder = tmp_path / "four-hospitals"
+    shutil.copytree(EXAMPLES / "four-hospitals", folder)
+    example = Example(folder=folder, environment=Path(sys.prefix))
+    [run] = example.blocks("run")
+    said = await example.done(f"{run.rstrip()} --rounds 4")
+    for network in ("logistic", "perceptron"):
+        _, _, after = said.partition(f"discloses for {network}\n")
+        disclosed, _, after = after.partition(f"Choices for {network}\n")
+        choices, _, after = after.partition(f"Accuracy of {network} ")
+        accuracies = after.split("\n\n")[0].splitlines()[2:]
+        assert disclosed.count("label counts with noise") == 4
+        reason = r"[a-z]+ \((drawn uniformly|paused longest|entropy [+-]\d\.\d\d bit)\)"
+        found = re.findall(rf"  round  (\d)  {reason}, {reason}\n", choices)
+        assert [number for number, *_ in found] == ["1", "2", "3", "4"]
+        assert [line.split()[0] for line in accuracies] == list(HOSPITALS)
+        federated, alone, pooled, _ = np.array([line.split()[2:] for line in accuracies], float).T
+        assert min(federated.mean(), alone.mean(), pooled.mean()) > 60
 
 
 async def test_segmentation(tmp_path: Path) -> None:
