@@ -1,0 +1,29 @@
+"""The picture of a round under way shows reasons that differ, and texts that the page still has.
+
+`page_pictures.py` writes the texts that it photographs beside the picture.
+"""
+
+import json
+import re
+
+from support.repository import ROOT
+
+TEXTS = json.loads((ROOT / "docs/images/page-round.json").read_text(encoding="utf-8"))
+PAGE = ROOT / "page/potluck/page/static"
+
+
+def test_headers_of_the_picture_are_those_of_the_page() -> None:
+    source = (PAGE / "live_round.js").read_text(encoding="utf-8")
+    assert TEXTS["headers"] == re.findall(r'{ title: "([^"]+)"', source)
+
+
+def test_reasons_in_the_picture_are_those_of_the_selector_and_differ() -> None:
+    columns = len(TEXTS["headers"])
+    reasons = TEXTS["cells"][TEXTS["headers"].index("Why it was chosen") :: columns]
+    first, *others = reasons
+    source = (ROOT / "server/potluck/server/selectors/fedentopt.py").read_text(encoding="utf-8")
+    assert f'"{first}"' in source
+    gains = [re.fullmatch(r"entropy ([+-]\d\.\d\d) bit", reason) for reason in others]
+    assert 'f"entropy {after - before:+.2f} bit"' in source
+    assert len(gains) == 8
+    assert len({gain[1] for gain in gains if gain}) > 4
