@@ -1,6 +1,6 @@
 """Heart disease in four hospitals: 920 patients, which come with Potluck.
 
-The data are the UCI Heart Disease data set (CC BY 4.0); `heart_data/LICENCE.md` names its authors.
+The data are the UCI Heart Disease data set (CC BY 4.0); `heart_data/LICENCE.txt` names its authors.
 Each hospital is a client. A patient has 13 features; the label is 1 for any degree of disease.
 """
 

@@ -81,7 +81,7 @@ def test_a_network_takes_a_patient(network: str, parameters: int) -> None:
 
 def test_the_files_are_unchanged_and_carry_their_licence() -> None:
     folder = files("potluck.experiments.tasks") / "heart_data"
-    licence = (folder / "LICENCE.md").read_text(encoding="utf-8")
+    licence = (folder / "LICENCE.txt").read_text(encoding="utf-8")
     assert "CC BY 4.0" in licence
     assert "10.24432/C52P4X" in licence
     found = [
