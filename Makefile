@@ -19,8 +19,8 @@ PYTHON ?=
 PIP_FLAGS ?=
 ARGS ?=
 
-# Test files run side by side, each from its first test to its last. Real processes also wait, so
-# one lane more than processors.
+# Test files run side by side, each from its first test to its last, and what takes longest first
+# (tests/support/side_by_side.py). Real processes also wait, so one lane more than processors.
 PROCESSORS := $(shell nproc 2>/dev/null || sysctl -n hw.ncpu)
 LANES ?= $(shell echo $$(($(PROCESSORS) + 1)))
 SIDE_BY_SIDE := --dist loadfile --numprocesses

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from functools import cache
+from typing import Any
 
 import hypothesis
 import pytest
+from support.side_by_side import ordered, unit_of
 
 import potluck.common.errors  # noqa: F401  # before grpc, which reads its settings once: as programs do
 
@@ -37,6 +39,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="keep what the round machine answers, and how rounds are shown, as it is now",
     )
+
+
+@pytest.hookimpl(trylast=True)  # once `-m` and `-k` have chosen
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put what takes longest first."""
+    places = {test: place for place, test in enumerate(ordered([each.nodeid for each in items]))}
+    items.sort(key=lambda item: places[item.nodeid])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `--dist loadfile`, give each worker a file, or a test that may run apart from its file,
+    in the order of the collection."""
+    if config.option.dist != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    config.option.loadscopereorder = False
+    scheduler = LoadFileScheduling(config, log)
+    scheduler._split_scope = unit_of
+    return scheduler
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -12,7 +12,7 @@ from support.boundaries import Kills
 from support.federation import crash_federation
 from support.relays import Relay, relays_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 ROUNDS = 2
 OPEN = ['strategy.name="scaffold"', "task.central=false"]

@@ -1,0 +1,29 @@
+"""The order in which workers take tests."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+from support.repository import ROOT
+from support.side_by_side import APART, LONGEST, ordered, unit_of
+
+
+@pytest.mark.parametrize("unit", LONGEST)
+def test_an_entry_of_the_longest_names_a_test_or_file(unit: str) -> None:
+    file, _, test = unit.partition("::")
+    tree = ast.parse((ROOT / file).read_text())
+    names = {each.name for each in tree.body if isinstance(each, ast.AsyncFunctionDef)}
+    assert unit_of(unit) == unit
+    assert not test or test.partition("[")[0] in names
+
+
+def test_tests_of_the_file_apart_are_units_of_their_own() -> None:
+    assert unit_of(f"{APART}::test_one[a]") == f"{APART}::test_one[a]"
+    assert unit_of("tests/e2e/test_demo.py::test_one[a]") == "tests/e2e/test_demo.py"
+
+
+def test_the_longest_run_first_then_the_largest_files() -> None:
+    small, large = "tests/a.py", "tests/b.py"
+    found = ordered([f"{small}::one", f"{large}::one", f"{large}::two", LONGEST[2], LONGEST[0]])
+    assert found == [LONGEST[0], LONGEST[2], f"{large}::one", f"{large}::two", f"{small}::one"]
