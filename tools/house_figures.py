@@ -8,9 +8,10 @@ All is read from the source roots; generated stubs are not counted.
 - A *guest* is code that the core works without: secure aggregation, adapters of libraries,
   trackers, object stores, exporters of traces, Ray. `GUESTS` lists its modules, wherever they are.
   Counted are the names that modules of the core import from it, each once.
-- *Returns* of an update's walk: docs/architecture.md names the modules that an update passes, in
-  order, and a test checks that the functions named there exist. Each module stands for its
-  subpackage. Counted is how often the walk enters a subpackage that it has left before.
+- *Returns* of an update's walk: docs/contributing/architecture.md names the modules that an
+  update passes, in order, and a test checks that the functions named there exist. Each module
+  stands for its subpackage. Counted is how often the walk enters a subpackage that it has left
+  before.
 - A *form* of a committed round is a class with a field `bytes_up`, or a message of the schema.
 """
 
@@ -58,7 +59,7 @@ GUESTS = {
 }
 INTEGRATIONS = "potluck.integrations"
 ROUND_FIELD = "bytes_up"
-LINK = re.compile(r"\]\(\.\./([\w/]+/potluck/[\w/]+\.py)\)")
+LINK = re.compile(r"\]\((?:\.\./)+([\w/]+/potluck/[\w/]+\.py)\)")
 MESSAGE = re.compile(r"^message (\w+) \{(.*?)^\}", re.DOTALL | re.MULTILINE)
 
 
@@ -242,7 +243,7 @@ def figures(modules: Sequence[Module]) -> list[tuple[str, str, str]]:
     rows += [(f"… of {guest}", f"{len(by_name)}", "0") for guest, by_name in sorted(found.items())]
     rows.append(("modules of the core that import a guest", f"{len(importing)}", "0"))
     once = [name for name, others in importers(modules).items() if len(others) == 1]
-    passed = walk((HOUSE / "docs" / "architecture.md").read_text())
+    passed = walk((HOUSE / "docs/contributing/architecture.md").read_text())
     spelling = [module for module in modules if re.search(rf"\b{ROUND_FIELD}\b", module.text)]
     rows += [
         ("modules that exactly one other imports", f"{len(once)}", ""),

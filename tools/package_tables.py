@@ -1,4 +1,4 @@
-"""The tables of packages in CONTRIBUTING.md and docs/architecture.md, made from the tree.
+"""Generate the tables of packages in CONTRIBUTING.md and docs/contributing/architecture.md.
 
     .venv/bin/python tools/package_tables.py
 
@@ -70,7 +70,7 @@ def long_table() -> str:
             path = folder.relative_to(HOUSE).as_posix()
             label = f"{root}/…/{'/'.join(folder.parts[len(package.parts) - 1 :])}"
             text = "generated stubs" if package.name == GENERATED else summary(folder)
-            lines.append(f"| [`{label}`](../{path}) | {text} |")
+            lines.append(f"| [`{label}`](../../{path}) | {text} |")
     return "\n".join(lines) + "\n"
 
 
@@ -79,7 +79,7 @@ def filled(text: str, table: str) -> str:
     return MARKED.sub(lambda _: f"{BEGIN}{table}{END}", text)
 
 
-TABLES = {"CONTRIBUTING.md": short_table, "docs/architecture.md": long_table}
+TABLES = {"CONTRIBUTING.md": short_table, "docs/contributing/architecture.md": long_table}
 
 if __name__ == "__main__":
     for name, table in TABLES.items():

@@ -1,4 +1,4 @@
-"""Each arm of an experiment less those before it, by seed: the tables of docs/reproduction.md.
+"""Each arm of an experiment less those before it, by seed, as docs/research shows them.
 
     .venv/bin/python tools/paired_differences.py experiments/flash-table.toml FOLDER --quick
 

@@ -1,10 +1,10 @@
 """Bring an experiment's report onto a page of the docs: its tables and its pictures.
 
-    .venv/bin/python tools/report_page.py potluck-experiments/NAME docs/PAGE.md
+    .venv/bin/python tools/report_page.py potluck-experiments/NAME docs/research/PAGE.md
 
 Between `<!-- report NAME: TITLE -->` and `<!-- /report -->` the page gets the table under that
 title of the folder's report.md; `Results` is the first one, which has no title. Every picture that
-the page shows as `images/NAME-PICTURE.png` is the folder's PICTURE.png, with fewer colours.
+the page shows as `../images/NAME-PICTURE.png` is the folder's PICTURE.png, with fewer colours.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def filled(page: str, report: str, name: str) -> str:
 
 def pictures(page: str, name: str) -> list[str]:
     """The pictures of an experiment that a page shows, without their ending."""
-    return re.findall(rf"\(images/{re.escape(name)}-(\w+)\.png\)", page)
+    return re.findall(rf"/images/{re.escape(name)}-(\w+)\.png\)", page)
 
 
 def with_fewer_colours(png: bytes) -> bytes:
@@ -65,7 +65,7 @@ def write(results: Path, page: Path) -> None:
     report = (results / "report.md").read_text(encoding="utf-8")
     page.write_text(filled(text, report, results.name), encoding="utf-8")
     for picture in pictures(text, results.name):
-        target = page.parent / "images" / f"{results.name}-{picture}.png"
+        target = page.parents[1] / "images" / f"{results.name}-{picture}.png"
         target.write_bytes(with_fewer_colours((results / f"{picture}.png").read_bytes()))
 
 

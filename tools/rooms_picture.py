@@ -1,4 +1,4 @@
-"""Draw the picture of the subpackages in docs/architecture.md from the imports of the tree.
+"""Draw the picture of the subpackages in docs/contributing/architecture.md from the imports.
 
     .venv/bin/python tools/rooms_picture.py > docs/images/rooms.svg
 

@@ -1,4 +1,4 @@
-"""The picture of a secure sum in docs/secure-aggregation.md: who sends what, from top to bottom.
+"""Draw a secure sum for docs/security/specification.md: who sends what, from top to bottom.
 
     .venv/bin/python tools/secagg_picture.py > docs/images/secure-sum.svg
 

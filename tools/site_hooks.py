@@ -23,9 +23,55 @@ _LINK = re.compile(r"(?<=\]\()(?!https?:|mailto:|#)([^)#\s]+)(#[^)\s]*)?(?=[)\s]
 _FENCE = re.compile(r"^( *```.*?^ *```\s*$)", re.DOTALL | re.MULTILINE)
 _NAMED = {
     "README.md": "index.md",
-    "CONTRIBUTING.md": "contributing.md",
+    "CONTRIBUTING.md": "contributing/index.md",
     "CHANGELOG.md": "changes.md",
 }
+MOVED = {
+    "architecture.md": "contributing/architecture.md",
+    "benchmarks.md": "research/benchmarks.md",
+    "best-models.md": "guides/best-models.md",
+    "compose.md": "deploy/compose.md",
+    "concepts.md": "concepts/federation.md",
+    "contributing.md": "contributing/index.md",
+    "data-plane.md": "concepts/data-plane.md",
+    "deploying.md": "deploy/machines.md",
+    "experiments.md": "guides/experiments.md",
+    "getting-started.md": "start/first-federation.md",
+    "gpu.md": "deploy/gpu.md",
+    "label-audit.md": "research/label-audit.md",
+    "masked-updates.md": "privacy/masked-updates.md",
+    "metrics.md": "reference/metrics.md",
+    "moving-a-script.md": "start/your-own-model.md",
+    "operations.md": "operate/operations.md",
+    "page.md": "guides/web-ui.md",
+    "personal-models.md": "guides/personal-models.md",
+    "profiles.md": "privacy/profiles.md",
+    "python.md": "start/selection-in-python.md",
+    "relay.md": "deploy/relays.md",
+    "reproduction.md": "research/reproduction.md",
+    "secure-aggregation.md": "security/specification.md",
+    "selection-benchmark.md": "research/selection-benchmark.md",
+    "selectors.md": "reference/selectors/index.md",
+    "strategies.md": "reference/strategies/index.md",
+    "threat-model.md": "security/threat-model.md",
+    "tracing.md": "operate/tracing.md",
+    "trackers.md": "guides/trackers.md",
+    "triplet-estimate.md": "research/triplet-estimate.md",
+    "writing-a-selector.md": "guides/writing-a-selector.md",
+    "writing-a-signal.md": "guides/writing-a-signal.md",
+    "writing-a-strategy.md": "guides/writing-a-strategy.md",
+    "writing-a-task.md": "guides/writing-a-task.md",
+    "writing-a-trainer.md": "guides/writing-a-trainer.md",
+}
+"""Pages of the site by their former path. A page here sends its readers to the new one."""
+MOVED_FOLDERS = {"adr": "contributing/adr", "api": "reference/api"}
+_REDIRECT = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>This page has moved</title>
+<link rel="canonical" href="{target}">
+<script>location.replace("{target}" + location.hash)</script>
+<noscript><meta http-equiv="refresh" content="0; url={target}"></noscript></head>
+<body>This page has moved: <a href="{target}">{target}</a></body></html>
+"""
 _LANGUAGES = {".py": "python", ".toml": "toml", ".yml": "yaml", ".proto": "protobuf", ".sh": "sh"}
 _NOT_FOUND_BY_SEARCH = "---\nsearch:\n  exclude: true\n---\n\n"
 
@@ -71,7 +117,7 @@ def links_of(markdown: str, path: str) -> set[str]:
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add what lies outside `docs`, and what that links to."""
     sources = {file.src_uri: f"docs/{file.src_uri}" for file in files.documentation_pages()}
-    pending = {path for path in sources.values() if not path.startswith("docs/api/")}
+    pending = {path for path in sources.values() if not path.startswith("docs/reference/api/")}
     pending |= {*_NAMED, *map(_relative, ROOT.glob("examples/notebooks/*.ipynb"))}
     seen = set[str]()
     while pending:
@@ -94,6 +140,30 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if page.file.generated_by is not None:
         return markdown
     return linked_in_site(markdown, f"docs/{page.file.src_uri}")
+
+
+def redirects() -> dict[str, str]:
+    """Return the present path of each page that has moved, by its former path."""
+    inside = {
+        f"{old}/{page.name}": f"{new}/{page.name}"
+        for old, new in MOVED_FOLDERS.items()
+        for page in sorted((ROOT / "docs" / new).glob("*.md"))
+    }
+    return MOVED | inside
+
+
+def redirect(old: str, new: str) -> str:
+    """Return the HTML that sends readers of a former path to the present one, anchor included."""
+    target = posixpath.relpath(new, posixpath.dirname(old) or ".").removesuffix(".md") + ".html"
+    return _REDIRECT.format(target=target)
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Write a redirect in place of every page that has moved."""
+    for old, new in redirects().items():
+        page = Path(config.site_dir, old).with_suffix(".html")
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text(redirect(old, new), encoding="utf-8")
 
 
 def _relative(path: Path) -> str:

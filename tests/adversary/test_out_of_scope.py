@@ -1,4 +1,4 @@
-"""Successful attacks that secure sums do not prevent, as docs/threat-model.md states."""
+"""Successful attacks that secure sums do not prevent, as docs/security/threat-model.md states."""
 
 from __future__ import annotations
 

@@ -376,7 +376,7 @@ authority = "/pki/relay/authority.pem"
 
 
 def relay_folder() -> tuple[Path, TlsFiles]:
-    """A folder as docs/relay.md describes it, and the certificate of a host."""
+    """A folder as docs/deploy/relays.md describes it, and the certificate of a host."""
     folder = Path(tempfile.mkdtemp(prefix="potluck-relay-"))
     pki.create_authority(folder / "pki", "demo")
     clients = ["client-0:3"]

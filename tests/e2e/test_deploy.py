@@ -300,7 +300,7 @@ def check_isolation(containers: dict[str, Any]) -> None:
 
 def check_backup(lab: Lab) -> None:
     """The page's commands back up a coordinator in its container while it runs."""
-    page = (ROOT / "docs" / "operations.md").read_text()
+    page = (ROOT / "docs/operate/operations.md").read_text()
     commands = re.findall(r"^    (docker (?:exec|cp) .*backup-1.*)$", page, re.MULTILINE)
     assert len(commands) == 2
     for command in commands:

@@ -1,4 +1,4 @@
-"""docs/moving-a-script.md, carried out: the scripts run, the diffs are small, and the resulting
+"""docs/start/your-own-model.md, carried out: the scripts run, diffs are small, and the resulting
 tasks train in one federation."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from support.repository import ROOT
 
 from potluck.rpc.v1 import operator_pb2
 
-PAGE = ROOT / "docs" / "moving-a-script.md"
+PAGE = ROOT / "docs/start/your-own-model.md"
 MOST_CHANGED_LINES = 10
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

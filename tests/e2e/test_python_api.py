@@ -287,7 +287,7 @@ def test_wrong_settings_are_refused_before_anything_starts() -> None:
 def test_the_page_connects_with_an_operators_certificate(
     finished: Run, federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = (ROOT / "docs" / "python.md").read_text()
+    page = (ROOT / "docs/start/selection-in-python.md").read_text()
     [block] = [
         text for text in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if ".connect(" in text
     ]
@@ -427,7 +427,7 @@ def test_records_are_plain_values(finished: Run) -> None:
 
 @pytest.mark.slow
 def test_what_the_page_shows_is_so(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "python.md").read_text()
+    page = (ROOT / "docs/start/selection-in-python.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     first, *others = [block for block in blocks if ".connect(" not in block]
     assert len([line for line in first.splitlines() if line.strip()]) <= 8

@@ -164,7 +164,7 @@ async def test_triplets_over_the_wire_are_close_to_the_true_ones(tmp_path: Path)
     sent = {each.client_id: list(each.triplet) for each in clients}
     estimated = np.array([sent[f"client-{number}"] for number in range(24)])
     errors = np.linalg.norm(estimated - triplets(np.array(true, dtype=np.float64)), axis=1)
-    # 0.418 with the paper's settings, 0.245 for the best constant (docs/triplet-estimate.md)
+    # research/triplet-estimate.md: 0.418 with the paper's settings, 0.245 for the best constant
     assert errors.mean() < 0.1
 
 

@@ -1,4 +1,4 @@
-"""docs/writing-a-selector.md, carried out: its package is built, installed and selected with."""
+"""docs/guides/writing-a-selector.md, carried out: its package is built and selected with."""
 
 import json
 import os
@@ -12,7 +12,7 @@ import pytest
 from support.profile_federation import profile_federation
 
 REPOSITORY = Path(__file__).parents[2]
-PAGE = REPOSITORY / "docs" / "writing-a-selector.md"
+PAGE = REPOSITORY / "docs/guides/writing-a-selector.md"
 
 PROGRAM = """
 import sys, typer

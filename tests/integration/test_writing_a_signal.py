@@ -1,4 +1,4 @@
-"""docs/writing-a-signal.md, carried out: its package is built, installed and selected with."""
+"""docs/guides/writing-a-signal.md, carried out: its package is built and selected with."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from potluck.common.disclosure import Mode, Parameters, Request, TaskReference
 from potluck.common.errors import DisclosureRefusedError, PluginError, ProtocolError
 from potluck.common.signal import read_payload, signal_named
 
-PAGE = Path(__file__).parents[2] / "docs" / "writing-a-signal.md"
+PAGE = Path(__file__).parents[2] / "docs/guides/writing-a-signal.md"
 EXACT = Parameters(mode=Mode.EXACT, task=TaskReference(name="digits"))
 
 

@@ -1,4 +1,4 @@
-"""docs/writing-a-strategy.md, carried out: its package is built, installed and trained with."""
+"""docs/guides/writing-a-strategy.md, carried out: its package is built and trained with."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from potluck.common.settings.plugins import create
 from potluck.server.strategy import Strategy
 
 REPOSITORY = Path(__file__).parents[2]
-PAGE = REPOSITORY / "docs" / "writing-a-strategy.md"
+PAGE = REPOSITORY / "docs/guides/writing-a-strategy.md"
 
 
 def written_files(page: str) -> dict[str, str]:

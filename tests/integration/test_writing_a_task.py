@@ -1,4 +1,4 @@
-"""docs/writing-a-task.md, carried out: its package is built, installed and trained on."""
+"""docs/guides/writing-a-task.md, carried out: its package is built, installed and trained on."""
 
 import os
 import re
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
-PAGE = REPOSITORY / "docs" / "writing-a-task.md"
+PAGE = REPOSITORY / "docs/guides/writing-a-task.md"
 
 PROGRAM = """
 import numpy as np, torch

@@ -1,4 +1,4 @@
-"""docs/writing-a-trainer.md, carried out: its package is built, installed and trained with."""
+"""docs/guides/writing-a-trainer.md, carried out: its package is built and trained with."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.profile_federation import profile_federation
 
 from potluck.rpc.v1 import operator_pb2
 
-PAGE = Path(__file__).parents[2] / "docs" / "writing-a-trainer.md"
+PAGE = Path(__file__).parents[2] / "docs/guides/writing-a-trainer.md"
 pytestmark = pytest.mark.slow
 
 

@@ -10,7 +10,11 @@ from support.repository import ROOT
 
 PAGES = [
     ROOT / "README.md",
-    *sorted((ROOT / "docs").glob("*.md")),
+    *(
+        page
+        for page in sorted((ROOT / "docs").rglob("*.md"))
+        if page.parent.name not in ("adr", "api")
+    ),
     *sorted((ROOT / "examples").glob("*/README.md")),
 ]
 NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))

@@ -113,7 +113,7 @@ def released_triplet(
     With `noisy`, every cell of Ñ gets noise and is clipped at 0; the triplet is computed from that,
     and `degenerate` is not disclosed. ε then holds for the counts, given how samples were split. It
     does not cover that the models were trained on the same samples: one sample more or less can
-    change the attribute found for others. docs/triplet-estimate.md has measurements.
+    change the attribute found for others. docs/research/triplet-estimate.md has measurements.
     """
     if noisy is None:
         return {TRIPLET: list(triplet(found.matrix)), "degenerate": found.degenerate}

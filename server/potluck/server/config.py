@@ -202,7 +202,7 @@ class CoordinatorConfig(Settings):
         repr=False,
         description="Where runs are recorded besides: a table for each sink, [sinks.mlflow] for\n"
         "one, with its options; `plugin` names its kind where the table is named otherwise.\n"
-        "docs/trackers.md has them all.",
+        "docs/guides/trackers.md has them all.",
     )
     tls: TlsFiles = Field(description="The coordinator's certificate; made by `potluck pki`.")
 

@@ -1,4 +1,4 @@
-"""docs/architecture.md, CONTRIBUTING.md and the pages on privacy speak of the tree as it is."""
+"""The page on architecture, CONTRIBUTING.md and the pages on privacy agree with the tree."""
 
 import ast
 import io
@@ -10,10 +10,15 @@ from pathlib import Path
 import pytest
 
 HOUSE = Path(__file__).resolve().parents[3]
-PAGES = ["docs/architecture.md", "CONTRIBUTING.md"]
+PAGES = ["docs/contributing/architecture.md", "CONTRIBUTING.md"]
 PRIVACY = [
     f"docs/{page}.md"
-    for page in ("threat-model", "profiles", "masked-updates", "secure-aggregation")
+    for page in (
+        "security/threat-model",
+        "security/specification",
+        "privacy/profiles",
+        "privacy/masked-updates",
+    )
 ]
 
 LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)[^)]*\)")
@@ -50,7 +55,7 @@ def test_every_link_is_called_as_its_target(name: str) -> None:
 
 
 def test_every_function_is_in_the_file_named_with_it() -> None:
-    text = (HOUSE / "docs" / "architecture.md").read_text()
+    text = (HOUSE / "docs/contributing/architecture.md").read_text()
     named = [
         (target, function)
         for target, functions in FUNCTIONS.findall(text)
@@ -60,7 +65,7 @@ def test_every_function_is_in_the_file_named_with_it() -> None:
     missing = [
         f"{function} in {target}"
         for target, function in named
-        if not re.search(rf"\bdef {function}\(", (HOUSE / "docs" / target).read_text())
+        if not re.search(rf"\bdef {function}\(", (HOUSE / "docs/contributing" / target).read_text())
     ]
     assert missing == []
 

@@ -10,7 +10,7 @@ def test_every_extra_is_in_the_table() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     rows = [
         line.split("|")[1]
-        for line in (ROOT / "docs/adr/0013-extras.md").read_text().splitlines()
+        for line in (ROOT / "docs/contributing/adr/0013-extras.md").read_text().splitlines()
         if line.startswith("| `potluck[")
     ]
     named = {name for row in rows for name in re.findall(r"\[(\w+)\]", row)}

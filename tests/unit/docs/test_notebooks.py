@@ -38,8 +38,8 @@ def test_a_model_is_trained_in_eight_lines() -> None:
 
 def test_pages_lead_to_all_of_them() -> None:
     linked = {
-        (ROOT / "docs" / each).resolve()
-        for each in LINK.findall((ROOT / "docs/python.md").read_text())
+        (ROOT / "docs/start" / each).resolve()
+        for each in LINK.findall((ROOT / "docs/start/selection-in-python.md").read_text())
     }
     assert set(NOTEBOOKS) - linked == set()
     site = (ROOT / "mkdocs.yml").read_text()

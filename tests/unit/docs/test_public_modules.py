@@ -39,7 +39,7 @@ def test_every_room_that_others_import_from_is_typed() -> None:
     codes += [code_of(path.read_text()) for path in NOTEBOOKS]
     codes += [path.read_text() for path in (ROOT / "examples").glob("*/*.py")]
     names = {name for code in codes for name in imported(code)}
-    for page in (ROOT / "docs" / "api").glob("*.md"):
+    for page in (ROOT / "docs/reference/api").glob("*.md"):
         names |= set(re.findall(r"^::: ([\w.]+)", page.read_text(), re.MULTILINE))
     folders = {folder_of(name) for name in names}
     assert len(folders) > 10

@@ -171,12 +171,12 @@ def test_every_alert_fires_and_resolves_in_promtools_tests() -> None:
 
 
 def test_every_alert_has_a_runbook() -> None:
-    page = (ASSETS.parents[1] / "docs" / "operations.md").read_text()
+    page = (ASSETS.parents[1] / "docs/operate/operations.md").read_text()
     headings = {heading.strip().lower() for heading in re.findall(r"^#+ (.*)$", page, re.MULTILINE)}
     alerts = shipped_alerts()
     assert len(alerts) >= 8
     for alert in alerts:
         name = alert["alert"]
         assert alert["labels"]["severity"] in ("warning", "critical")
-        assert alert["annotations"]["runbook"] == f"docs/operations.md#{name.lower()}"
-        assert name.lower() in headings, f"docs/operations.md says nothing of {name}"
+        assert alert["annotations"]["runbook"] == f"docs/operate/operations.md#{name.lower()}"
+        assert name.lower() in headings, f"docs/operate/operations.md says nothing of {name}"

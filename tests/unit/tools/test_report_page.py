@@ -30,7 +30,7 @@ Text before.
 an old table
 <!-- /report -->
 
-![ranks](images/some-ranks.png)
+![ranks](../images/some-ranks.png)
 
 <!-- report some: Results -->
 <!-- /report -->
@@ -42,8 +42,9 @@ of another experiment
 
 
 def test_marked_tables_and_pictures_are_replaced(tmp_path: Path) -> None:
-    results, page = tmp_path / "some", tmp_path / "page.md"
+    results, page = tmp_path / "some", tmp_path / "research" / "page.md"
     results.mkdir()
+    page.parent.mkdir()
     (tmp_path / "images").mkdir()
     (results / "report.md").write_text(REPORT)
     picture = io.BytesIO()
@@ -67,8 +68,9 @@ def test_marked_tables_and_pictures_are_replaced(tmp_path: Path) -> None:
 
 
 def test_a_table_that_the_report_lacks_is_named(tmp_path: Path) -> None:
-    results, page = tmp_path / "some", tmp_path / "page.md"
+    results, page = tmp_path / "some", tmp_path / "research" / "page.md"
     results.mkdir()
+    page.parent.mkdir()
     (results / "report.md").write_text(REPORT)
     page.write_text("<!-- report some: Costs -->\n<!-- /report -->\n")
     with pytest.raises(SystemExit, match="no 'Costs'; it has: Results, Mean ranks"):

@@ -64,7 +64,7 @@ class TripletSettings(Settings):
         allow_inf_nan=False,
         description="Length of a step of the attribute head, where it is to be another; ours. A\n"
         "head that starts from nothing hardly learns in 10 steps of 0.001\n"
-        "(docs/triplet-estimate.md).",
+        "(docs/research/triplet-estimate.md).",
     )
     batch_size: int = Field(default=28, ge=1, description="Samples per step of both trainings.")
     head: Literal["random", "zero"] = Field(

@@ -6,7 +6,7 @@ client belongs in the store and into the operator's command: the number of serie
 clients nor hosts. Alerts name hosts and callers by metrics with a few series. No metric holds a
 weight, a number of samples, a triplet or a key.
 
-`make pages` writes `docs/metrics.md` from this module.
+`make pages` writes `docs/reference/metrics.md` from this module.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Secure aggregation: the sum over a group of clients, and nothing about any one of them.
 
 The protocol is that of Bonawitz et al. (CCS 2017) with signed identities, a set of survivors that a
-quorum certifies, and rules that every client enforces by itself; docs/secure-aggregation.md has it
-all. Nothing in this package opens a socket, reads a clock or draws randomness: that comes in
+quorum certifies, and rules that every client enforces by itself. docs/security/specification.md
+specifies it. Nothing in this package opens a socket, reads a clock or draws randomness: that comes
+in
 through arguments, so that a session can be driven over any transport, and tested without one.
 
 How a session is driven

@@ -1,7 +1,7 @@
 """The identity of a file: BLAKE3 digest of its bytes, 64 lower-case hexadecimal digits.
 
 BLAKE3 and not SHA-256, because each byte of a round is hashed three times: by its writer, on a host
-and on the coordinator. SHA-256 took a third of a round's processor time (docs/adr).
+and on the coordinator. SHA-256 took a third of a round's processor time (docs/contributing/adr).
 """
 
 from __future__ import annotations

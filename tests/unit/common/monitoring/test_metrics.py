@@ -36,7 +36,7 @@ from potluck.server.store.records import (
 )
 from potluck.server.watching.run_metrics import RunObserver
 
-PAGE = ROOT / "docs" / "metrics.md"
+PAGE = ROOT / "docs/reference/metrics.md"
 PER_CLIENT = {"client", "host", "id", "name_of_client", "instruction"}
 
 

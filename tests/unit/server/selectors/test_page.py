@@ -1,4 +1,4 @@
-"""docs/selectors.md against the code."""
+"""docs/reference/selectors/index.md against the code."""
 
 import inspect
 import json
@@ -17,7 +17,7 @@ from potluck.server.rounds.plan import draw_up
 from potluck.server.selection import Signal
 from potluck.server.selectors.fedentopt import FedEntOpt
 
-PAGE = (ROOT / "docs" / "selectors.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/reference/selectors/index.md").read_text(encoding="utf-8")
 FIRST, COSTS = PAGE.split("## What they need, tell and cost")
 ROWS = re.findall(r"^\| `([a-z-]+)` \|.*\| (.*)\|$", FIRST, re.MULTILINE)
 ALL = {

@@ -1,4 +1,4 @@
-"""docs/trackers.md: the sink that it writes works as it stands there."""
+"""docs/guides/trackers.md: the sink that it writes works as it stands there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.tracked import ROUNDS, TRACKED
 def test_the_sink_of_the_page_records_each_round_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = (ROOT / "docs" / "trackers.md").read_text()
+    page = (ROOT / "docs/guides/trackers.md").read_text()
     [source] = re.findall(r"```python\n(# chat_sink.py\n.*?)```", page, re.DOTALL)
     names: dict[str, Any] = {"__name__": "chat_sink"}
     exec(compile(source, "chat_sink.py", "exec"), names)  # noqa: S102  # of our own page

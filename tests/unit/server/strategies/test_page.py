@@ -1,4 +1,4 @@
-"""docs/strategies.md against the code."""
+"""docs/reference/strategies/index.md against the code."""
 
 import inspect
 import re
@@ -9,7 +9,7 @@ from support.repository import ROOT
 from compatibility_table import built_in, markdown, try_all
 from potluck.common.settings.plugins import MODELS, OBJECTIVES, STRATEGIES, find
 
-PAGE = (ROOT / "docs" / "strategies.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/reference/strategies/index.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| `([a-z-]+)` \| [^|]*[a-z][^|]* \|([^|]*)\|$", PAGE, re.MULTILINE)
 GROUP = {n: group for group in (STRATEGIES, OBJECTIVES) for n in built_in(group)}
 

@@ -2,7 +2,7 @@
 
 The accuser has not uploaded, and never will in this session. Evidence exists only if the accused is
 proven to break the protocol, and the accused already knows what it shows. See
-docs/secure-aggregation.md.
+docs/security/specification.md.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ of c in the batch − the model's mean probability of c). So without samples of 
 and a client whose bias of c has risen holds some: how many at least follows from how far it rose
 (`LocalSteps.fewest_samples`). One whose bias of c never rises holds at most few, if its steps were
 long enough for the model to follow its labels (`LocalSteps.span`). That is what honest clients were
-measured to do (docs/label-audit.md). Claims outside these bounds are held against the noise that
-the client is known to have added.
+measured to do (docs/research/label-audit.md). Claims outside these bounds are held against the
+noise that the client is known to have added.
 
 It needs updates in the clear, so it says nothing under secure aggregation. It holds for steps of
 plain SGD, with or without momentum: `audit_records.why_not_audited` has what breaks its reasoning.

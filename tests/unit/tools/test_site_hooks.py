@@ -1,0 +1,30 @@
+"""Pages that have moved send their readers on."""
+
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from support.repository import ROOT
+
+from site_hooks import on_post_build, redirect, redirects
+
+
+def test_a_former_path_leads_to_a_page_that_exists() -> None:
+    gone = [new for new in redirects().values() if not (ROOT / "docs" / new).is_file()]
+    assert set(gone) <= {"contributing/index.md"}  # made from CONTRIBUTING.md
+    assert [old for old in redirects() if (ROOT / "docs" / old).exists()] == []
+
+
+def test_a_redirect_keeps_the_anchor_and_works_without_scripts() -> None:
+    page = redirect("adr/0002-identity.md", "contributing/adr/0002-identity.md")
+    target = "../contributing/adr/0002-identity.html"
+    assert f'location.replace("{target}" + location.hash)' in page
+    assert f'content="0; url={target}"' in page
+    assert f'<a href="{target}">' in page
+
+
+def test_a_built_site_has_a_redirect_for_each_former_path(tmp_path: Path) -> None:
+    config = MkDocsConfig()
+    config.site_dir = str(tmp_path)
+    on_post_build(config)
+    written = {path.relative_to(tmp_path).with_suffix(".md") for path in tmp_path.rglob("*.html")}
+    assert written == {Path(old) for old in redirects()}
