@@ -35,6 +35,7 @@ SOURCE_ROOTS = (
     "experiments",
     "integrations",
     "page",
+    "privacy",
     "relay",
     "server",
 )
@@ -46,6 +47,7 @@ MAY_IMPORT = {
     "federation": {"client", "common", "deploy", "federation", "rpc", "server"},
     "integrations": {"client", "common", "integrations", "rpc", "server"},
     "page": {"common", "deploy", "page", "rpc"},
+    "privacy": {"client", "common", "privacy", "rpc"},
     "relay": {"client", "common", "relay", "rpc", "server"},
     "rpc": {"rpc"},
     "server": {"server", "common", "rpc"},
@@ -456,6 +458,7 @@ EXTRAS = {
         "wandb",
     ),
     "page": ("page",),
+    "privacy": ("privacy",),
     "server": ("postgresql", "server"),
 }
 """Extras, by package, with the libraries that only that package's machines import."""

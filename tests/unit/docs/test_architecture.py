@@ -82,6 +82,7 @@ ROOTS = (
     "experiments",
     "integrations",
     "page",
+    "privacy",
     "relay",
     "server",
     "tests",

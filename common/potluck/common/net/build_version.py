@@ -29,6 +29,7 @@ SOURCE_ROOTS = (
     "experiments",
     "integrations",
     "page",
+    "privacy",
     "relay",
     "server",
 )

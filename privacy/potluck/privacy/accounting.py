@@ -1,0 +1,116 @@
+"""Privacy loss of trainings: Rényi divergences of an event, and ε by two accountants.
+
+The adjacency is add-or-remove of one record. `dp-accounting` does the mathematics. It is imported
+when it is first used, because that takes seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final
+
+from potluck.common.errors import ConfigurationError
+
+ORDERS: Final[tuple[float, ...]] = (
+    1.5, 2, 2.5, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 256, 512,
+)  # fmt: skip
+"""Orders α of Rényi divergences that ledgers add up. Few, as each one costs the filter some ε."""
+
+LARGEST_NOISE: Final = 1e4
+"""Largest noise multiplier that is considered."""
+_SMALLEST_NOISE: Final = 1e-2
+_ACCURACY: Final = 1e-4
+"""Relative accuracy of a noise multiplier that is solved for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GaussianSteps:
+    """Steps of DP-SGD: sums over Poisson samples with Gaussian noise.
+
+    sampling_rate: chance q of each record to be in a step's batch, in (0, 1]; 1 for no sampling.
+    noise_multiplier: standard deviation σ > 0 of the noise, in units of the clip.
+    steps: number of steps, at least 1.
+    """
+
+    sampling_rate: float = 1.0
+    noise_multiplier: float
+    steps: int = 1
+
+    def __post_init__(self) -> None:
+        if not (
+            0 < self.sampling_rate <= 1
+            and 0 < self.noise_multiplier < math.inf
+            and 1 <= self.steps < 2**53
+        ):
+            raise ValueError(f"not a valid privacy event: {self}")
+
+    def dp_event(self) -> Any:
+        """Return the event of `dp-accounting`."""
+        import dp_accounting as dp
+
+        noise = dp.GaussianDpEvent(self.noise_multiplier)
+        sampled = dp.PoissonSampledDpEvent(self.sampling_rate, noise)
+        return dp.SelfComposedDpEvent(sampled, self.steps)
+
+
+@lru_cache(maxsize=1024)
+def rdp_of(event: GaussianSteps) -> tuple[float, ...]:
+    """Return the Rényi divergence of an event at each of `ORDERS`; ≥ 0, infinite if unbounded."""
+    one = _rdp_of_a_step(event.sampling_rate, event.noise_multiplier)
+    return tuple(each * event.steps for each in one)
+
+
+@lru_cache(maxsize=1024)
+def _rdp_of_a_step(sampling_rate: float, noise_multiplier: float) -> tuple[float, ...]:
+    from dp_accounting.rdp import RdpAccountant
+
+    step = GaussianSteps(sampling_rate=sampling_rate, noise_multiplier=noise_multiplier)
+    accountant = RdpAccountant(ORDERS).compose(step.dp_event())
+    found = [float(each) for each in accountant._rdp]
+    return tuple(math.inf if math.isnan(each) else max(0.0, each) for each in found)
+
+
+def epsilon_by_rdp(events: Iterable[GaussianSteps], delta: float) -> float:
+    """Return ε of events that were fixed in advance, with `dp-accounting`'s own orders."""
+    from dp_accounting.rdp import RdpAccountant
+
+    return _composed(RdpAccountant(), events, delta)
+
+
+def epsilon_by_pld(events: Iterable[GaussianSteps], delta: float) -> float:
+    """Return ε of events that were fixed in advance, from their privacy loss distribution.
+
+    Tighter than by RDP. It holds only if no event depends on the result of an earlier one."""
+    from dp_accounting.pld import PLDAccountant
+
+    return _composed(PLDAccountant(), events, delta)
+
+
+def _composed(accountant: Any, events: Iterable[GaussianSteps], delta: float) -> float:
+    for event in events:
+        accountant.compose(event.dp_event())
+    return float(accountant.get_epsilon(delta))
+
+
+def noise_for(epsilon: float, epsilon_of: Callable[[float], float]) -> float:
+    """Return the least noise multiplier, to four digits, with which ε is not above `epsilon`.
+
+    epsilon_of: returns ε for a noise multiplier; must not increase with it.
+    Raises ConfigurationError if no noise multiplier up to `LARGEST_NOISE` suffices.
+    """
+    low, high = _SMALLEST_NOISE, 1.0
+    while epsilon_of(high) > epsilon:
+        low, high = high, 2 * high
+        if high > LARGEST_NOISE:
+            raise ConfigurationError(
+                f"ε = {epsilon:g} can't be reached: it needs a noise multiplier above "
+                f"{LARGEST_NOISE:g}; raise epsilon, or lower the number of trainings or of steps",
+                epsilon=epsilon,
+            )
+    while high - low > _ACCURACY * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if epsilon_of(middle) <= epsilon else (middle, high)
+    return high

@@ -1,0 +1,90 @@
+"""The filter that keeps a client's trainings within its owner's ε, whatever is asked of it.
+
+A coordinator chooses each training after it has seen the results of earlier ones, so the number of
+trainings and their parameters are adaptive. At every order α separately, the sum of the events'
+Rényi divergences bounds that of the adaptive composition as long as the sum stays below a bound
+that was fixed in advance (Feldman & Zrnic, NeurIPS 2021; Lécuyer 2021).
+
+The filter admits an event if at least one of K orders stays below its bound. Which order that is
+depends on the results. So each order gets δ/K, and a union bound over the orders gives (ε, δ) for
+the whole. The bound of an order follows from the conversion of Canonne, Kamath & Steinke (2020,
+Proposition 12), which `dp-accounting` uses too:
+
+    ε ≥ ρ + log(1 - 1/α) + (log(K/δ) - log α)/(α - 1)
+
+The conversion ε ≥ ρ + log(1/δ)/(α - 1) is older and looser. What the newer one gains is about what
+the union bound costs. `dp-accounting` has a special case for tiny divergences, which is left out:
+it does not bound the parts of a distribution that the union bound adds up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from potluck.privacy.accounting import ORDERS, GaussianSteps, noise_for, rdp_of
+
+NOTHING: Final = (0.0,) * len(ORDERS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RdpFilter:
+    """A limit on the privacy loss in a data epoch, and what has been spent of it. Immutable.
+
+    epsilon: owner's limit, ≥ 0. delta: in (0, 1). spent: sum of Rényi divergences at each order.
+    """
+
+    epsilon: float
+    delta: float
+    spent: tuple[float, ...] = field(default=NOTHING)
+
+    def admits(self, event: GaussianSteps) -> bool:
+        """Return True if the limit still holds after the event."""
+        return epsilon_spent(self.with_event(event).spent, self.delta) <= self.epsilon
+
+    def with_event(self, event: GaussianSteps) -> RdpFilter:
+        """Return the filter after an event, which is added in any case."""
+        pairs = zip(self.spent, rdp_of(event), strict=True)
+        spent = tuple(before + more for before, more in pairs)
+        return RdpFilter(epsilon=self.epsilon, delta=self.delta, spent=spent)
+
+    def with_events(self, events: Iterable[GaussianSteps]) -> RdpFilter:
+        """Return the filter after several events."""
+        found = self
+        for event in events:
+            found = found.with_event(event)
+        return found
+
+    @property
+    def epsilon_spent(self) -> float:
+        """The ε that the events so far are counted with; 0 before the first."""
+        return epsilon_spent(self.spent, self.delta)
+
+
+def epsilon_spent(divergences: tuple[float, ...], delta: float) -> float:
+    """Return the ε of sums of Rényi divergences at `ORDERS` that were chosen adaptively."""
+    if not any(divergences):
+        return 0.0
+    share = math.log(len(ORDERS) / delta)
+    pairs = zip(ORDERS, divergences, strict=True)
+    return max(
+        0.0,
+        min(rho + math.log1p(-1 / a) + (share - math.log(a)) / (a - 1) for a, rho in pairs),
+    )
+
+
+def solved_noise(*, epsilon: float, delta: float, sampling_rate: float, steps: int) -> float:
+    """Return the noise multiplier with which a filter of `epsilon` admits all of the steps.
+
+    steps: of all trainings together. Raises ConfigurationError if no noise suffices.
+    """
+
+    def epsilon_of(noise_multiplier: float) -> float:
+        event = GaussianSteps(
+            sampling_rate=sampling_rate, noise_multiplier=noise_multiplier, steps=steps
+        )
+        return epsilon_spent(rdp_of(event), delta)
+
+    return noise_for(epsilon, epsilon_of)

@@ -1,0 +1,81 @@
+"""No schedule, however it is chosen, exceeds the owner's limit."""
+
+import pytest
+from dp_accounting.rdp import RdpAccountant, compute_epsilon
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from potluck.privacy.accounting import ORDERS, GaussianSteps, epsilon_by_rdp, rdp_of
+from potluck.privacy.rdp_filter import RdpFilter, solved_noise
+
+DELTA = 1e-5
+EVENTS = st.builds(
+    GaussianSteps,
+    sampling_rate=st.sampled_from([0.001, 0.02, 0.064, 0.3, 1.0]),
+    noise_multiplier=st.sampled_from([0.4, 0.8, 1.1, 2.0, 8.0, 40.0]),
+    steps=st.integers(1, 500),
+)
+
+
+def test_the_conversion_is_that_of_dp_accounting_with_delta_shared_by_the_orders() -> None:
+    event = GaussianSteps(sampling_rate=0.064, noise_multiplier=1.0, steps=480)
+    spent = RdpFilter(epsilon=0, delta=DELTA).with_event(event).epsilon_spent
+    expected, _ = compute_epsilon(ORDERS, rdp_of(event), DELTA / len(ORDERS))
+    assert spent == pytest.approx(expected, abs=1e-12)
+
+
+def test_the_filter_is_within_a_quarter_of_a_schedule_fixed_in_advance() -> None:
+    event = GaussianSteps(sampling_rate=0.01, noise_multiplier=1.1, steps=1000)
+    spent = RdpFilter(epsilon=0, delta=DELTA).with_event(event).epsilon_spent
+    fixed = epsilon_by_rdp([event], DELTA)
+    assert fixed <= spent <= 1.25 * fixed
+
+
+def test_an_event_beyond_the_limit_is_refused_and_a_smaller_one_still_admitted() -> None:
+    training = GaussianSteps(sampling_rate=0.064, noise_multiplier=1.0, steps=80)
+    found, admitted = RdpFilter(epsilon=6.0, delta=DELTA), 0
+    while found.admits(training):
+        found, admitted = found.with_event(training), admitted + 1
+    assert 0 < admitted < 6
+    assert found.epsilon_spent <= 6.0 < found.with_event(training).epsilon_spent
+    assert found.admits(GaussianSteps(sampling_rate=0.001, noise_multiplier=8.0, steps=1))
+
+
+def test_a_limit_of_zero_admits_nothing() -> None:
+    nothing = RdpFilter(epsilon=0.0, delta=DELTA)
+    assert nothing.epsilon_spent == 0.0
+    assert not nothing.admits(GaussianSteps(noise_multiplier=10_000.0))
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    limit=st.floats(0.1, 20),
+    delta=st.sampled_from([1e-7, 1e-5, 1e-3]),
+    asked=st.lists(EVENTS, max_size=30),
+)
+def test_whatever_is_asked_the_admitted_events_stay_within_the_limit(
+    limit: float, delta: float, asked: list[GaussianSteps]
+) -> None:
+    found = RdpFilter(epsilon=limit, delta=delta)
+    admitted: list[GaussianSteps] = []
+    for event in asked:
+        if found.admits(event):
+            found, admitted = found.with_event(event), [*admitted, event]
+    assert found.epsilon_spent <= limit
+    independent = RdpAccountant()
+    for event in admitted:
+        independent.compose(event.dp_event())
+    assert independent.get_epsilon(delta) <= limit + 1e-9
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 1.0, 3.0, 8.0])
+def test_solved_noise_spends_nearly_all_and_never_more(epsilon: float) -> None:
+    trainings, rate, steps = 30, 0.2, 5
+    noise = solved_noise(epsilon=epsilon, delta=DELTA, sampling_rate=rate, steps=trainings * steps)
+    one = GaussianSteps(sampling_rate=rate, noise_multiplier=noise, steps=steps)
+    found = RdpFilter(epsilon=epsilon, delta=DELTA)
+    for _ in range(trainings):
+        assert found.admits(one)
+        found = found.with_event(one)
+    assert found.epsilon_spent > 0.995 * epsilon
+    assert not found.admits(one)
