@@ -38,7 +38,7 @@ MASKED = "secure_aggregation = true\n"
         ),
         (
             "",
-            '[selector]\nname = "clustered-sampling"\nby = "updates"\n',
+            '[selector]\nname = "clustered-sampling"\nby = "updates"\nweights = "samples"\n',
             "clustered-sampling learns of each update its sketch",
         ),
         ("", '[selector]\nname = "pyramidfl"\n', "pyramidfl goes by what each client reports"),

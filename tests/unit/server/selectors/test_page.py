@@ -76,7 +76,7 @@ def test_the_second_table_says_what_each_needs(name: str) -> None:
     assert {signal for words, signal in profiles.items() if words in said} == selector.needs
     assert set(re.findall("`(.+?)`", said)) == selector.asks
     assert ("report" in said) == bool(selector.reports)
-    assert (said == "updates" or said.startswith("moves of")) == bool(selector.learns)
+    assert said.startswith(("updates", "moves of")) == bool(selector.learns)
     assert ("evaluation data" in said) == selector.measures
 
 

@@ -7,7 +7,7 @@ Selection in Federated Learning", ICML 2021, Algorithms 1 and 2.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -62,19 +62,22 @@ class ClusteredSampling(Selector):
     thus chosen as often as by plain sampling, with less variance. by: `size` (Algorithm 1) fills
     the distributions with the clients from the largest to the smallest; `updates` (Algorithm 2)
     with clusters of clients whose last updates have similar directions. unbiased: a client may be
-    drawn more than once. It then trains once, its update is weighted by the number of its draws
-    instead of its samples, and cohorts may have fewer than `count` clients. Otherwise a place is
-    drawn again among the clients not chosen yet. Unknown numbers of samples count as the mean.
-    Algorithm 1: O(K log K); Algorithm 2: O(K²), for up to 3,000 clients.
+    drawn more than once. It then trains once, its update is weighted by the number of its draws,
+    and cohorts may have fewer than `count` clients. Otherwise a place is drawn again among the
+    clients not chosen yet. weights: of those updates. `equal`, as in the authors' program, since a
+    client's samples are already in how often it is drawn. `samples` counts them twice, and is there
+    for strategies and sums that take no weights from a selector. Unknown numbers of samples count
+    as the mean. Algorithm 1: O(K log K); Algorithm 2: O(K²), for up to 3,000 clients.
     """
 
     by: Literal["size", "updates"] = "size"
     unbiased: bool = False
+    weights: Literal["equal", "samples"] = "equal"
 
     def __post_init__(self) -> None:
         if self.by == "updates":
             require("scipy", "potluck[server]")
-        self.weighs = self.unbiased
+        self.weighs = self.unbiased or self.weights == "equal"
         self.learns = frozenset({UpdateFact.SKETCH} if self.by == "updates" else ())
         self.most_clients = LIMIT if self.by == "updates" else None
 
@@ -101,7 +104,10 @@ class ClusteredSampling(Selector):
         if self.unbiased:
             return _with_repeats(rows, places, generator)
         fill(cohort, rows, samples, places, generator)
-        return cohort.selection()
+        chosen = cohort.selection()
+        if self.weights == "samples":
+            return chosen
+        return replace(chosen, weights=np.ones(len(chosen.rows)))
 
     def observe(self, state: State, outcome: RoundOutcome) -> State:
         """Keep the sketches."""

@@ -6,9 +6,10 @@ details that the paper leaves open follow its authors' program.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,34 +31,42 @@ from potluck.server.selection import (
 from potluck.server.selectors.parts.choosing import Cohort, draw_weighted, largest
 from potluck.server.state import State
 
+_FLAGGED: Final = "flagged"
+"""Name of the judgement's numbers: per update 1.0 if it was flagged, else 0.0."""
+
+_ROUNDING: Final = 1e-9
+"""Relief for products that lie above the whole number they stand for, as 0.7 · 10 does."""
+
 
 @dataclass(kw_only=True)
 class FedPNS(Selector):
-    """Draws clients with probabilities that fall when their updates are excluded.
+    """Draws clients with probabilities that fall when their updates are flagged.
 
-    rule: which updates are excluded. `expected`: one after the other, as long as more than `share`
-    of the updates stay, the one without which E(S) = |S|·‖mean g‖² is largest, if that is larger
-    than E(S) with it; g is an update per step. `literal`: all with ⟨mean g, g_k⟩ < 0, as the
-    inequality of the paper reads. check: before `expected` excludes an update, the mean without it
-    is measured on the coordinator's data; if the loss rises, the update stays and no more are
-    excluded. A client whose update is excluded loses min((flagged/selected + beta)^alpha, 1) of its
-    probability, which all others share. Late joiners start with the mean probability. O(K) and one
-    pass over the updates, of O(cohort² · parameters).
+    rule: which updates are flagged. `expected`: one after the other, until ⌈share · updates⌉ are
+    left, the one without which E(S) = |S|·‖mean g‖² is largest, if that is larger than E(S) with
+    it; g is an update per step. `literal`: all with ⟨mean g, g_k⟩ < 0, as the inequality of the
+    paper reads. A flagged update is excluded from the model. check: before `expected` excludes an
+    update, the mean without it is measured on the coordinator's data, as in the authors' program;
+    if the loss rises, the update stays, though flagged, and no more are excluded. Without it, which
+    is another method, the coordinator needs no data. A client whose update is flagged loses
+    min((flagged/selected + beta)^alpha, 1) of its probability, which all others share. Late joiners
+    start with the mean probability. O(K) and one pass over the updates, of
+    O(cohort² · parameters).
     """
 
     alpha: NonNegativeFloat = 2.0
     beta: NonNegativeFloat = 0.7
     share: Annotated[float, Field(ge=0, le=1)] = 0.8
     rule: Literal["expected", "literal"] = "expected"
-    check: bool = False
+    check: bool = True
 
     learns = frozenset({UpdateFact.GRAM})
 
     def __post_init__(self) -> None:
-        self.measures = self.check
+        self.measures = self.check and self.rule == "expected"
 
     def init(self, population: Population) -> State:
-        """Return the state: per row its probability, and how often it was selected and excluded."""
+        """Return the state: per row its probability, and how often it was selected and flagged."""
         return State(arrays=_grown({}, len(population)))
 
     def select(self, state: State, context: SelectionContext) -> Selection:
@@ -76,19 +85,22 @@ class FedPNS(Selector):
         state: State,
         facts: UpdateFacts,
     ) -> Generator[MeasureMean, float, Judgement]:
-        """Leave out the updates that the rule flags."""
-        gram = _per_step(facts)
+        """Exclude the updates that the rule flags."""
+        gram, flagged = _per_step(facts), np.zeros(len(facts.rows))
         if self.rule == "literal":
-            against = np.flatnonzero(gram.sum(axis=1) < 0)
+            flagged[gram.sum(axis=1) < 0] = 1
             reason = "its update points against the mean of all"
-            return Judgement(set_aside=dict.fromkeys(facts.rows[against].tolist(), reason))
+            against = dict.fromkeys(facts.rows[flagged > 0].tolist(), reason)
+            return Judgement(set_aside=against, values={_FLAGGED: flagged})
         set_aside: dict[int, str] = {}
         kept, generator = np.arange(len(facts.rows)), facts.generator("fedpns")
-        while len(kept) > max(1, self.share * len(facts.rows)):
+        floor = max(1, math.ceil(self.share * len(facts.rows) - _ROUNDING))
+        while len(kept) > floor:
             expected, without = leaving_out(gram[np.ix_(kept, kept)])
             worst = largest(without, generator)
             if without[worst] <= expected:
                 break
+            flagged[kept[worst]] = 1
             fewer = np.delete(kept, worst)
             if self.check:
                 before = yield MeasureMean(rows=facts.rows[kept], weights=np.ones(len(kept)))
@@ -98,20 +110,23 @@ class FedPNS(Selector):
             gain = f" {without[worst] / expected:.3g} times" if expected > 0 else ""
             set_aside[int(facts.rows[kept[worst]])] = f"without it the others pull{gain} as far"
             kept = fewer
-        return Judgement(set_aside=set_aside)
+        return Judgement(set_aside=set_aside, values={_FLAGGED: flagged})
 
     def observe(self, state: State, outcome: RoundOutcome) -> State:
-        """Move probability from the clients whose updates were excluded to all others."""
+        """Move probability from the clients whose updates were flagged to all others."""
         arrays = _grown(state.arrays, int(outcome.selected.max(initial=-1)) + 1)
         selected, flagged = arrays["selected"].copy(), arrays["flagged"].copy()
-        aside = np.array(sorted(outcome.judgement.set_aside), dtype=np.int64)
+        found = outcome.judgement.values.get(_FLAGGED)
+        rows = np.zeros(0, dtype=np.int64)
+        if outcome.facts is not None and found is not None:
+            rows = np.sort(outcome.facts.rows[found > 0])
         selected[outcome.selected] += 1
-        flagged[aside] += 1
-        rates = flagged[aside] / np.maximum(selected[aside], 1)
+        flagged[rows] += 1
+        rates = flagged[rows] / np.maximum(selected[rows], 1)
         lost = lost_share(rates, alpha=self.alpha, beta=self.beta)
         return State(
             arrays={
-                "probability": moved(arrays["probability"], aside, lost),
+                "probability": moved(arrays["probability"], rows, lost),
                 "selected": selected,
                 "flagged": flagged,
             }
@@ -126,21 +141,21 @@ def leaving_out(gram: Floats) -> tuple[float, Floats]:
 
 
 def lost_share(rates: Floats, *, alpha: float, beta: float) -> Floats:
-    """Return the share of its probability that a client loses, from its rate of exclusions."""
+    """Return the share of its probability that a client loses, from its rate of flags."""
     with np.errstate(over="ignore"):
         lost: Floats = np.minimum((rates + beta) ** alpha, 1.0)
     return lost
 
 
-def moved(probabilities: Floats, aside: Rows, lost: Floats) -> Floats:
-    """The probabilities after those of `aside` lost a share of theirs, each, to all others."""
+def moved(probabilities: Floats, flagged: Rows, lost: Floats) -> Floats:
+    """The probabilities after each of the rows `flagged` lost a share of its own to all others."""
     result = probabilities.copy()
-    if not 0 < len(aside) < len(result):
+    if not 0 < len(flagged) < len(result):
         return result
-    taken = result[aside] * lost
+    taken = result[flagged] * lost
     others = np.ones(len(result), dtype=bool)
-    others[aside] = False
-    result[aside] -= taken
+    others[flagged] = False
+    result[flagged] -= taken
     result[others] += taken.sum() / others.sum()
     return result
 

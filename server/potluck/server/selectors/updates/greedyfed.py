@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import NonNegativeFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveInt
 
 from potluck.server.selection import (
     Floats,
@@ -36,26 +36,28 @@ _WORST: Final = 1e9
 
 @dataclass(frozen=True, kw_only=True)
 class GreedyFed(Selector):
-    """Selects the clients with the highest cumulative Shapley value, after every client has been
-    selected once.
+    """Selects the clients with the highest Shapley value, after every client has been selected
+    once.
 
     A client's value in a round is the gain that its update brings to means of other updates, by the
     loss on the coordinator's own evaluation data; updates are weighted by their samples.
-    cumulative: `sum` or `mean` of a client's values. tolerance, permutations: of `shapley_values`;
-    a round measures up to 2^updates means, and at most permutations · updates. Clients that were
-    never picked come first, drawn uniformly; clients that were picked and never sent an update come
-    last. O(K log K).
+    cumulative: what is made of a client's values over the rounds with an update of it. `mean`, as
+    in the authors' program; `sum`; or `exponential`, memory · before + (1 - memory) · new.
+    tolerance, permutations: of `shapley_values`; a round measures up to 2^updates means, and at
+    most permutations · updates. Clients that were never picked come first, drawn uniformly; clients
+    that were picked and never sent an update come last. O(K log K).
     """
 
-    cumulative: Literal["sum", "mean"] = "sum"
+    cumulative: Literal["mean", "sum", "exponential"] = "mean"
+    memory: Annotated[float, Field(ge=0, lt=1)] = 0.75
     tolerance: NonNegativeFloat = 1e-4
     permutations: PositiveInt = 200
 
     measures = True
 
     def init(self, population: Population) -> State:
-        """Return the state: per row, how often it was picked and valued, and the sum of its
-        values."""
+        """Return the state: per row, how often it was picked and valued, and its value: a sum, or
+        the exponential average."""
         return State(arrays=_grown({}, len(population)))
 
     def select(self, state: State, context: SelectionContext) -> Selection:
@@ -100,12 +102,17 @@ class GreedyFed(Selector):
         arrays["picks"][outcome.selected] += 1
         found = outcome.judgement.values.get("shapley")
         if outcome.facts is not None and found is not None:
-            arrays["rounds"][outcome.facts.rows] += 1
-            arrays["value"][outcome.facts.rows] += found
+            rows = outcome.facts.rows
+            if self.cumulative == "exponential":
+                kept = np.where(arrays["rounds"][rows] > 0, self.memory, 0.0)
+                arrays["value"][rows] = kept * arrays["value"][rows] + (1 - kept) * found
+            else:
+                arrays["value"][rows] += found
+            arrays["rounds"][rows] += 1
         return State(arrays=arrays)
 
     def _values(self, arrays: Mapping[str, NDArray[Any]]) -> Floats:
-        if self.cumulative == "sum":
+        if self.cumulative != "mean":
             return arrays["value"]
         values: Floats = arrays["value"] / np.maximum(arrays["rounds"], 1)
         return values

@@ -96,7 +96,26 @@ def test_who_has_most_of_the_samples_is_drawn_twice_and_trains_once() -> None:
     assert len(chosen.rows) < 3
     drawn_again = select(ClusteredSampling(), selector.init(federation), context(federation, 3))
     assert sorted(drawn_again.rows.tolist()) == [0, 1, 2]
-    assert drawn_again.weights is None
+    assert draws(drawn_again) == {0: 1, 1: 1, 2: 1}
+
+
+def test_each_client_weighs_as_much_as_its_share_of_the_samples() -> None:
+    sizes = np.repeat([400, 50, 10], 20)
+    federation, selector = with_samples(*sizes.tolist()), ClusteredSampling()
+    state, weight = selector.init(federation), np.zeros(len(sizes))
+    for number in range(1, 12_001):
+        chosen = draws(select(selector, state, context(federation, 10, number=number)))
+        for row, drawn in chosen.items():
+            weight[row] += drawn / sum(chosen.values())
+    by_size = weight.reshape(3, 20).sum(axis=1) / weight.sum()
+    assert by_size / (np.array([400, 50, 10]) / 460) == pytest.approx([1, 1, 1], abs=0.03)
+
+
+def test_weights_by_samples_are_an_option_for_sums_and_other_strategies() -> None:
+    federation, selector = with_samples(4, 3, 2, 1), ClusteredSampling(weights="samples")
+    assert not selector.weighs
+    assert ClusteredSampling().weighs
+    assert select(selector, selector.init(federation), context(federation, 2)).weights is None
 
 
 def test_updates_that_point_the_same_way_share_a_place() -> None:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from support.populations import context, facts_of, judged, outcome, population, select
+from support.populations import context, facts, facts_of, judged, outcome, population, select
 
-from potluck.server.selection import Judgement, MeasureMean
+from potluck.server.selection import Judgement, MeasureMean, RoundOutcome, Selection
 from potluck.server.selectors.updates.fedpns import FedPNS, leaving_out, lost_share, moved
 from potluck.server.state import State
 
 FOUR = np.array([(1, 0), (0.8, 0.6), (-1, 0.2), (0.9, -0.1)])
+
+
+def flagging(chosen: Selection, row: int) -> RoundOutcome:
+    """The end of round 1, in which the update of one row was flagged."""
+    judgement = Judgement(set_aside={row: "x"}, values={"flagged": (chosen.rows == row) * 1.0})
+    return replace(outcome(1, chosen, judgement=judgement), facts=facts(chosen.rows))
 
 
 def plain(updates: np.ndarray) -> float:
@@ -52,6 +60,12 @@ def test_no_more_are_left_out_than_the_share_allows() -> None:
         assert set(judgement.set_aside) <= {8, 9}
 
 
+def test_four_fifths_of_six_updates_are_five() -> None:
+    updates = [(1.0, 0.0)] * 4 + [(-1.0, 0.1), (-1.0, -0.1)]
+    judgement = judged(FedPNS(), State(), facts_of(updates))
+    assert len(judgement.set_aside) == 1
+
+
 def test_read_literally_all_against_the_mean_are_left_out() -> None:
     updates = [(1.0, 0.0), (1.0, 0.1), (-0.2, 0.0), (-0.3, 0.1)]
     judgement = judged(FedPNS(rule="literal"), State(), facts_of(updates))
@@ -67,10 +81,26 @@ def test_with_the_check_one_without_which_the_loss_rises_stays(
         assert (wanted.weights == 1).all(), "the paper's mean is not weighted"
         return 1.0 if 2 in wanted.rows else loss_without
 
-    selector = FedPNS(check=True)
+    selector = FedPNS()
     assert selector.measures
-    assert not FedPNS().measures
-    assert list(judged(selector, State(), facts_of(FOUR), measured).set_aside) == left_out
+    assert not FedPNS(check=False).measures
+    assert not FedPNS(rule="literal").measures
+    judgement = judged(selector, State(), facts_of(FOUR), measured)
+    assert list(judgement.set_aside) == left_out
+    assert judgement.values["flagged"].tolist() == [0, 0, 1, 0], "flagged before the check"
+
+
+def test_a_client_that_the_check_keeps_is_drawn_more_rarely() -> None:
+    selector, federation = FedPNS(), population(5)
+    state = selector.init(federation)
+    everyone = select(selector, state, context(federation, 4, available=np.arange(4)))
+    given = facts_of(FOUR, rows=np.sort(everyone.rows))
+    judgement = judged(selector, state, given, lambda wanted: -float(len(wanted.rows)))
+    assert not judgement.set_aside, "the loss rises without it"
+    ended = replace(outcome(1, everyone, judgement=judgement), facts=given)
+    state = selector.observe(state, ended)
+    assert state.arrays["flagged"].tolist() == [0, 0, 1, 0, 0]
+    assert state.arrays["probability"] == pytest.approx([0.25, 0.25, 0, 0.25, 0.25])
 
 
 def test_who_was_left_out_gives_of_its_probability_to_all_others() -> None:
@@ -82,8 +112,8 @@ def test_who_was_left_out_gives_of_its_probability_to_all_others() -> None:
 def test_a_client_that_is_always_left_out_is_drawn_only_where_no_others_are() -> None:
     selector, federation = FedPNS(), population(5)
     state = selector.init(federation)
-    everybody = select(selector, state, context(federation, 5))
-    state = selector.observe(state, outcome(1, everybody, judgement=Judgement(set_aside={3: "x"})))
+    everyone = select(selector, state, context(federation, 5))
+    state = selector.observe(state, flagging(everyone, 3))
     assert state.arrays["probability"] == pytest.approx([0.25, 0.25, 0.25, 0, 0.25])
     for seed in range(20):
         chosen = select(selector, state, context(federation, 4, number=2, seed=seed))
@@ -95,7 +125,7 @@ def test_a_late_joiner_has_the_mean_probability() -> None:
     selector = FedPNS()
     state = selector.init(population(4))
     first = select(selector, state, context(population(4), 4))
-    state = selector.observe(state, outcome(1, first, judgement=Judgement(set_aside={0: "x"})))
+    state = selector.observe(state, flagging(first, 0))
     grown = select(selector, state, context(population(6), 6, number=2))
     state = selector.observe(state, outcome(2, grown))
     expected = np.array([0, 4 / 3, 4 / 3, 4 / 3, 1.5, 1.5]) / 6

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -111,19 +113,24 @@ def test_after_one_turn_of_all_the_most_valuable_are_chosen() -> None:
     assert all(sorted(cohort) == [1, 4] for cohort in cohorts[3:])
 
 
-def test_a_mean_of_values_does_not_grow_with_rounds() -> None:
-    selector, state = GreedyFed(cumulative="mean"), GreedyFed().init(population(3))
-    for rows, values in (([0, 1], [1.0, 4.0]), ([0, 2], [3.0, 2.5])):
-        chosen = select(selector, state, context(population(3), 2))
-        judgement = Judgement(values={"shapley": np.array(values)})
-        ended = outcome(1, chosen, judgement=judgement)
+@pytest.mark.parametrize(
+    ("cumulative", "order"),
+    [
+        ("mean", [2, 0, 1]),  # client 0: 1.2
+        ("sum", [0, 2, 1]),  # 2.4
+        ("exponential", [2, 1, 0]),  # 0.75 · 1 + 0.25 · 1.4 = 1.1
+    ],
+)
+def test_values_of_several_rounds_make_one(cumulative: Any, order: list[int]) -> None:
+    selector = GreedyFed(cumulative=cumulative)
+    state = selector.init(population(3))
+    for rows, values in (([0, 1], [1.0, 1.15]), ([0, 2], [1.4, 1.3])):
         given = facts(np.array(rows))
-        state = selector.observe(
-            state, type(ended)(**{**vars(ended), "facts": given, "selected": given.rows})
-        )
-    order = select(selector, state, context(population(3), 3, number=3))
-    assert order.rows.tolist() == [1, 2, 0]
-    assert select(GreedyFed(), state, context(population(3), 3, number=3)).rows[0] in (0, 1)
+        judgement = Judgement(values={"shapley": np.array(values)})
+        ended = outcome(1, select(selector, state, context(population(3), 2)), judgement=judgement)
+        state = selector.observe(state, replace(ended, facts=given, selected=given.rows))
+    chosen = select(selector, state, context(population(3), 3, number=3))
+    assert chosen.rows.tolist() == order
 
 
 def test_a_loss_that_is_not_finite_is_a_very_bad_one() -> None:
