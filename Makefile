@@ -140,7 +140,8 @@ pages: $(INSTALLED)
 	$(VENV)/bin/python tools/rooms_picture.py > build/rooms.svg && mv build/rooms.svg docs/images
 	$(VENV)/bin/python tools/package_tables.py
 	$(VENV)/bin/python tools/secagg_picture.py > build/secure-sum.svg && mv build/secure-sum.svg docs/images
-	$(VENV)/bin/python tools/compatibility_table.py docs/reference/strategies/index.md
+	$(VENV)/bin/python tools/compatibility_table.py docs/reference/strategies/compatibility.md
+	PYTHONPATH=tools $(VENV)/bin/python tools/reference_pages.py
 	PYTHONPATH=tools $(VENV)/bin/python -m dashboards deploy/assets/grafana/dashboards
 	$(VENV)/bin/python tools/kubernetes_rules.py > build/rules.yaml && mv build/rules.yaml deploy/assets/kubernetes/base
 	$(VENV)/bin/python tools/notebook_files.py $(NOTEBOOKS)

@@ -1,6 +1,6 @@
 """Generate the compatibility table of docs/reference/strategies by trying every combination.
 
-    .venv/bin/python tools/compatibility_table.py docs/reference/strategies/index.md
+    .venv/bin/python tools/compatibility_table.py docs/reference/strategies/compatibility.md
 
 rewrites the table. Every built-in selector, strategy and objective is planned as the coordinator
 plans them before a run. A refused combination is listed with the reason of the refusal.

@@ -1,7 +1,7 @@
 """Every selector with every strategy, and with two objectives, in one standing federation.
 
 Two hosts hold 20 clients; every combination is a run of two rounds, or is refused with the reason
-that docs/reference/strategies/index.md gives.
+that docs/reference/strategies/compatibility.md gives.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(1500),
 ]
-PAGE = Path(__file__).parents[2] / "docs/reference/strategies/index.md"
+PAGE = Path(__file__).parents[2] / "docs/reference/strategies/compatibility.md"
 TWO = ("cross-entropy", "noise-robust")
 COUNT, CLIENTS = 3, 20
 ADAPTIVE = '{name="scaffold", control="gradients"}'
