@@ -17,6 +17,7 @@ import pytest
 from packaging.requirements import Requirement
 from support.repository import ROOT
 
+from potluck.common.settings.extras import not_installed
 from potluck.deploy.local.demo_files import reserved_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -174,7 +175,7 @@ def test_potluck_alone_runs_the_demo_even_without_the_experiments(
         (("data", "describe", "digits", "--plot", "digits.png"), "matplotlib", "experiments"),
     ]:
         said = machine.complaint(tmp_path, "potluck", *arguments)
-        assert said.endswith(f"{library} is not installed; pip install 'potluck[{extra}]'")
+        assert said.endswith(not_installed(library, f"potluck[{extra}]"))
     listed = " ".join(machine.done(tmp_path, "potluck", "--help").split())
     assert "experiment Run a grid of settings × seeds" in listed
     assert "deploy Not usable here" in listed
@@ -248,4 +249,4 @@ def test_experiments_run_and_are_reported(tmp_path: Path, wheel: Path) -> None:
     }
     assert "mnist" in machine.done(tmp_path, "potluck", "preset", "dc")
     said = machine.complaint(tmp_path, "potluck", "experiment", "miniature.toml", "--ray")
-    assert said.endswith("ray is not installed; pip install 'potluck[experiments,ray]'")
+    assert said.endswith(not_installed("ray", "potluck[experiments,ray]"))

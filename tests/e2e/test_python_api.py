@@ -63,7 +63,7 @@ def test_a_picture_without_matplotlib_names_the_extra(
         monkeypatch.delitem(sys.modules, f"potluck.deploy.view.{name}", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib.axes", None)
     for draw in (finished.plot, finished.plot_selections):
-        with pytest.raises(ConfigurationError, match="matplotlib is not installed; pip install"):
+        with pytest.raises(ConfigurationError, match="matplotlib is not installed; in a checkout"):
             draw()
 
 

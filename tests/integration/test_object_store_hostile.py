@@ -169,6 +169,6 @@ async def test_a_host_without_the_store_is_left_out_with_a_remedy(federation: Fe
             clients = {each.client_id: each for each in await federation.operator.list_clients()}
             if clients[ME].left_out:
                 break
-    assert "install potluck[s3] there" in clients[ME].left_out[run_id]
+    assert "install the extra s3 there" in clients[ME].left_out[run_id]
     await federation.operator.stop_run(run_id)
     assert not clients[OTHER].left_out

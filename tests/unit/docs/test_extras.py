@@ -5,6 +5,8 @@ import tomllib
 
 from support.repository import ROOT
 
+from potluck.common.settings.extras import INSTALLING
+
 
 def test_every_extra_is_in_the_table() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -15,3 +17,10 @@ def test_every_extra_is_in_the_table() -> None:
     ]
     named = {name for row in rows for name in re.findall(r"\[(\w+)\]", row)}
     assert named == set(project["optional-dependencies"])
+
+
+def test_messages_about_missing_libraries_name_a_page_that_has_all_extras() -> None:
+    page = (ROOT / INSTALLING).read_text()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for name in set(project["optional-dependencies"]) - {"dev", "docs"}:
+        assert f"`{name}`" in page

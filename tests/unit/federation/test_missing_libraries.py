@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from potluck.common.settings.extras import MissingLibraryError
+from potluck.common.settings.extras import MissingLibraryError, not_installed
 from potluck.common.settings.plugins import TASKS
 from potluck.common.tasks.digits import Digits
 from potluck.federation import load_model
@@ -30,7 +30,7 @@ def test_loading_a_model_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> Non
     missing(monkeypatch, "safetensors", "potluck.federation.trained_model")
     with pytest.raises(MissingLibraryError) as caught:
         load_model("model.safetensors")
-    assert caught.value.message == ("safetensors is not installed; pip install 'potluck[notebook]'")
+    assert caught.value.message == not_installed("safetensors", "potluck[notebook]")
     assert isinstance(caught.value, ImportError)  # which is what callers may expect
 
 
@@ -40,7 +40,7 @@ def test_a_class_of_ones_own_names_the_extra(
     session = SessionPlugins()
     session.table(TASKS, OwnDigits)
     monkeypatch.setitem(sys.modules, "cloudpickle", None)
-    message = "cloudpickle is not installed; pip install 'potluck[notebook]'"
+    message = not_installed("cloudpickle", "potluck[notebook]")
     with pytest.raises(MissingLibraryError, match=re.escape(message)):
         session.write(tmp_path)
 
@@ -61,6 +61,6 @@ def test_a_module_that_needs_a_library_names_the_extra(
     module: str, library: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     missing(monkeypatch, library, module)
-    message = f"{library.partition('.')[0]} is not installed; pip install '{extra}'"
+    message = not_installed(library.partition(".")[0], extra)
     with pytest.raises(MissingLibraryError, match=re.escape(message)):
         importlib.import_module(module)

@@ -1,18 +1,22 @@
 """The extra of Potluck that brings a library which is not installed.
 
-`pip install potluck` brings what every machine needs. What only some need comes with an extra:
+Potluck alone brings what every machine needs. What only some need comes with an extra:
 `potluck[server]`, `potluck[operator]`, `potluck[experiments]`, and one for each adapter.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Final
 
 from potluck.common.errors import ConfigurationError
+
+INSTALLING: Final = "docs/start/install.md"
+"""The page on how Potluck and its extras are installed."""
 
 _EXTRAS: Final = {
     "server": "potluck[server]",
@@ -64,7 +68,23 @@ def require(library: str, extra: str) -> None:
     extra: `potluck[NAME]`, which brings it. Raises MissingLibraryError; nothing is imported.
     """
     if importlib.util.find_spec(library) is None:
-        raise MissingLibraryError(f"{library} is not installed; pip install '{extra}'")
+        raise MissingLibraryError(not_installed(library, extra))
+
+
+def not_installed(library: str, requirement: str) -> str:
+    """Return one line that names a library which is not installed, and how to install it.
+
+    requirement: what brings the library, such as `potluck[server]` or its own name. For an extra of
+    Potluck the line never has pip look for `potluck` by name: a public index may hold another
+    project of that name.
+    """
+    own = re.fullmatch(r"potluck(\[.+\])?", requirement)
+    if own is None:
+        return f"{library} is not installed; pip install '{requirement}'"
+    return (
+        f"{library} is not installed; in a checkout of Potluck: pip install '.{own[1] or ''}', "
+        f"elsewhere: see {INSTALLING}"
+    )
 
 
 def missing_library(error: BaseException | None) -> str | None:
@@ -81,7 +101,7 @@ def missing_library(error: BaseException | None) -> str | None:
     room = module.rpartition(".")[0]
     wanted = _MODULES.get(module) or _ROOMS.get(room) or _EXTRAS.get(importer[1], "potluck")
     library = error.name.partition(".")[0]
-    return f"{library} is not installed; pip install '{wanted}'"
+    return not_installed(library, wanted)
 
 
 def _importer(trace: TracebackType | None) -> str:

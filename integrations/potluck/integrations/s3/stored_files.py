@@ -58,7 +58,7 @@ class StoredFiles(FileStore):
         if not self._direct:
             raise ConfigurationError(
                 f"files of this federation move through {self.store.address} alone, which host "
-                f"'{host_name}' does not use; install potluck[s3] there and name the store in its "
+                f"'{host_name}' does not use; install the extra s3 there and name the store in its "
                 "`object_stores`, or set fallback = true in [files] of the coordinator",
                 host=host_name,
             )

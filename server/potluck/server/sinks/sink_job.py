@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict
 from potluck.common.errors import ConfigurationError, PluginError
 from potluck.common.names import is_name
 from potluck.common.settings import plugins
+from potluck.common.settings.extras import not_installed
 from potluck.server.sink import Sink
 
 PLUGIN = "plugin"
@@ -84,7 +85,7 @@ def _job(name: str, table: dict[str, Any], database: str, state_directory: Path)
         raise PluginError(f"{where}: {error.message}", sink=name) from error
     if sink.library and not _is_installed(sink.library):
         raise PluginError(
-            f"{where}: {sink.library} is not installed; pip install '{sink.extra or sink.library}'",
+            f"{where}: {not_installed(sink.library, sink.extra or sink.library)}",
             sink=name,
         )
     return job

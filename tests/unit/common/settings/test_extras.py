@@ -9,6 +9,7 @@ from potluck.common.settings.extras import (
     MissingLibraryError,
     extra_named,
     missing_library,
+    not_installed,
     require,
 )
 
@@ -40,7 +41,7 @@ def import_from(module: str, statement: str) -> BaseException:
 )
 def test_the_extra_is_that_of_the_package_that_imports(module: str, extra: str) -> None:
     error = import_from(module, "import absent_library.part")
-    assert missing_library(error) == f"absent_library is not installed; pip install '{extra}'"
+    assert missing_library(error) == not_installed("absent_library", extra)
 
 
 @pytest.mark.parametrize(
@@ -62,13 +63,14 @@ def test_a_program_says_it_in_one_line(capsys: pytest.CaptureFixture[str]) -> No
 
     assert exit_code_of(draw, program="potluck") == 1
     assert capsys.readouterr().err == (
-        "potluck: absent_library is not installed; pip install 'potluck[operator]'\n"
+        "potluck: absent_library is not installed; in a checkout of Potluck: "
+        "pip install '.[operator]', elsewhere: see docs/start/install.md\n"
     )
 
 
 def test_a_door_for_python_raises_what_names_the_extra() -> None:
     with (
-        pytest.raises(MissingLibraryError, match=r"pip install 'potluck\[operator\]'"),
+        pytest.raises(MissingLibraryError, match=r"pip install '\.\[operator\]'"),
         extra_named(),
     ):
         raise import_from("potluck.deploy.view.run_plot", "import absent_library")
@@ -79,5 +81,5 @@ def test_a_door_for_python_raises_what_names_the_extra() -> None:
 
 def test_a_library_can_be_missed_before_it_is_imported() -> None:
     require("json", "potluck[server]")
-    with pytest.raises(MissingLibraryError, match="absent_library is not installed; pip install"):
+    with pytest.raises(MissingLibraryError, match="absent_library is not installed; in a"):
         require("absent_library", "potluck[server]")

@@ -365,6 +365,6 @@ def test_what_imports_a_library_late_misses_it_at_once(
     name: str, options: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "scipy", None)
-    with pytest.raises(PluginError, match=rf"{name}: scipy .* pip install 'potluck\[server\]'"):
+    with pytest.raises(PluginError, match=rf"{name}: scipy .* pip install '\.\[server\]'"):
         create(Selector, name, options)
     create(Selector, "clustered-sampling", {"by": "size"})  # needs none

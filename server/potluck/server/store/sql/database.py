@@ -18,6 +18,7 @@ from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event,
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
 from potluck.common.errors import ConfigurationError, StorageError
+from potluck.common.settings.extras import not_installed
 from potluck.server.store.sql.column_types import CorruptRowError
 from potluck.server.store.sql.failures import (
     AFTER_DAMAGE,
@@ -267,7 +268,8 @@ def _engine(url: URL, name: str, **options: Any) -> Engine:
         return create_engine(url, poolclass=QueuePool, pool_size=1, max_overflow=0, **options)
     except (NoSuchModuleError, ImportError) as error:
         raise ConfigurationError(
-            f"database {name}: no driver ({error}); pip install 'potluck[postgresql]'", url=name
+            f"database {name}: {not_installed('its driver', 'potluck[postgresql]')} ({error})",
+            url=name,
         ) from error
 
 
