@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 import sys
 from pathlib import Path
@@ -43,14 +44,16 @@ async def until_said(process: asyncio.subprocess.Process, beginning: str) -> Non
             assert line, "the demo ended too early"
 
 
-async def interrupt(process: asyncio.subprocess.Process, number: signal.Signals, code: int) -> None:
+async def interrupt(process: asyncio.subprocess.Process, number: signal.Signals, code: int) -> str:
+    """Send a signal; return the last line on standard error."""
     process.send_signal(number)
-    out, _ = await asyncio.wait_for(process.communicate(), PATIENCE_SECONDS)
+    out, err = await asyncio.wait_for(process.communicate(), PATIENCE_SECONDS)
     assert (process.returncode, out) == (code, b"")
+    return err.decode().splitlines()[-1]
 
 
-async def run_to_its_end(folder: Path) -> dict[str, Any]:
-    process = await start(folder, "--rounds", "3", "--seed", "7")
+async def run_to_its_end(folder: Path, *arguments: str) -> dict[str, Any]:
+    process = await start(folder, "--rounds", "3", "--seed", "7", *arguments)
     out, err = await asyncio.wait_for(process.communicate(), PATIENCE_SECONDS)
     assert process.returncode == 0, err.decode()
     assert await processes_of(folder) == []
@@ -60,24 +63,34 @@ async def run_to_its_end(folder: Path) -> dict[str, Any]:
     return summary
 
 
-async def test_the_same_seed_gives_the_same_run(tmp_path: Path) -> None:
+def timeless(run: dict[str, Any]) -> list[dict[str, Any]]:
+    """A run's rounds without what depends on the clock."""
+    keys = ("round", "cohort", "accuracy", "worst_group_accuracy", "loss")
+    return [{key: entry[key] for key in keys} for entry in run["history"]]
+
+
+def digest_of(model: Path) -> str:
+    with safe_open(model, "np") as file:
+        return str(file.metadata()["potluck.blake3"])
+
+
+async def test_two_demos_with_the_same_seed_make_the_same_comparison(tmp_path: Path) -> None:
     first, second = await asyncio.gather(
         run_to_its_end(tmp_path / "first"), run_to_its_end(tmp_path / "second")
     )
-    timeless = ("round", "cohort", "accuracy", "worst_group_accuracy", "loss")
-    assert len(first["history"]) == 3
-    assert [{key: entry[key] for key in timeless} for entry in first["history"]] == [
-        {key: entry[key] for key in timeless} for entry in second["history"]
-    ]
-    models = [tmp_path / name / "model.safetensors" for name in ("first", "second")]
-    digests = set()
-    for path in models:
-        with safe_open(path, "np") as file:
-            digests.add(file.metadata()["potluck.blake3"])
-    assert len(digests) == 1
-    assert isinstance(load_model(models[0]), nn.Module)
+    chosen, alone = first["runs"][1], tmp_path / "alone"
+    assert [arm["selector"] for arm in first["arms"]] == ["uniform", "dc-balanced"]
+    assert [len(run["history"]) for run in first["runs"]] == [3, 3]
+    assert [timeless(run) for run in first["runs"]] == [timeless(run) for run in second["runs"]]
     assert json.loads((tmp_path / "first" / "summary.json").read_text()) == first
     assert (tmp_path / "first" / "run.png").read_bytes().startswith(b"\x89PNG")
+
+    by_itself = await run_to_its_end(alone, "--selector", "dc-balanced")
+    assert timeless(by_itself) == timeless(chosen)
+    assert json.loads((alone / "summary.json").read_text()) == by_itself
+    models = [tmp_path / name / "model-dc-balanced.safetensors" for name in ("first", "second")]
+    assert len({digest_of(model) for model in (*models, alone / "model.safetensors")}) == 1
+    assert isinstance(load_model(models[0]), nn.Module)
 
 
 async def test_a_demo_interrupted_while_it_starts_leaves_no_process(tmp_path: Path) -> None:
@@ -85,7 +98,8 @@ async def test_a_demo_interrupted_while_it_starts_leaves_no_process(tmp_path: Pa
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not (tmp_path / "host-1.log").exists():  # noqa: ASYNC110  # files give no signal
             await asyncio.sleep(0.01)
-    await interrupt(process, signal.SIGINT, 130)
+    last = await interrupt(process, signal.SIGINT, 130)
+    assert last == f"interrupted: no run was started. All processes have ended. Files: {tmp_path}"
     assert await processes_of(tmp_path) == []
 
 
@@ -95,7 +109,12 @@ async def test_a_demo_interrupted_while_it_trains_leaves_no_process(
 ) -> None:
     process = await start(tmp_path, "--rounds", "1000")
     await until_said(process, "round 1/")
-    await interrupt(process, number, code)
+    last = await interrupt(process, number, code)
+    assert re.fullmatch(
+        rf"interrupted: uniform running, \d+ of 1000 rounds committed\. "
+        rf"All processes have ended\. Files: {tmp_path}",
+        last,
+    )
     assert await processes_of(tmp_path) == []
 
 

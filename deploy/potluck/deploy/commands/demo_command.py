@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -16,11 +17,12 @@ from potluck.common.settings.extras import missing_library
 from potluck.common.trainer import SHARE
 from potluck.deploy.commands.run_commands import Assignments
 from potluck.deploy.local.before_start import check_demo
-from potluck.deploy.local.demo import run_demo
+from potluck.deploy.local.demo import DemoRun, run_demo
 from potluck.deploy.local.demo_files import (
     DemoFiles,
     DemoOptions,
     choices_of_user,
+    demo_run_file,
     hold,
     new_folder,
     reserved_port,
@@ -31,13 +33,23 @@ from potluck.deploy.local.interruption import run_interruptibly
 from potluck.deploy.terminal import terminal
 from potluck.deploy.view.readable import (
     readable_bytes,
+    readable_count,
     readable_coverage,
     readable_measure,
     readable_seconds,
 )
+from potluck.deploy.view.run_comparison import LAST_ROUNDS, RunComparison, compare
 from potluck.deploy.view.run_summary import RunSummary, summarise
 
 _FOLDERS = Path("potluck-demo")
+
+
+COMPARED = ("uniform", "dc-balanced")
+"""Selectors that the demo compares."""
+_SKEWED: Mapping[str, Mapping[str, Any]] = {"digits": {"alpha": 0.1, "digit_groups": True}}
+"""Options of the demo's task, so that clients differ and the worst digit is measured."""
+_WITH_SEED = {"digits", "colored-digits"}
+"""Tasks whose data are split by a seed."""
 
 
 Task = Annotated[str, typer.Option(help="What is learned.")]
@@ -45,9 +57,24 @@ Clients = Annotated[int, typer.Option(min=1, help="Clients of the federation.")]
 Hosts = Annotated[int, typer.Option(min=1, help="Client processes that hold them.")]
 Count = Annotated[int, typer.Option(min=1, help="Clients selected in each round.")]
 Rounds = Annotated[int, typer.Option(min=1, help="Rounds to commit.")]
-Selector = Annotated[str, typer.Option(help="Who trains.")]
+Selectors = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--selector",
+        metavar="NAME",
+        help="Run this selector alone; repeat the option to compare several. "
+        f"Default: {' and '.join(COMPARED)}.",
+        show_default=False,
+    ),
+]
+Target = Annotated[
+    float,
+    typer.Option(min=0.0, max=1.0, help="Accuracy in the worst group that counts as reached."),
+]
 Strategy = Annotated[str, typer.Option(help="How updates combine.")]
-Seed = Annotated[int, typer.Option(min=0, help="Same seed, same cohorts, same model.")]
+Seed = Annotated[
+    int, typer.Option(min=0, help="Same seed: same data of clients, same cohorts, same model.")
+]
 Device = Annotated[
     str, typer.Option(help="What the hosts train on: cpu, auto (a GPU if there is one), cuda:N.")
 ]
@@ -75,12 +102,13 @@ JsonSummary = Annotated[
 
 
 def demo(
-    task: Task = "colored-digits",
+    task: Task = "digits",
     clients: Clients = 24,
     hosts: Hosts = 4,
-    count: Count = 9,
-    rounds: Rounds = 30,
-    selector: Selector = "uniform",
+    count: Count = 6,
+    rounds: Rounds = 40,
+    selector: Selectors = None,
+    target: Target = 0.7,
     strategy: Strategy = "fedavg",
     seed: Seed = 7,
     device: Device = "cpu",
@@ -89,41 +117,62 @@ def demo(
     assignments: Assignments = None,
     as_json: JsonSummary = False,
 ) -> None:
-    """Make a throwaway federation on this machine, run it, show it live.
+    """Train twice in a throwaway federation: by chance, and with a selector.
 
     A coordinator and some client processes are started with certificates of their own, exactly as
-    they would be on many machines. The folder keeps the files, the logs, the model, a summary and
-    a plot. Ctrl-C ends all processes at any time.
+    they would be on many machines. They make two runs one after another, with the same data and
+    seed. Then the demo compares how well the worst group is recognised. The folder keeps the files,
+    the logs, the models, a summary and a plot. Ctrl-C ends all processes at any time.
 
     ```console
     potluck demo
-    potluck demo --rounds 5 --count 4 -o training.epochs=2
+    potluck demo --selector fedentopt --rounds 5
+    potluck demo --selector uniform --selector kl --seed 3
     potluck demo --task mnist --data data -o task.clients=24
     ```
     """
-    options = DemoOptions(
-        task=task,
-        selector=selector,
-        strategy=strategy,
-        clients=clients,
-        hosts=hosts,
-        count=count,
-        rounds=rounds,
-        seed=seed,
-        device=device,
-        workers=workers_of_host(device, clients, hosts),
-        choices=choices_of_user(),
-        data=data,
-        assignments=assignments or (),
-        root=True,
-    )
+    names = list(dict.fromkeys(selector or COMPARED))
+    arms = [
+        DemoOptions(
+            name=name if len(names) > 1 else "demo",
+            task=task,
+            task_options=_task_options(task, seed),
+            selector=name,
+            strategy=strategy,
+            clients=clients,
+            hosts=hosts,
+            count=count,
+            rounds=rounds,
+            seed=seed,
+            device=device,
+            workers=workers_of_host(device, clients, hosts),
+            choices=choices_of_user(),
+            data=data,
+            assignments=assignments or (),
+            disclosure={"simulation_seed": seed},
+            root=True,
+        )
+        for name in names
+    ]
     console = terminal(stderr=as_json)
-    check_demo(options)
-    files, summary = _run(options, folder or new_folder(_FOLDERS, datetime.now()), console)
-    files.summary.write_text(summary.model_dump_json(indent=2) + "\n")
-    print_summary(console, summary, files, plot=_plot(summary, files))
+    for options in arms:
+        check_demo(options)
+    files, summaries = _run(arms, folder or new_folder(_FOLDERS, datetime.now()), console)
+    comparison = compare(summaries, target=target) if len(summaries) > 1 else None
+    result: RunSummary | RunComparison = comparison or summaries[-1]
+    files.summary.write_text(result.model_dump_json(indent=2) + "\n")
+    plot = _plot(result, files)
+    if comparison is not None:
+        print_comparison(console, comparison, files, plot=plot)
+    else:
+        print_summary(console, summaries[-1], files, plot=plot)
     if as_json:
-        typer.echo(summary.model_dump_json())
+        typer.echo(result.model_dump_json())
+
+
+def _task_options(task: str, seed: int) -> dict[str, Any]:
+    """Return the options of a demo's task. The seed also splits the data over clients."""
+    return {**_SKEWED.get(task, {}), **({"seed": seed} if task in _WITH_SEED else {})}
 
 
 def workers_of_host(device: str, clients: int, hosts: int) -> int:
@@ -144,13 +193,18 @@ def workers_of_host(device: str, clients: int, hosts: int) -> int:
     )
 
 
-def _run(options: DemoOptions, place: Path, console: Console) -> tuple[DemoFiles, RunSummary]:
+def _run(
+    arms: Sequence[DemoOptions], place: Path, console: Console
+) -> tuple[DemoFiles, list[RunSummary]]:
+    """Make one run per arm in one federation."""
+    first, *others = arms
+    texts = [demo_run_file(options) for options in arms]
     with (
         hold(place),
         reserved_port() as port,
-        reserved_ports(1 + options.hosts) as metrics_ports,
+        reserved_ports(1 + first.hosts) as metrics_ports,
     ):
-        files = write_demo_files(place, options, port)
+        files = write_demo_files(place, first, port, more_runs=texts[1:])
         prometheus = serve_metrics(files, metrics_ports)
         console.print(
             f"everything of this demo is in {files.folder}",
@@ -161,21 +215,70 @@ def _run(options: DemoOptions, place: Path, console: Console) -> tuple[DemoFiles
             f"prometheus --config.file={prometheus}",
             style="dim", highlight=False, markup=False, soft_wrap=True,
         )  # fmt: skip
-        view = run_interruptibly(run_demo(files, console))
-    return files, summarise(view, clients=options.clients)
+        runs = [
+            DemoRun(options.name, text, files.model_of(options.name) if others else files.model)
+            for options, text in zip(arms, texts, strict=True)
+        ]
+        views = run_interruptibly(run_demo(files, console, runs))
+    return files, [summarise(view, clients=first.clients) for view in views]
 
 
-def _plot(summary: RunSummary, files: DemoFiles) -> str:
+def _plot(result: RunSummary | RunComparison, files: DemoFiles) -> str:
     """Draw the plot if matplotlib is installed. Return its path, or the reason for having none."""
     try:
-        from potluck.deploy.view.run_plot import plot_run  # matplotlib takes a second to import
+        # matplotlib takes a second to import
+        from potluck.deploy.view.run_plot import plot_comparison, plot_run
     except ModuleNotFoundError as error:
         remedy = missing_library(error)
         if remedy is None:
             raise
         return f"none: {remedy}"
-    plot_run(summary, files.plot)
+    if isinstance(result, RunComparison):
+        plot_comparison(result, files.plot)
+    else:
+        plot_run(result, files.plot)
     return str(files.plot)
+
+
+def print_comparison(
+    console: Console, comparison: RunComparison, files: DemoFiles, *, plot: str
+) -> None:
+    """Print runs side by side. plot: the plot's path, or the reason why there is none."""
+    measure, first = comparison.measure, comparison.runs[0]
+    target = readable_measure(comparison.target, measure.unit)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(measure.label)
+    for arm in comparison.arms:
+        table.add_column(arm.selector, justify="right", overflow="fold")
+    rows: dict[str, list[str]] = {
+        f"mean of the last {LAST_ROUNDS} rounds": [
+            readable_measure(arm.last, measure.unit) for arm in comparison.arms
+        ],
+        f"first round at {target}": [
+            "not reached" if arm.reached is None else str(arm.reached) for arm in comparison.arms
+        ],
+        f"models moved to {target}": [
+            "–" if arm.bytes_to_target is None else readable_bytes(arm.bytes_to_target)
+            for arm in comparison.arms
+        ],
+        "models moved in all": [readable_bytes(arm.bytes_total) for arm in comparison.arms],
+    }
+    for label, cells in rows.items():
+        table.add_row(label, *cells)
+    console.print()
+    console.print(
+        f"{first.task}, {readable_count(first.rounds, 'round')} with {first.count} of "
+        f"{readable_count(first.clients, 'client')}, same data and seed:",
+        highlight=False, markup=False,
+    )  # fmt: skip
+    console.print(table)
+    console.print()
+    paths = Table(show_header=False, box=None, pad_edge=False)
+    paths.add_column(style="bold")
+    paths.add_column(overflow="fold")
+    for name, path in (("models", files.folder), ("summary", files.summary), ("plot", plot)):
+        paths.add_row(name, Text(str(path)))
+    console.print(paths)
 
 
 def print_summary(console: Console, summary: RunSummary, files: DemoFiles, *, plot: str) -> None:

@@ -1,8 +1,11 @@
-"""A throwaway federation on this machine: started, run once, watched, ended."""
+"""A throwaway federation on this machine: started, some runs one after another, ended."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from rich.console import Console
 
@@ -11,33 +14,75 @@ from potluck.deploy.local.demo_files import DemoFiles
 from potluck.deploy.local.local_federation import LocalFederation
 from potluck.deploy.operator.model_download import download_model
 from potluck.deploy.operator.operator_client import OperatorClient
-from potluck.deploy.operator.run_view import RunView
+from potluck.deploy.operator.run_view import RunView, run_state_name
 from potluck.deploy.view.readable import readable_count
 from potluck.deploy.view.watch import Display, display_for, follow, is_finished
 from potluck.deploy.view.watch_lines import status_line
 from potluck.rpc.v1 import operator_pb2
 
 
-async def run_demo(files: DemoFiles, console: Console) -> RunView:
-    """Start the federation, run its run file, fetch the model. Return the view of the ended run.
+@dataclass(frozen=True, slots=True)
+class DemoRun:
+    """A run of a demo. model: file for its last model."""
 
-    Shows progress on `console`. All processes are ended in every case. Raises RunError if the run
-    fails or a process ends too early.
+    name: str
+    run_file: str
+    model: Path
+
+
+async def run_demo(
+    files: DemoFiles, console: Console, runs: Sequence[DemoRun] = ()
+) -> list[RunView]:
+    """Start the federation, make the runs one after another. Return the views of the ended runs.
+
+    runs: by default the run of the federation's run file. Each run's model is fetched when the run
+    is finished. Shows progress on `console`. All processes are ended in every case. If cancelled,
+    prints what was done by then. Raises RunError if a run fails or a process ends too early.
     """
-    async with LocalFederation(files) as federation:
-        with console.status(
-            f"starting the coordinator and {readable_count(len(files.hosts), 'host')} "
-            "(importing torch takes a moment)"
-        ):
-            await federation.start()
-        async with federation.operator() as client:
-            run_id = await client.start_run(files.run_file)
-            with display_for(console, as_json=False) as display:
-                view = await follow_processes(client, run_id, display, federation)
-            if not is_finished(view):
-                raise _unfinished(view, files)
-            await download_model(client, run_id, files.model, describe=True)
-        return view
+    runs = runs or [DemoRun("demo", files.run_file, files.model)]
+    seen: list[_RecordingDisplay] = []
+    try:
+        async with LocalFederation(files) as federation:
+            with console.status(
+                f"starting the coordinator and {readable_count(len(files.hosts), 'host')} "
+                "(importing torch takes a moment)"
+            ):
+                await federation.start()
+            async with federation.operator() as client:
+                for run in runs:
+                    if len(runs) > 1:
+                        console.print(f"\nrun {len(seen) + 1} of {len(runs)}: {run.name}")
+                    with display_for(console, as_json=False) as display:
+                        seen.append(_RecordingDisplay(display))
+                        await _finish(run, client, seen[-1], federation)
+    except asyncio.CancelledError:
+        done = "; ".join(map(_progress, runs, seen)) or "no run was started"
+        console.print(
+            f"interrupted: {done}. All processes have ended. Files: {files.folder}",
+            highlight=False, markup=False, soft_wrap=True,
+        )  # fmt: skip
+        raise
+    return [each.view for each in seen]
+
+
+async def _finish(
+    run: DemoRun, client: OperatorClient, display: _RecordingDisplay, federation: LocalFederation
+) -> None:
+    """Make one run, show it, fetch its model. Raises RunError if it is not finished."""
+    run_id = await client.start_run(run.run_file)
+    view = await follow_processes(client, run_id, display, federation)
+    if not is_finished(view):
+        raise _unfinished(view, federation.files)
+    await download_model(client, run_id, run.model, describe=True)
+
+
+def _progress(run: DemoRun, seen: _RecordingDisplay) -> str:
+    """Return how far a run has come."""
+    status = seen.view.status
+    if status is None:
+        return f"{run.name} had not begun"
+    rounds = f"{len(seen.view.committed)} of {status.rounds} rounds committed"
+    return f"{run.name} {run_state_name(status.state)}, {rounds}"
 
 
 def _unfinished(view: RunView, files: DemoFiles) -> RunError:

@@ -67,6 +67,10 @@ class DemoOptions:
     """True for a federation with a root, whose clients can sum securely."""
     disclosure: Mapping[str, Any] = field(default_factory=dict)
     """Further settings of the hosts' [disclosure] table."""
+    task_options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the task, in addition to its number of clients."""
+    name: str = "demo"
+    """Name of the run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +102,10 @@ class DemoFiles:
     def plot(self) -> Path:
         """File with the plot of the run."""
         return self.folder / "run.png"
+
+    def model_of(self, name: str) -> Path:
+        """Return the file of the last model of one of several runs, by the run's name."""
+        return self.folder / f"model-{name}.safetensors"
 
     def log(self, name: str) -> Path:
         """Return the path of the log with the output of the process called `name`."""
@@ -138,12 +146,12 @@ def client_ranges(clients: int, hosts: int) -> list[range]:
 def demo_run_file(options: DemoOptions) -> str:
     """Return the run file of a demo, checked. Raises ConfigurationError."""
     table = {
-        "name": "demo",
+        "name": options.name,
         "rounds": options.rounds,
         "count": options.count,
         "roster": options.clients,
         "seed": options.seed,
-        "task": {"name": options.task, **_split(options)},
+        "task": {"name": options.task, **_split(options), **options.task_options},
         "selector": {"name": options.selector},
         "strategy": {"name": options.strategy},
     }
@@ -206,11 +214,13 @@ def hold(folder: Path) -> FolderLock:
     return FolderLock(folder, holder="demo", remedy="name another --folder")
 
 
-def write_demo_files(folder: Path, options: DemoOptions, port: int) -> DemoFiles:
+def write_demo_files(
+    folder: Path, options: DemoOptions, port: int, *, more_runs: Sequence[str] = ()
+) -> DemoFiles:
     """Make the certificates and configuration files of a federation on this machine.
 
-    Raises ConfigurationError if the folder holds a demo already, StorageError if it can't be
-    written.
+    more_runs: run files of further runs, which the hosts allow as well. Raises ConfigurationError
+    if the folder holds a demo already, StorageError if it can't be written.
     """
     run_file = demo_run_file(options)
     machines = Machines(
@@ -221,21 +231,23 @@ def write_demo_files(folder: Path, options: DemoOptions, port: int) -> DemoFiles
         choices=options.choices,
         data=options.data,
         root=options.root,
-        disclosure=_allowed(run_file) | dict(options.disclosure),
+        disclosure=_allowed([run_file, *more_runs]) | dict(options.disclosure),
     )
     return write_federation_files(folder, run_file, machines, port)
 
 
-def _allowed(run_file: str) -> dict[str, Any]:
+def _allowed(run_files: Sequence[str]) -> dict[str, Any]:
     """Return the hosts' [disclosure] table of a demo.
 
-    A demo's data need no protection. So the table allows what the run asks for, and any number of
+    A demo's data need no protection. So the table allows what its runs ask for, and any number of
     masked runs.
     """
     from potluck.server.selection import Selector  # only a run that is to start needs it
 
-    selector = parse_run_file(run_file, source="the demo's run file").selector
-    asks = create(Selector, selector.name, selector.options).asks
+    asks: set[str] = set()
+    for text in run_files:
+        selector = parse_run_file(text, source="the demo's run file").selector
+        asks |= create(Selector, selector.name, selector.options).asks
     return {"questions": sorted(asks), "held_out_counts": True, "masked_runs": 1000}
 
 

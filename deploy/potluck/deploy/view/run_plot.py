@@ -1,4 +1,4 @@
-"""A plot of a run: its metrics by round, and the clients that trained."""
+"""Plots of a run, and of runs side by side: metrics by round, and the clients that trained."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from potluck.deploy.view.readable import (
     readable_measure,
     readable_seconds,
 )
+from potluck.deploy.view.run_comparison import LAST_ROUNDS, RunComparison
 from potluck.deploy.view.run_summary import MeasureSummary, RoundSummary, RunSummary
 
 _COLOURS = {
@@ -32,6 +33,8 @@ _COLOURS = {
     False: ("#3566a8", "#b5651d", "#6a4fa3", "#1b7f5c", "#c2417c"),
 }
 """Colours of lines, for shares and for other metrics."""
+_ARMS = ("#8a8a86", "#1b7f5c", "#c2417c", "#3566a8", "#b5651d")
+"""Colours of runs side by side."""
 _MOST_PANELS = 3
 _INK = "#333333"
 _GREY = "#666666"
@@ -73,6 +76,56 @@ def run_figure(summary: RunSummary) -> Picture:
         f"{readable_count(summary.clients, 'client')} each in "
         f"{readable_seconds(summary.seconds)}; {readable_bytes(summary.bytes_down)} down, "
         f"{readable_bytes(summary.bytes_up)} up",
+        x=0.012, ha="left", fontsize=9, color=_GREY,
+    )  # fmt: skip
+    return figure
+
+
+def plot_comparison(comparison: RunComparison, path: Path) -> None:
+    """Write the plot of runs side by side as a PNG."""
+    write_picture(comparison_figure(comparison), path, dpi=150)
+
+
+def comparison_figure(comparison: RunComparison) -> Picture:
+    """Return the plot of runs side by side: one metric as lines, then each run's cohorts."""
+    runs, measure = comparison.runs, comparison.measure
+    clients = sorted({each for run in runs for each in clients_of(run)}, key=natural_order)
+    raster_height = min(max(0.11 * len(clients), 1.4), 5.0)
+    heights = [2.8, *[raster_height] * len(runs)]
+    figure = Picture(width=9.0, height=0.8 + sum(heights))
+    figure.get_layout_engine().set(h_pad=0.09)  # type: ignore[union-attr,call-arg]  # set above
+    lines, *rasters = figure.subplots(len(heights), 1, height_ratios=heights)
+    for arm, run, colour in zip(comparison.arms, runs, cycle(_ARMS), strict=False):
+        found = [(entry.round, entry.value(measure.name)) for entry in run.history]
+        points = [(number, value) for number, value in found if value is not None]
+        last = readable_measure(arm.last, measure.unit)
+        label = f"{arm.selector}: {last} in the last {LAST_ROUNDS} rounds"
+        _plot_line(lines, points, colour, label, hollow=())
+        if arm.reached is not None:
+            lines.axvline(arm.reached, ymax=comparison.target, color=colour, linestyle=":")
+    lines.axhline(comparison.target, color=_GREY, linewidth=0.8, linestyle="--")
+    lines.set_ylim(-0.025, 1.025)
+    lines.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    lines.set_ylabel(f"{measure.label} {'↑' if measure.higher_is_better else '↓'}")
+    _label_lines(lines)
+    for axes, run in zip(rasters, runs, strict=True):
+        _plot_raster(axes, run.history, clients, named=len(clients) <= _MOST_NAMED_CLIENTS)
+        axes.set_ylabel(f"selected by {run.selector}")
+    for axes in (lines, *rasters):
+        _dress(axes, max(run.rounds for run in runs))
+    for axes in (lines, *rasters[:-1]):
+        axes.tick_params(labelbottom=False)
+        axes.spines["bottom"].set_visible(False)
+    rasters[-1].set_xlabel("round", color=_INK)
+    first = runs[0]
+    figure.suptitle(
+        f"{first.task} · {' and '.join(run.selector for run in runs)}",
+        x=0.012, ha="left", fontsize=13, fontweight="bold", color=_INK,
+    )  # fmt: skip
+    figure.supxlabel(
+        f"same data, same seed, {first.count} of {readable_count(first.clients, 'client')} a round;"
+        f" dashed: the target of {readable_measure(comparison.target, measure.unit)}, "
+        "dotted: the first round there",
         x=0.012, ha="left", fontsize=9, color=_GREY,
     )  # fmt: skip
     return figure

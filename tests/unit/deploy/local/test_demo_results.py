@@ -19,7 +19,7 @@ from support.operator_service import committed, covering, member, spread_out, st
 from potluck.client.config import load_config
 from potluck.common.errors import ConfigurationError, PluginError, RunError
 from potluck.common.run_file.runfile import parse_run_file
-from potluck.deploy.commands.demo_command import print_summary
+from potluck.deploy.commands.demo_command import print_comparison, print_summary
 from potluck.deploy.local.demo_files import (
     DemoOptions,
     client_ranges,
@@ -30,7 +30,16 @@ from potluck.deploy.local.demo_files import (
 )
 from potluck.deploy.operator.operator_config import OperatorFlags, load_operator_config
 from potluck.deploy.operator.run_view import RunView, observe
-from potluck.deploy.view.run_plot import clients_of, plot_run, run_figure, selection_matrix
+from potluck.deploy.view.readable import readable_bytes
+from potluck.deploy.view.run_comparison import compare
+from potluck.deploy.view.run_plot import (
+    clients_of,
+    comparison_figure,
+    plot_comparison,
+    plot_run,
+    run_figure,
+    selection_matrix,
+)
 from potluck.deploy.view.run_summary import CoverageSummary, RunSummary, summarise
 from potluck.rpc.v1 import operator_pb2
 from potluck.rpc.v1.operator_pb2 import RunState
@@ -241,6 +250,66 @@ def test_the_summary_for_people_names_what_was_gained_and_where_it_is(tmp_path: 
     assert "25.0 % → 37.5 %" in text
     for path in (files.model, files.summary, files.plot):
         assert str(path) in text
+
+
+def run_of(selector: str, *accuracies: float, **changes: object) -> RunSummary:
+    """A run with these accuracies of the worst group; each round moves 1.2 MB down."""
+    events = [status(), *(committed(i, 2 * each) for i, each in enumerate(accuracies, 1))]
+    view = reduce(observe, events, RunView())
+    return summarise(view, clients=24).model_copy(update={"selector": selector, **changes})
+
+
+def test_a_comparison_has_the_first_round_at_the_target_and_the_bytes_by_then() -> None:
+    slow = run_of("uniform", 0.1, 0.1, 0.2, 0.3, 0.1, 0.3)
+    quick = run_of("fair", 0.3, 0.4, 0.1, 0.5, 0.5, 0.5)
+    compared = compare([slow, quick], target=0.4)
+    assert compared is not None
+    assert compared.measure.name == "worst_group_accuracy"
+    first, second = compared.arms
+    assert (first.selector, first.reached, first.bytes_to_target) == ("uniform", None, None)
+    assert (second.selector, second.reached) == ("fair", 2)
+    assert second.bytes_to_target == second.bytes_total / 3 > 0
+    assert [first.last, second.last] == [pytest.approx(0.2), pytest.approx(0.4)]
+
+
+def test_runs_without_a_worst_group_are_compared_by_accuracy() -> None:
+    runs = [run_of("uniform", 0.25), run_of("fair", 0.3)]
+    for run in runs:
+        run.history[0] = run.history[0].model_copy(update={"worst_group_accuracy": None})
+    compared = compare(runs, target=0.55)
+    assert compared is not None
+    assert (compared.measure.name, [arm.reached for arm in compared.arms]) == (
+        "accuracy",
+        [None, 1],
+    )
+
+
+def test_runs_without_any_share_are_not_compared() -> None:
+    runs = [run_of("uniform", 0.25, measures=[]), run_of("fair", 0.3, measures=[])]
+    assert compare(runs, target=0.5) is None
+
+
+def test_a_comparison_is_printed_and_drawn_with_a_column_and_a_line_per_selector(
+    tmp_path: Path,
+) -> None:
+    compared = compare([run_of("uniform", 0.1, 0.2), run_of("fair", 0.2, 0.4)], target=0.4)
+    assert compared is not None
+    files = write_demo_files(tmp_path / "demo", options(), 7443)
+    console = Console(file=io.StringIO(), width=300)
+    with console.capture() as capture:
+        print_comparison(console, compared, files, plot=str(files.plot))
+    lines = [" ".join(line.split()) for line in capture.get().splitlines()]
+    assert "worst group uniform fair" in lines
+    assert "mean of the last 5 rounds 15.0 % 30.0 %" in lines
+    assert "first round at 40.0 % not reached 2" in lines
+    moved = readable_bytes(compared.arms[1].bytes_total)
+    assert f"models moved to 40.0 % – {moved}" in lines
+    drawn, *rasters = comparison_figure(compared).axes
+    labels = drawn.get_legend_handles_labels()[1]
+    assert labels == [f"{each} % in the last 5 rounds" for each in ("uniform: 15.0", "fair: 30.0")]
+    assert [axes.get_ylabel() for axes in rasters] == ["selected by uniform", "selected by fair"]
+    plot_comparison(compared, files.plot)
+    assert files.plot.read_bytes().startswith(b"\x89PNG")
 
 
 def test_demos_of_the_same_second_get_folders_of_their_own(tmp_path: Path) -> None:
