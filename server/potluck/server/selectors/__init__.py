@@ -1,1 +1,1 @@
-"""The selectors that come with Potluck, registered in the entry-point group `potluck.selectors`."""
+"""The selectors that come with Potluck. They are entry points of the group `potluck.selectors`."""

@@ -1,4 +1,4 @@
-"""Cohorts steered towards a label distribution (Düsing & Cimiano)."""
+"""Selectors that steer a cohort towards a label distribution (Düsing & Cimiano)."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ from potluck.server.state import State
 
 @dataclass(frozen=True, kw_only=True)
 class _Steered(Selector):
-    """Uniform clients, then one by one the client that brings the cohort nearest to a target.
+    """Draws some clients uniformly, then adds the one that brings the cohort nearest to a target.
 
-    added: how many of `count` are chosen by the target. stop_early: choose no more once no client
-    brings the cohort nearer by more than 1e-12; it then stays smaller than `count`.
+    added: number of clients of `count` that are chosen by the target, one after another.
+    stop_early: choose no more once no client brings the cohort nearer by more than 1e-12; it then
+    stays smaller than `count`.
 
-    Clients without a profile can only be among the uniform ones, or fill a cohort when no others
-    are left. O(added · K · classes).
+    Clients without a profile can only be drawn uniformly, or fill a cohort if no others are left.
+    O(added · K · classes).
     """
 
     added: NonNegativeInt = 5
@@ -46,7 +47,7 @@ class _Steered(Selector):
     needs = frozenset({Signal.LABEL_COUNTS})
 
     def by_protocol(self) -> Selector:
-        """The same choice from sums and distances, as in the paper."""
+        """Return the selector that chooses from sums and distances, as in the paper."""
         return StepByStep(
             target=self.target,
             added=self.added,
@@ -56,10 +57,10 @@ class _Steered(Selector):
 
     @abstractmethod
     def target(self, population: Population) -> Floats:
-        """The label distribution to come near to: classes, ≥ 0."""
+        """Return the target label distribution: classes, ≥ 0."""
 
     def select(self, state: State, context: SelectionContext) -> Selection:
-        """`count` clients, of them `added` by the target."""
+        """Return `count` clients, of which `added` are chosen by the target."""
         cohort, generator = begin(context, self.added)
         rows, counts, base = candidates(context, cohort)
         stopped = False
@@ -84,10 +85,11 @@ class DcReal(_Steered):
     """Steers towards the label distribution of the whole federation."""
 
     wants_label_totals = True
-    """Uses the totals of all clients, from a secure sum if the run can have one."""
+    """The selector uses the label totals of all clients, from a secure sum if the run can have
+    one."""
 
     def target(self, population: Population) -> Floats:
-        """All clients' label counts."""
+        """Return the sum of all clients' label counts."""
         return federation_total(population)
 
 
@@ -95,21 +97,21 @@ class DcBalanced(_Steered):
     """Steers towards the same number of samples of each class."""
 
     def target(self, population: Population) -> Floats:
-        """Ones."""
+        """Return a 1 for each class."""
         return balanced(population)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DcRandom(Selector):
-    """The same number of clients as the others of the family, all uniform: their baseline.
+    """Draws all clients uniformly: the baseline of the other `dc` selectors.
 
-    added: how many of `count` come in a second draw. Needs no profile.
+    added: number of clients of `count` in the second of two draws. Needs no profile.
     """
 
     added: NonNegativeInt = 5
 
     def select(self, state: State, context: SelectionContext) -> Selection:
-        """`count` clients in two uniform draws."""
+        """Return `count` clients in two uniform draws."""
         cohort, _ = begin(context, self.added)
         cohort.draw(cohort.missing, "added uniformly")
         return cohort.selection()
@@ -142,7 +144,8 @@ class _Steering:
         target_norm = float(np.linalg.norm(self._target))
 
         def block(start: int, stop: int) -> None:
-            # |V + B|² = |V|² + 2 V·B + |B|²: one product with the table, no sum of rows
+            # |V + B|² = |V|² + 2 V·B + |B|²: one product with the table instead of a sum for each
+            # row
             norms = self._counts[start:stop] @ (2 * self._base)
             norms += self._squares[start:stop]
             norms += base_square
@@ -157,7 +160,7 @@ class _Steering:
         return self._distances
 
     def take(self, place: int) -> float:
-        """Adds a client to the sum; returns the new distance."""
+        """Add a client to the sum; return the new distance."""
         self._taken.append(place)
         self._base = self._base + self._counts[place]
         return self.distance

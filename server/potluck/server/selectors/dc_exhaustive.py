@@ -1,4 +1,4 @@
-"""The best of all subsets, for comparison with the greedy choice."""
+"""A selector that tries all subsets, for comparison with the greedy choice."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _TARGETS = {"balanced": balanced, "real": federation_total}
 
 @dataclass(kw_only=True)
 class DcExhaustive(Selector):
-    """Uniform clients, then the `added` ones that together bring the cohort nearest to a target.
+    """Draws some clients uniformly, then adds the set that brings the cohort nearest to a target.
 
-    target: `balanced` or `real`, as in `dc-balanced` and `dc-real`. Tries every subset; refuses
-    more than 10^8 subsets.
+    added: number of clients in the set. target: `balanced` or `real`, as in `dc-balanced` and
+    `dc-real`. Tries every subset; refuses more than 10^8 subsets.
     """
 
     added: NonNegativeInt = 5
@@ -69,9 +69,10 @@ class DcExhaustive(Selector):
 def nearest_subset(
     counts: Floats, base: Floats, target: Floats, size: int, generator: np.random.Generator
 ) -> Rows:
-    """Positions of the `size` of n clients (counts: n × classes) whose sum with base is nearest.
+    """Return the positions of the `size` clients whose label counts, added to base, are nearest.
 
-    Ties are broken uniformly. 1 ≤ size ≤ n. Takes seconds for 10^8 subsets.
+    counts: n × classes. base: counts of the clients chosen before. Nearest: to target. Ties are
+    broken uniformly. 1 ≤ size ≤ n. Takes seconds for 10^8 subsets.
     """
     search = _Search(counts, base, target, size)
     best = np.array([search.distances(head).min() for head in search.heads()])
@@ -89,10 +90,10 @@ def nearest_subset(
 
 
 class _Search:
-    """All subsets of one size: a head, taken one by one, and a tail from a table.
+    """Enumerates the subsets of one size: each is a head plus a tail from a table.
 
-    Tails are in lexicographic order, so those that may follow a head are a stretch at the end of
-    the table, and one product scores them all.
+    Tails are in lexicographic order. The tails that may follow a head are therefore consecutive
+    rows at the end of the table, and one product scores them all.
     """
 
     def __init__(self, counts: Floats, base: Floats, target: Floats, size: int) -> None:
@@ -111,7 +112,7 @@ class _Search:
         self._squares = np.einsum("ij,ij->i", self._sums, self._sums)
 
     def heads(self) -> Iterator[tuple[int, ...]]:
-        """Every head that a tail can follow."""
+        """Yield every head that a tail can follow."""
         return combinations(range(len(self._counts) - self._tail), self._head)
 
     def distances(self, head: tuple[int, ...]) -> Floats:
@@ -126,7 +127,8 @@ class _Search:
         return result
 
     def subset(self, head: tuple[int, ...], tail: int) -> Rows:
-        """The positions of a head and the tail at that place of its stretch."""
+        """Return the positions of a head and of the tail at this index among those that may follow
+        it."""
         return np.array([*head, *self._tails[self._start(head) + tail]], dtype=np.int64)
 
     def _start(self, head: tuple[int, ...]) -> int:

@@ -33,13 +33,12 @@ from potluck.server.state import State
 
 @dataclass(frozen=True, kw_only=True)
 class StepByStep(Selector):
-    """Uniform clients, then one by one the client that claims to bring them nearest to a target.
+    """Draws clients uniformly, then adds the one that reports the smallest distance to a target.
 
-    target: the label distribution to come near to. wants_label_totals: whether it is that of the
-    federation. added, stop_early: as of the selector that does the same from label counts, which
-    this one, telling the same numbers, chooses alike. Every step is a secure sum over the cohort so
-    far and a question to all other clients. Without a sum, or without answers, the rest of the
-    cohort is drawn uniformly.
+    target: the target label distribution. wants_label_totals: True if it is the federation's.
+    added, stop_early: as in the selector that chooses from label counts; with the same counts, both
+    choose the same clients. Every step is a secure sum over the cohort so far and a question to all
+    other clients. Without a sum, or without answers, the rest of the cohort is drawn uniformly.
     """
 
     target: Callable[[Population], Floats]
@@ -50,7 +49,8 @@ class StepByStep(Selector):
     def select(
         self, state: State, context: SelectionContext
     ) -> Generator[Ask | AskSum, Any, Selection]:
-        """`count` clients, of them `added` by the distances that clients answer with."""
+        """Return `count` clients, of which `added` are chosen by the distances that clients
+        report."""
         if self.wants_label_totals and context.population.label_totals is None:
             raise RunError("there is no sum of the federation's label counts to steer by")
         cohort, generator = begin(context, self.added)
@@ -82,7 +82,7 @@ class StepByStep(Selector):
 
 
 def _plausible(answers: Answers) -> Answers:
-    """Those that can be distances: from 0 to 1, as counts are never negative."""
+    """Return the answers that can be distances: from 0 to 1, since counts are never negative."""
     values = answers.values[LABEL_DISTANCE]
     good = (values >= -TIE) & (values <= 1 + TIE)
     return Answers(rows=answers.rows[good], values={LABEL_DISTANCE: values[good]})

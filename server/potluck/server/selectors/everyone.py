@@ -1,4 +1,4 @@
-"""Full participation: every available client in every round."""
+"""A selector for full participation: every available client in every round."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Everyone(Selector):
     """
 
     def everybody(self, round_number: int) -> bool:
-        """In every round."""
+        """Return True: in every round."""
         return True
 
     def select(self, state: State, context: SelectionContext) -> Selection:
-        """All available clients, in the order of their rows."""
+        """Return all available clients, in the order of their rows."""
         rows = context.available[: context.count]
         return Selection(rows=rows, reasons=["everybody trains"] * len(rows))

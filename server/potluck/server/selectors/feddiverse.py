@@ -27,15 +27,15 @@ _ROTATION = (2, 0, 1)
 
 @dataclass(kw_only=True)
 class FedDiverse(Selector):
-    """Draws a client by one component of its triplet, adds its complement, then what both lack.
+    """Draws a client by a component of its triplet, adds its complement, then one that both lack.
 
-    rotation: the component is the round's (`round`, Alg. 6), or moves on with each three clients
+    rotation: when the component changes: each round (`round`, Alg. 6), or after every three clients
     (`triplet`, the paper's text). cross_product: the third client is the one furthest along the
-    axis the first two lack, in either direction (`absolute`, which reproduces the paper's figures),
-    or with its sign (`signed`, as printed). triplets: `estimated` by the clients, or `known`,
-    computed from their interaction matrices.
+    cross product of the first two, in either direction (`absolute`, which reproduces the paper's
+    figures), or in its own direction (`signed`, as printed). triplets: `estimated` by the clients,
+    or `known`, computed from their interaction matrices.
 
-    Clients without a triplet fill a cohort only when no other client is left. O(count · K).
+    Clients without a triplet are chosen only if no other client is left. O(count · K).
     """
 
     rotation: Literal["round", "triplet"] = "round"
@@ -47,7 +47,7 @@ class FedDiverse(Selector):
         self.needs = frozenset({Signal.INTERACTION_MATRIX if known else Signal.TRIPLET})
 
     def select(self, state: State, context: SelectionContext) -> Selection:
-        """Threes of complementary clients until there are `count`."""
+        """Return `count` clients, in groups of three complementary ones."""
         generator = context.generator("feddiverse")
         cohort = Cohort(context, generator)
         table = self._triplets(context.population)
@@ -91,7 +91,8 @@ class FedDiverse(Selector):
 
 
 class _Candidates:
-    """Clients with triplets; each is taken once. Positions are into the arrays given."""
+    """Clients with triplets; each can be taken once. Positions are indices into the given
+    arrays."""
 
     def __init__(self, triplets: Floats, generator: np.random.Generator) -> None:
         self._weights = np.ascontiguousarray(triplets.T)
@@ -100,7 +101,8 @@ class _Candidates:
         self._generator = generator
 
     def by_component(self, component: int) -> int:
-        """Drawn with probability ∝ a component of the triplet; uniformly if it is 0 for all."""
+        """Draw a client with probability ∝ this component of its triplet; uniformly if all are
+        0."""
         position = weighted(self._weights[component], self._generator)
         if position is None:
             free = np.ones(self._weights.shape[1])
@@ -109,11 +111,11 @@ class _Candidates:
         return self._take(-1 if position is None else position)
 
     def complement(self, first: int) -> int:
-        """The one least along the direction of `first`."""
+        """Take the client whose triplet has the smallest projection on that of `first`."""
         return self._best(-(self._directions[:, first] @ self._directions))
 
     def furthest(self, first: int, second: int, *, signed: bool) -> int:
-        """The one furthest along the normal of the plane of two others."""
+        """Take the client furthest along the normal of the plane of two others."""
         normal = np.cross(self._directions[:, first], self._directions[:, second])
         scores = normal @ self._directions
         return self._best(scores if signed else np.abs(scores, out=scores))
@@ -129,7 +131,7 @@ class _Candidates:
 
 
 def _directions(triplets: Floats) -> Floats:
-    """Triplets (3 × K) scaled to an L1 norm of 1; a zero triplet becomes (⅓, ⅓, ⅓)."""
+    """Return triplets (3 × K) scaled to an L1 norm of 1; a zero triplet becomes (⅓, ⅓, ⅓)."""
     norms = triplets.sum(axis=0)
     result = np.full(triplets.shape, 1 / 3)
     np.divide(triplets, norms, out=result, where=norms > 0)

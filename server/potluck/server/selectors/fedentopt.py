@@ -1,4 +1,4 @@
-"""Cohorts whose labels together are as even as can be (FedEntOpt)."""
+"""A selector that makes the labels of a cohort together as even as possible (FedEntOpt)."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from potluck.server.state import State
 
 @dataclass(frozen=True, kw_only=True)
 class FedEntOpt(Selector):
-    """A random first client, then always the one that raises the label entropy most.
+    """Draws a first client, then always adds the one that raises the label entropy most.
 
-    buffer: how many of the clients selected last pause; half of the initial clients if not given.
-    Where no others are available, those longest in the buffer are let out first. A client that
-    was selected and failed pauses like the others. Clients without a profile can only be the random
-    first, or fill a cohort when no others are left. O(count · K · classes).
+    buffer: number of last selected clients that pause; by default, half of the initial clients. If
+    no other client is available, those longest in the buffer leave it first. A client that was
+    selected and failed pauses like the others. Clients without a profile can only be the random
+    first, or fill a cohort if no others are left. O(count · K · classes).
     """
 
     buffer: NonNegativeInt | None = None
@@ -40,12 +40,13 @@ class FedEntOpt(Selector):
     needs = frozenset({Signal.LABEL_COUNTS})
 
     def init(self, population: Population) -> State:
-        """State: `buffer`, the pausing rows, oldest first; `capacity`, how many it holds."""
+        """Return the state: `buffer`, the pausing rows, oldest first; `capacity`, their maximum
+        number."""
         capacity = len(population) // 2 if self.buffer is None else self.buffer
         return _state(Buffer((), capacity))
 
     def select(self, state: State, context: SelectionContext) -> Selection:
-        """Greedy by entropy; each pick enters the buffer at once."""
+        """Return the cohort, chosen greedily by entropy; each pick enters the buffer at once."""
         generator = context.generator("fedentopt")
         cohort = Cohort(context, generator)
         buffer = _buffer(state)
@@ -61,7 +62,7 @@ class FedEntOpt(Selector):
         return cohort.selection()
 
     def observe(self, state: State, outcome: RoundOutcome) -> State:
-        """All who were selected enter the buffer, in the order chosen."""
+        """Add all selected clients to the buffer, in the order chosen."""
         buffer = _buffer(state)
         for row in outcome.selected.tolist():
             buffer.enter(row)
@@ -106,7 +107,7 @@ class Buffer:
         return np.fromiter(self.rows, dtype=np.int64, count=len(self.rows))
 
     def enter(self, row: int) -> list[int]:
-        """Puts a row last; returns those that fall out."""
+        """Add a row as the newest; return the rows that leave the buffer."""
         self.rows.pop(row, None)
         self.rows[row] = None
         fallen = []
@@ -117,7 +118,7 @@ class Buffer:
         return fallen
 
     def release(self, among: Rows) -> int | None:
-        """Lets out the row of `among` (sorted) that is longest in the buffer, if there is one."""
+        """Remove and return the oldest row of the buffer that is in `among` (sorted), if any."""
         row = next((row for row in self.rows if _place(among, row) is not None), None)
         if row is not None:
             del self.rows[row]
@@ -125,9 +126,9 @@ class Buffer:
 
 
 class _Pool:
-    """The clients with label counts: who can be chosen next, and what the chosen hold together.
+    """The clients with label counts: those that can be chosen next, and the sum of the chosen.
 
-    closed: added to a client's score, 0 for who can be chosen and −∞ for others.
+    closed: added to a client's score: 0 if it can be chosen, else −∞.
     """
 
     def __init__(self, rows: Rows, counts: Floats, buffer: Buffer) -> None:
@@ -142,7 +143,8 @@ class _Pool:
         self._open = len(rows) - int(np.count_nonzero(resting))
 
     def choose(self, row: int) -> None:
-        """Adds a client to the chosen and to the buffer; who falls out of it can be chosen."""
+        """Add a client to the chosen and to the buffer; rows that leave the buffer can be chosen
+        again."""
         self._chosen.add(row)
         place = self._places.get(row)
         if place is not None:
@@ -153,7 +155,7 @@ class _Pool:
                 self._reopen(fallen)
 
     def is_open(self) -> bool:
-        """Return whether a client can be chosen; lets out the oldest of the buffer if need be."""
+        """Return whether a client can be chosen; if none can, first release the buffer's oldest."""
         if self._open:
             return True
         waiting = self._rows[~np.isin(self._rows, np.fromiter(self._chosen, dtype=np.int64))]
@@ -175,9 +177,9 @@ class _Pool:
 
 
 def _reachable(rows: Rows, buffer: Buffer, picks: int) -> Rows:
-    """Those of `rows` (sorted) that may be chosen in the next picks.
+    """Return the rows of `rows` (sorted) that may be chosen in the next picks.
 
-    Each pick lets out one of the buffer at most, the oldest first; the others need no scores.
+    Each pick releases at most one row of the buffer, the oldest first; the others need no scores.
     """
     resting = buffer.array()
     out_of_reach = resting[np.isin(resting, rows)][picks:]
@@ -186,7 +188,7 @@ def _reachable(rows: Rows, buffer: Buffer, picks: int) -> Rows:
 
 
 def _place(rows: Rows, row: int) -> int | None:
-    """Position of `row` in sorted `rows`."""
+    """Return the position of `row` in sorted `rows`; None if it is not there."""
     place = int(np.searchsorted(rows, row))
     return place if place < len(rows) and rows[place] == row else None
 

@@ -1,9 +1,9 @@
 """FLASH: a bandit on each client's losses and speed.
 
-"Federated Learning Across Simultaneous Heterogeneities": data that differ, labels that are wrong
-and clients that are slow, all at once. Before each round clients answer with their losses under the
-model. From these, and from the durations of their trainings, linear Thompson sampling learns the
-expected change of a client's loss per second.
+"Federated Learning Across Simultaneous Heterogeneities": differing data, wrong labels and slow
+clients at once. Before each round, clients report their losses under the round's model. From these,
+and from the durations of their trainings, linear Thompson sampling learns the expected change of a
+client's loss per second.
 """
 
 from __future__ import annotations
@@ -33,22 +33,23 @@ from potluck.server.state import State
 
 @dataclass(frozen=True, kw_only=True)
 class Flash(Selector):
-    """Selects the clients with the largest reward, by coefficients that are redrawn in each round.
+    """Selects the clients with the largest reward expected from coefficients drawn in each round.
 
     A client's context: its robust loss and its validation loss, each as a ratio to its first one;
-    the duration of its last training; and the last change of its robust loss, per second.
-    The reward of a round is that change for each client whose update was included; it is known, and
-    credited, when the next question is answered.
+    the duration of its last training; and the last change of its robust loss, per second. The
+    reward of a round is that change, for each client whose update was included. It becomes known,
+    and is credited, when clients answer the next question.
 
     alpha, beta: weights of the robust loss, CE(labels) + alpha · CE(own predictions) + beta ·
     reverse CE(labels). regularization, delta: λ and δ of the bandit. scale: `standardised` divides
     durations and changes by their running means, `raw` takes seconds and nats as they are. reward:
-    `absolute`, as in the paper, also rewards damage; `signed` counts falling losses only as gain.
+    `absolute`, as in the paper, also rewards a rising loss; `signed` rewards only a falling one.
     refresh: which clients are asked: `all`, or those just `selected` and those that never answered.
-    start: `count` clients train in round 1, or `everybody`, as in the paper. crediting: a cohort is
-    credited with the change that it caused (`delayed`), or with the one before it, as Algorithm 1
-    prints it (`literal`); the context then has the reward before that. without: features that the
-    bandit does not see, of robust, validation, seconds and reward; not all of them.
+    start: the clients that train in round 1: `count` of them, or `everybody`, as in the paper.
+    crediting: a cohort is credited with the change that it caused (`delayed`), or with the change
+    before it, as Algorithm 1 prints it (`literal`); its context then has the reward before that.
+    without: features that the bandit does not use: up to three of robust, validation, seconds and
+    reward.
 
     A client that gives no finite losses keeps its last context; one that never gave any comes last.
     O(K).
@@ -86,11 +87,11 @@ class Flash(Selector):
         return round_number == 1 and self.start == "everybody"
 
     def init(self, population: Population) -> State:
-        """An empty memory."""
+        """Return a state in which nothing is known."""
         return Memory.empty(len(population), self.regularization).state()
 
     def select(self, state: State, context: SelectionContext) -> Generator[Ask, Answers, Selection]:
-        """The `count` clients with the largest x · θ̃, after asking for contexts."""
+        """Return the `count` clients with the largest x · θ̃, after asking for contexts."""
         generator = context.generator("flash")
         cohort = Cohort(context, generator)
         if not cohort.size:
@@ -128,7 +129,8 @@ class Flash(Selector):
         return cohort.selection()
 
     def observe(self, state: State, outcome: RoundOutcome) -> State:
-        """Credit the round before, note this round's durations, and what its reward is due for."""
+        """Credit the round before; store this round's durations, and which clients are due a
+        reward."""
         rows = [outcome.selected, *(answers.rows for answers in outcome.answers)]
         highest = max(int(each.max(initial=-1)) for each in rows)
         memory = Memory.of(state, highest + 1)

@@ -1,4 +1,4 @@
-"""Fill up the classes that are short (Seol & Kim 2023, Alg. 2)."""
+"""A selector that adds clients with samples of the scarcest class (Seol & Kim 2023, Alg. 2)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from potluck.server.state import State
 
 @dataclass(frozen=True, kw_only=True)
 class KullbackLeibler(Selector):
-    """Walks the clients by size and takes each that has samples of the scarcest class so far.
+    """Goes through the clients by size, and takes each with samples of the class scarcest so far.
 
     Deterministic except for the uniform draws: the same available clients give the same set every
-    round. Clients of equal size stay in row order. Of equally scarce classes, the first counts.
+    round. Clients of equal size stay in row order. Of equally scarce classes, the first is used.
 
     theta: stop when the Kullback–Leibler divergence from uniform falls below it, in nats; the rest
     of the cohort is drawn uniformly. truncate: True if clients must not train on more samples of
@@ -32,10 +32,10 @@ class KullbackLeibler(Selector):
     needs = frozenset({Signal.LABEL_COUNTS})
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "limits", self.truncate)  # it is frozen
+        object.__setattr__(self, "limits", self.truncate)  # the dataclass is frozen
 
     def select(self, state: State, context: SelectionContext) -> Selection:
-        """The clients Alg. 2 accepts, then uniform ones up to `count`."""
+        """Return the clients that Alg. 2 accepts, then uniform ones up to `count`."""
         cohort = Cohort(context, context.generator("kl"))
         table = context.population.label_counts
         rows = disclosed(table, context.available)
@@ -58,7 +58,8 @@ class KullbackLeibler(Selector):
 
 @dataclass(frozen=True, kw_only=True)
 class Accepted:
-    """A client (row of the counts), the class it was taken for, its samples that count by class."""
+    """An accepted client (row of the counts), the class it was taken for, and its counted samples
+    by class."""
 
     position: int
     wanted: int
@@ -103,7 +104,8 @@ class Walk:
         return Accepted(position=position, wanted=scarcest, counted=taken)
 
     def _after(self, scarcest: int) -> int | None:
-        """The next place of the walk, which goes round, with a free client that has the class."""
+        """Return the next place, cyclically, of a client not yet taken that has the class; None if
+        none is left."""
         if scarcest not in self._holders:
             has = self._counts[self._order, scarcest] > 0
             self._holders[scarcest] = np.flatnonzero(has)

@@ -1,4 +1,4 @@
-"""Weights that even out known interaction matrices (FedDiverse §5.7)."""
+"""A selector with weights that even out known interaction matrices (FedDiverse §5.7)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class KnownMatrix(Selector):
 
     The weights are computed again for the available clients of each round. Few clients may have a
     weight above 0. These are drawn first, the rest of the cohort uniformly; the reasons include the
-    number of clients with a weight. Clients without a matrix can only be among the rest. O(K ·
+    number of clients with a weight. Clients without a matrix can only be drawn uniformly. O(K ·
     classes²).
     """
 
@@ -30,7 +30,8 @@ class KnownMatrix(Selector):
         if matrices is not None and len(rows):
             weights = minimum_variance_weights(profiles(matrices, rows).reshape(len(rows), -1))
             support = np.flatnonzero(weights > 0)
-            # exponential races: the order of arrival is that of successive weighted draws
+            # Sorting exponential variables of these rates gives the order of successive weighted
+            # draws.
             arrivals = generator.exponential(size=len(support)) / weights[support]
             size = min(cohort.missing, len(support))
             first = np.argpartition(arrivals, size - 1)[:size] if size else support[:0]

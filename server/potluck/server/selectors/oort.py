@@ -1,4 +1,4 @@
-"""Oort: clients whose losses are large and who are quick.
+"""Oort: prefers clients with large losses and short trainings.
 
 Lai et al., "Oort: Efficient Federated Learning via Guided Participant Selection", OSDI 2021; what
 the paper leaves open is as in its authors' programs.
@@ -32,27 +32,31 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Percentage = Annotated[float, Field(ge=0, le=100)]
 
 UTILITY = "utility"
-"""A client's report with its update: |B| · sqrt(mean squared loss) over its samples B."""
+"""Name of the number that a client reports with its update: |B| · sqrt(mean squared loss) over its
+samples B."""
 
 _FACTOR = 100.0
 _NARROW = 1e-9
 _FLAT, _SHARP = 0.1, 5.0
-"""The pacer: a change of utility that is none, and one that is large."""
+"""Relative changes of the utility for the pacer: up to the first it is flat, from the second on
+large."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scoring:
-    """penalty: the exponent for slow clients. clip: the quantile at which utilities are cut."""
+    """Options that score clients. penalty: exponent for slow clients. clip: quantile that limits
+    utilities."""
 
     penalty: float
     clip: float
 
     def scores(self, utilities: Floats, rounds: Floats, *, round_number: int) -> Floats:
-        """(min(U, clip) − min) / range + √(0.1 ln R / L), in [0, …). rounds: L ≥ 1, last seen."""
+        """Return (min(U, clip) − min) / range + √(0.1 ln R / L), ≥ 0. rounds: L ≥ 1, when last
+        seen."""
         return self.exploited(utilities) + staleness(rounds, round_number)
 
     def exploited(self, utilities: Floats) -> Floats:
-        """Return utilities scaled to [0, 1]; 0 for all if they are equal. At least one, none
+        """Return utilities scaled to [0, 1]; 0 if all are equal. utilities: at least one, not
         NaN."""
         clipped = np.minimum(utilities, np.quantile(utilities, self.clip))
         spread = clipped.max() - clipped.min()
@@ -62,8 +66,8 @@ class Scoring:
         return scaled
 
     def speed(self, seconds: Floats, preferred: float) -> Floats:
-        """Return (T / t)^penalty if a client takes longer than T seconds, else (or if unknown)
-        1."""
+        """Return (T / t)^penalty if a client takes t > T seconds; 1 otherwise, or if t is
+        unknown."""
         slower = seconds > preferred
         result = np.ones(len(seconds))
         result[slower] = (preferred / seconds[slower]) ** self.penalty
@@ -71,13 +75,14 @@ class Scoring:
 
 
 def staleness(rounds: Floats, round_number: int) -> Floats:
-    """√(0.1 ln R / L): what was learned long ago is uncertain. rounds: L ≥ 1."""
+    """Return √(0.1 ln R / L): older knowledge is less certain. rounds: L ≥ 1, when last seen."""
     bonus: Floats = np.sqrt(0.1 * math.log(round_number) / rounds)
     return bonus
 
 
 def preferred_seconds(seconds: Floats, percentile: float) -> float:
-    """T: that percentile of the durations known; infinite from the 100th on, or if none is."""
+    """Return T, this percentile of the known durations; infinite from the 100th, or if none is
+    known."""
     known = seconds[~np.isnan(seconds)]
     if not len(known) or percentile >= 100:
         return math.inf
@@ -91,13 +96,14 @@ class Oort(Selector):
     A client's utility is a number that it derived from its losses when it last trained.
     exploration: the initial share of new clients in a cohort; it is multiplied by exploration_decay
     in each round, down to exploration_minimum. penalty: the exponent for clients slower than the
-    preferred duration. percentile: of the durations, the preferred one at first. After every
-    pacer_rounds rounds, pacer_step is added if the cohorts' utility has become flat, and subtracted
-    if it changed fivefold. cutoff: share of the last chosen client's score that suffices to take
-    part in the draw. clip: the quantile above which utilities count as equal.
+    preferred duration. percentile: initial percentile of the durations that is the preferred one.
+    After every pacer_rounds rounds, pacer_step is added to it if the cohorts' utility has become
+    flat, and subtracted if it changed fivefold. cutoff: clients whose score is at least this share
+    of the last chosen client's take part in the draw. clip: the quantile above which utilities
+    count as equal.
 
-    A client that failed keeps its utility, and counts as slow as the deadline; one that reports no
-    utility has none. Needs no profile. O(K).
+    A client that failed keeps its utility, and its duration is the deadline; a client that reports
+    no utility has none. Needs no profile. O(K).
     """
 
     exploration: Share = 0.9
@@ -119,8 +125,8 @@ class Oort(Selector):
     def init(self, population: Population) -> State:
         """Return a state in which no client was selected.
 
-        It has per row the utility, the seconds (NaN: unknown) and the round when last seen (0:
-        never), and the exploited utility of the last 2 · pacer_rounds rounds.
+        For each row, it has the utility, the seconds (NaN: unknown) and the round when last seen
+        (0: never). It also has the exploited utility of the last 2 · pacer_rounds rounds.
         """
         clients = len(population)
         return State(
@@ -134,14 +140,14 @@ class Oort(Selector):
         )
 
     def exploration_in(self, round_number: int) -> float:
-        """ε of a round, from 1."""
+        """Return ε, the share of new clients in a round. round_number: from 1."""
         decayed = self.exploration * self.exploration_decay ** (round_number - 1)
         return max(decayed, min(self.exploration_minimum, self.exploration))
 
     # Selecting --------------------------------------------------------------------------------
 
     def select(self, state: State, context: SelectionContext) -> Selection:
-        """(1 − ε) · count by score, the others among those never seen."""
+        """Return (1 − ε) · count clients by score, and the others among those never seen."""
         generator = context.generator("oort")
         cohort = Cohort(context, generator)
         table = _grown(state, len(context.population)).arrays
@@ -189,7 +195,7 @@ class Oort(Selector):
     # Observing --------------------------------------------------------------------------------
 
     def observe(self, state: State, outcome: RoundOutcome) -> State:
-        """Note utilities and durations, and let the pacer have its turn."""
+        """Store utilities and durations, and adapt the preferred duration."""
         selected = outcome.selected
         grown = _grown(state, int(selected.max(initial=-1)) + 1)
         table = {name: array.copy() for name, array in grown.arrays.items()}
@@ -210,7 +216,7 @@ class Oort(Selector):
         )
 
     def _paced(self, state: State, window: Floats, round_number: int) -> float:
-        """The percentile of the preferred duration from now on."""
+        """Return the percentile of the preferred duration for the next rounds."""
         percentile = float(state.scalars["percentile"] or 0.0)
         if len(window) < 2 * self.pacer_rounds or round_number % self.pacer_rounds:
             return percentile
@@ -228,7 +234,7 @@ class Oort(Selector):
 
 
 def _grown(state: State, clients: int) -> State:
-    """With rows for those that have joined since."""
+    """Return the state with rows for clients that have joined since."""
     arrays = dict(state.arrays)
     more = max(0, clients - len(arrays["last_seen"]))
     for name in ("utility", "seconds"):

@@ -1,4 +1,4 @@
-"""Power of choice: of some candidates, those with the largest loss (pow-d).
+"""Power of choice (pow-d): selects, among some candidates, those with the largest loss.
 
 Cho, Wang and Joshi, "Towards Understanding Biased Client Selection in Federated Learning".
 """
@@ -30,22 +30,20 @@ from potluck.server.selectors.parts.reported import column, plausible
 from potluck.server.state import State
 
 _FACTOR = 100.0
-"""A loss this many times the median counts as no larger than that."""
+"""Maximum plausible loss, as a multiple of the median; larger losses are limited to it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PowerOfChoice(Selector):
-    """Draws candidates, asks them for their mean loss under the model, and selects the largest
-    losses.
+    """Draws candidates, asks them for their mean loss, and selects those with the largest.
 
-    candidates: number of clients asked; 0 for twice the cohort. All are asked if there are fewer,
-    and never fewer than the cohort. draw: with probability ∝ `samples` (unknown numbers count as
-    the mean of the others), or `uniform`. order: `desc` selects the largest losses; `asc` the
-    smallest, as some papers print it.
+    The loss is that of the round's model. candidates: number of clients asked, at least the
+    cohort's size and at most all available clients; 0 for twice the cohort's size. draw: with
+    probability ∝ `samples` (unknown numbers count as the mean of the others), or `uniform`. order:
+    `desc` selects the largest losses; `asc` the smallest, as some papers print it.
 
-    Candidates that don't answer, or not with a number ≥ 0, count as not available. Others, drawn
-    uniformly, take their places; they themselves only if no others are left. O(K + candidates · log
-    candidates).
+    Candidates that don't answer with a number ≥ 0 are replaced by other clients, drawn uniformly.
+    They are selected only if no others are left. O(K + candidates · log candidates).
     """
 
     candidates: NonNegativeInt = 0
@@ -55,7 +53,7 @@ class PowerOfChoice(Selector):
     asks = frozenset({"loss"})
 
     def select(self, state: State, context: SelectionContext) -> Generator[Ask, Answers, Selection]:
-        """The `count` candidates with the largest losses, in that order."""
+        """Return the `count` candidates with the largest losses, in that order."""
         generator = context.generator("pow-d")
         cohort = Cohort(context, generator)
         if not cohort.size:
@@ -76,7 +74,7 @@ class PowerOfChoice(Selector):
         return cohort.selection()
 
     def _drawn(self, context: SelectionContext, generator: np.random.Generator) -> Rows:
-        """The candidates, sorted."""
+        """Draw the candidates; return them sorted."""
         available = context.available
         wanted = max(self.candidates or 2 * context.count, context.count)
         if wanted >= len(available):

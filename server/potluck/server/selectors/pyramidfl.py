@@ -1,4 +1,4 @@
-"""PyramidFL: Oort's choice, and work for each client chosen.
+"""PyramidFL: selects as Oort does, and adapts the work of each selected client.
 
 Li et al., "PyramidFL: A Fine-grained Client Selection Framework for Efficient Federated Learning",
 MobiCom 2022; what the paper leaves open is as in its authors' program.
@@ -34,13 +34,12 @@ _GRADIENT = "gradient"
 
 @dataclass(frozen=True, kw_only=True)
 class PyramidFL(Oort):
-    """Oort's choice. As options, quick clients train longer, and clients whose updates matter
-    little omit tensors.
+    """Selects as Oort. Options: fast clients train longer; clients with small updates omit tensors.
 
-    prolong: True if clients that would finish before the round make as many more passes as fit in,
-    at most `longest` times those of the run. drop: True if clients omit whole tensors from their
-    updates, redrawn in each round. Of the cohort's clients whose last update is known, the one with
-    the largest ‖Δ‖ · samples omits a share of `least_dropped`, the one with the smallest
+    prolong: True if clients that would finish before the round's end make as many additional passes
+    as fit, up to `longest` times the run's number. drop: True if clients omit whole tensors from
+    their updates, redrawn in each round. Of the cohort's clients whose last update is known, the
+    one with the largest ‖Δ‖ · samples omits a share of `least_dropped`, the one with the smallest
     `most_dropped`, the others equally spaced shares between. Clients seen for the first time train
     and upload as usual.
 
@@ -61,13 +60,13 @@ class PyramidFL(Oort):
                 f"least_dropped = {self.least_dropped} is above most_dropped = "
                 f"{self.most_dropped}; swap them"
             )
-        # Frozen, and what the engine asks for depends on the options.
+        # The dataclass is frozen, and these class attributes depend on the options.
         object.__setattr__(self, "paces", self.prolong)
         object.__setattr__(self, "drops", self.drop)
         object.__setattr__(self, "learns", frozenset({UpdateFact.NORM} if self.drop else ()))
 
     def init(self, population: Population) -> State:
-        """Oort's, and per row the last ‖Δ‖ · samples / 100 (NaN: unknown)."""
+        """Return Oort's state, with the last ‖Δ‖ · samples / 100 of each row (NaN: unknown)."""
         state = super().init(population)
         unknown = np.full(len(population), np.nan)
         return State(scalars=state.scalars, arrays={**state.arrays, _GRADIENT: unknown})
@@ -90,7 +89,8 @@ class PyramidFL(Oort):
         return replace(chosen, reasons=tuple(reasons), epochs=epochs, dropped=dropped)
 
     def observe(self, state: State, outcome: RoundOutcome) -> State:
-        """Oort's, with durations per passes of the run; and how large updates were."""
+        """Return Oort's state, with durations scaled to the run's passes, and the sizes of
+        updates."""
         if len(outcome.prolonged):
             outcome = replace(outcome, seconds=outcome.seconds / outcome.prolonged)
         after = super().observe(state, outcome)
@@ -106,8 +106,9 @@ class PyramidFL(Oort):
         seconds = _known(within_reason(state.arrays["seconds"]), chosen)
         last = len(chosen.rows) - context.spares
         until = round_seconds(seconds, last)
-        # Only the sum of both is measured. Divided by how much longer a client trained, it comes
-        # to what training takes the longer that is, and the passes to those that fill the round.
+        # Only the sum of training and transfer is measured; it is used as the training time. If a
+        # client made more passes, it was divided by their factor: the more passes, the less
+        # transfer is in it.
         return passes(seconds, seconds, until, context.epochs, longest=self.longest)
 
     def _dropped(
@@ -125,7 +126,7 @@ class PyramidFL(Oort):
 def passes(
     seconds: Floats, computing: Floats, until: float, epochs: int, *, longest: float
 ) -> NDArray[np.int64]:
-    """Return E + min(longest · E, ⌊(T − t) / (t_comp / E)⌋): as many passes as fit into a round.
+    """Return E + min(longest · E, ⌊(T − t) / (t_comp / E)⌋): the number of passes that fit a round.
 
     seconds: t, the total time of a client for E passes, above 0; the result is E if it is NaN or
     not below T. computing: t_comp, the part of it that training takes. until: T. epochs: E.
@@ -139,8 +140,8 @@ def passes(
 
 
 def round_seconds(seconds: Floats, last: int) -> float:
-    """Return the duration of a round that waits for the `last` quickest clients, of those with a
-    known time; −∞ if none is known."""
+    """Return the seconds of a round that waits for the `last` quickest clients; −∞ if none is
+    known."""
     known = np.sort(seconds[~np.isnan(seconds)])
     return float(known[min(max(last, 1), len(known)) - 1]) if len(known) else -math.inf
 
@@ -148,7 +149,7 @@ def round_seconds(seconds: Floats, last: int) -> float:
 def gradient_utilities(facts: UpdateFacts) -> Floats:
     """Return √‖Δ‖² · |B| / 100 of each update, within [0, 10^18].
 
-    Omitted tensors count as if they had changed as much as the others.
+    Omitted tensors are assumed to have changed as much as the others.
     """
     norms = np.nan_to_num(facts.norms, nan=0.0, posinf=LARGEST)
     norms = np.clip(norms, 0.0, LARGEST)
@@ -159,10 +160,10 @@ def gradient_utilities(facts: UpdateFacts) -> Floats:
 
 
 def dropped_shares(gradients: Floats, least: float, most: float) -> Floats:
-    """Return the share of tensors that each client omits: `least` for the largest gradient, `most`
-    for the smallest, in equal steps.
+    """Return the share of tensors that each client omits.
 
-    Equal gradients get equal shares; NaN gets 0.
+    It is `least` for the largest gradient, `most` for the smallest, equally spaced between. Equal
+    gradients get equal shares; NaN gets 0.
     """
     known = ~np.isnan(gradients)
     ordered = np.sort(gradients[known])
@@ -190,6 +191,6 @@ def _known(column: Floats, chosen: Selection) -> Floats:
 
 
 def _column(state: State, length: int) -> Floats:
-    """A copy of what is known of updates, with a row for each client."""
+    """Return a copy of the stored sizes of updates, with a row for each client."""
     before = state.arrays[_GRADIENT]
     return np.append(before, np.full(max(0, length - len(before)), np.nan))

@@ -1,4 +1,4 @@
-"""All clients in turn (the baseline of FedDiverse)."""
+"""A selector that selects all clients in turn (the baseline of FedDiverse)."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Counts = NDArray[np.int64]
 class RoundRobin(Selector):
     """Selects the clients selected least often so far, ties broken at random.
 
-    Selections count, not completions: a client that always fails isn't picked for ever. Clients
-    that were disconnected or joined late catch up by at most one slot per round. Needs no profile.
-    O(K).
+    Failed selections count too, so a client that always fails is not selected forever. Clients that
+    were disconnected or joined late catch up by at most one slot per round. Needs no profile. O(K).
     """
 
     def init(self, population: Population) -> State:
-        """Return a state in which no client was selected. `selections`: how often each row was."""
+        """Return a state in which no client was selected. `selections`: number of times for each
+        row."""
         return State(arrays={"selections": np.zeros(len(population), dtype=np.int64)})
 
     def select(self, state: State, context: SelectionContext) -> Selection:
@@ -52,7 +52,7 @@ class RoundRobin(Selector):
 
 
 def _grown(selections: Counts, length: int) -> Counts:
-    """A copy with a zero for every row that has joined since."""
+    """Return a copy with a zero for each client that has joined since."""
     result = np.zeros(length, dtype=np.int64)
     result[: len(selections)] = selections
     return result

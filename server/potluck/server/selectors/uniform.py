@@ -1,4 +1,4 @@
-"""Every available client with the same probability."""
+"""A selector that draws every available client with the same probability."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from potluck.server.state import State
 
 
 class Uniform(Selector):
-    """Draws the cohort uniformly without replacement; remembers nothing.
+    """Draws the cohort uniformly without replacement; keeps no state.
 
     Needs no profile. O(count) per round.
     """
 
     def select(self, state: State, context: SelectionContext) -> Selection:
-        """`count` available clients, or all if there are fewer, in random order."""
+        """Return `count` available clients, or all if there are fewer, in random order."""
         cohort = Cohort(context, context.generator("uniform"))
         cohort.draw(cohort.size, "drawn uniformly")
         return cohort.selection()

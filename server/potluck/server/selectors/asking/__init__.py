@@ -1,4 +1,5 @@
-"""Selectors that ask clients about the model before they choose, and choose by the answers.
+"""Selectors that first ask clients about the model, and choose a cohort from the answers.
 
-Imports the seam for selectors and what they share. Answers come in, cohorts go out.
+Imports the extension point for selectors and their shared parts. Takes clients' answers, returns
+cohorts.
 """

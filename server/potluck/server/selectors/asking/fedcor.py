@@ -31,23 +31,23 @@ from potluck.server.state import State
 
 MOST_CLIENTS = 10_000
 _FACTOR = 100.0
-"""A loss this many times the median counts as no larger than that."""
+"""Maximum plausible loss, as a multiple of the median; larger losses are limited to it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedCor(Selector):
-    """Starts with uniform rounds, from which a Gaussian process learns how losses change together.
+    """Selects by a Gaussian process, which learns in uniform rounds how losses change together.
 
-    warm_up: number of these rounds. refresh: number of rounds after which there is another uniform
-    one, from which the process learns; the authors train an extra cohort for that and discard its
-    updates. dimension: of the process. memory: weight of each earlier change of losses against the
-    one after it. discount: a client's expected gain is multiplied by it each time it is selected,
-    until the next refresh. steps, learning_rate: of the process after the warm-up; at a refresh it
-    takes a tenth of the steps.
+    warm_up: number of uniform rounds at the start. refresh: number of rounds after which there is
+    another uniform one, from which the process learns; the authors train an extra cohort for that
+    and discard its updates. dimension: of the points that the process assigns to clients. memory:
+    factor on the weight of a change of losses, per round of its age. discount: a client's expected
+    gain is multiplied by it each time it is selected, until the next refresh. steps, learning_rate:
+    of the fit after the warm-up; a fit at a refresh takes a tenth of the steps.
 
     In uniform rounds and in the rounds after them, all available clients are asked for their loss.
-    Clients that never reported it twice in a row come last. Up to 10,000 clients: a fit is O(steps
-    · K · dimension²).
+    Clients that never reported it in two consecutive rounds come last. Up to 10,000 clients: a fit
+    is O(steps · K · dimension²).
     """
 
     warm_up: Annotated[int, Field(ge=1)] = 15
@@ -65,11 +65,11 @@ class FedCor(Selector):
         require("scipy", "potluck[server]")
 
     def init(self, population: Population) -> State:
-        """Nothing is known."""
+        """Return a state in which no loss is known."""
         return _Known.empty(0, self.dimension).state()  # rows come with the first answers
 
     def select(self, state: State, context: SelectionContext) -> Generator[Ask, Answers, Selection]:
-        """The cohort, uniform or in the order chosen."""
+        """Return the cohort: drawn uniformly in some rounds, else chosen one by one."""
         if len(context.population) > MOST_CLIENTS:
             raise ConfigurationError(
                 f"fedcor learns from up to {MOST_CLIENTS:,} clients, and this run has "
@@ -92,7 +92,7 @@ class FedCor(Selector):
         return cohort.selection()
 
     def observe(self, state: State, outcome: RoundOutcome) -> State:
-        """With what this round's losses taught; who was chosen is discounted."""
+        """Learn from the round's losses, and discount the selected clients."""
         rows = [outcome.selected, *(answers.rows for answers in outcome.answers)]
         clients = 1 + max(int(each.max(initial=-1)) for each in rows)
         known = _Known.of(state, clients, self.dimension)
@@ -107,7 +107,7 @@ class FedCor(Selector):
         return number <= self.warm_up or (number - self.warm_up) % self.refresh == 0
 
     def _learns(self, number: int) -> bool:
-        """The losses before such a round show what a uniform one has changed."""
+        """Return True if the round before was uniform: its effect on losses can be learned now."""
         return number > self.warm_up and (number - self.warm_up - 1) % self.refresh == 0
 
     def _choose(
@@ -137,7 +137,7 @@ class FedCor(Selector):
         )
 
     def _heard(self, known: _Known, heard: Sequence[Answers], number: int) -> _Known:
-        """After this round's question, if there was one."""
+        """Return the state after the answers to this round's question, if there was one."""
         if not heard:
             return known
         clients = len(known.losses)
@@ -172,8 +172,9 @@ class FedCor(Selector):
 class _Known:
     """The state of the selector.
 
-    points: K × dimension. changes: of losses, rounds × K, NaN if unknown; `rounds`: when they were
-    reported. losses: K, the last ones, reported in round `heard_in`; 0 before. discounts: K.
+    points: K × dimension. changes: changes of losses, rounds × K, NaN if unknown. rounds: the
+    rounds in which they were reported. losses: K, the last losses. heard_in: round of `losses`; 0
+    before the first. discounts: K.
     """
 
     points: Floats
@@ -198,7 +199,7 @@ class _Known:
 
     @classmethod
     def of(cls, state: State, clients: int, dimension: int) -> _Known:
-        """As it was stored, with rows for those that have joined since."""
+        """Load a stored state, and add rows for clients that have joined since."""
         stored = cls(
             **state.arrays,
             heard_in=int(state.scalars["heard_in"] or 0),

@@ -1,4 +1,4 @@
-"""FedLECC: selects the largest losses of each kind of client (arXiv 2603.08911).
+"""FedLECC: selects the clients with the largest losses in each cluster (arXiv 2603.08911).
 
 Clients are clustered by their label distributions. The clusters with the largest losses come first.
 """
@@ -32,15 +32,14 @@ from potluck.server.selectors.parts.reported import column, plausible
 from potluck.server.state import State
 
 _FACTOR = 100.0
-"""A loss this many times the median counts as no larger than that."""
+"""Maximum plausible loss, as a multiple of the median; larger losses are limited to it."""
 _MOST = 2_000
-"""Clients that are linked pair by pair; of more, every so-manieth."""
+"""Maximum number of clients that are linked pairwise; of more clients, an evenly spaced sample."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedLecc(Selector):
-    """Clusters take turns in the order of their mean loss; each gives its client with the largest
-    loss next.
+    """Clusters take turns, by falling mean loss; each adds its client with the largest loss.
 
     clusters: number of clusters, found by average linkage of the Hellinger distances between label
     distributions. All available clients are asked for their loss in every round; a client that does
@@ -60,11 +59,11 @@ class FedLecc(Selector):
         require("scipy", "potluck[server]")
 
     def init(self, population: Population) -> State:
-        """No loss is known."""
+        """Return a state in which no loss is known."""
         return State(arrays={"losses": np.full(len(population), np.nan)})
 
     def select(self, state: State, context: SelectionContext) -> Generator[Ask, Answers, Selection]:
-        """The cohort, cluster after cluster, turn after turn."""
+        """Return the cohort, in the order in which the clusters took turns."""
         generator = context.generator("fedlecc")
         cohort = Cohort(context, generator)
         if not cohort.size:
@@ -98,9 +97,10 @@ class FedLecc(Selector):
 
 
 def square_roots(label_counts: Floats) -> Floats:
-    """Return √ of label distributions, n × C: their distance over √2 is the Hellinger distance.
+    """Return square roots of label distributions, n × C.
 
-    Negative counts, from noise, count as 0. Without any label, all classes are equal.
+    The distance of two rows is √2 times their Hellinger distance. Negative counts, from noise,
+    count as 0. A row without labels gives the uniform distribution.
     """
     counts = np.clip(label_counts, 0.0, None)
     counts = counts / np.maximum(counts.max(axis=1, keepdims=True), 1e-300)
@@ -110,7 +110,7 @@ def square_roots(label_counts: Floats) -> Floats:
 
 
 def linkage_clusters(roots: Floats, clusters: int) -> NDArray[np.int64]:
-    """Return the cluster of each row, from 0: average linkage, at most `clusters` of them."""
+    """Return the cluster of each row, from 0; by average linkage, at most `clusters` clusters."""
     from scipy.cluster.hierarchy import fcluster, linkage
     from scipy.spatial.distance import pdist
 
@@ -143,7 +143,7 @@ def turns(
 
 
 def _largest(losses: Floats, group: Rows, count: int, generator: np.random.Generator) -> Rows:
-    """Up to `count` of a group, by falling loss."""
+    """Return up to `count` members of a group, by falling loss."""
     if len(group) > count:
         of_group = losses[group]
         group = group[of_group >= np.partition(of_group, -count)[-count]]

@@ -1,7 +1,8 @@
-"""FEEL: clients with much to teach and little to wait for.
+"""FEEL: prefers clients with long gradients and short trainings.
 
 Ren, He, Wen, Yu, Huang and Shi, "Scheduling for Cellular Federated Edge Learning With Importance
-and Channel Awareness". Probabilities trade the size of a client's gradient against its seconds.
+and Channel Awareness". Selection probabilities weigh the norm of a client's gradient against its
+training time.
 """
 
 from __future__ import annotations
@@ -33,24 +34,24 @@ from potluck.server.state import State
 
 _KIND = "gradient-norm"
 _FACTOR = 100.0
-"""A gradient this many times as long as the median counts as no longer than that."""
+"""Maximum plausible gradient norm, as a multiple of the median; larger norms are limited to it."""
 _NOTHING = 1e-100
-"""A smaller share of all importance counts as none; its square is still a double."""
+"""Smallest share of the total importance; smaller ones count as 0. Its square fits a double."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Feel(Selector):
     """Draws the cohort client by client, with probabilities ∝ n‖g‖ √(ρ / ((1 − ρ) T + λ)).
 
-    n: samples, g: the gradient of the client's mean loss at the model, asked of all in every round;
-    T: the seconds of its last training. λ makes the probabilities add up to 1. rho: ρ in (0, 1], 1
-    for gradients alone. unbiased: draws are with replacement, and an update has the weight draws ·
-    n_k / (n · count · p_k) in place of its samples, so that the expected sum over the draws is the
-    sum over all clients; cohorts may have fewer than `count` clients. Strategies divide by the sum
-    of the weights, which is 1 on average only.
+    n: the client's samples. g: the gradient of its mean loss at the round's model; all clients are
+    asked for its norm in every round. T: seconds of its last training. λ makes the probabilities
+    add up to 1. rho: ρ in (0, 1]; 1 ignores the training time. unbiased: True to draw with
+    replacement and weight an update by draws · n_k / (n · count · p_k) instead of its samples. The
+    expected sum over the draws is then the sum over all clients; cohorts may have fewer than
+    `count` clients. Strategies divide by the sum of the weights, which is only on average 1.
 
-    Clients that report no gradient come last; with `unbiased`, they are not drawn as long as others
-    report one. O(K).
+    Clients that report no gradient come last; with `unbiased`, they are drawn only if no client
+    reports one. O(K).
     """
 
     rho: Annotated[float, Field(gt=0, le=1)] = 0.5
@@ -60,14 +61,14 @@ class Feel(Selector):
 
     def __post_init__(self) -> None:
         require("scipy", "potluck[server]")
-        object.__setattr__(self, "weighs", self.unbiased)  # it is frozen
+        object.__setattr__(self, "weighs", self.unbiased)  # the dataclass is frozen
 
     def init(self, population: Population) -> State:
-        """No duration is known."""
+        """Return a state in which no duration is known."""
         return State(arrays={"seconds": np.full(len(population), np.nan)})
 
     def select(self, state: State, context: SelectionContext) -> Generator[Ask, Answers, Selection]:
-        """The cohort, in the order drawn."""
+        """Return the cohort, in the order drawn."""
         generator = context.generator("feel")
         cohort = Cohort(context, generator)
         if not cohort.size:
@@ -99,7 +100,7 @@ class Feel(Selector):
         return cohort.selection()
 
     def observe(self, state: State, outcome: RoundOutcome) -> State:
-        """With the durations of this round."""
+        """Store the durations of this round's trainings."""
         rows = [outcome.selected, *(answers.rows for answers in outcome.answers)]
         clients = 1 + max(int(each.max(initial=-1)) for each in rows)
         clients = max(clients, len(state.arrays["seconds"]))
@@ -141,15 +142,16 @@ def probabilities(importance: Floats, seconds: Floats, rho: float) -> Floats:
 
     importance: ≥ 0. seconds: > 0.
     """
-    from scipy.optimize import brentq  # the commands that list selectors need not wait for it
+    from scipy.optimize import brentq  # slow; not needed to list selectors
 
     total = float(importance.sum())
     if not total > 0:
         return np.full(len(importance), 1 / max(1, len(importance)))
     weights = importance / total
     weights[weights < _NOTHING] = 0.0
-    # With μ = (λ + (1 − ρ) min T) / (ρ total²) the sum is Σ weight / √(delay + μ). It falls in μ,
-    # from above 1 at the square of the largest weight among the quickest to below 1 at 1.
+    # With μ = (λ + (1 − ρ) min T) / (ρ total²) the sum is Σ weight / √(delay + μ), which falls as μ
+    # grows. It is above 1 at the square of the largest weight among the quickest, and below 1 if μ
+    # is 1.
     delays = seconds - seconds[weights > 0].min()
     with np.errstate(over="ignore", under="ignore"):
         delays = np.maximum((1 - rho) * delays / total / total / rho, 0.0)

@@ -1,4 +1,4 @@
-"""HCSFed: clients in clusters by what their updates look like.
+"""HCSFed: selects from clusters of clients with similar updates.
 
 Song, Zhang, Wang and Gui, "Fast Heterogeneous Federated Learning with Hybrid Client Selection"
 (UAI 2023). Each client is asked once for a sketch of one local update.
@@ -31,19 +31,23 @@ from potluck.server.selectors.parts.reported import LARGEST
 from potluck.server.state import State
 
 _FACTOR = 100.0
-"""A sketch this many times as long as the median counts as no longer than that."""
+"""Maximum plausible norm of a sketch, as a multiple of the median; longer sketches are shortened to
+it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HcsFed(Selector):
-    """k-means clusters the first sketches once; each round every cluster has its seats.
+    """Clusters clients once, by k-means of sketches of an update; each cluster has seats in a
+    cohort.
 
-    clusters: how many. seats: `equal` gives each the same number, what is left over to each in
-    turn, and draws uniformly within; `neyman` gives them by size times spread, and draws by the
-    length of the sketch. sketch, numbers: how and to how many numbers an update is compressed.
+    clusters: number of clusters. seats: `equal` gives all clusters the same number of seats, the
+    remainder to each in turn, and draws uniformly within a cluster. `neyman` gives seats in
+    proportion to size times spread, and draws in proportion to the sketch's norm. sketch: the
+    method that compresses an update. numbers: the size of a sketch.
 
     A cluster that is too small leaves its seats to the largest. A client that joins later is asked
-    then, and goes to the nearest centre; who gives no sketch comes last, and is asked again. O(K).
+    then, and joins the cluster with the nearest centre. A client that sent no sketch comes last,
+    and is asked again. O(K).
     """
 
     clusters: Annotated[int, Field(ge=1, le=1000)] = 3
@@ -58,7 +62,7 @@ class HcsFed(Selector):
         return _Map.empty(len(population), self.numbers).state()
 
     def select(self, state: State, context: SelectionContext) -> Generator[Ask, Answers, Selection]:
-        """The cohort, cluster by cluster."""
+        """Return the cohort, cluster by cluster."""
         generator = context.generator("hcsfed")
         cohort = Cohort(context, generator)
         if not cohort.size:
@@ -88,7 +92,7 @@ class HcsFed(Selector):
         return cohort.selection()
 
     def observe(self, state: State, outcome: RoundOutcome) -> State:
-        """With those who were sketched in this round."""
+        """Store the sketches that clients sent in this round."""
         rows = [outcome.selected, *(answers.rows for answers in outcome.answers)]
         known = _Map.of(state, 1 + max(int(each.max(initial=-1)) for each in rows))
         for answers in outcome.answers:
@@ -148,7 +152,8 @@ def equal_seats(sizes: NDArray[np.int64], count: int, number: int) -> list[int]:
 
 
 def neyman_seats(sizes: NDArray[np.int64], spreads: Floats, count: int) -> list[int]:
-    """Seats in proportion to size · spread, by largest remainders; by size without any spread.
+    """Return seats in proportion to size · spread, by largest remainders; by size if all spreads
+    are 0.
 
     count: ≤ Σ sizes. spreads: ≥ 0, finite.
     """
@@ -165,7 +170,7 @@ def neyman_seats(sizes: NDArray[np.int64], spreads: Floats, count: int) -> list[
 
 
 def _within(seats: NDArray[np.int64], sizes: NDArray[np.int64], count: int) -> list[int]:
-    """Limit seats to the numbers of clients; give the rest to the largest clusters with room."""
+    """Limit each cluster's seats to its size; give the excess to the largest clusters with room."""
     seats = np.minimum(seats, sizes)
     for cluster in np.argsort(-sizes, kind="stable"):
         more = min(count - int(seats.sum()), int(sizes[cluster] - seats[cluster]))
@@ -176,10 +181,10 @@ def _within(seats: NDArray[np.int64], sizes: NDArray[np.int64], count: int) -> l
 
 @dataclass(frozen=True, kw_only=True)
 class _Map:
-    """Positions of K clients among the clusters.
+    """The clusters of K clients.
 
-    cluster: K, int64, −1 if unknown. length: K, of the client's sketch. away: K, distance from its
-    cluster's centre. centres: H × numbers, no rows before the first sketches.
+    cluster: K, int64, −1 if unknown. length: K, norm of the client's sketch. away: K, distance of
+    the sketch from its cluster's centre. centres: H × numbers; no rows before the first sketches.
     """
 
     cluster: NDArray[np.int64]
@@ -212,7 +217,8 @@ class _Map:
         return State(arrays={field.name: getattr(self, field.name) for field in fields(self)})
 
     def heard(self, answers: Answers, names: Sequence[str], clusters: int) -> _Map:
-        """Return the map after these sketches; ignore sketches that are not finite or not whole."""
+        """Return the map after these sketches; ignore sketches that are incomplete or not
+        finite."""
         if not len(answers.rows) or not all(name in answers.values for name in names):
             return self
         points = np.stack([answers.values[name] for name in names], axis=1)
@@ -230,7 +236,7 @@ class _Map:
 
 
 def _shortened(points: Floats) -> Floats:
-    """Sketches no longer than is plausible."""
+    """Return the sketches, limited to the maximum plausible norm."""
     points = np.clip(points, -LARGEST, LARGEST)
     lengths = np.linalg.norm(points, axis=1)
     if not (lengths > 0).any():

@@ -1,4 +1,4 @@
-"""REFL: the clients that are least likely to be available again come first.
+"""REFL: selects the clients that are least likely to be available again soon.
 
 Abdelmoniem, Sahu, Canini and Fahmy, "REFL: Resource-Efficient Federated Learning" (EuroSys 2023).
 """
@@ -33,15 +33,15 @@ _KIND = "availability"
 
 @dataclass(frozen=True, kw_only=True)
 class Refl(Selector):
-    """Selects the clients with the smallest chance to be available from μ to 2μ seconds from now,
-    ties at random.
+    """Selects the clients least likely to be available between μ and 2μ seconds from now.
 
-    μ: a moving average of the duration of each round's slowest training, in which the past has the
-    weight `memory`. rest: number of rounds in which a selected client is not asked, as long as the
-    others suffice; if not, the clients that have rested longest come first. Clients that report no
-    chance come after those that do. If the run accepts late updates, the cohort is smaller by the
-    number of late updates expected within μ seconds, but never empty. Expected are those whose
-    training took that long before, or took an unknown time. O(K).
+    Ties are broken at random. μ: a moving average of the duration of each round's slowest training,
+    in which the past has the weight `memory`. rest: number of rounds for which a selected client is
+    not asked again if the other clients suffice. If they don't, the clients that have rested
+    longest come first. Clients that report no probability come after those that do. If the run
+    accepts late updates, the cohort is smaller by the number of late updates expected within μ
+    seconds, but never empty. A late update is expected if the client's last training ends by then,
+    or took an unknown time. O(K).
     """
 
     rest: NonNegativeInt = 5
@@ -54,7 +54,7 @@ class Refl(Selector):
         return State(arrays=_grown({}, len(population)))
 
     def select(self, state: State, context: SelectionContext) -> Generator[Ask, Answers, Selection]:
-        """Return the cohort, with the least available clients first."""
+        """Return the cohort, with the clients least likely to be available first."""
         generator = context.generator("refl")
         cohort = Cohort(context, generator)
         if not cohort.size:
@@ -96,7 +96,7 @@ class Refl(Selector):
             )
 
     def observe(self, state: State, outcome: RoundOutcome) -> State:
-        """With who was selected, and how long the round was."""
+        """Store which clients were selected, and how long the round took."""
         known = np.concatenate([outcome.selected, outcome.late])
         arrays = _grown(state.arrays, 1 + int(known.max(initial=-1)))
         clock, mean = _number(state, "clock") or 0.0, _number(state, "mean_seconds")
@@ -115,7 +115,7 @@ class Refl(Selector):
 
 
 def stragglers_expected(state: State, arrays: Mapping[str, Any], late: Rows) -> int:
-    """How many of the late clients are expected to deliver within the next μ seconds."""
+    """Return the number of late clients that are expected to send an update within μ seconds."""
     clock, mean = _number(state, "clock") or 0.0, _number(state, "mean_seconds") or 0.0
     left = arrays["seconds"][late] - (clock - arrays["begun"][late])
     return int(np.count_nonzero(np.isnan(left) | (left <= mean)))
@@ -127,18 +127,17 @@ def _number(state: State, name: str) -> float | None:
 
 
 def _sound(seconds: Floats) -> Floats:
-    """NaN for what can't be a duration."""
+    """Return durations, with NaN for negative or infinite ones."""
     return np.where((seconds >= 0) & (seconds <= LARGEST), seconds, np.nan)
 
 
 def next_mean(mean: float, seconds: float, memory: float) -> float:
-    """The moving average after one more round."""
+    """Return the moving average after one more round."""
     return memory * mean + (1 - memory) * seconds
 
 
 def _least(values: Floats, size: int, generator: np.random.Generator) -> list[int]:
-    """Positions of the `size` least, in their order, NaN last; those that are as good as equal at
-    random."""
+    """Return the positions of the `size` smallest values, ascending, NaN last; ties at random."""
     keys = np.where(np.isnan(values), np.inf, values.round(TIE_DECIMALS))
     size = min(size, len(keys))
     if size < 1:
@@ -151,9 +150,10 @@ def _least(values: Floats, size: int, generator: np.random.Generator) -> list[in
 
 
 def _grown(arrays: Mapping[str, NDArray[Any]], clients: int) -> dict[str, NDArray[Any]]:
-    """Copies, with rows for those that have joined.
+    """Return copies, with rows for clients that have joined since.
 
-    selected_in: the last round, 0 for none. begun: the clock then. seconds: of the last training.
+    selected_in: round of the last selection, 0 for none. begun: clock time of that selection.
+    seconds: duration of the last training.
     """
     grown: dict[str, NDArray[Any]] = {}
     for name, nothing in (("selected_in", 0), ("begun", 0.0), ("seconds", np.nan)):

@@ -1,4 +1,5 @@
-"""Bandits on the contexts and rewards of FLASH, adapted from methods that are not about clients.
+"""Bandits with the contexts and rewards of FLASH, adapted from methods for other problems.
 
-Imports the seam for selectors and what they share. Answers come in, cohorts go out.
+Imports the extension point for selectors and their shared parts. Takes clients' answers, returns
+cohorts.
 """

@@ -1,4 +1,4 @@
-"""A bandit that asks for the contexts of `flash` and learns from its rewards."""
+"""Base of bandits that use the contexts and rewards of `flash`."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from potluck.server.selectors.parts.flash_memory import Memory, Rules
 from potluck.server.state import State
 
 LARGEST = 100.0
-"""Contexts and rewards are about 1; beyond ±100 they count as that."""
+"""Limit of contexts and rewards: larger ones are limited to ±100. Usual values are about 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lesson:
-    """The rewards that a question has settled.
+    """Rewards that became known with the answers to a question.
 
-    rows: n, of the clients whose updates were included in the round before. contexts: n × 4, the
+    rows: n, the clients whose updates were included in the round before. contexts: n × 4, the
     contexts by which these clients were selected. rewards: n.
     """
 
@@ -46,8 +46,9 @@ class Lesson:
 class ContextBandit(Selector):
     """Select the clients with the largest scores; clients that never reported losses come last.
 
-    alpha, beta: weights of the robust loss. reward: its `absolute` change, or `signed`, how far it
-    fell; per second of training, both in units of their running means, as `flash` has them.
+    alpha, beta: weights of the robust loss. reward: `absolute` change of that loss, or `signed`:
+    the amount by which it fell. It is per second of training; both are divided by their running
+    means, as in `flash`.
     """
 
     alpha: NonNegativeFloat = 1.0
@@ -65,7 +66,7 @@ class ContextBandit(Selector):
 
     @abstractmethod
     def learned(self, known: State, lesson: Lesson, clients: int) -> State:
-        """Return the state after a lesson. The question of the next round settled the lesson."""
+        """Return the state after learning from a lesson."""
 
     @abstractmethod
     def scores(
@@ -73,8 +74,7 @@ class ContextBandit(Selector):
     ) -> tuple[Floats, Floats]:
         """Return the expected reward and the exploration bonus of the clients in `rows`.
 
-        The bonus is infinite for clients that were never tried. contexts: K × 4. number: of the
-        round.
+        The bonus is infinite for clients that were never tried. contexts: K × 4. number: the round.
         """
 
     def failed(self, known: State, rows: Rows, clients: int) -> State:
@@ -84,11 +84,11 @@ class ContextBandit(Selector):
     # The seam ---------------------------------------------------------------------------------
 
     def init(self, population: Population) -> State:
-        """Nothing is known."""
+        """Return a state without rewards."""
         return self._together(Memory.empty(len(population), 1.0), self.beginning())
 
     def select(self, state: State, context: SelectionContext) -> Generator[Ask, Answers, Selection]:
-        """The `count` clients with the largest scores, after asking for contexts."""
+        """Return the `count` clients with the largest scores, after asking for contexts."""
         generator = context.generator(type(self).__name__)
         cohort = Cohort(context, generator)
         if not cohort.size:
@@ -113,7 +113,7 @@ class ContextBandit(Selector):
         return cohort.selection()
 
     def observe(self, state: State, outcome: RoundOutcome) -> State:
-        """With the rewards of the round before, and the durations of this one."""
+        """Learn the rewards of the round before, and store the durations of this one."""
         rows = [outcome.selected, *(answers.rows for answers in outcome.answers)]
         memory = Memory.of(state, 1 + max(int(each.max(initial=-1)) for each in rows))
         known = self._own(state)

@@ -18,7 +18,7 @@ from potluck.server.state import State
 
 _SEED = 0
 _MOST = 10_000
-"""Rewards that the network is trained on, the latest."""
+"""Maximum number of rewards that the network is trained on: the latest ones."""
 _PATTERN_BITS, _PATTERNS = 64, 256
 """Largest number of hidden units for which sets of active units are distinguished; number of such
 sets that are processed at once."""
@@ -27,11 +27,11 @@ _FIRST, _SECOND, _EPSILON = 0.9, 0.999, 1e-8
 
 @dataclass(frozen=True, kw_only=True)
 class NeuralBandit(ContextBandit):
-    """Adapted: the reward that a small network expects of a context, plus ν √(gᵀ Z⁻¹ g / width).
+    """Scores a client by a small network's prediction of its reward, plus ν √(gᵀ Z⁻¹ g / width).
 
     g: the network's gradient at the context, Z = λ I + Σ g gᵀ / width over all rewarded contexts.
-    width: of its one hidden layer. exploration: ν. regularization: λ. steps, learning_rate: of Adam
-    on the latest 10,000 rewards, in each round. O(K · width²).
+    width: size of the network's hidden layer. exploration: ν. regularization: λ. steps,
+    learning_rate: of Adam on the latest 10,000 rewards, in each round. O(K · width²).
     """
 
     width: Annotated[int, Field(ge=1, le=256)] = 32
@@ -41,7 +41,7 @@ class NeuralBandit(ContextBandit):
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 0.01
 
     def beginning(self) -> State:
-        """A random network, the same in every run."""
+        """Return the state with a random network, the same in every run."""
         size = len(FEATURES)
         generator = np.random.Generator(np.random.PCG64(_SEED))
         weights = np.concatenate(
@@ -101,8 +101,8 @@ class NeuralBandit(ContextBandit):
 def uncertain(weights: Floats, contexts: Floats, root: Floats) -> tuple[Floats, Floats]:
     """Return the network's expected rewards of n contexts, and √(gᵀ Z⁻¹ g) for its gradients g.
 
-    Where the same hidden units are active, g is linear in the context: g = G x̃, x̃ = (x, 1). So
-    for each set of active units that occurs, Gᵀ Z⁻¹ G is computed once, 5 × 5, if these are few.
+    For one set of active hidden units, g is linear in the context: g = G x̃, x̃ = (x, 1). If few
+    such sets occur, Gᵀ Z⁻¹ G (5 × 5) is computed once for each.
     """
     layers = Layers.of(weights, contexts.shape[1])
     expected, active = np.empty(len(contexts)), np.empty(len(contexts), dtype=np.uint64)
@@ -141,7 +141,7 @@ def uncertain(weights: Floats, contexts: Floats, root: Floats) -> tuple[Floats, 
 
 
 def _packed(active: NDArray[np.bool_]) -> NDArray[np.uint64]:
-    """Each row of up to 64 truth values as a number."""
+    """Pack each row of up to 64 booleans into an integer."""
     bits = np.zeros((len(active), _PATTERN_BITS), dtype=np.bool_)
     bits[:, : active.shape[1]] = active
     packed: NDArray[np.uint64] = np.packbits(bits, axis=1, bitorder="little").view("<u8")[:, 0]
@@ -149,7 +149,7 @@ def _packed(active: NDArray[np.bool_]) -> NDArray[np.uint64]:
 
 
 def _quadratic_forms(layers: Layers, patterns: NDArray[np.uint64], root: Floats) -> Floats:
-    """Gᵀ Z⁻¹ G for each set of active units: sets × (1 + contexts' size) squared."""
+    """Return Gᵀ Z⁻¹ G for each set of active units: sets × d × d, d = 1 + the context's size."""
     width, size = layers.inner.shape
     extended = np.concatenate([layers.inner, layers.shift[:, None]], axis=1)
     diagonal = np.arange(size)
@@ -173,7 +173,7 @@ def _quadratic_forms(layers: Layers, patterns: NDArray[np.uint64], root: Floats)
 
 @dataclass(frozen=True, kw_only=True)
 class Layers:
-    """The weights of a network: W₁, width × size; b₁ and w₂, width."""
+    """Weights of a network: W₁, width × size; b₁ and w₂, width."""
 
     inner: Floats
     shift: Floats
@@ -181,7 +181,7 @@ class Layers:
 
     @classmethod
     def of(cls, weights: Floats, size: int) -> Layers:
-        """Views of all weights in a row."""
+        """Return views of a flat array of all weights."""
         width = (len(weights) - 1) // (size + 2)
         return cls(
             inner=weights[: size * width].reshape(width, size),
@@ -191,7 +191,7 @@ class Layers:
 
 
 def network(weights: Floats, contexts: Floats) -> tuple[Floats, Floats]:
-    """w₂ · relu(W₁ x + b₁) + b₂ of n contexts, and its gradients by all weights, n × P."""
+    """Return w₂ · relu(W₁ x + b₁) + b₂ for n contexts, and its gradients by all weights, n × P."""
     layers = Layers.of(weights, contexts.shape[1])
     hidden = contexts @ layers.inner.T + layers.shift
     active = np.where(hidden > 0, layers.outer, 0.0)
@@ -209,13 +209,13 @@ def network(weights: Floats, contexts: Floats) -> tuple[Floats, Floats]:
 
 
 def design_root(design: Floats) -> Floats:
-    """L of Z = L Lᵀ, with a little slack against rounding."""
+    """Return the Cholesky factor L of Z = L Lᵀ; a small diagonal term absorbs rounding errors."""
     slack = len(design) * np.finfo(np.float64).eps * np.trace(design)
     root: Floats = cholesky(design + slack * np.eye(len(design)), lower=True)
     return root
 
 
 def widths(slopes: Floats, root: Floats) -> Floats:
-    """√(gᵀ Z⁻¹ g) of each row g; root: L of Z = L Lᵀ."""
+    """Return √(gᵀ Z⁻¹ g) for each row g. root: L of Z = L Lᵀ."""
     found: Floats = np.sqrt((solve_triangular(root, slopes.T, lower=True) ** 2).sum(axis=0))
     return found

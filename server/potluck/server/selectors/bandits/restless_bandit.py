@@ -22,22 +22,21 @@ _FEWEST = 1e-9
 
 @dataclass(frozen=True, kw_only=True)
 class RestlessBandit(ContextBandit):
-    """Adapted: Σ_s P(s) (mean reward in s + √(2 ln t / n in s)), s a state that all clients share.
+    """Scores a client by Σ_s P(s) (mean reward in s + √(2 ln t / n in s)), over shared states s.
 
     states: number of states. The state of a round is the quantile of its mean reward among all
     earlier rounds. The next state is predicted from how often states followed one another.
-    discount: weight of one more round of age, in all counts. In a state in which a client was never
-    seen, it is expected to do as in the others.
+    discount: factor on all counts for each round of age. In a state in which a client was never
+    seen, its expected reward is its mean in the other states.
 
-    Clients that never brought a reward come first, but a failed round counts as a try. O(K ·
-    states).
+    Clients without a reward come first, but a failed round counts as a try. O(K · states).
     """
 
     states: Annotated[int, Field(ge=1, le=10)] = 2
     discount: Annotated[float, Field(gt=0, le=1)] = 0.99
 
     def beginning(self) -> State:
-        """No reward in any state."""
+        """Return a bandit's state without rewards."""
         return State(
             scalars={"last_state": 0},
             arrays={
@@ -50,7 +49,7 @@ class RestlessBandit(ContextBandit):
         )
 
     def learned(self, known: State, lesson: Lesson, clients: int) -> State:
-        """With the rewards in the state of their round; then all is a round older."""
+        """Add the rewards to the state of their round, and discount all counts."""
         arrays = _grown(known, clients)
         counts, sums = arrays["counts"].copy(), arrays["sums"].copy()
         transitions, means = arrays["transitions"].copy(), arrays["means"]
@@ -74,7 +73,7 @@ class RestlessBandit(ContextBandit):
         )
 
     def failed(self, known: State, rows: Rows, clients: int) -> State:
-        """A failed round gives no reward, but is a try."""
+        """Count a try without a reward for each of these clients."""
         arrays = _grown(known, clients)
         failures = arrays["failures"].copy()
         failures[rows] += 1
@@ -83,7 +82,8 @@ class RestlessBandit(ContextBandit):
     def scores(
         self, known: State, contexts: Floats, rows: Rows, number: int
     ) -> tuple[Floats, Floats]:
-        """By state, weighted by how likely each is."""
+        """Return expected rewards and bonuses over the states, weighted by the states'
+        probabilities."""
         arrays = _grown(known, len(contexts))
         followed = arrays["transitions"][int(known.scalars["last_state"] or 0)] + 1.0
         return upper_bounds(
@@ -96,7 +96,7 @@ class RestlessBandit(ContextBandit):
 
 
 def state_of(mean: float, before: Floats, states: int) -> int:
-    """The quantile that a round's mean reward lies in among those before; 0 without any."""
+    """Return the quantile of a round's mean reward among the earlier ones; 0 if there are none."""
     if not len(before):
         return 0
     borders = np.quantile(before, np.arange(1, states) / states)
@@ -106,9 +106,9 @@ def state_of(mean: float, before: Floats, states: int) -> int:
 def upper_bounds(
     counts: Floats, sums: Floats, failures: Floats, likely: Floats, number: int
 ) -> tuple[Floats, Floats]:
-    """Return expected rewards, n, and bonuses, infinite if nothing was tried.
+    """Return n expected rewards and n bonuses, infinite for clients never tried.
 
-    counts, sums: n × states. failures: n. likely: probabilities of the states.
+    counts, sums: n × states. failures: n. likely: probabilities of the states. number: the round.
     """
     total = counts.sum(axis=1, keepdims=True)
     seen = counts > _FEWEST
@@ -121,7 +121,7 @@ def upper_bounds(
 
 
 def _grown(known: State, clients: int) -> dict[str, Floats]:
-    """With rows for those that have joined since."""
+    """Return the state with rows for clients that have joined since."""
     arrays = dict(known.arrays)
     more = max(0, clients - len(arrays["failures"]))
     for name in ("counts", "sums", "failures"):

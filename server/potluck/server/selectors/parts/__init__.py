@@ -1,4 +1,4 @@
-"""Formulas and state that several selectors share. Pure.
+"""Formulas and state that several selectors share; pure functions.
 
-Imports the seam for selectors. Rows of clients and a generator come in, rows come out.
+Imports the extension point for selectors. Takes rows of clients and a generator, returns rows.
 """

@@ -10,14 +10,15 @@ from numpy.typing import NDArray
 from potluck.server.selection import Floats, Population, Rows, Selection, SelectionContext
 
 TIE = 1e-12
-"""Scores this close are equal; the round's generator decides between them."""
+"""Scores that differ by at most this much are equal; the round's generator decides between them."""
 
 TIE_DECIMALS = 12
-"""Decimals to round scores to where many are ranked at once: the same tolerance."""
+"""Number of decimals to which scores are rounded if many are ranked at once; the same tolerance."""
 
 
 def largest(scores: Floats, generator: np.random.Generator) -> int:
-    """The position of the largest score, ties broken uniformly. At least one score, none NaN."""
+    """Return the position of the largest score; ties are broken uniformly. scores: not empty, no
+    NaN."""
     best = int(scores.argmax())
     near = scores >= scores[best] - TIE
     if np.count_nonzero(near) == 1:
@@ -32,7 +33,7 @@ def weighted(weights: Floats, generator: np.random.Generator) -> int | None:
     total = cumulative[-1] if len(cumulative) else 0.0
     if total <= 0:
         return None
-    # "right" skips positions of weight zero; rounding may carry the product up to the total itself
+    # "right" skips positions of weight zero. Rounding may make the product equal to the total.
     position = int(np.searchsorted(cumulative, generator.random() * total, side="right"))
     return min(position, int(np.searchsorted(cumulative, total, side="left")))
 
@@ -40,10 +41,10 @@ def weighted(weights: Floats, generator: np.random.Generator) -> int | None:
 def draw_weighted(weights: Floats, size: int, generator: np.random.Generator) -> Rows:
     """Draw `size` positions without replacement, each with probability ∝ weight (≥ 0).
 
-    Positions of weight zero come only if no others are left, uniformly. By exponential keys
+    Positions of weight zero are drawn only if no others are left, uniformly. Uses exponential keys
     (Efraimidis and Spirakis 2006), so O(K) for any `size`.
     """
-    # an infinite first key is a weight of zero, and among those the second one decides
+    # The first key is infinite for a weight of zero; the second key orders these positions.
     first, second = generator.exponential(size=(2, len(weights)))
     keys = np.full(len(weights), np.inf)
     with np.errstate(over="ignore"):
@@ -56,14 +57,15 @@ def draw_weighted(weights: Floats, size: int, generator: np.random.Generator) ->
 
 
 def samples_or_mean(population: Population, rows: Rows) -> Floats:
-    """Return numbers of samples; unknown ones are the mean of the known, or 1 if none is known."""
+    """Return numbers of samples; unknown ones become the mean of the known, or 1 if none is
+    known."""
     samples = population.samples[rows].astype(np.float64)
     known = samples > 0
     return np.where(known, samples, samples[known].mean() if known.any() else 1.0)
 
 
 def disclosed(table: NDArray[np.float64] | None, rows: Rows) -> Rows:
-    """Those of `rows` whose profile is in a K × … column of the population."""
+    """Return the rows of `rows` whose clients disclosed this column (K × …) of the population."""
     if table is None:
         return rows[:0]
     present = ~np.isnan(table.reshape(len(table), -1)[:, 0])
@@ -71,8 +73,7 @@ def disclosed(table: NDArray[np.float64] | None, rows: Rows) -> Rows:
 
 
 def profiles(table: Floats, rows: Rows) -> Floats:
-    """Return the profiles of some rows (sorted, without repeats); not a copy if they are all
-    rows."""
+    """Return some rows (sorted, without repeats) of a table; the table itself if these are all."""
     return table if len(rows) == len(table) else table[rows]
 
 
@@ -112,5 +113,5 @@ class Cohort:
         self._reasons.extend(reasons)
 
     def selection(self) -> Selection:
-        """The finished cohort."""
+        """Return the finished cohort."""
         return Selection(rows=np.array(self.rows, dtype=np.int64), reasons=tuple(self._reasons))

@@ -9,9 +9,10 @@ from potluck.server.selectors.parts.choosing import Cohort, disclosed, profiles
 
 
 def begin(context: SelectionContext, added: int) -> tuple[Cohort, np.random.Generator]:
-    """Start a cohort as all of the family do: all but `added` of it uniformly, at least one.
+    """Start a cohort: draw all but `added` of its clients uniformly, at least one.
 
-    With one seed they all start with the same clients, so that their cohorts can be compared.
+    All `dc` selectors use it. With the same seed they start with the same clients, so that their
+    cohorts can be compared.
     """
     generator = context.generator("dc")
     cohort = Cohort(context, generator)
@@ -20,12 +21,12 @@ def begin(context: SelectionContext, added: int) -> tuple[Cohort, np.random.Gene
 
 
 def balanced(population: Population) -> Floats:
-    """The same number of samples of each class."""
+    """Return a target with the same number of samples of each class."""
     return np.ones(population.classes)
 
 
 def federation_total(population: Population) -> Floats:
-    """The label counts of all clients together: as summed securely, or summed up here."""
+    """Return the sum of all clients' label counts: the secure sum, or one computed here."""
     if population.label_totals is not None:
         return population.label_totals.clip(min=0.0)
     if population.label_counts is None:
@@ -35,7 +36,8 @@ def federation_total(population: Population) -> Floats:
 
 
 def candidates(context: SelectionContext, cohort: Cohort) -> tuple[Rows, Floats, Floats]:
-    """Rows with label counts that aren't chosen yet, their counts, and the sum over the chosen."""
+    """Return the rows with label counts not chosen yet, their counts, and the sum over the
+    chosen."""
     table = context.population.label_counts
     if table is None:
         return context.available[:0], np.zeros((0, 1)), np.zeros(1)
@@ -46,6 +48,6 @@ def candidates(context: SelectionContext, cohort: Cohort) -> tuple[Rows, Floats,
 
 
 def distance(counts: Floats, target: Floats) -> float:
-    """1 − cos of the angle between two label distributions; 1 if one has no samples."""
+    """Return 1 − cos of the angle between two label distributions; 1 if one has no samples."""
     norms = float(np.linalg.norm(counts) * np.linalg.norm(target))
     return 1.0 - float(counts @ target) / norms if norms > 0 else 1.0

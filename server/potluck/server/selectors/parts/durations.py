@@ -1,4 +1,4 @@
-"""The seconds that each client's last training took, as a selector knows them."""
+"""Durations of clients' last trainings, as selectors estimate them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from potluck.server.selection import Floats, RoundOutcome
 from potluck.server.selectors.parts.reported import plausible
 
 _FACTOR = 10.0
-"""A duration this many times the median counts as no more than that."""
+"""Maximum plausible duration, as a multiple of the median; longer ones are limited to it."""
 _LEAST = 1e-6
 
 
@@ -27,7 +27,7 @@ def noted(seconds: Floats, outcome: RoundOutcome) -> Floats:
 
 
 def within_reason(seconds: Floats) -> Floats:
-    """Limit durations to 10⁻⁶ s up to ten times the median; NaN if unknown."""
+    """Limit durations to between 10⁻⁶ s and ten times the median; NaN if unknown."""
     return np.maximum(plausible(seconds, factor=_FACTOR), _LEAST)
 
 
@@ -41,6 +41,6 @@ def known_or_mean(seconds: Floats) -> Floats:
 def estimated(seconds: Floats, told: Floats) -> Floats:
     """Fill unknown durations with the clients' own estimates on a virtual clock.
 
-    told: the estimates; 0 on a real clock.
+    told: the clients' estimates in seconds; 0 on a real clock.
     """
     return np.where(np.isnan(seconds) & (told > 0), told, seconds)

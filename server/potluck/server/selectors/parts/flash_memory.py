@@ -1,4 +1,4 @@
-"""FLASH's state of each client, and the contexts and rewards from answers and durations.
+"""FLASH's state for each client: contexts and rewards, computed from answers and durations.
 
 A context is (robust loss / its first, validation loss / its first, seconds of the last training,
 last reward).
@@ -19,19 +19,20 @@ from potluck.server.state import State
 
 Feature = Literal["robust", "validation", "seconds", "reward"]
 FEATURES: Final[tuple[Feature, ...]] = get_args(Feature)
-"""The numbers in a context, in their order."""
+"""Names of the numbers in a context, in order."""
 
 _FACTOR = 10.0
-"""Ratios, durations and rewards this many times the median count as no more than that."""
+"""Maximum plausible ratio, duration and reward, as a multiple of the median; larger ones are
+limited to it."""
 _LEAST_SECONDS = 1e-6
 _LEAST_LOSS = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """standardised: durations and rewards are divided by their running means. signed: a reward is
-    how far the loss fell, not how far it moved. literal: a cohort is credited with the change that
-    was known when it was chosen. dropped: features that are 0 in all contexts."""
+    """Options of FLASH. standardised: divide durations and rewards by their running means. signed:
+    a reward is the fall of the loss, not its absolute change. literal: credit a cohort with the
+    change that was known when it was chosen. dropped: features that are 0 in all contexts."""
 
     standardised: bool
     signed: bool
@@ -44,11 +45,12 @@ class Memory:
     """One row for each of K clients, and the totals of the rewards.
 
     first: K × 2, the first robust and validation loss reported; NaN before. losses: K × 2, the last
-    ones. seconds: K, of the last training; NaN if unknown. rewards: K, raw, of the last change; 0
-    before. earlier: K, the rewards before those. last_heard: K, int64, the round of `losses`; 0 if
-    never. fresh: K, bool, True if the last question gave a reward. awaiting: K, bool, True if the
-    client's reward of the round before has not been credited yet, to the context in `credited` (K ×
-    4). totals: Σ seconds, their number, Σ |reward|, their number, for the running means.
+    ones. seconds: K, duration of the last training; NaN if unknown. rewards: K, raw rewards of the
+    last change; 0 before. earlier: K, the rewards before those. last_heard: K, int64, the round of
+    `losses`; 0 if never. fresh: K, bool, True if the last question gave a reward. awaiting: K,
+    bool, True if the client's reward of the round before has not been credited yet, to the context
+    in `credited` (K × 4). totals: for the running means: Σ seconds and their number, Σ |reward| and
+    their number.
     """
 
     first: Floats
@@ -66,7 +68,7 @@ class Memory:
 
     @classmethod
     def empty(cls, clients: int, regularization: float) -> Memory:
-        """The memory before the first answer."""
+        """Return the memory before the first answer."""
         prior = Posterior.prior(len(FEATURES), regularization)
         return cls(
             first=np.full((clients, 2), np.nan),
@@ -97,28 +99,28 @@ class Memory:
         return replace(stored, **grown)
 
     def state(self) -> State:
-        """All of it as named arrays."""
+        """Return the memory as named arrays."""
         return State(arrays={field.name: getattr(self, field.name) for field in fields(self)})
 
     @property
     def posterior(self) -> Posterior:
-        """The posterior of the rewards."""
+        """Return the posterior of the rewards."""
         return Posterior(precision=self.precision, response=self.response)
 
     # Events -----------------------------------------------------------------------------------
 
     def heard(self, answers: Answers, round_number: int, rules: Rules) -> Memory:
-        """After the answers to a question: new contexts, and the rewards that were due.
+        """Return the memory after the answers to a question, with new contexts and the due rewards.
 
         A client whose losses are not finite and ≥ 0 keeps its last ones and gets no reward.
         """
         clients = len(self.seconds)
         told = np.stack([column(answers, name, clients) for name in ("robust", "validation")], 1)
         told[~(np.isfinite(told) & (told >= 0)).all(axis=1)] = np.nan
-        told = np.minimum(told, LARGEST)  # so that no ratio and no reward overflows
+        told = np.minimum(told, LARGEST)  # keeps ratios and rewards finite
         heard = ~np.isnan(told[:, 0])
         estimated = plausible(column(answers, "seconds", clients), factor=_FACTOR)
-        estimated[estimated == 0] = np.nan  # on a real clock it is unknown before a training
+        estimated[estimated == 0] = np.nan  # 0: a real clock, unknown before a training
         seconds = np.where(np.isnan(self.seconds), estimated, self.seconds)
         rewards = self._rewards(told[:, 0], seconds, rules)
         changed = heard & (self.last_heard > 0)
@@ -136,7 +138,7 @@ class Memory:
         return updated if rules.literal else updated._credit(self.awaiting & changed, rules)
 
     def trained(self, outcome: RoundOutcome, rules: Rules) -> Memory:
-        """After a round: durations (a failed client's is the deadline), and who is due a reward."""
+        """Return the memory after a round: durations, and which clients are due a reward."""
         seconds = self.seconds.copy()
         measured = np.isfinite(outcome.seconds) & (outcome.seconds >= 0)
         seconds[outcome.selected[measured]] = outcome.seconds[measured]
@@ -146,14 +148,13 @@ class Memory:
         awaiting = np.zeros_like(self.awaiting)
         awaiting[outcome.included] = self.last_heard[outcome.included] > 0
         after = replace(self, seconds=seconds, awaiting=awaiting, credited=self.contexts(rules))
-        # Only now is it known which of those chosen trained.
+        # Only now is it known which of the chosen clients trained.
         return after._credit(awaiting & self.fresh, rules) if rules.literal else after
 
     def settled(self, before: Memory, rules: Rules) -> tuple[Rows, Floats]:
         """Return the clients whose awaited reward the last question settled, and these rewards.
 
-        The rewards are limited, and standardised if the rules demand it, as the posterior uses
-        them.
+        The rewards are limited to plausible ones, and standardised if the rules require it.
         """
         rows = np.flatnonzero(before.awaiting & self.fresh)
         rewards = _limited(self.rewards)[rows]
@@ -162,7 +163,8 @@ class Memory:
     # Numbers ----------------------------------------------------------------------------------
 
     def contexts(self, rules: Rules) -> Floats:
-        """K × 4. An unknown duration is an average one, unknown losses are as the first."""
+        """Return the contexts, K × 4. Unknown durations are the mean one, unknown losses the first
+        ones."""
         ratios = np.stack(
             [
                 plausible(losses / np.maximum(first, _LEAST_LOSS), factor=_FACTOR)
@@ -189,7 +191,7 @@ class Memory:
         return rewards
 
     def _means(self) -> tuple[float, float]:
-        """Running means of duration and |reward|; 1 before there are any."""
+        """Return the running means of duration and |reward|; 1 before there are any."""
         seconds, seconds_known, rewards, rewards_known = self.totals.tolist()
         return (
             seconds / seconds_known if seconds > 0 else 1.0,
@@ -197,7 +199,7 @@ class Memory:
         )
 
     def _counted(self, heard: NDArray[np.bool_], changed: NDArray[np.bool_]) -> Memory:
-        """With the running means carried on over the contexts just heard."""
+        """Return the memory with the running means updated by the new contexts."""
         seconds = _seconds(self.seconds)[heard]
         seconds = seconds[~np.isnan(seconds)]
         rewards = np.abs(_limited(self.rewards)[changed])
@@ -218,5 +220,5 @@ def _seconds(seconds: Floats) -> Floats:
 
 
 def _limited(rewards: Floats) -> Floats:
-    """Rewards no further from zero than is plausible."""
+    """Return the rewards, limited to the maximum plausible absolute value."""
     return np.copysign(plausible(np.abs(rewards), factor=_FACTOR), rewards)

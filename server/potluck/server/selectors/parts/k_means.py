@@ -1,4 +1,4 @@
-"""k-means: Lloyd's steps from several k-means++ beginnings, the best of them (Arthur 2007)."""
+"""k-means: Lloyd's algorithm from several k-means++ starts, keeping the best (Arthur 2007)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from potluck.server.selection import Floats
 _RESTARTS = 10
 _STEPS = 100
 _MOST = 5_000
-"""Points that centres are found on; of more, every so-manieth."""
+"""Maximum number of points from which centres are computed; of more points, an evenly spaced
+sample."""
 
 
 def k_means(points: Floats, clusters: int, *, seed: int = 0) -> Floats:
@@ -20,7 +21,7 @@ def k_means(points: Floats, clusters: int, *, seed: int = 0) -> Floats:
     """
     scale = float(np.abs(points).max()) or 1.0
     spread = np.linspace(0, len(points) - 1, min(len(points), _MOST)).astype(np.int64)
-    chosen = points[spread] / scale  # so that no square overflows
+    chosen = points[spread] / scale  # keeps squares finite
     generator = np.random.Generator(np.random.PCG64(seed))
     best, least = chosen[:1], np.inf
     for _ in range(_RESTARTS):
@@ -32,21 +33,23 @@ def k_means(points: Floats, clusters: int, *, seed: int = 0) -> Floats:
 
 
 def nearest(points: Floats, centres: Floats) -> NDArray[np.int64]:
-    """For each point the position of the nearest centre; the first of equals."""
+    """Return, for each point, the position of its nearest centre; of equally near ones, the
+    first."""
     scale = max(float(np.abs(points).max(initial=0)), float(np.abs(centres).max())) or 1.0
     found: NDArray[np.int64] = distances(points / scale, centres / scale).argmin(axis=1)
     return found
 
 
 def distances(points: Floats, centres: Floats) -> Floats:
-    """n × k squared distances, ≥ 0; of numbers whose squares are finite."""
+    """Return squared distances, n × k, ≥ 0. The squares of all inputs must be finite."""
     squares = (points**2).sum(axis=1)[:, None] + (centres**2).sum(axis=1)
     found: Floats = np.maximum(squares - 2 * points @ centres.T, 0.0)
     return found
 
 
 def _beginning(points: Floats, clusters: int, generator: np.random.Generator) -> Floats:
-    """k-means++: each next centre is a point, drawn by its squared distance to those before."""
+    """Choose centres by k-means++: draw each next point ∝ its squared distance to the nearest
+    before."""
     centres: Floats = points[generator.integers(len(points))][None]
     while len(centres) < clusters:
         far = distances(points, centres).min(axis=1)

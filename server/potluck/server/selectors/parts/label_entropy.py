@@ -1,8 +1,8 @@
 """The entropy of a label distribution after adding each of many clients' counts to it.
 
-Of L + l, with M samples in all, it is ln M − (1/M) Σ x ln x over x = L_j + l_j. Every client is
-scored in double precision: in blocks that stay in the cache, on several threads, a million clients
-with ten classes take some 20 ms.
+The entropy of L + l, with M samples in all, is ln M − (1/M) Σ x ln x over x = L_j + l_j. Scores are
+in double precision, computed in blocks that stay in the cache, on several threads. A million
+clients with ten classes take about 20 ms.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from potluck.server.selection import Floats
 from potluck.server.selectors.parts.parallel import Pass
 
 _TINY = 1e-300
-"""Added to every count: no logarithm of zero, and no sum changes."""
+"""Added to every count, so that the logarithm of zero is avoided; too small to change a sum."""
 
 _BITS = 1 / math.log(2)
 
 
 def bits(counts: Floats) -> Floats:
-    """Entropy in bits over the last axis; 0 for a row of zeros."""
+    """Return the entropy in bits over the last axis; 0 for a row of zeros."""
     result: Floats = entropy(counts) * _BITS
     return result
 
 
 class Entropies:
-    """Scores K clients by their counts (K × classes, ≥ 0) for one sum after another."""
+    """Scores K clients by their counts (K × classes, ≥ 0), for a changing sum of chosen clients."""
 
     def __init__(self, counts: Floats) -> None:
         self._columns = np.ascontiguousarray(counts.T)
@@ -38,7 +38,8 @@ class Entropies:
         self._scratch = threading.local()
 
     def with_each(self, base: Floats, run: Pass) -> Floats:
-        """Entropy in bits of base (classes) + counts, per client; overwritten by the next call."""
+        """Return, for each client, the entropy in bits of base (classes) + its counts; the next
+        call overwrites the array."""
         shifted = base[:, None] + _TINY
         base_total = float(base.sum())
 
@@ -62,8 +63,8 @@ class Entropies:
         return self._scores
 
     def _space(self, length: int) -> tuple[Floats, Floats]:
-        """Two arrays (classes × length) of the calling thread: fresh ones would cost as much again
-        as the arithmetic."""
+        """Return two arrays (classes × length) that belong to the calling thread and are reused:
+        allocating them would take as long as the arithmetic."""
         if getattr(self._scratch, "length", None) != length:
             self._scratch.length = length
             self._scratch.arrays = np.empty((2, len(self._columns), length))
@@ -72,7 +73,7 @@ class Entropies:
 
 
 def _to_bits(scores: Floats, totals: Floats) -> None:
-    """Σ x ln x becomes entropy, in place; totals: Σ x > 0."""
+    """Convert Σ x ln x to entropy in bits, in place. totals: Σ x > 0."""
     scores /= totals
     np.subtract(np.log(totals), scores, out=scores)
     scores *= _BITS

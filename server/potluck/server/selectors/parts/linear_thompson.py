@@ -1,7 +1,7 @@
 """Linear Thompson sampling (Agrawal and Goyal 2013, as in FLASH Alg. 1).
 
-A reward is taken to be linear in a context of d numbers. What is known of the d coefficients is a
-precision matrix and a response vector; each round tries coefficients drawn around their estimate.
+A reward is modelled as linear in a context of d numbers. The posterior of the d coefficients is a
+precision matrix and a response vector; each round uses coefficients drawn from it.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from potluck.server.selection import Floats
 
 @dataclass(frozen=True, kw_only=True)
 class Posterior:
-    """precision: d × d, V = λI + Σ x xᵀ. response: d, b = Σ r x."""
+    """Posterior of the coefficients. precision: d × d, V = λI + Σ x xᵀ. response: d, b = Σ r x."""
 
     precision: Floats
     response: Floats
 
     @classmethod
     def prior(cls, dimension: int, regularization: float) -> Posterior:
-        """Before any reward; regularization: λ > 0."""
+        """Return the posterior before any reward. regularization: λ > 0."""
         return cls(precision=regularization * np.eye(dimension), response=np.zeros(dimension))
 
     def given(self, contexts: Floats, rewards: Floats) -> Posterior:
-        """After n more rewards. contexts: n × d, rewards: n, all finite."""
+        """Return the posterior after n more rewards. contexts: n × d. rewards: n. All finite."""
         return Posterior(
             precision=self.precision + contexts.T @ contexts,
             response=self.response + rewards @ contexts,
         )
 
     def estimate(self) -> Floats:
-        """The coefficients that fit best: V⁻¹ b."""
+        """Return the estimated coefficients V⁻¹ b."""
         estimate: Floats = cho_solve((self._root(), True), self.response)
         return estimate
 
     def sample(self, width: float, normal: Floats) -> Floats:
-        """Coefficients distributed as N(estimate, width² V⁻¹). normal: d standard normal numbers.
+        """Return coefficients distributed as N(estimate, width² V⁻¹). normal: d standard normals.
 
         V = L Lᵀ is factored, never inverted: the offset is width · L⁻ᵀ normal.
         """
@@ -58,7 +58,7 @@ class Posterior:
 def exploration_width(
     round_number: int, clients: int, *, dimension: int, regularization: float, delta: float
 ) -> float:
-    """γ_t = √λ + √(d ln((1 + t·m) / δ)); t from 0. m: clients."""
+    """Return γ_t = √λ + √(d ln((1 + t·m) / δ)). round_number: t, from 0. clients: m."""
     return math.sqrt(regularization) + math.sqrt(
         dimension * math.log((1 + round_number * clients) / delta)
     )

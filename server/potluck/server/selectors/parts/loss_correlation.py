@@ -22,8 +22,7 @@ _SEED = 0
 
 
 def beginning(clients: int, dimension: int) -> Floats:
-    """Return random points of about unit length, clients × dimension; a client's point is always
-    the same."""
+    """Return random points of about unit length, clients × dimension; the same at each call."""
     generator = np.random.Generator(np.random.PCG64(_SEED))
     points: Floats = generator.standard_normal((clients, dimension)) / np.sqrt(dimension)
     return points
@@ -32,7 +31,7 @@ def beginning(clients: int, dimension: int) -> Floats:
 def weighted_mean(changes: Floats, weights: Floats) -> Floats:
     """Return the mean change of each client's loss; 0 if none is known.
 
-    changes: rounds × clients, NaN if unknown. weights: of the rounds, > 0.
+    changes: rounds × clients, NaN if unknown. weights: one per round, > 0.
     """
     known = ~np.isnan(changes)
     total = (weights[:, None] * known).sum(axis=0)
@@ -64,7 +63,8 @@ def fitted(
 
 
 def _alike(changes: Floats, weights: Floats) -> Iterator[tuple[Rows, Floats, Floats]]:
-    """Rounds in which the same clients are known: these, their changes and the rounds' weights."""
+    """Yield groups of rounds with the same known clients: these, their changes, the rounds'
+    weights."""
     known = ~np.isnan(changes)
     for pattern in np.unique(known, axis=0):
         if pattern.any():
@@ -75,7 +75,7 @@ def _alike(changes: Floats, weights: Floats) -> Iterator[tuple[Rows, Floats, Flo
 def _gradient(points: Floats, changes: Floats, weights: Floats) -> Floats:
     """Return the gradient of Σ_t w_t (½ r_tᵀ Σ⁻¹ r_t + ½ log det Σ) by the points, n × d.
 
-    Σ is n × n and never made: Σ⁻¹ X = X A⁻¹ with A = Xᵀ X + noise² I of d × d.
+    Σ is n × n and never computed: Σ⁻¹ X = X A⁻¹ with A = Xᵀ X + noise² I of d × d.
     """
     inner = points.T @ points + NOISE**2 * np.eye(points.shape[1])
     root = cho_factor(inner, lower=True)
@@ -93,10 +93,10 @@ def chosen(
     count: int,
     generator: np.random.Generator,
 ) -> tuple[Sequence[int], NDArray[np.float64]]:
-    """Positions chosen one after the other, and what each was expected to gain.
+    """Return positions chosen one after another, and the expected gain of each.
 
-    Each next one has the largest discount · Σ_i p_i Σ_ik / √Σ_kk; what is then known of it is taken
-    out of Σ. shares: p. O(count · n · (d + count)).
+    Each next position has the largest discount · Σ_i p_i Σ_ik / √Σ_kk; Σ is then conditioned on it.
+    shares: p. O(count · n · (d + count)).
     """
     variance = (points**2).sum(axis=1) + NOISE**2
     total = points @ (points.T @ shares) + NOISE**2 * shares

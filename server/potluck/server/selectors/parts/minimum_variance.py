@@ -4,10 +4,10 @@ Minimises Var(Σ ω_k N_k) + ridge · ‖ω‖² over ω ≥ 0, Σω = 1; the ri
 gives equal clients equal weights.
 
 With B the centred vectors over the root of their length, the variance is ‖Bω‖², and the optimum is
-ω = (μ − Bᵀy)₊ for a y of that length and one number μ, however many clients there are. They
-minimise φ(y, μ) = ridge/2 ‖y‖² + ½ ‖(μ − Bᵀy)₊‖² − μ, which is convex and quadratic by pieces, so
-Newton's method ends after some steps. Of many clients a few are enough to start with: those whose
-weight their solution would make positive join, until there are none.
+ω = (μ − Bᵀy)₊, for a vector y of that length and a number μ. These minimise φ(y, μ) = ridge/2 ‖y‖²
++ ½ ‖(μ − Bᵀy)₊‖² − μ, which is convex and piecewise quadratic, so Newton's method ends after some
+steps. If there are many clients, it starts with a few. Clients to which the solution gives a
+positive weight are added until there are none.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _STEPS = 200
 _CONVERGED = 1e-14
 _SHORTEST = 1e-12
 _SUFFICIENT = 1e-4
-"""Share of the predicted fall that a step must bring (Armijo)."""
+"""Share of the predicted decrease that a step must achieve (Armijo)."""
 _FEW = 512
 
 
 def minimum_variance_weights(vectors: Floats, *, ridge: float = RIDGE) -> Floats:
-    """Weights (K, ≥ 0, sum 1) of K vectors (K × entries) that make their sum's entries most even.
+    """Return the weights (K, ≥ 0, sum 1) that make the entries of the weighted sum most even.
 
-    Clients outside the support have exactly 0.
+    vectors: K × entries. Clients outside the support have a weight of exactly 0.
     """
     clients, entries = vectors.shape
     working = np.arange(0, clients, max(clients // _FEW, 1))
@@ -59,7 +59,7 @@ def _rows(vectors: Floats, rows: NDArray[np.int64]) -> Floats:
 
 
 class _Dual:
-    """φ and its minimum; a point is y and μ in one array.
+    """The function φ and its minimum; a point is y and μ in one array.
 
     The vectors stay as they are: centring them is the same as centring y.
     """
@@ -70,7 +70,7 @@ class _Dual:
         self._ridge = ridge / scale**2
 
     def minimum(self, point: Floats) -> Floats:
-        """The minimum, searched from a point on."""
+        """Return the minimum, searched from this point."""
         weights = self.weights(point)
         value = self._value(point, weights)
         for _ in range(_STEPS):
@@ -88,11 +88,11 @@ class _Dual:
                 length /= 2
             point, value = trial, trial_value
             if length == 1.0 and np.array_equal(active, weights > 0):
-                break  # still on the piece whose minimum this is
+                break  # same piece: its minimum is the minimum
         return point
 
     def weights(self, point: Floats) -> Floats:
-        """(μ − Bᵀy)₊."""
+        """Return (μ − Bᵀy)₊."""
         weights: Floats = self._vectors @ (self._factor * (point[:-1].mean() - point[:-1]))
         weights += point[-1]
         return weights.clip(min=0.0, out=weights)
@@ -102,7 +102,8 @@ class _Dual:
         return self._ridge * square / 2 + float(weights @ weights) / 2 - float(point[-1])
 
     def _newton(self, point: Floats, weights: Floats) -> tuple[Floats, float]:
-        """The step to the minimum of the piece around a point, and φ's slope along it."""
+        """Return the step to the minimum of the piece around a point, and the slope of φ along
+        it."""
         active = np.flatnonzero(weights)
         vectors = _rows(self._vectors, active)
         entries = self._vectors.shape[1]
@@ -117,6 +118,6 @@ class _Dual:
         step: Floats
         try:
             step = np.linalg.solve(hessian, -gradient).astype(np.float64)
-        except np.linalg.LinAlgError:  # no client is active, or numbers are too far apart
+        except np.linalg.LinAlgError:  # no active client, or an ill-conditioned matrix
             step = np.linalg.lstsq(hessian, -gradient, rcond=1e-15)[0].astype(np.float64)
         return step, float(gradient @ step)

@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 Block = Callable[[int, int], None]
-"""Does the work of positions [start, stop)."""
+"""A function that processes the positions [start, stop)."""
 Pass = Callable[[Block], None]
-"""Does a piece of work for all positions."""
+"""A function that applies a `Block` to all positions."""
 
 _THREADS = min(4, os.cpu_count() or 1)
 _WORTH_A_THREAD = 1 << 15
@@ -18,9 +18,9 @@ _WORTH_A_THREAD = 1 << 15
 
 @contextmanager
 def passes(length: int, block: int = 4096) -> Iterator[Pass]:
-    """Yields a function that runs a piece of work over [0, length) in steps of `block`.
+    """Yield a function that runs a `Block` over [0, length) in steps of `block`.
 
-    Blocks write to places of their own, so the result is the same with any number of threads.
+    Blocks write to separate positions, so the result is the same with any number of threads.
     """
     threads = min(_THREADS, 1 + length // _WORTH_A_THREAD)
 

@@ -11,12 +11,11 @@ import numpy as np
 from potluck.server.selection import Answers, Floats
 
 LARGEST = 1e9
-"""No loss per sample and no duration in seconds is larger; squares of it are still exact enough."""
+"""Largest accepted loss per sample and duration in seconds; its square is still precise enough."""
 
 
 def column(answers: Answers, name: str, length: int) -> Floats:
-    """Return one value of every client as a column of `length` rows; NaN if the client sent
-    none."""
+    """Return one value per client, as a column of `length` rows; NaN if the client sent none."""
     values = np.full(length, np.nan)
     if name in answers.values:
         values[answers.rows] = answers.values[name]
@@ -30,7 +29,7 @@ def plausible(values: Floats, *, factor: float) -> Floats:
     this median, more than half of the clients would have to send false values.
     """
     result = np.where(np.isfinite(values) & (values >= 0), values, np.nan)
-    np.minimum(result, LARGEST, out=result)  # first: of two numbers near the limit no median is one
+    np.minimum(result, LARGEST, out=result)  # before the median, which adds two numbers
     positive = result[result > 0]
     if len(positive):
         np.minimum(result, factor * float(np.median(positive)), out=result)

@@ -1,6 +1,5 @@
-"""Selectors that spare clients their uploads, from answers of the clients about their trained
-models.
+"""Selectors that let clients skip their upload, from their answers about the trained models.
 
-Imports the extension point for selectors and what they share. Offers come in, cohorts and those
-spared go out.
+Imports the extension point for selectors and their shared parts. Takes clients' offers, returns
+cohorts and the clients that skip their upload.
 """

@@ -1,4 +1,4 @@
-"""Updates that raise the entropy of the federation's labels (FedEntropy).
+"""A selector for updates that raise the entropy of a cohort's labels (FedEntropy).
 
 Ling et al., "FedEntropy: Efficient Device Grouping for Federated Learning Using Maximum Entropy
 Judgment". The grouping follows the authors' code.
@@ -30,23 +30,23 @@ from potluck.server.state import State
 
 _QUESTION = "soft-label"
 _LEAST = 1e-6
-"""A weight that is halved again and again stays above it."""
+"""Minimum weight of a client; halving never goes below it."""
 _MOST = 1e6
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedEntropy(Selector):
-    """Selects clients whose updates were wanted before; of a cohort, it keeps only the updates that
-    together have the most even labels.
+    """Prefers clients whose updates were wanted before, and skips uploads that make labels less
+    even.
 
     After training, clients report their soft label: the mean softmax of the trained model over
-    their samples. The entropy is that of the labels, weighted by samples. One after the other, the
-    client whose removal raises the entropy most is spared its upload, as long as the entropy rises.
+    their samples. The entropy is that of the labels, weighted by samples. As long as the entropy
+    rises, the client whose removal raises it most skips its upload.
 
-    exploration: share of rounds whose cohort is drawn uniformly (grouping `weights`), or from those
-    spared when they were last selected (`pools`). grouping: `weights` draws ∝ a weight that starts
-    at 1, grows by 1 with each update that is wanted, and halves with each that is spared; `pools`
-    draws uniformly from those whose last update was wanted. O(K + count² · classes).
+    exploration: share of rounds whose cohort is drawn uniformly (grouping `weights`), or among the
+    clients that skipped their last upload (`pools`). grouping: `weights` draws ∝ a weight that
+    starts at 1, grows by 1 with each wanted update, and halves with each skipped one; `pools` draws
+    uniformly among the clients whose last update was wanted. O(K + count² · classes).
     """
 
     exploration: Annotated[float, Field(ge=0, le=1)] = 0.2
@@ -55,12 +55,12 @@ class FedEntropy(Selector):
     asks = frozenset({_QUESTION})
 
     def init(self, population: Population) -> State:
-        """Return the state: `weights`, of each row, float64 > 0; with `pools`, 1 for wanted and 0
-        for spared."""
+        """Return the state: `weights`, one per row, float64 > 0; with `pools`, 1 (wanted) or 0
+        (skipped)."""
         return State(arrays={"weights": np.ones(len(population))})
 
     def select(self, state: State, context: SelectionContext) -> Selection:
-        """`count` clients by their weights."""
+        """Return `count` clients, drawn by their weights."""
         generator = context.generator("fedentropy")
         cohort = Cohort(context, generator)
         weights = _grown(state.arrays["weights"], len(context.population))[context.available]
@@ -79,11 +79,12 @@ class FedEntropy(Selector):
         return cohort.selection()
 
     def before_upload(self, classes: int) -> BeforeUpload:
-        """The mean softmax of a trained model over the client's samples, by class."""
+        """Return the question for the mean softmax of the trained model over the client's
+        samples."""
         return BeforeUpload(kind=_QUESTION, names=[f"class-{each}" for each in range(classes)])
 
     def spare(self, state: State, offers: Offers) -> Spared:
-        """Return the clients without which the labels of the others are more even."""
+        """Return the clients that skip their upload: without them, the labels are more even."""
         labels = np.stack([offers.values[f"class-{each}"] for each in range(len(offers.values))])
         shares = _shares(labels.T) * _sizes(offers.samples)[:, None]
         left = list(range(len(shares)))
@@ -102,7 +103,7 @@ class FedEntropy(Selector):
         return Spared(rows=offers.rows[spared], reasons=reasons)
 
     def observe(self, state: State, outcome: RoundOutcome) -> State:
-        """Raise the weights of clients whose updates were wanted, and lower those of spared ones.
+        """Raise the weights of clients with wanted updates; lower those of clients that skipped.
 
         Clients that failed keep their weight.
         """
@@ -118,7 +119,7 @@ class FedEntropy(Selector):
 
 
 def _shares(told: Floats) -> Floats:
-    """Return soft labels as shares: clients × classes. Each row has sum 1, even for invalid
+    """Return soft labels as shares, clients × classes; every row sums to 1, also for invalid
     reports."""
     clipped = np.clip(told, 0, 1)
     sums = clipped.sum(axis=1, keepdims=True)
@@ -128,14 +129,14 @@ def _shares(told: Floats) -> Floats:
 
 
 def _sizes(samples: Rows) -> Floats:
-    """Return numbers of samples; unknown ones are the mean of those reported, or 1 if none was."""
+    """Return numbers of samples; unknown ones become the mean of the reported, or 1 if none is."""
     sizes = samples.astype(np.float64)
     known = sizes > 0
     return np.where(known, sizes, sizes[known].mean() if known.any() else 1.0)
 
 
 def _grown(weights: Floats, length: int) -> Floats:
-    """A copy with a 1 for every row that has joined since."""
+    """Return a copy with a 1 for each client that has joined since."""
     result = np.ones(length)
     result[: len(weights)] = weights
     return result

@@ -1,4 +1,4 @@
-"""Clustered sampling: each place of a cohort has a distribution of its own.
+"""Clustered sampling: each place of a cohort is drawn from its own distribution.
 
 Fraboni et al., "Clustered Sampling: Low-Variance and Improved Representativity for Clients
 Selection in Federated Learning", ICML 2021, Algorithms 1 and 2.
@@ -47,7 +47,7 @@ _ROUNDING = 1e-9
 class Distribution:
     """Distribution from which one place of the cohort is drawn.
 
-    positions: of clients. masses: one for each position; they sum to about 1.
+    positions: positions of clients. masses: probability of each position; they sum to about 1.
     """
 
     positions: Rows
@@ -58,16 +58,17 @@ class Distribution:
 class ClusteredSampling(Selector):
     """Each of the cohort's places is drawn from a distribution over some clients.
 
-    A client's masses over all distributions sum to count · its share of the samples. Each client is
-    thus chosen as often as by plain sampling, with less variance. by: `size` (Algorithm 1) fills
-    the distributions with the clients from the largest to the smallest; `updates` (Algorithm 2)
-    with clusters of clients whose last updates have similar directions. unbiased: a client may be
-    drawn more than once. It then trains once, its update is weighted by the number of its draws,
-    and cohorts may have fewer than `count` clients. Otherwise a place is drawn again among the
-    clients not chosen yet. weights: of those updates. `equal`, as in the authors' program, since a
-    client's samples are already in how often it is drawn. `samples` counts them twice, and is there
-    for strategies and sums that take no weights from a selector. Unknown numbers of samples count
-    as the mean. Algorithm 1: O(K log K); Algorithm 2: O(K²), for up to 3,000 clients.
+    A client's probabilities over all distributions sum to count · its share of the samples. Each
+    client is thus chosen as often as by plain sampling, with less variance. by: `size` (Algorithm
+    1) fills the distributions with the clients from the largest to the smallest; `updates`
+    (Algorithm 2) with clusters of clients whose last updates have similar directions. unbiased: a
+    client may be drawn more than once. It then trains once, its update is weighted by the number of
+    its draws, and cohorts may have fewer than `count` clients. Otherwise a place is drawn again
+    among the clients not chosen yet. weights: weights of those updates. `equal`, as in the authors'
+    program, since a client's samples already decide how often it is drawn. `samples` uses them
+    twice; it is for strategies and sums that accept no weights from a selector. Unknown numbers of
+    samples are replaced by the mean. Algorithm 1: O(K log K); Algorithm 2: O(K²), for up to 3,000
+    clients.
     """
 
     by: Literal["size", "updates"] = "size"
@@ -82,16 +83,16 @@ class ClusteredSampling(Selector):
         self.most_clients = LIMIT if self.by == "updates" else None
 
     def init(self, population: Population) -> State:
-        """State, for Algorithm 2: a sketch of each client's last update."""
+        """Return the state; for Algorithm 2, it has a sketch of each client's last update."""
         return State(arrays=nothing(len(population) if self.learns else 0))
 
     def select(self, state: State, context: SelectionContext) -> Selection:
-        """A draw from each distribution."""
+        """Return a cohort with one draw from each distribution."""
         if self.learns:
             check_size("clustered-sampling", context)
         generator = context.generator("clustered-sampling")
         cohort = Cohort(context, generator)
-        rows = generator.permutation(context.available)  # equals come in random order
+        rows = generator.permutation(context.available)  # ties in random order
         samples = samples_or_mean(context.population, rows)
         masses = cohort.size * samples / samples.sum() if cohort.size else samples
         if self.by == "size":
@@ -110,14 +111,14 @@ class ClusteredSampling(Selector):
         return replace(chosen, weights=np.ones(len(chosen.rows)))
 
     def observe(self, state: State, outcome: RoundOutcome) -> State:
-        """Keep the sketches."""
+        """Store the sketches of the round's updates."""
         if not self.learns or outcome.facts is None:
             return state
         return State(arrays=remembered(state.arrays, outcome, outcome.facts.sketches))
 
 
 def by_size(masses: Floats, places: int) -> list[Distribution]:
-    """Algorithm 1: clients from the largest to the smallest, poured into one place after the other.
+    """Return Algorithm 1's distributions: clients fill the places in order, largest first.
 
     masses: each client's expected number of draws; they sum to `places`.
     """
@@ -125,10 +126,10 @@ def by_size(masses: Floats, places: int) -> list[Distribution]:
 
 
 def by_similarity(distances: Floats, masses: Floats, places: int) -> list[Distribution]:
-    """Algorithm 2: the largest clusters open a place each, the clients of the others fill them up.
+    """Return Algorithm 2's distributions: the largest clusters get a place each, others fill them.
 
-    distances: between all pairs. A cluster has at most the mass of one place; clients with more
-    have places of their own first.
+    distances: between all pairs of clients. A cluster has at most the mass of one place; clients
+    with more first get places of their own.
     """
     own = np.floor(masses + _ROUNDING).astype(np.int64)
     alone = [
@@ -164,10 +165,10 @@ def fill(
     places: Sequence[Distribution],
     generator: np.random.Generator,
 ) -> None:
-    """Draw each place among those of its clients that are not chosen yet.
+    """Draw each place among its clients that are not chosen yet.
 
-    If there are none, it is drawn among all others by samples. rows, samples: of the clients at the
-    positions that places refer to.
+    If there are none, draw it among all others ∝ samples. rows, samples: rows and numbers of
+    samples of the clients, by the positions that places refer to.
     """
     chosen = np.zeros(len(rows), dtype=bool)
     for number, place in enumerate(places, 1):
@@ -211,7 +212,7 @@ def _reason(number: int, share: float) -> str:
 
 
 def _poured(order: Rows, masses: Floats, places: int) -> list[Distribution]:
-    """The clients' masses in this order, cut into places of 1."""
+    """Return the clients' masses in this order, cut into places of mass 1."""
     ends = masses[order].cumsum()
     if len(ends):
         ends[-1] = max(ends[-1], places)
@@ -226,7 +227,7 @@ def _poured(order: Rows, masses: Floats, places: int) -> list[Distribution]:
 
 
 def _clusters(distances: Floats, masses: Floats) -> list[list[int]]:
-    """The largest branches of Ward's tree whose mass is at most 1."""
+    """Return the largest branches of Ward's tree whose mass is at most 1."""
     members: dict[int, list[int]] = {
         position: [position] for position in range(len(masses)) if masses[position] > _ROUNDING
     }

@@ -35,13 +35,13 @@ from potluck.server.state import State
 
 @dataclass(kw_only=True)
 class DivFL(Selector):
-    """Greedily, the client that brings G(S) = Σ_i min_{j∈S} ‖g_i − g_j‖ down most.
+    """Greedily adds the client that lowers G(S) = Σ_i min_{j∈S} ‖g_i − g_j‖ most.
 
-    g are the last updates of all clients, as random projections; i runs over all clients of which
-    one is known, j over those that are available. Clients that were never picked go first, drawn
-    uniformly; those that were, and of which no update is known, last. weighted: an update counts
-    with the number of clients for which it is the nearest instead of its samples. O(K²), for up to
-    3,000 clients.
+    g are random projections of the clients' last updates; i runs over all clients with a known
+    update, j over the available ones. Clients that were never picked come first, drawn uniformly;
+    picked clients without a known update come last. weighted: True to weight an update by the
+    number of clients for which it is the nearest, instead of its samples. O(K²), for up to 3,000
+    clients.
     """
 
     weighted: bool = False
@@ -53,12 +53,11 @@ class DivFL(Selector):
         self.weighs = self.weighted
 
     def init(self, population: Population) -> State:
-        """Return the state: how often each client was picked, and sketches of their last
-        updates."""
+        """Return the state: the number of picks and a sketch of the last update for each client."""
         return State(arrays=nothing(len(population)))
 
     def select(self, state: State, context: SelectionContext) -> Selection:
-        """Select clients that were never picked first, then others greedily."""
+        """Select never-picked clients first, then others greedily."""
         check_size("divfl", context)
         generator = context.generator("divfl")
         cohort = Cohort(context, generator)
@@ -81,12 +80,13 @@ class DivFL(Selector):
         )
 
     def observe(self, state: State, outcome: RoundOutcome) -> State:
-        """Keep the sketches."""
+        """Store the sketches of the round's updates."""
         found = np.zeros((0, 0)) if outcome.facts is None else outcome.facts.sketches
         return State(arrays=remembered(state.arrays, outcome, found))
 
     def _represented(self, state: State, rows: Rows) -> Floats:
-        """Return for how many clients each of these is the nearest; 1 if its update is unknown."""
+        """Return the number of clients for which each row is the nearest; 1 if its update is
+        unknown."""
         known, _ = of_rows(state.arrays, rows)
         weights = np.ones(len(rows))
         if known.any():
@@ -98,7 +98,8 @@ class DivFL(Selector):
 
 
 def distances(vectors: Floats) -> Floats:
-    """n × n Euclidean distances of rows; those too large for a double count as the largest."""
+    """Return the n × n Euclidean distances of rows; those that overflow become the largest
+    double."""
     scale = np.abs(vectors).max(initial=0.0)
     scaled = vectors / scale if scale > 0 else vectors
     squares = (scaled**2).sum(axis=1)
@@ -118,7 +119,7 @@ def distances(vectors: Floats) -> Floats:
 def greedy(
     apart: Floats, able: Rows, count: int, generator: np.random.Generator
 ) -> tuple[Rows, list[float]]:
-    """Return up to `count` positions of `able`, and G after each. apart: n × n distances.
+    """Return up to `count` positions of `able`, and G after each. apart: distances, n × n.
 
     Evaluated lazily: a client's gain only falls as others are chosen, so it is computed again only
     while it is the largest.

@@ -32,25 +32,25 @@ from potluck.server.selectors.parts.choosing import Cohort, draw_weighted, large
 from potluck.server.state import State
 
 _FLAGGED: Final = "flagged"
-"""Name of the judgement's numbers: per update 1.0 if it was flagged, else 0.0."""
+"""Name of the judgement's values: for each update, 1.0 if it was flagged, else 0.0."""
 
 _ROUNDING: Final = 1e-9
-"""Relief for products that lie above the whole number they stand for, as 0.7 · 10 does."""
+"""Tolerance for products that rounding puts above a whole number, such as 0.7 · 10."""
 
 
 @dataclass(kw_only=True)
 class FedPNS(Selector):
     """Draws clients with probabilities that fall when their updates are flagged.
 
-    rule: which updates are flagged. `expected`: one after the other, until ⌈share · updates⌉ are
-    left, the one without which E(S) = |S|·‖mean g‖² is largest, if that is larger than E(S) with
-    it; g is an update per step. `literal`: all with ⟨mean g, g_k⟩ < 0, as the inequality of the
-    paper reads. A flagged update is excluded from the model. check: before `expected` excludes an
-    update, the mean without it is measured on the coordinator's data, as in the authors' program;
-    if the loss rises, the update stays, though flagged, and no more are excluded. Without it, which
-    is another method, the coordinator needs no data. A client whose update is flagged loses
-    min((flagged/selected + beta)^alpha, 1) of its probability, which all others share. Late joiners
-    start with the mean probability. O(K) and one pass over the updates, of
+    rule: which updates are flagged. `expected` flags one after another, until ⌈share · updates⌉ are
+    left: the update without which E(S) = |S|·‖mean g‖² is largest, if E(S) is larger without it; g
+    is an update per step. `literal`: all with ⟨mean g, g_k⟩ < 0, as the inequality of the paper
+    reads. A flagged update is excluded from the model. check: before `expected` excludes an update,
+    the mean without it is measured on the coordinator's data, as in the authors' program; if the
+    loss rises, the update stays, though flagged, and no more are excluded. Without the check, the
+    method differs from the paper's, and the coordinator needs no data. A client whose update is
+    flagged loses min((flagged/selected + beta)^alpha, 1) of its probability, which all others
+    share. Late joiners start with the mean probability. O(K) and one pass over the updates, of
     O(cohort² · parameters).
     """
 
@@ -66,11 +66,12 @@ class FedPNS(Selector):
         self.measures = self.check and self.rule == "expected"
 
     def init(self, population: Population) -> State:
-        """Return the state: per row its probability, and how often it was selected and flagged."""
+        """Return the state: for each row, its probability and how often it was selected and
+        flagged."""
         return State(arrays=_grown({}, len(population)))
 
     def select(self, state: State, context: SelectionContext) -> Selection:
-        """Draw without replacement."""
+        """Return a cohort, drawn without replacement by the probabilities."""
         generator = context.generator("fedpns")
         cohort = Cohort(context, generator)
         probabilities = _grown(state.arrays, len(context.population))["probability"]
@@ -134,7 +135,8 @@ class FedPNS(Selector):
 
 
 def leaving_out(gram: Floats) -> tuple[float, Floats]:
-    """E(S), and E without each. gram: n × n inner products of S, n ≥ 2; E(S) is their sum / n."""
+    """Return E(S), and E without each update. gram: n × n inner products, n ≥ 2; E(S) is their sum
+    / n."""
     total, count = float(gram.sum()), len(gram)
     rest: Floats = total - 2 * gram.sum(axis=1) + np.diagonal(gram)
     return total / count, rest / (count - 1)
@@ -148,7 +150,7 @@ def lost_share(rates: Floats, *, alpha: float, beta: float) -> Floats:
 
 
 def moved(probabilities: Floats, flagged: Rows, lost: Floats) -> Floats:
-    """The probabilities after each of the rows `flagged` lost a share of its own to all others."""
+    """Return the probabilities after each flagged row lost a share of its own to all others."""
     result = probabilities.copy()
     if not 0 < len(flagged) < len(result):
         return result
@@ -161,8 +163,7 @@ def moved(probabilities: Floats, flagged: Rows, lost: Floats) -> Floats:
 
 
 def _per_step(facts: UpdateFacts) -> Floats:
-    """Return inner products of updates per step, divided by the largest; 0 if not all are
-    finite."""
+    """Return inner products of updates per step, over the largest; 0 if not all are finite."""
     with np.errstate(over="ignore", invalid="ignore"):
         gram = facts.gram / np.outer(facts.steps, facts.steps)
         scaled = gram / np.abs(gram).max()

@@ -1,4 +1,4 @@
-"""GreedyFed: the clients whose updates have helped the model most.
+"""GreedyFed: selects the clients whose updates have improved the model most.
 
 Singhal et al., "Greedy Shapley Client Selection for Communication-Efficient Federated Learning",
 2023.
@@ -31,7 +31,7 @@ from potluck.server.selectors.updates.update_memory import sweep
 from potluck.server.state import State
 
 _WORST: Final = 1e9
-"""The largest size of a loss; one that is not finite counts as this."""
+"""Largest absolute loss; a loss that is not finite is replaced by it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,11 +41,11 @@ class GreedyFed(Selector):
 
     A client's value in a round is the gain that its update brings to means of other updates, by the
     loss on the coordinator's own evaluation data; updates are weighted by their samples.
-    cumulative: what is made of a client's values over the rounds with an update of it. `mean`, as
-    in the authors' program; `sum`; or `exponential`, memory · before + (1 - memory) · new.
-    tolerance, permutations: of `shapley_values`; a round measures up to 2^updates means, and at
-    most permutations · updates. Clients that were never picked come first, drawn uniformly; clients
-    that were picked and never sent an update come last. O(K log K).
+    cumulative: how a client's values are combined over the rounds with its update: `mean`, as in
+    the authors' program; `sum`; or `exponential`, memory · before + (1 - memory) · new. tolerance,
+    permutations: as in `shapley_values`; a round measures up to 2^updates means, and at most
+    permutations · updates. Clients that were never picked come first, drawn uniformly; clients that
+    were picked and never sent an update come last. O(K log K).
     """
 
     cumulative: Literal["mean", "sum", "exponential"] = "mean"
@@ -56,12 +56,12 @@ class GreedyFed(Selector):
     measures = True
 
     def init(self, population: Population) -> State:
-        """Return the state: per row, how often it was picked and valued, and its value: a sum, or
-        the exponential average."""
+        """Return the state: for each row, its numbers of picks and of values, and its combined
+        value."""
         return State(arrays=_grown({}, len(population)))
 
     def select(self, state: State, context: SelectionContext) -> Selection:
-        """Select clients that were never picked first, then others by value."""
+        """Select never-picked clients first, then others by value."""
         generator = context.generator("greedyfed")
         cohort = Cohort(context, generator)
         arrays = _grown(state.arrays, len(context.population))
@@ -80,7 +80,7 @@ class GreedyFed(Selector):
         state: State,
         facts: UpdateFacts,
     ) -> Generator[MeasureMean, float, Judgement]:
-        """Have means of some updates measured; all of them become part of the model."""
+        """Measure means of some updates to compute Shapley values; exclude no update."""
         reckoning = shapley_values(
             len(facts.rows),
             facts.generator("greedyfed"),
@@ -119,7 +119,7 @@ class GreedyFed(Selector):
 
 
 def _grown(arrays: Mapping[str, NDArray[Any]], clients: int) -> dict[str, NDArray[Any]]:
-    """With rows for those that have joined since."""
+    """Return copies with rows for clients that have joined since."""
     kinds = {"picks": np.int64, "rounds": np.int64, "value": np.float64}
     grown: dict[str, NDArray[Any]] = {}
     for name, kind in kinds.items():

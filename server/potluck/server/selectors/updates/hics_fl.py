@@ -45,13 +45,12 @@ from potluck.server.state import State
 
 _TOLD = "label-entropy"
 _LARGEST = 16.0
-"""No entropy of labels is larger, with up to eight million classes."""
+"""Largest entropy of labels in nats; it suffices for up to eight million classes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HiCSFL(Selector):
-    """Clusters clients by their updates of the output layer, and draws clusters by the evenness of
-    their labels.
+    """Clusters clients by updates of the output layer; prefers clusters with even labels.
 
     Ĥ is the entropy in nats of softmax(Δb/temperature), Δb the last change of the output layer's
     bias (of the row means of its weights, if it has none). Clients are clustered by Ward's method
@@ -80,7 +79,7 @@ class HiCSFL(Selector):
     def __post_init__(self) -> None:
         require("scipy", "potluck[server]")
         told = self.entropies == "told"
-        # Frozen, and what the engine asks for depends on the options.
+        # The dataclass is frozen, and these class attributes depend on the options.
         object.__setattr__(self, "learns", frozenset(() if told else {UpdateFact.OUTPUT_MOVE}))
         object.__setattr__(self, "asks", frozenset({_TOLD} if told else ()))
 
@@ -94,7 +93,7 @@ class HiCSFL(Selector):
         return State(arrays=nothing(len(population)))
 
     def select(self, state: State, context: SelectionContext) -> Selection | Interview:
-        """Select clients that were never picked first, then others by clusters."""
+        """Select never-picked clients first, then others by clusters."""
         check_size("hics-fl", context)
         return self._by_told(state, context) if self.asks else self._by_updates(state, context)
 
@@ -120,7 +119,7 @@ class HiCSFL(Selector):
         generator = context.generator("hics-fl")
         cohort = Cohort(context, generator)
         sweep(cohort, state.arrays, context)
-        rows = generator.permutation(context.available)  # equals come in random order
+        rows = generator.permutation(context.available)  # ties in random order
         known, moves = of_rows(state.arrays, rows)
         rows = rows[known]
         free = ~np.isin(rows, cohort.rows)
@@ -173,7 +172,7 @@ class HiCSFL(Selector):
         for _ in range(cohort.missing):
             sizes = np.bincount(labels[~chosen], minlength=len(means))
             cluster = weighted(np.where(sizes > 0, shares, 0.0), generator)
-            if cluster is None:  # shares so small that they are 0
+            if cluster is None:  # all shares have underflowed to 0
                 cluster = int(sizes.argmax())
             members = np.flatnonzero((labels == cluster) & ~chosen)
             position = int(members[generator.integers(len(members))])

@@ -1,7 +1,7 @@
 """Shapley values by truncated permutations in which each player leads in turn (GTG-Shapley).
 
 Liu et al., "GTG-Shapley: Efficient and Accurate Participant Contribution Evaluation in Federated
-Learning", 2022, Algorithm 1; when it has converged is as in its authors' program.
+Learning", 2022, Algorithm 1; the criterion of convergence is that of its authors' program.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ _CONVERGED: Final = 0.05
 def shapley_values(
     players: int, generator: np.random.Generator, *, tolerance: float, permutations: int
 ) -> Generator[Coalition, float, Floats]:
-    """Yield coalitions, each once, and receive the worth of each; return the players' Shapley
-    values.
+    """Yield coalitions, each once, and receive the worth of each; return Shapley values per player.
 
     tolerance: once the worth of a permutation's players is this near to the worth of all, the
     players that follow add nothing. If the worth of all is this near to that of the empty

@@ -1,5 +1,4 @@
-"""Memory of a selector for clients' last updates: a row of numbers each, and how often each client
-was picked.
+"""A selector's memory: numbers from each client's last update, and its number of picks.
 
 State: `picks`, K; `seen`, the rows known, sorted; `known`, one row of float32 for each of them.
 """
@@ -17,7 +16,7 @@ from potluck.server.selection import Floats, RoundOutcome, Rows, SelectionContex
 from potluck.server.selectors.parts.choosing import Cohort
 
 LIMIT: Final = 3_000
-"""Clients that can be compared with one another: that many squared are a few seconds of work."""
+"""Maximum number of clients that are compared pairwise; this takes a few seconds."""
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -36,7 +35,7 @@ def check_size(name: str, context: SelectionContext) -> None:
 
 
 def nothing(clients: int, numbers: int = 0) -> dict[str, NDArray[Any]]:
-    """Return the state before round 1. numbers: how many are kept of each client."""
+    """Return the state before round 1. numbers: the length of a client's row."""
     return {
         "picks": np.zeros(clients, dtype=np.int64),
         "seen": np.zeros(0, dtype=np.int64),
@@ -45,7 +44,7 @@ def nothing(clients: int, numbers: int = 0) -> dict[str, NDArray[Any]]:
 
 
 def remembered(arrays: Arrays, outcome: RoundOutcome, found: Floats) -> dict[str, NDArray[Any]]:
-    """Return the state after a round. found: a row of numbers for each update of its facts."""
+    """Return the state after a round. found: a row of numbers for each update in its facts."""
     picks = arrays["picks"]
     more = max(0, int(outcome.selected.max(initial=-1)) + 1 - len(picks))
     picks = np.append(picks, np.zeros(more, dtype=np.int64))
@@ -55,7 +54,7 @@ def remembered(arrays: Arrays, outcome: RoundOutcome, found: Floats) -> dict[str
         rows = outcome.facts.rows
         with np.errstate(over="ignore"):
             newest = np.nan_to_num(found.astype(np.float32))
-        if known.shape[1] != newest.shape[1]:  # nothing was known yet
+        if known.shape[1] != newest.shape[1]:  # no update was known before
             known = np.zeros((0, newest.shape[1]), dtype=np.float32)
         kept = ~np.isin(seen, rows)
         seen, known = np.append(seen[kept], rows), np.concatenate([known[kept], newest])
@@ -72,7 +71,7 @@ def of_rows(arrays: Arrays, rows: Rows) -> tuple[NDArray[np.bool_], Floats]:
 
 
 def sweep(cohort: Cohort, arrays: Arrays, context: SelectionContext) -> None:
-    """Choose clients that were never picked, uniformly, as long as there are any."""
+    """Add never-picked clients, drawn uniformly, as long as there are any."""
     picks = arrays["picks"]
     fresh = context.available >= len(picks)
     fresh[~fresh] = picks[context.available[~fresh]] == 0
@@ -80,7 +79,7 @@ def sweep(cohort: Cohort, arrays: Arrays, context: SelectionContext) -> None:
 
 
 def angles(vectors: Floats) -> Floats:
-    """n × n, in radians: between all pairs; 0 to a vector of zeros, of which nothing is known."""
+    """Return the angles between all pairs, n × n, in radians; 0 to a vector of zeros (unknown)."""
     largest = np.abs(vectors).max(axis=1, initial=0.0, keepdims=True)
     scaled = vectors / np.where(largest > 0, largest, 1.0)
     lengths = np.linalg.norm(scaled, axis=1)
@@ -94,8 +93,7 @@ def angles(vectors: Floats) -> Floats:
 
 
 def ward(distances: Floats) -> Floats:
-    """The merges of Ward's hierarchical clustering, as scipy gives them. distances: n × n of at
-    least two."""
+    """Return the merges of Ward's clustering, in SciPy's format. distances: n × n, n ≥ 2."""
     from scipy.cluster.hierarchy import linkage
     from scipy.spatial.distance import squareform
 
