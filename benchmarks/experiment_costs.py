@@ -120,7 +120,9 @@ def steps(cell: CellResult) -> int:
 def cost_of(experiment: ExperimentFile, measured: Measured, step: float) -> Cost:
     """Return the cost of all cells of a file, from their rounds and clients. step: milliseconds."""
     runs = [run for _, run in experiment.points() for _ in experiment.seeds]
-    client_rounds = sum((int(run["rounds"]) + pretraining(run)) * run["count"] for run in runs)
+    client_rounds = sum(
+        (int(run["rounds"]) + pretraining(run)) * run["clients_per_round"] for run in runs
+    )
     seconds = client_rounds * measured.client_round + len(runs) * measured.start
     done = client_rounds * measured.client_steps
     return Cost(

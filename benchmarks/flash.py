@@ -193,7 +193,7 @@ async def measure(setting: Setting, arms: Sequence[str], seeds: int, folder: Pat
         device="cpu",
         assignments=[
             'objective.name="noise-robust"',
-            f"roster={setting.clients}",
+            f"expected_clients={setting.clients}",
             "training.validation_share=0.1",
             f"evaluation.every={setting.rounds}",
         ],
@@ -278,7 +278,7 @@ def main() -> None:
     )
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--clients", type=int, default=50)
-    parser.add_argument("--count", type=int, default=10)
+    parser.add_argument("--clients-per-round", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--noise", type=float, default=0.15, help="mean share of wrong labels")
     parser.add_argument("--noisy", type=float, default=0.4, help="share of clients with any")
@@ -290,7 +290,7 @@ def main() -> None:
     clock = VirtualClock(enabled=True, tail_per_sample=given.tail, draw=given.draw)
     setting = Setting(
         clients=given.clients,
-        count=given.count,
+        count=given.clients_per_round,
         rounds=given.rounds,
         noise=given.noise,
         noisy=given.noisy,

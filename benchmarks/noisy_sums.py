@@ -164,7 +164,11 @@ def cohorts(
     state, everybody = selector.init(known), np.arange(len(known))
     for number in range(1, run["rounds"] + 1):
         context = SelectionContext(
-            round=number, seed=seed, count=run["count"], population=known, available=everybody
+            round=number,
+            seed=seed,
+            count=run["clients_per_round"],
+            population=known,
+            available=everybody,
         )
         selection = selector.select(state, context)
         assert isinstance(selection, Selection)
@@ -202,7 +206,7 @@ def played(job: tuple[Arm, int], experiment: str, data: Path, *, training: bool)
 
 def with_count(run: Mapping[str, Any], arm: Arm) -> Mapping[str, Any]:
     """The dc selectors add five clients to ten."""
-    return {**run, "count": 15} if arm.selector.startswith("dc-") else run
+    return {**run, "clients_per_round": 15} if arm.selector.startswith("dc-") else run
 
 
 def learned(

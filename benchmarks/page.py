@@ -1,6 +1,6 @@
 """Cost of the web UI: its first paint with many clients, and a round while many pages are open.
 
-python benchmarks/page.py --clients 1000 --count 100 --rounds 60 --pages 50
+python benchmarks/page.py --clients 1000 --clients-per-round 100 --rounds 60 --pages 50
 
 There is one federation and one run. Blocks of rounds with `--pages` open pages and with none take
 turns, so that other load on the machine slows both alike. The cost is the median over pairs of
@@ -152,7 +152,7 @@ async def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, floa
         strategy="fedavg",
         clients=arguments.clients,
         hosts=2,
-        count=arguments.count,
+        count=arguments.clients_per_round,
         rounds=arguments.rounds,
         seed=1,
         device="cpu",
@@ -221,7 +221,7 @@ def cost(blocks: Sequence[Sequence[float]]) -> tuple[float, float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="What the page costs.")
     parser.add_argument("--clients", type=int, default=1000)
-    parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--clients-per-round", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--pages", type=int, default=50)
     parser.add_argument("--json", action="store_true")
@@ -231,7 +231,9 @@ def main() -> None:
     if arguments.json:
         print(json.dumps(found))
         return
-    table = Table(title=f"{arguments.clients} clients, {arguments.count} a round", box=None)
+    table = Table(
+        title=f"{arguments.clients} clients, {arguments.clients_per_round} a round", box=None
+    )
     for title in ("", "measured", "budget"):
         table.add_column(title, justify="left" if not title else "right")
     table.add_row("first paint", f"{found['first_paint_seconds']:.2f} s", "1 s")

@@ -3,12 +3,12 @@
 Tiny models, one step of training: what is measured is the coordinator's and the hosts' handling
 of many clients.
 
-    python benchmarks/scale.py --clients 1000 --hosts 10 --count 100 --rounds 3
+    python benchmarks/scale.py --clients 1000 --hosts 10 --clients-per-round 100 --rounds 3
 
 With --data the task is MNIST from that data directory, one pass over each client's samples: a
 simulation of many clients on few hosts, as experiments do, with the memory it takes.
 
-    python benchmarks/scale.py --clients 3550 --hosts 2 --count 710 --data data
+    python benchmarks/scale.py --clients 3550 --hosts 2 --clients-per-round 710 --data data
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def install_plugin() -> None:
 
 MNIST = """
 rounds = {rounds}
-count = {count}
-roster = {clients}
+clients_per_round = {count}
+expected_clients = {clients}
 seed = 1
 task = {{ name = "mnist", clients = {clients}, partition = "uniform" }}
 training = {{ epochs = 1, batch_size = 16 }}
@@ -155,18 +155,19 @@ def main() -> None:
     )
     parser.add_argument("--clients", type=int, default=1000)
     parser.add_argument("--hosts", type=int, default=10)
-    parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--clients-per-round", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--data", type=Path, help="train on MNIST from this data directory")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
-    size = (options.clients, options.hosts, options.count, options.rounds)
+    size = (options.clients, options.hosts, options.clients_per_round, options.rounds)
     result = measure(*size) if options.data is None else measure_mnist(*size, options.data)
     if options.json:
         print(json.dumps(result))
         return
     table = Table(
-        title=f"{options.clients} clients on {options.hosts} hosts, {options.count} a round"
+        title=f"{options.clients} clients on {options.hosts} hosts, "
+        f"{options.clients_per_round} a round"
     )
     table.add_column("what")
     table.add_column("seconds, or megabytes", justify="right")

@@ -1,6 +1,6 @@
 """Duration of one round's selection, by selector.
 
-    python benchmarks/selection.py --clients 1000000 --count 100 --json
+    python benchmarks/selection.py --clients 1000000 --clients-per-round 100 --json
     python benchmarks/selection.py
 
 The first prints `{"seconds": {selector: s}}`, the second a table from 10^3 to 10^6 clients. Ten
@@ -146,15 +146,15 @@ def print_growth(count: int, names: Sequence[str]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Seconds that selectors take for one round.")
     parser.add_argument("--clients", type=int, help="how many; a table of growth if not given")
-    parser.add_argument("--count", type=int, default=100, help="clients selected (100)")
+    parser.add_argument("--clients-per-round", type=int, default=100, help="clients selected (100)")
     parser.add_argument("--selector", action="append", choices=NAMES, help="only these")
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     arguments = parser.parse_args()
     names = arguments.selector or NAMES
     if arguments.clients is None:
-        print_growth(arguments.count, names)
+        print_growth(arguments.clients_per_round, names)
         return
-    seconds = measure(arguments.clients, arguments.count, names)
+    seconds = measure(arguments.clients, arguments.clients_per_round, names)
     if arguments.json:
         print(json.dumps({"seconds": seconds}))
     else:

@@ -1,6 +1,6 @@
 """Time that the selection adds to a round of a run.
 
-    python benchmarks/selection_in_round.py --clients 1000 --count 100 --json
+    python benchmarks/selection_in_round.py --clients 1000 --clients-per-round 100 --json
 
 Prints milliseconds by selector: checking if a client still has to disclose something, building the
 population from stored profiles, choosing, checking the choice, observing, and writing the
@@ -65,7 +65,8 @@ _ROUNDS = 15
 def plan_of(name: str, count: int) -> RunPlan:
     """A run with this selector."""
     options = f"added = {count // 2}\n" if name.startswith("dc-") else ""
-    text = f'count = {count}\n[task]\nname = "colored-digits"\n[selector]\nname = "{name}"\n'
+    task = '[task]\nname = "colored-digits"\n'
+    text = f'clients_per_round = {count}\n{task}[selector]\nname = "{name}"\n'
     return draw_up(text + options, source="benchmark")
 
 
@@ -182,7 +183,7 @@ async def milliseconds(
 def main() -> None:
     parser = argparse.ArgumentParser(description="Milliseconds that selecting adds to a round.")
     parser.add_argument("--clients", type=int, default=1000, help="how many (1000)")
-    parser.add_argument("--count", type=int, default=100, help="clients selected (100)")
+    parser.add_argument("--clients-per-round", type=int, default=100, help="clients selected (100)")
     parser.add_argument("--selector", action="append", choices=NAMES, help="only these")
     parser.add_argument("--cpu", action="store_true", help="processor time")
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
@@ -192,7 +193,11 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             found[name] = asyncio.run(
                 milliseconds(
-                    name, arguments.clients, arguments.count, Path(folder), cpu=arguments.cpu
+                    name,
+                    arguments.clients,
+                    arguments.clients_per_round,
+                    Path(folder),
+                    cpu=arguments.cpu,
                 )
             )
     if arguments.json:

@@ -34,7 +34,7 @@ def main() -> None:
                 selector={"name": "fedentopt", "buffer": 1},
                 training={"epochs": EPOCHS, "learning_rate": LEARNING_RATE, "batch_size": BATCH},
                 rounds=rounds,
-                count=2,
+                clients_per_round=2,
                 seed=SEED,
             ).wait()
             show_disclosures(run, network)

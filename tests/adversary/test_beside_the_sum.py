@@ -13,8 +13,8 @@ from potluck.server.store import RunState
 
 ROUND = f"""
 rounds = 1
-count = {CLIENTS}
-roster = {CLIENTS}
+clients_per_round = {CLIENTS}
+expected_clients = {CLIENTS}
 task = {{name = "digits", clients = {CLIENTS}}}
 training = {{epochs = 40}}
 """

@@ -25,8 +25,8 @@ from potluck.server.store import RunState
 MASKED = f"""
 secure_aggregation = true
 rounds = 1
-count = {CLIENTS}
-roster = {CLIENTS}
+clients_per_round = {CLIENTS}
+expected_clients = {CLIENTS}
 task = {{name = "digits", clients = {CLIENTS}}}
 training = {{steps = 5}}
 masking = {{stage_seconds = 20.0}}

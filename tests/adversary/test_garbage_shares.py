@@ -31,8 +31,8 @@ OTHERS = [f"client-{number}" for number in range(CLIENTS - 1)]
 MASKED = f"""
 secure_aggregation = true
 rounds = 1
-count = {CLIENTS - 1}
-roster = {CLIENTS}
+clients_per_round = {CLIENTS - 1}
+expected_clients = {CLIENTS}
 selector.name = "round-robin"
 task = {{name = "digits", clients = {CLIENTS}}}
 training = {{steps = 5}}

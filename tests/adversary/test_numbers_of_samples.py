@@ -17,8 +17,8 @@ from potluck.server.store import RunState
 
 EQUAL = f"""
 rounds = 1
-count = {CLIENTS}
-roster = {CLIENTS}
+clients_per_round = {CLIENTS}
+expected_clients = {CLIENTS}
 weighting = "equal"
 task = {{name = "digits", clients = {CLIENTS}}}
 training = {{steps = 1}}
@@ -49,8 +49,8 @@ async def test_samples_that_are_not_told_are_not_told_as_seconds(
 SAMPLES_UNTOLD = {"weighting": "equal"}
 UNEVEN = f"""
 rounds = 1
-count = {CLIENTS}
-roster = {CLIENTS}
+clients_per_round = {CLIENTS}
+expected_clients = {CLIENTS}
 weighting = "equal"
 task = {{name = "digits", clients = {CLIENTS}, alpha = 0.1}}
 training = {{epochs = 20, batch_size = 4}}

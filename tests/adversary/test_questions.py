@@ -33,8 +33,8 @@ TASK = rpc.Plugin(name="digits", options_json=json.dumps({"clients": CLIENTS, "h
 ALLOWED = {"questions": ["loss", "gradient-norm"], "held_out_counts": True}
 RUN = f"""
 rounds = 1
-count = 2
-roster = {CLIENTS}
+clients_per_round = 2
+expected_clients = {CLIENTS}
 training = {{steps = 1}}
 """
 

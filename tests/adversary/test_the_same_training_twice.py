@@ -38,8 +38,8 @@ async def trained(
         f"""
         secure_aggregation = true
         rounds = 1
-        count = {count}
-        roster = {CLIENTS}
+        clients_per_round = {count}
+        expected_clients = {CLIENTS}
         task = {{{task}}}
         training = {{{training}}}
         masking = {{stage_seconds = 20.0{masking}}}

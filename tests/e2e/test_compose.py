@@ -49,8 +49,8 @@ NO_DATA_HERE = {
 RUN = """
 name = "{name}"
 rounds = 100000
-count = 9
-roster = 24
+clients_per_round = 9
+expected_clients = 24
 [task]
 name = "colored-digits"
 clients = 24

@@ -22,7 +22,7 @@ from potluck.deploy.local.demo import run_demo
 from potluck.deploy.local.demo_files import DemoOptions, reserved_port, write_demo_files
 from potluck.federation import load_model
 
-SMALL = ["--clients", "6", "--hosts", "2", "--count", "3"]
+SMALL = ["--clients", "6", "--hosts", "2", "--clients-per-round", "3"]
 PATIENCE_SECONDS = 120.0
 
 

@@ -56,8 +56,8 @@ FEDERATION = "deploy-test"
 RUN = """
 name = "deployed"
 rounds = 3
-count = 4
-roster = 4
+clients_per_round = 4
+expected_clients = 4
 [task]
 name = "digits"
 clients = 4

@@ -19,7 +19,7 @@ seeds = [0]
 hosts = 1
 [run]
 rounds = 2
-count = 2
+clients_per_round = 2
 [run.task]
 name = "digits"
 clients = 4

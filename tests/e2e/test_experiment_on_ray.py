@@ -23,7 +23,7 @@ seeds = [0, 1, 2, 3]
 hosts = 1
 [run]
 rounds = 2
-count = 2
+clients_per_round = 2
 [run.task]
 name = "mnist"
 clients = 4

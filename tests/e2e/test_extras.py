@@ -30,7 +30,7 @@ seeds = [0, 1]
 hosts = 1
 [run]
 rounds = 2
-count = 2
+clients_per_round = 2
 [run.task]
 name = "digits"
 clients = 4
@@ -38,9 +38,9 @@ clients = 4
 rounds = 1
 """
 RUN = """
-count = 2
+clients_per_round = 2
 rounds = 2
-roster = 3
+expected_clients = 3
 [task]
 name = "digits"
 clients = 3
@@ -181,7 +181,18 @@ def test_potluck_alone_runs_the_demo_even_without_the_experiments(
     assert "deploy Not usable here" in listed
 
     shutil.rmtree(machine.modules / "potluck" / "experiments")
-    options = ["--clients", "6", "--hosts", "2", "--count", "3", "--rounds", "2", "--seed", "7"]
+    options = [
+        "--clients",
+        "6",
+        "--hosts",
+        "2",
+        "--clients-per-round",
+        "3",
+        "--rounds",
+        "2",
+        "--seed",
+        "7",
+    ]
     result = machine.run(tmp_path, "potluck", "demo", *options, "--folder", "demo", "--json")
     assert result.returncode == 0, result.stderr
     [line] = result.stdout.splitlines()

@@ -162,7 +162,7 @@ async def test_a_run_that_failed_for_want_of_clients_can_be_resumed(
 ) -> None:
     await federation.kill_host(2)
     await federation.until_attending(2)
-    run_id = await federation.start_run("roster_timeout_seconds=0.5")
+    run_id = await federation.start_run("start_timeout_seconds=0.5")
     failed = await federation.ended(run_id)
     assert failed.state == operator_pb2.RUN_STATE_FAILED
     assert "4 of 6 clients attended after 0.5 s; start more hosts" in failed.reason

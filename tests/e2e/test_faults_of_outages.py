@@ -26,7 +26,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 INCLUDED = operator_pb2.MEMBER_STATE_INCLUDED
 
 CLIENTS = 5
-PATIENCE = ["roster_timeout_seconds=2.0", "round.attempts=1"]
+PATIENCE = ["start_timeout_seconds=2.0", "round.attempts=1"]
 EVERYBODY = ["round.grace_seconds=0.2", "round.quorum=1.0"]
 MASKED = [*EVERYBODY, "secure_aggregation=true"]
 
@@ -113,7 +113,9 @@ async def test_a_demo_ends_with_the_last_of_its_hosts(tmp_path: Path) -> None:
 
 async def test_a_run_says_until_when_it_waits_for_its_roster(federation: Federation) -> None:
     begun = datetime.now(UTC)
-    run_id = await federation.start_run(f"roster={CLIENTS + 1}", "roster_timeout_seconds=60")
+    run_id = await federation.start_run(
+        f"expected_clients={CLIENTS + 1}", "start_timeout_seconds=60"
+    )
     while not (waiting := (await federation.status(run_id)).waiting).what:
         pass
     assert waiting.what == f"{CLIENTS} of {CLIENTS + 1} clients attend; waiting for 1 more"

@@ -16,7 +16,7 @@ from potluck.rpc.v1 import operator_pb2
 
 INCLUDED, SPARED = operator_pb2.MEMBER_STATE_INCLUDED, operator_pb2.MEMBER_STATE_SPARED
 LEARNING = [
-    ['selector.name="fedpns"', "count=4", "selector.share=0.5"],
+    ['selector.name="fedpns"', "clients_per_round=4", "selector.share=0.5"],
     ['selector.name="clustered-sampling"', 'selector.by="updates"', "selector.unbiased=true"],
     ['selector.name="divfl"', "selector.weighted=true", "rounds=6"],
     ['selector.name="hics-fl"', "rounds=6"],
@@ -135,7 +135,7 @@ async def test_work_of_its_own_for_each_client_is_the_same_after_a_kill(
                 "selector.drop=true",
                 "selector.least_dropped=0.4",
                 "selector.most_dropped=0.9",
-                "count=3",
+                "clients_per_round=3",
             ],
             source="test",
         ).replace("steps = 3", "epochs = 4")

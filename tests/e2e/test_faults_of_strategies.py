@@ -250,7 +250,7 @@ async def lose_state(federation: Federation, host: int) -> None:
 
 async def run_with_a_loss(federation: Federation, strategy: list[str]) -> str:
     """A run of all clients; a host loses its state directory between rounds 2 and 3."""
-    everybody = ["count=6", "roster=6", *strategy]
+    everybody = ["clients_per_round=6", "expected_clients=6", *strategy]
     federation.points.hold("observe")
     run_id = await federation.start_run(*everybody)
     await until(lambda: federation.points.reached("observe"))
@@ -282,11 +282,13 @@ async def test_where_the_coordinator_keeps_them_a_lost_disk_loses_nothing(
     federation: Federation,
 ) -> None:
     strategy = named("scaffold", keeper='"coordinator"')
-    undisturbed = await federation.start_run("count=6", "roster=6", *strategy)
+    undisturbed = await federation.start_run("clients_per_round=6", "expected_clients=6", *strategy)
     wanted = await federation.finished(undisturbed)
     run_id = await run_with_a_loss(federation, strategy)
     assert await federation.finished(run_id) == wanted
-    by_clients = await federation.start_run("count=6", "roster=6", *named("scaffold"))
+    by_clients = await federation.start_run(
+        "clients_per_round=6", "expected_clients=6", *named("scaffold")
+    )
     assert await federation.finished(by_clients) == wanted, "who keeps them makes no difference"
 
 
@@ -301,11 +303,13 @@ async def test_personal_models_survive_kills_of_coordinator_and_host(
     run_id = await killed_twice(federation, ditto)
     assert await federation.finished(run_id) == wanted
     federation.points.kill("train-client-0")
-    with_a_killed_host = await federation.start_run("count=6", "roster=6", *ditto)
+    with_a_killed_host = await federation.start_run(
+        "clients_per_round=6", "expected_clients=6", *ditto
+    )
     assert await federation.processes.hosts[0].ended() == 137
     await federation.processes.start_host(0)
     everybody = await federation.finished(with_a_killed_host)
-    again = await federation.start_run("count=6", "roster=6", *ditto)
+    again = await federation.start_run("clients_per_round=6", "expected_clients=6", *ditto)
     assert await federation.finished(again) == everybody
     for one, other in ((undisturbed, run_id), (with_a_killed_host, again)):
         kept = [committed_controls(federation.files.folder, each) for each in (one, other)]

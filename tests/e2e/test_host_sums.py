@@ -73,7 +73,7 @@ async def test_processes_killed_between_sums_lose_nothing(tmp_path: Path) -> Non
         await federation.processes.start_host(0)
         assert await federation.finished(run_id) == undisturbed
         # With over-selection a round has all members of the sums that made it.
-        run_id = await federation.start_run(*run, "count=4", "round.over_selection=2")
+        run_id = await federation.start_run(*run, "clients_per_round=4", "round.over_selection=2")
         await federation.finished(run_id)
         for committed in await federation.history(run_id):
             included = [m for m in committed.members if m.state == INCLUDED]

@@ -116,7 +116,9 @@ async def test_the_model_says_what_is_not_in_it(federation: Federation, tmp_path
 
 async def test_a_client_that_lost_what_it_kept_says_so(federation: Federation) -> None:
     federation.points.hold("observe")
-    run_id = await federation.start_run("count=6", "roster=6", "round.quorum=0.5")
+    run_id = await federation.start_run(
+        "clients_per_round=6", "expected_clients=6", "round.quorum=0.5"
+    )
     await until(lambda: federation.points.reached("observe"))
     federation.points.hold("select")
     federation.points.release("observe")

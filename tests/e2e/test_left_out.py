@@ -29,7 +29,13 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 ODD = 2
 """The host that is different."""
-ALL_NEEDED = ("count=4", "rounds=2", "round.quorum=1.0", "round.attempts=1", "roster=6")
+ALL_NEEDED = (
+    "clients_per_round=4",
+    "rounds=2",
+    "round.quorum=1.0",
+    "round.attempts=1",
+    "expected_clients=6",
+)
 """The run fails at once unless attempts that fail for good don't count."""
 
 
@@ -99,7 +105,7 @@ async def test_a_host_without_the_task_is_never_selected(federation: Federation)
 async def test_a_host_that_is_put_right_takes_part_again(federation: Federation) -> None:
     federation.points.hold("evaluate")
     async with odd_host(federation, PYTHONPATH=""):
-        run_id = await federation.start_run("count=4", "rounds=3", "roster=6")
+        run_id = await federation.start_run("clients_per_round=4", "rounds=3", "expected_clients=6")
         await until(lambda: federation.points.reached("evaluate"))
         status = await federation.status(run_id)
         assert status.left_out.startswith("2 clients left out: task 'crash' is not installed")
@@ -154,7 +160,9 @@ async def test_too_few_that_are_left_end_the_run_and_a_resume_goes_on(
     federation: Federation,
 ) -> None:
     async with odd_host(federation, PYTHONPATH=""):
-        run_id = await federation.start_run("count=6", "rounds=1", "round.quorum=1.0", "roster=6")
+        run_id = await federation.start_run(
+            "clients_per_round=6", "rounds=1", "round.quorum=1.0", "expected_clients=6"
+        )
         status = await federation.ended(run_id)
         assert status.state == operator_pb2.RUN_STATE_FAILED
         assert status.reason.startswith(
@@ -170,6 +178,8 @@ async def test_what_the_coordinator_can_see_is_refused_at_once(federation: Feder
     before = len(await federation.operator.list_runs())
     with pytest.raises(ConfigurationError, match="coordinator has no data directory to find it in"):
         await federation.start_run('initial_model="none.safetensors"')
-    with pytest.raises(ConfigurationError, match="'roster' is 6, but task 'digits' has data for 5"):
-        await federation.start_run("task.name=digits", "task.clients=5", "roster=6")
+    with pytest.raises(
+        ConfigurationError, match="'expected_clients' is 6, but task 'digits' has data for 5"
+    ):
+        await federation.start_run("task.name=digits", "task.clients=5", "expected_clients=6")
     assert len(await federation.operator.list_runs()) == before

@@ -82,7 +82,7 @@ async def test_hosts_of_several_clients_exchange_keys_while_one_of_them_trains(
     several = replace(options(), clients=12, hosts=5, count=10, rounds=3, seed=11, task="digits")
     async with under_way(tmp_path, several) as federation:
         run_id = await federation.start_run(
-            "secure_aggregation=true", "count=12", "rounds=1", "seed=1"
+            "secure_aggregation=true", "clients_per_round=12", "rounds=1", "seed=1"
         )
         await federation.finished(run_id)
         [only] = await federation.history(run_id)

@@ -161,7 +161,7 @@ async def kernel(own_places: None) -> AsyncIterator[Kernel]:
 START = """
 from potluck.federation import Federation
 federation = Federation.local(hosts=2)
-run = federation.run({"name": "digits", "clients": 4}, count=2, rounds=100_000)
+run = federation.run({"name": "digits", "clients": 4}, clients_per_round=2, rounds=100_000)
 """
 
 

@@ -111,7 +111,7 @@ async def demo(folder: Path, *arguments: str) -> AsyncIterator[None]:
 
 async def test_a_demo_is_scraped_and_every_panel_has_data(tmp_path: Path) -> None:
     folder = tmp_path / "demo"
-    arguments = ["--clients", "9", "--hosts", "3", "--count", "4", "--rounds", "100000"]
+    arguments = ["--clients", "9", "--hosts", "3", "--clients-per-round", "4", "--rounds", "100000"]
     async with demo(folder, *arguments, "--selector", "fedentopt"):
         promtool("check", "config", str(folder / "prometheus.yml"))
         config = hurried_config(tmp_path, scrape_configs(folder / "prometheus.yml"))

@@ -42,7 +42,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
 @pytest.fixture(scope="module")
 def finished(federation: Federation) -> Run:
     kept = Retention(keep_last=3)
-    return federation.run(task=TASK, rounds=3, count=3, seed=5, retention=kept).wait()
+    return federation.run(task=TASK, rounds=3, clients_per_round=3, seed=5, retention=kept).wait()
 
 
 def test_rounds_come_as_they_are_committed(finished: Run) -> None:
@@ -156,7 +156,18 @@ def test_it_shows_itself(finished: Run, federation: Federation) -> None:
 
 def test_the_command_line_comes_to_the_same_model(finished: Run, tmp_path: Path) -> None:
     demo = [sys.executable, "-m", "potluck.deploy.cli", "demo", "--task", "digits", "--json"]
-    sizes = ["--clients", "6", "--hosts", "2", "--count", "3", "--rounds", "3", "--seed", "5"]
+    sizes = [
+        "--clients",
+        "6",
+        "--hosts",
+        "2",
+        "--clients-per-round",
+        "3",
+        "--rounds",
+        "3",
+        "--seed",
+        "5",
+    ]
     folder = ["--folder", str(tmp_path / "demo")]
     subprocess.run([*demo, *sizes, *folder], check=True, capture_output=True)
     with safe_open(tmp_path / "demo" / "model.safetensors", framework="numpy") as file:
@@ -188,7 +199,7 @@ def test_a_run_is_repeated_and_deleted(finished: Run, federation: Federation) ->
 
 
 def test_a_run_is_stopped_and_resumed(federation: Federation) -> None:
-    run = federation.run(task=TASK, rounds=100_000, count=2, seed=1)
+    run = federation.run(task=TASK, rounds=100_000, clients_per_round=2, seed=1)
     for committed in run:
         if committed.number == 2:
             with pytest.raises(RunError, match="stop it first"):
@@ -204,7 +215,7 @@ def test_a_run_is_stopped_and_resumed(federation: Federation) -> None:
 
 def test_a_run_stops_early_and_gives_its_best_model(federation: Federation, tmp_path: Path) -> None:
     rule = {"measure": "loss", "patience": 2, "minimum_delta": 0.05}
-    run = federation.run(task=TASK, rounds=60, count=3, seed=5, stop=rule).wait()
+    run = federation.run(task=TASK, rounds=60, clients_per_round=3, seed=5, stop=rule).wait()
     rounds, best = run.history, run.best
     assert run.status.reason.startswith("stopped early: loss has not improved by more than 0.05")
     assert run.state == "finished"
@@ -245,9 +256,9 @@ ENSEMBLE = {
     "of": [{"name": "perceptron", "inputs": 64, "hidden": [8], "classes": 10, "dropout": 0.0}],
 }
 ON_THE_COORDINATOR = {
-    "feddf": {"count": 3, "strategy": {"name": "feddf", "steps": 4, "check_every": 2}},
+    "feddf": {"clients_per_round": 3, "strategy": {"name": "feddf", "steps": 4, "check_every": 2}},
     "rhfl-logits": {
-        "count": 6,
+        "clients_per_round": 6,
         "selector": "everyone",
         "model": ENSEMBLE,
         "strategy": {"name": "rhfl-logits", "clients": 6},
@@ -311,7 +322,9 @@ def test_a_connection_uses_an_operators_certificate(finished: Run, federation: F
         assert run.disclosures.empty
 
         eight = {"name": "digits", "clients": 8}
-        lonely = connected.run(task=eight, rounds=2, count=2, roster=8, roster_timeout_seconds=0.2)
+        lonely = connected.run(
+            task=eight, rounds=2, clients_per_round=2, expected_clients=8, start_timeout_seconds=0.2
+        )
         with pytest.raises(RunError, match="roster"):
             list(lonely)
 
@@ -363,7 +376,7 @@ class FromTheEnd(Selector):
 
 folder = Path(sys.argv[1])
 with Federation.local(hosts=2, folder=folder) as federation:
-    run = federation.run(task=Blobs(clients=5), selector=FromTheEnd, rounds=2, count=2)
+    run = federation.run(task=Blobs(clients=5), selector=FromTheEnd, rounds=2, clients_per_round=2)
     for committed in run:
         print(committed.number, *committed.cohort, committed.members[0].reason)
     print(run.rounds["accuracy"].iloc[-1] > 0.9, type(run.model()).__name__, flush=True)
@@ -378,7 +391,10 @@ assert not hasattr(os, "posix_fallocate")
 from potluck.federation import Federation
 with Federation.local(hosts=5, root=True) as federation:
     run = federation.run(
-        task={"name": "digits", "clients": 5}, rounds=1, count=5, secure_aggregation=True
+        task={"name": "digits", "clients": 5},
+        rounds=1,
+        clients_per_round=5,
+        secure_aggregation=True,
     )
     print(run.wait().state)
 """

@@ -42,7 +42,9 @@ async def sites(federation: Federation, run_id: str) -> list[list[str]]:
 
 
 async def test_only_eligible_hosts_take_part(federation: Federation) -> None:
-    run_id = await federation.start_run('selector_limits.eligible={site = ["b"]}', "count=2")
+    run_id = await federation.start_run(
+        'selector_limits.eligible={site = ["b"]}', "clients_per_round=2"
+    )
     await federation.finished(run_id)
     assert await sites(federation, run_id) == [["b", "b"]] * 2
 

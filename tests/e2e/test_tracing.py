@@ -25,7 +25,7 @@ async def run_that_waits_for_one(federation: Federation) -> tuple[str, int]:
     """
     points = federation.points
     points.hold("observe")
-    run_id = await federation.start_run('weighting="equal"', "rounds=2", "count=6")
+    run_id = await federation.start_run('weighting="equal"', "rounds=2", "clients_per_round=6")
     await until(lambda: points.reached("observe"))
     points.hold("train-client-0")
     points.release("observe")

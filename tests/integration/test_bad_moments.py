@@ -29,8 +29,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 PATIENCE_SECONDS = 60.0
 RUN_FILE = """
 rounds = 5
-count = 2
-roster = 2
+clients_per_round = 2
+expected_clients = 2
 task = {name = "digits", clients = 2}
 training = {steps = 2}
 """

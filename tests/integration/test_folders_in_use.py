@@ -24,7 +24,7 @@ name = "miniature"
 seeds = [0]
 [run]
 rounds = 1
-count = 2
+clients_per_round = 2
 [run.task]
 name = "digits"
 clients = 4
@@ -82,7 +82,8 @@ def test_a_second_demo_in_a_folder_is_refused_and_changes_nothing(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "option", [("--hosts", "30"), ("--count", "30"), ("--selector", "powr"), ("-o", "rounds=x")]
+    "option",
+    [("--hosts", "30"), ("--clients-per-round", "30"), ("--selector", "powr"), ("-o", "rounds=x")],
 )
 def test_a_demo_that_can_not_be_makes_no_folder(option: tuple[str, str], tmp_path: Path) -> None:
     ended = run_program("potluck", "demo", "--folder", "here", *option, folder=tmp_path)

@@ -71,7 +71,9 @@ async def federation(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[
         for number in (0, 1):
             await federation.processes.start_host(number)
         await federation.until_attending(2)
-        await federation.finished(await federation.start_run("count=2", "roster=2"))  # warm
+        await federation.finished(
+            await federation.start_run("clients_per_round=2", "expected_clients=2")
+        )  # warm
         yield federation
 
 
@@ -112,7 +114,7 @@ def private_bytes(pid: int) -> int:
 
 async def honest_round(federation: Federation) -> None:
     """The honest hosts get a round done."""
-    run_id = await federation.start_run("count=2", "roster=2")
+    run_id = await federation.start_run("clients_per_round=2", "expected_clients=2")
     await federation.finished(run_id)
 
 

@@ -127,7 +127,7 @@ async def test_absurd_numbers_cost_the_round_one_update_and_their_sender_the_res
     assert me.quarantined
     assert me.quarantine_reason.startswith("3 of its updates held NaN, infinity or numbers")
     async with RawHost.of(federation.files.hosts[2]) as host, host.attending(ME):
-        run_id = await federation.start_run("count=2", "roster=2", "rounds=3")
+        run_id = await federation.start_run("clients_per_round=2", "expected_clients=2", "rounds=3")
         await federation.finished(run_id)
     chosen = {m.client_id for entry in await federation.history(run_id) for m in entry.members}
     assert chosen == {"client-0", "client-1"}

@@ -39,8 +39,8 @@ SHORT = "[transport]\nup = {encoding = 'int8', delta = true}\ndown = {encoding =
 def run_file(tables: str) -> str:
     return f"""
 rounds = 2
-count = {CLIENTS}
-roster = {CLIENTS}
+clients_per_round = {CLIENTS}
+expected_clients = {CLIENTS}
 seed = {SEED}
 task = {{name = "digits", clients = {CLIENTS}, held_out = 0.25}}
 training = {{steps = 5}}

@@ -36,8 +36,8 @@ CLIENTS = 10
 ROUNDS = 16
 RUN_FILE = """
 rounds = {rounds}
-count = 7
-roster = 10
+clients_per_round = 7
+expected_clients = 10
 task = {{name = "digits", clients = 10}}
 selector = {{name = "{selector}", added = 2}}
 training = {{steps = 1}}
@@ -46,7 +46,9 @@ evaluation = {{every = 0}}
 sum_mode = "exact"
 disclosure = "{disclosure}"
 """
-WILLING = DisclosurePolicy(sums=("total", "cells", "protocol"), exact_sums=True, simulation_seed=1)
+WILLING = DisclosurePolicy(
+    sums=("total", "cells", "unsafe-stepwise"), exact_sums=True, simulation_seed=1
+)
 
 
 @dataclass
@@ -81,10 +83,10 @@ def members(tmp_path_factory: pytest.TempPathFactory) -> Members:
 async def by_protocol(
     members: Members, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Played]:
-    folder = tmp_path_factory.mktemp("protocol")
+    folder = tmp_path_factory.mktemp("unsafe-stepwise")
     async with sum_federation(members, folder) as federation:
         await federation.start(disclosure=WILLING)
-        yield await play(federation, "protocol")
+        yield await play(federation, "unsafe-stepwise")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -149,11 +151,11 @@ async def test_whoever_tells_zero_is_always_selected(
 
     monkeypatch.setattr(LabelDistance, "answer", lie)
     played = {}
-    for mode in ("protocol", "cells", "noisy"):
+    for mode in ("unsafe-stepwise", "cells", "noisy"):
         async with sum_federation(members, tmp_path / mode) as federation:
             await federation.start(disclosure=WILLING)
             played[mode] = (await play(federation, mode, rounds=4)).cohorts
-    assert all(liar in cohort for cohort in played["protocol"])
+    assert all(liar in cohort for cohort in played["unsafe-stepwise"])
     assert not all(liar in cohort for cohort in by_protocol.cohorts[:4])
     # In the other modes, clients receive no question, so they can't lie.
     assert played["cells"] == by_cells.cohorts
@@ -193,7 +195,7 @@ async def test_nobody_takes_part_without_being_asked(members: Members, tmp_path:
         await federation.start(members.names[:3], disclosure=WILLING)
         await federation.start(members.names[3:])
         row = await federation.coordinator.start_run(
-            RUN_FILE.format(rounds=1, selector="dc-balanced", disclosure="protocol")
+            RUN_FILE.format(rounds=1, selector="dc-balanced", disclosure="unsafe-stepwise")
         )
         row = await federation.ended(row.run_id)
         assert row.state is RunState.FINISHED, row.reason

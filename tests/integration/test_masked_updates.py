@@ -35,8 +35,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 CLIENTS = 7
 RUN_FILE = f"""
 rounds = 2
-count = {CLIENTS}
-roster = {CLIENTS}
+clients_per_round = {CLIENTS}
+expected_clients = {CLIENTS}
 task = {{name = "digits", clients = {CLIENTS}}}
 training = {{epochs = 1}}
 """

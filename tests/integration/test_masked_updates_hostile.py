@@ -41,8 +41,8 @@ SEEDS = count(1)
 RUN_FILE = f"""
 secure_aggregation = true
 rounds = 1
-count = {CLIENTS}
-roster = {CLIENTS}
+clients_per_round = {CLIENTS}
+expected_clients = {CLIENTS}
 task = {{name = "digits", clients = {CLIENTS}}}
 training = {{steps = 1}}
 masking = {{stage_seconds = 20.0}}

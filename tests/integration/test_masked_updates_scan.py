@@ -30,8 +30,8 @@ CLIENTS = 6
 RUN_FILE = f"""
 secure_aggregation = true
 rounds = 1
-count = {CLIENTS}
-roster = {CLIENTS}
+clients_per_round = {CLIENTS}
+expected_clients = {CLIENTS}
 task = {{name = "digits", clients = {CLIENTS}}}
 training = {{steps = 1}}
 masking = {{weight_cap = 2147483648}}

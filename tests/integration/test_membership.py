@@ -32,8 +32,8 @@ CLIENTS = 7
 MASKED = f"""
 secure_aggregation = true
 rounds = 2
-count = 6
-roster = {CLIENTS}
+clients_per_round = 6
+expected_clients = {CLIENTS}
 task = {{name = "digits", clients = {CLIENTS}}}
 training = {{epochs = 1}}
 masking = {{stage_seconds = 20.0}}

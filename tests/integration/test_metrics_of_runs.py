@@ -25,8 +25,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 CLIENTS = 4
 RUN_FILE = f"""
 rounds = 2
-count = 3
-roster = {CLIENTS}
+clients_per_round = 3
+expected_clients = {CLIENTS}
 task = {{name = "colored-digits", clients = {CLIENTS}}}
 training = {{steps = 2}}
 """

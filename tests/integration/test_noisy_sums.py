@@ -46,8 +46,8 @@ async def played(
     """Run one round over `clients` clients, with these lines in the table `profiles`."""
     lines = [
         "rounds = 1",
-        "count = 3",
-        f"roster = {clients}",
+        "clients_per_round = 3",
+        f"expected_clients = {clients}",
         f'task = {{name = "digits", clients = {CLIENTS}}}',
         f"selector = {{name = {selector}}}",
         "training = {steps = 1}",

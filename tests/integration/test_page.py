@@ -302,16 +302,18 @@ async def test_runs_are_started_stopped_and_resumed(
 
 
 async def test_a_refused_run_file_is_refused_at_its_fields(page: OpenPage) -> None:
-    wrong = FIRST_DRAFT.replace("count = 9", "count = 0")
+    wrong = FIRST_DRAFT.replace("clients_per_round = 9", "clients_per_round = 0")
     refused = await page.post("/api/runs", {"run_file": wrong})
     assert refused.status == 400
     [problem] = refused.json["problems"]
-    assert (problem["key"], problem["line"]) == ("count", 3)
+    assert (problem["key"], problem["line"]) == ("clients_per_round", 3)
     unknown = FIRST_DRAFT.replace('"uniform"', '"powr"')
     [problem] = (await page.post("/api/runs", {"run_file": unknown})).json["problems"]
     assert problem["text"] == "'powr' is not installed"
-    draft = (await page.post("/api/draft", {"run_file": wrong, "changes": {"count": "3"}})).json
-    assert (draft["problems"], draft["values"]["count"]) == ([], "3")
+    draft = (
+        await page.post("/api/draft", {"run_file": wrong, "changes": {"clients_per_round": "3"}})
+    ).json
+    assert (draft["problems"], draft["values"]["clients_per_round"]) == ([], "3")
     headers = {"Origin": page.origin, "Content-Type": "application/json"}
     garbage = await page.request("POST", "/api/draft", body="{", headers=headers)
     assert (garbage.status, garbage.json["trouble"]) == (400, "refused")

@@ -19,8 +19,8 @@ from potluck.server.watching.feed import committed_round_message, run_status
 CLIENTS = 5
 RUN_FILE = """
 rounds = 2
-count = 5
-roster = 5
+clients_per_round = 5
+expected_clients = 5
 task = {name = "digits", clients = 5, held_out = 0.3, alpha = 0.1}
 evaluation = {spread = true, fine_tune_epochs = 3}
 personal = {method = "ditto", pull = 0.05}

@@ -273,7 +273,9 @@ async def test_who_forbids_it_is_refused_and_the_run_fails_or_does_without(tmp_p
         _, clients = await federation.operator.fetch_profiles(run_id)
         assert [bool(each.label_counts) for each in clients] == [True, True, False, False]
 
-        run_id = await federation.start_run(exact, 'profiles.missing="include"', "count=4")
+        run_id = await federation.start_run(
+            exact, 'profiles.missing="include"', "clients_per_round=4"
+        )
         await federation.finished(run_id)
         cohorts = await federation.history(run_id)
         reasons = {m.client_id: m.reason for m in cohorts[-1].members}
@@ -285,7 +287,7 @@ async def test_who_is_in_quarantine_is_not_selected(tmp_path: Path) -> None:
     uniform = 'selector.name="uniform"'
     async with profile_federation(tmp_path, count=3) as federation:
         await federation.operator.set_quarantine("client-2", "lies about its labels")
-        run_id = await federation.start_run(uniform, "count=3", "rounds=3")
+        run_id = await federation.start_run(uniform, "clients_per_round=3", "rounds=3")
         await federation.finished(run_id)
         cohorts = await federation.history(run_id)
         assert {m.client_id for c in cohorts for m in c.members} == {
@@ -300,7 +302,7 @@ async def test_who_is_in_quarantine_is_not_selected(tmp_path: Path) -> None:
         ]
         assert (shown.quarantined, shown.quarantine_reason) == (True, "lies about its labels")
         await federation.operator.set_quarantine("client-2", None)
-        run_id = await federation.start_run(uniform, "count=4", "rounds=1")
+        run_id = await federation.start_run(uniform, "clients_per_round=4", "rounds=1")
         await federation.finished(run_id)
         [round_] = await federation.history(run_id)
         assert "client-2" in {m.client_id for m in round_.members}
@@ -362,7 +364,7 @@ async def test_a_hostile_client_is_refused(shared: Federation, respond: Respond,
     address = shared.files.operator.coordinator
     tls = load_config(shared.files.hosts[1], {}).tls
     async with hostile_host(address, tls, ["client-2", "client-3"], respond):
-        run_id = await shared.start_run("roster=2", "count=2")
+        run_id = await shared.start_run("expected_clients=2", "clients_per_round=2")
         status = await shared.ended(run_id)
     assert status.state == operator_pb2.RUN_STATE_FAILED
     assert why in status.reason

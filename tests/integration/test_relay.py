@@ -133,7 +133,7 @@ async def test_wrong_updates_are_refused_and_nothing_of_them_stays(
         behind(relay, federation, "host-0") as host,
         host.attending("client-0") as stream,
     ):
-        run_id = await federation.start_run("roster=1")
+        run_id = await federation.start_run("expected_clients=1")
         instruction = await training_of(stream, "client-0", run_id)
         model = await host.fetch(instruction.train.model)
         unknown = whole(f"{run_id}/9/9/client-0", "client-0", model)
@@ -158,7 +158,7 @@ async def test_a_failing_disk_of_the_relay_is_named(federation: Federation, rela
         behind(relay, federation, "host-0") as host,
         host.attending("client-0") as stream,
     ):
-        run_id = await federation.start_run("roster=1", "seed=5")
+        run_id = await federation.start_run("expected_clients=1", "seed=5")
         instruction = await training_of(stream, "client-0", run_id)
         files = relay.state / "files"
         files.rename(relay.state / "elsewhere")
@@ -189,7 +189,9 @@ async def test_what_has_gone_on_meanwhile_is_not_asked_for_again(
         host.attending("client-0") as stream,
         other.attending("client-2") as other_stream,
     ):
-        run_id = await federation.start_run("roster=2", "count=2", 'selector.name="uniform"')
+        run_id = await federation.start_run(
+            "expected_clients=2", "clients_per_round=2", 'selector.name="uniform"'
+        )
         mine, others = await asyncio.gather(
             training_of(stream, "client-0", run_id), training_of(other_stream, "client-2", run_id)
         )
@@ -224,7 +226,7 @@ async def test_parts_of_an_update_are_dropped_when_its_round_is_over(
         host.attending("client-0") as stream,
     ):
         for cut_before in (True, False):
-            run_id = await federation.start_run("roster=1", 'selector.name="uniform"')
+            run_id = await federation.start_run("expected_clients=1", 'selector.name="uniform"')
             mine = await training_of(stream, "client-0", run_id)
             update = whole(mine.id, "client-0", await host.fetch(mine.train.model))
             if cut_before:
@@ -279,7 +281,7 @@ async def test_a_wrong_sum_is_refused_alone(
         hostile.attending("client-2") as other_stream,
     ):
         run_id = await federation.start_run(
-            *("roster=2", "count=2", "host_sums.enabled=true"),
+            *("expected_clients=2", "clients_per_round=2", "host_sums.enabled=true"),
             *('selector.name="uniform"', 'strategy.name="fedavg"'),
         )
         mine, others = await asyncio.gather(

@@ -40,8 +40,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 CLIENTS = 10
 RUN_FILE = """
 rounds = 1
-count = 3
-roster = 10
+clients_per_round = 3
+expected_clients = 10
 task = {name = "digits", clients = 10}
 selector = {name = "dc-real", added = 1}
 training = {steps = 1}
@@ -120,7 +120,9 @@ async def test_too_few_hosts_are_not_asked_and_a_run_does_without(
         await federation.start(members.names[:4])
         with pytest.raises(RunError, match="4 clients on 4 hosts attend"):
             await federation.sum()
-        row = await federation.finished(RUN_FILE.replace("roster = 10", "roster = 4"))
+        row = await federation.finished(
+            RUN_FILE.replace("expected_clients = 10", "expected_clients = 4")
+        )
         assert row.state is RunState.FINISHED, row.reason
         assert await federation.stored() == []
 
@@ -304,7 +306,9 @@ async def test_where_no_cell_can_be_summed_the_run_says_so(
 ) -> None:
     async with sum_federation(members, tmp_path) as federation:
         await federation.start(members.names[:4])
-        row = await federation.finished(BY_CELL.replace("roster = 10", "roster = 4"))
+        row = await federation.finished(
+            BY_CELL.replace("expected_clients = 10", "expected_clients = 4")
+        )
         assert row.state is RunState.FAILED
         assert "no cell of these clients could be summed" in row.reason
 
@@ -315,7 +319,9 @@ async def test_cells_wait_for_their_members_and_are_not_drawn_anew(tmp_path: Pat
     drawn = cells_of_members(hosts, members.tls.name, data_epoch=1, least_hosts=5)
     first, second = (list(cell) for cell in drawn)
     here = [*first, *second[:4]]
-    run_file = BY_CELL.replace("roster = 10", f"roster = {len(here)}").replace("= 10}", "= 14}")
+    run_file = BY_CELL.replace("expected_clients = 10", f"expected_clients = {len(here)}").replace(
+        "= 10}", "= 14}"
+    )
     async with sum_federation(members, tmp_path) as federation:
         await federation.start(here)
         row = await federation.finished(run_file)

@@ -31,8 +31,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 CLIENTS = 6
 RUN_FILE = """
 rounds = 2
-count = 3
-roster = {clients}
+clients_per_round = 3
+expected_clients = {clients}
 task = {{name = "digits", clients = 6, held_out = 0.3, central_test = {central}, alpha = 0.2}}
 training = {{steps = 4}}
 evaluation = {{spread = true, least_group = {group}}}

@@ -67,7 +67,12 @@ async def federation(
 
 
 def run_file(task: str, *lines: str, count: int = CLIENTS) -> str:
-    head = ["rounds = 2", f"count = {count}", f"roster = {CLIENTS}", f"task = {task}"]
+    head = [
+        "rounds = 2",
+        f"clients_per_round = {count}",
+        f"expected_clients = {CLIENTS}",
+        f"task = {task}",
+    ]
     return "\n".join([*head, *lines, ""])
 
 

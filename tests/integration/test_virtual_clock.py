@@ -87,7 +87,7 @@ async def test_who_is_late_is_decided_by_simulated_seconds(tmp_path: Path) -> No
             f"virtual_clock.deadline_seconds={deadline}",
         ],
     ) as federation:
-        run_id = await federation.start_run("roster=6")
+        run_id = await federation.start_run("expected_clients=6")
         await federation.finished(run_id)
         [kept] = await federation.history(run_id)
     [row] = members(federation, run_id)

@@ -19,8 +19,8 @@ from potluck.server.store import RunState
 CLIENTS = 3
 RUN_FILE = f"""
 rounds = 1
-count = {CLIENTS}
-roster = {CLIENTS}
+clients_per_round = {CLIENTS}
+expected_clients = {CLIENTS}
 task = {{name = "digits", clients = {CLIENTS}}}
 training = {{steps = 2}}
 selector = {{name = "fedentopt"}}
@@ -66,7 +66,9 @@ async def test_a_run_whose_clients_are_silent_asks_again(
 async def test_what_pretraining_waits_for_is_what_the_run_waits_for(
     federation: SumFederation,
 ) -> None:
-    run_file = RUN_FILE.replace(f"roster = {CLIENTS}", f"roster = {CLIENTS + 1}")
+    run_file = RUN_FILE.replace(
+        f"expected_clients = {CLIENTS}", f"expected_clients = {CLIENTS + 1}"
+    )
     run_file = run_file.replace(f"clients = {CLIENTS}", f"clients = {CLIENTS + 1}")
     run_file = run_file.replace('"digits"', '"colored-digits"').replace("fedentopt", "feddiverse")
     row = await federation.coordinator.start_run(run_file)

@@ -29,8 +29,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 CLIENTS = 8
 RUN_FILE = """
 rounds = 1
-count = 4
-roster = 8
+clients_per_round = 4
+expected_clients = 8
 task = {{name = "digits", clients = 8}}
 selector = {{name = "{selector}"}}
 training = {{steps = 1}}

@@ -97,7 +97,7 @@ async def test_a_training_that_ends_every_worker_fails_and_the_round_goes_on(
 ) -> None:
     undisturbed = await federation.finished(await federation.start_run())
     federation.points.kill_always("train-client-1")
-    run_id = await federation.start_run("rounds=1", "count=6", "round.quorum=0.5")
+    run_id = await federation.start_run("rounds=1", "clients_per_round=6", "round.quorum=0.5")
     await federation.finished(run_id)
     [entry] = await federation.history(run_id)
     failed = operator_pb2.MEMBER_STATE_FAILED

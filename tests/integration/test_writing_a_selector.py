@@ -80,7 +80,7 @@ def profiles(tmp_path: Path) -> Path:
 def test_the_package_on_the_page_installs_and_selects(
     installed_package: Path, profiles: Path
 ) -> None:
-    options = ("--rounds", "3", "--count", "2", "-o", "rest=1", "--json")
+    options = ("--rounds", "3", "--clients-per-round", "2", "-o", "rest=1", "--json")
     finished = select(installed_package, profiles, *options)
     assert finished.returncode == 0, finished.stderr
     lines: list[dict[str, Any]] = [json.loads(line) for line in finished.stdout.splitlines()]
@@ -95,17 +95,19 @@ def test_the_package_on_the_page_installs_and_selects(
 
 
 def test_its_options_are_checked(installed_package: Path, profiles: Path) -> None:
-    refused = select(installed_package, profiles, "--count", "2", "-o", "rest=-1")
+    refused = select(installed_package, profiles, "--clients-per-round", "2", "-o", "rest=-1")
     assert refused.returncode == 1
     [line] = refused.stderr.splitlines()
     assert "selector rare-first: option 'rest' is -1; it must be greater than or equal to 0" in line
-    unknown = select(installed_package, profiles, "--count", "2", "-o", "nap=1")
+    unknown = select(installed_package, profiles, "--clients-per-round", "2", "-o", "nap=1")
     assert unknown.returncode == 1
     assert "its options: rest" in unknown.stderr
 
 
 def test_the_one_that_asks_can_t_select_offline(installed_package: Path, profiles: Path) -> None:
-    refused = select(installed_package, profiles, "--count", "2", selector="hardest-first")
+    refused = select(
+        installed_package, profiles, "--clients-per-round", "2", selector="hardest-first"
+    )
     assert refused.returncode == 1
     assert "asks 5 clients 'loss' before it chooses" in refused.stderr
 
@@ -127,6 +129,6 @@ async def test_the_one_that_asks_selects_in_a_federation(
 def test_without_the_package_the_look_up_lists_what_is_installed(
     tmp_path: Path, profiles: Path
 ) -> None:
-    finished = select(tmp_path, profiles, "--count", "2")
+    finished = select(tmp_path, profiles, "--clients-per-round", "2")
     assert finished.returncode == 1
     assert "'rare-first' is not installed; installed: clustered-sampling" in finished.stderr

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from support.sum_federation import SumFederation
 
-from potluck.common.learning.step_by_step import LABEL_DISTANCE, PROTOCOL
+from potluck.common.disclosure import SumKind
+from potluck.common.learning.step_by_step import LABEL_DISTANCE
 from potluck.server.store import Store
 from potluck.server.store.records import AttemptKey
 
@@ -76,7 +77,7 @@ def _read_attempt(store: Store, key: AttemptKey, roster: list[str], found: Recei
         question: Any = exchange.question
         answers: Any = exchange.answers
         names = [roster[row] for row in answers["rows"]]
-        if question["kind"] == PROTOCOL and answers["total"] is not None:
+        if question["kind"] == SumKind.STEPWISE and answers["total"] is not None:
             if fresh:
                 found.first.append((frozenset(names), tuple(answers["total"])))
             fresh = False

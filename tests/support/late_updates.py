@@ -41,7 +41,7 @@ async def run_with_late_ones(
     points.note_boundaries()
     points.hold(*_HELD, "evaluate")
     run_id = await federation.start_run(
-        "count=6",
+        "clients_per_round=6",
         "rounds=3",
         f"round.deadline_seconds={deadline_seconds}",
         "round.quorum=0.5",

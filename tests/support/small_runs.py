@@ -31,7 +31,7 @@ from potluck.server.watching.run_metrics import RunObserver
 from potluck.server.watching.run_record import RunRecord
 
 AT = datetime(2026, 5, 4, 12, tzinfo=UTC)
-RUN_FILE = 'count = 3\nrounds = 2\n[task]\nname = "digits"\nclients = 3\n'
+RUN_FILE = 'clients_per_round = 3\nrounds = 2\n[task]\nname = "digits"\nclients = 3\n'
 
 
 @dataclass

@@ -180,9 +180,9 @@ class Federation:
         run_file: str | Path | None = None,
         name: str | None = None,
         rounds: int | None = None,
-        count: int | None = None,
-        roster: int | None = None,
-        roster_timeout_seconds: float | None = None,
+        clients_per_round: int | None = None,
+        expected_clients: int | None = None,
+        start_timeout_seconds: float | None = None,
         seed: int | None = None,
         model: str | Table | ModelTable | None = None,
         initial_model: str | None = None,
@@ -209,6 +209,9 @@ class Federation:
         virtual_clock: Table | VirtualClock | None = None,
         stop: Table | Stopping | None = None,
         retention: Table | Retention | None = None,
+        count: int | None = None,
+        roster: int | None = None,
+        roster_timeout_seconds: float | None = None,
     ) -> Run:
         """Start a run. Arguments are the keys of a run file; None stands for its default.
 
@@ -216,15 +219,16 @@ class Federation:
         name. A plug-in is a name, a table with "name" and options, a class, or an instance. Classes
         defined in this process work in `local` federations only. A local federation has as many
         clients as the task has data for. It starts the run once all are connected, and by default
-        selects at most that many. Raises ConfigurationError, PluginError or RunError, each with a
-        remedy.
+        selects at most that many. count, roster and roster_timeout_seconds are the old names of
+        clients_per_round, expected_clients and start_timeout_seconds. Raises ConfigurationError,
+        PluginError or RunError, each with a remedy.
         """
         arguments: dict[str, object] = {
             "name": name,
             "rounds": rounds,
-            "count": count,
-            "roster": roster,
-            "roster_timeout_seconds": roster_timeout_seconds,
+            "clients_per_round": clients_per_round,
+            "expected_clients": expected_clients,
+            "start_timeout_seconds": start_timeout_seconds,
             "seed": seed,
             "model": {"name": model} if isinstance(model, str) else model,
             "initial_model": initial_model,
@@ -243,6 +247,9 @@ class Federation:
             "virtual_clock": virtual_clock,
             "stop": stop,
             "retention": retention,
+            "count": count,
+            "roster": roster,
+            "roster_timeout_seconds": roster_timeout_seconds,
             "task": self._plugin(TASKS, task),
             "selector": self._plugin(SELECTORS, selector),
             "strategy": self._plugin(STRATEGIES, strategy),
@@ -362,8 +369,10 @@ class Federation:
             run_id = self._call(self._client.start_run(text))
             return self._made(run_id, self._client, partial(_follow, self._client))
         clients = self._local_clients(values)
-        usual = min(RunFile.model_fields["count"].default, clients)
-        text, run = checked_text({"roster": clients, "count": usual, **values})
+        usual = min(RunFile.model_fields["clients_per_round"].default, clients)
+        text, run = checked_text(
+            {"expected_clients": clients, "clients_per_round": usual, **values}
+        )
         check_device(self._parties.device)
         self._check_plugins(run)  # before processes are started that would say the same
         started = self._parties.party(clients, text, installed(QUESTIONS))
@@ -394,7 +403,7 @@ class Federation:
                 values["task"] = {**values["task"], "clients": self._clients}
                 self._session.make(Task, run.task.name, {**options, "clients": self._clients})
             return self._clients
-        return made.clients or run.roster or max(_CLIENTS, run.count)
+        return made.clients or run.expected_clients or max(_CLIENTS, run.clients_per_round)
 
     def _coordinators(self) -> list[tuple[OperatorClient, _Following]]:
         if self._closed:

@@ -12,8 +12,9 @@ import tomlkit
 from pydantic import BaseModel
 
 from potluck.common.errors import ConfigurationError
-from potluck.common.run_file.runfile import RunFile, parse_run_file
+from potluck.common.run_file.runfile import OLD_KEYS, RunFile, parse_run_file
 from potluck.common.settings.configuration import toml_fault
+from potluck.common.settings.old_spelling import current_keys
 
 SOURCE = "the run's arguments"
 """Name of the arguments in error messages."""
@@ -23,11 +24,13 @@ def run_table(run_file: str | Path | None, arguments: Mapping[str, object]) -> d
     """Return the values of `run_file`, overridden by each argument that is not None.
 
     run_file: a path, or a run file's text. An argument replaces the whole table of its name.
-    Raises ConfigurationError.
+    Old names of keys are replaced, with a warning. Raises ConfigurationError.
     """
     values = {} if run_file is None else _read(run_file)
     given = {name: plain_value(value) for name, value in arguments.items() if value is not None}
-    return values | given
+    return current_keys(values, OLD_KEYS, source="the run file") | current_keys(
+        given, OLD_KEYS, source=SOURCE
+    )
 
 
 def checked_text(values: Mapping[str, Any]) -> tuple[str, RunFile]:

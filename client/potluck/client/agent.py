@@ -192,13 +192,13 @@ class Agent:
                 "noise follows from simulation_seed in [disclosure] and protects nobody; remove it "
                 "unless this is an experiment"
             )
-        if config.disclosure.by_protocol:
+        if config.disclosure.allows_stepwise:
             log.warning(
-                'sums in [disclosure] allows "protocol": whoever runs the coordinator can learn '
-                "the exact label counts of these clients"
+                'sums in [disclosure] allows "unsafe-stepwise": the coordinator can learn the '
+                "exact label counts of these clients"
             )
             for leak in LEAKS:
-                log.warning(f"protocol: {leak}")
+                log.warning(f"unsafe-stepwise: {leak}")
         return Discloser(
             policy=config.disclosure,
             budget=budget,

@@ -31,14 +31,14 @@ LEAST_EPSILON = 1e-6
 
 
 class SumKind(StrEnum):
-    """The kinds of secure sums, as runs and the policies of clients name them."""
+    """The kinds of secure sums, as messages and ledgers name them."""
 
     TOTAL = "total"
     """Label counts of the federation."""
     CELLS = "cells"
     """Label counts of a group that every client draws by itself."""
-    PROTOCOL = "protocol"
-    """Label counts of any group, at every step of a selection."""
+    STEPWISE = "protocol"
+    """Label counts of any group, at every step of a selection; `unsafe-stepwise` in settings."""
     UPDATE = "update"
     """Masked updates."""
 

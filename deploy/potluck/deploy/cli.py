@@ -16,6 +16,7 @@ from potluck.deploy.commands.disclosure_audit_command import COMMANDS as DISCLOS
 from potluck.deploy.commands.doctor_command import doctor
 from potluck.deploy.commands.installed_commands import InstalledCommands
 from potluck.deploy.commands.label_audit_command import COMMANDS as AUDIT_COMMANDS
+from potluck.deploy.commands.old_options import CommandWithOldOptions
 from potluck.deploy.commands.pki_commands import app as pki_app
 from potluck.deploy.commands.profile_commands import COMMANDS as PROFILE_COMMANDS
 from potluck.deploy.commands.report_command import COMMANDS as REPORT_COMMANDS
@@ -90,10 +91,10 @@ def _add(*groups: Mapping[str, Callable[..., Any]]) -> None:
             app.command(name)(command)
 
 
-app.command("demo")(demo)
+app.command("demo", cls=CommandWithOldOptions)(demo)
 app.command("doctor")(doctor)
 _add(COMMANDS, PROFILE_COMMANDS, AUDIT_COMMANDS, REPORT_COMMANDS, DISCLOSURE_AUDIT_COMMANDS)
-app.command("select")(select)
+app.command("select", cls=CommandWithOldOptions)(select)
 app.add_typer(clients_app, name="clients")
 app.add_typer(pki_app, name="pki")
 

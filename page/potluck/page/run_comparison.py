@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from potluck.common.run_file.runfile import OLD_KEYS
 from potluck.page.page_shapes import ComparisonShown, Difference, RunShown
 
 MOST_RUNS = 6
@@ -17,7 +18,9 @@ _NO_SETTING = frozenset({"name"})
 
 def compared(runs: Sequence[RunShown], run_files: Sequence[str]) -> ComparisonShown:
     """Return the runs, and the settings in which their run files differ, in the files' order."""
-    settings = [dict(_settings(tomllib.loads(text))) for text in run_files]
+    tables = [tomllib.loads(text) for text in run_files]
+    current = [{OLD_KEYS.get(key, key): each[key] for key in each} for each in tables]
+    settings = [dict(_settings(table)) for table in current]
     keys = dict.fromkeys(key for each in settings for key in each if key not in _NO_SETTING)
     found = {key: [each.get(key, _ABSENT) for each in settings] for key in keys}
     return ComparisonShown(

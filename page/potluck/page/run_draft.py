@@ -14,10 +14,11 @@ from pydantic import BaseModel, ValidationError
 
 from potluck.common.errors import ConfigurationError
 from potluck.common.run_file.run_settings import RoundPolicy
-from potluck.common.run_file.runfile import RunFile
+from potluck.common.run_file.runfile import OLD_KEYS, RunFile
 from potluck.common.settings.configuration import toml_fault
 from potluck.common.settings.configuration_errors import RUN, explain, problems_by_key
 from potluck.common.settings.local_training import LocalTraining
+from potluck.common.settings.old_spelling import current_keys, with_current_keys
 from potluck.common.settings.plugins import OBJECTIVES, SELECTORS, STRATEGIES, TASKS, installed
 from potluck.deploy.operator.run_overrides import override
 from potluck.page.page_shapes import DraftShown, FieldShown, Problem
@@ -25,7 +26,7 @@ from potluck.page.page_shapes import DraftShown, FieldShown, Problem
 FIRST_DRAFT = """\
 name = "first-look"
 rounds = 30
-count = 9
+clients_per_round = 9
 
 [task]
 name = "colored-digits"
@@ -57,8 +58,8 @@ _FIELDS: Final = (
     _Field(key="strategy.name", label="Strategy", kind="text", model=RunFile, group=STRATEGIES),
     _Field(key="objective.name", label="Objective", kind="text", model=RunFile, group=OBJECTIVES),
     _Field(key="rounds", label="Rounds", kind="integer", model=RunFile),
-    _Field(key="count", label="Clients a round", kind="integer", model=RunFile),
-    _Field(key="roster", label="Clients to wait for", kind="integer", model=RunFile),
+    _Field(key="clients_per_round", label="Clients per round", kind="integer", model=RunFile),
+    _Field(key="expected_clients", label="Expected clients", kind="integer", model=RunFile),
     _Field(key="seed", label="Seed", kind="integer", model=RunFile),
     _Field(key="training.epochs", label="Local epochs", kind="integer", model=LocalTraining),
     _Field(key="training.batch_size", label="Batch size", kind="integer", model=LocalTraining),
@@ -107,7 +108,7 @@ def drafted(text: str, changes: Mapping[str, str]) -> DraftShown:
     If the file is not valid TOML, return it unchanged with the problem.
     """
     try:
-        changed = _changed(text, changes)
+        changed = _changed(with_current_keys(text, OLD_KEYS), changes)
     except ConfigurationError as error:
         return DraftShown(run_file=text, values={}, problems=[_refusal(text, error.message)])
     problems = problems_of(changed)
@@ -173,6 +174,10 @@ def problems_of(text: str) -> list[Problem]:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         return [_refusal(text, f"not valid TOML: {toml_fault(error)}")]
+    try:
+        values = current_keys(values, OLD_KEYS, source=_SOURCE)
+    except ConfigurationError as error:
+        return [_refusal(text, error.message)]
     return [Problem(key=key, line=line_of(text, key), text=said) for key, said in _problems(values)]
 
 

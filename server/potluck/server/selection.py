@@ -170,7 +170,7 @@ class Answers:
 
 @dataclass(frozen=True, kw_only=True)
 class AskSum:
-    """A secure sum of clients' label counts, of the kind that is called `protocol`.
+    """A secure sum of clients' label counts, of the kind that settings call `unsafe-stepwise`.
 
     Clients take part only if their owner allows it, because the difference of two sums over groups
     that a selector chooses may reveal a single client's counts. rows: of the clients to sum over,
@@ -397,7 +397,7 @@ class Selector(Plugin):
     def by_protocol(self) -> Selector | None:
         """Return the selector that does the same from sums and questions; None if there is none.
 
-        Runs with `disclosure = "protocol"` use it.
+        Runs with `disclosure = "unsafe-stepwise"` use it.
         """
         return None
 

@@ -21,7 +21,7 @@ from potluck.server.store.sql import schema
 
 RUN_FILE = """
 rounds = 100000
-count = 3
+clients_per_round = 3
 seed = 7
 [task]
 name = "digits"

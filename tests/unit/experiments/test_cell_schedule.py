@@ -149,7 +149,7 @@ def cells() -> list[Cell]:
         {
             "name": "grid",
             "seeds": [0, 1, 2, 3],
-            "run": {"rounds": 2, "count": 2, "task": {"name": "digits", "clients": 6}},
+            "run": {"rounds": 2, "clients_per_round": 2, "task": {"name": "digits", "clients": 6}},
         }
     )
     return cells_of(plan, hosts=1, source=Path("grid.toml"))

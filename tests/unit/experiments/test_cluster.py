@@ -96,7 +96,7 @@ def test_more_machines_never_carry_less(
 
 
 def cell(task: dict[str, Any], **settings: Any) -> Cell:
-    run = {"rounds": 1, "count": 1, "task": task} | settings
+    run = {"rounds": 1, "clients_per_round": 1, "task": task} | settings
     plan = ExperimentFile.model_validate({"name": "grid", "seeds": [0], "run": run})
     return cells_of(plan, hosts=1, source=Path("grid.toml"))[0]
 

@@ -50,7 +50,7 @@ from potluck.server.store.records import Profile
 GRID: dict[str, Any] = {
     "name": "contest",
     "seeds": [0, 1],
-    "run": {"rounds": 3, "count": 2, "task": {"name": "digits", "clients": 4}},
+    "run": {"rounds": 3, "clients_per_round": 2, "task": {"name": "digits", "clients": 4}},
     "axes": {
         "scenario": {
             "noise": {"task": {"label_noise": 0.3, "noisy_clients": 0.5}},

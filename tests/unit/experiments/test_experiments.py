@@ -17,6 +17,7 @@ from support.repository import ROOT
 from potluck.common.errors import ConfigurationError, StorageError
 from potluck.common.run_file.runfile import parse_run_file
 from potluck.deploy.view.run_summary import CoverageSummary
+from potluck.experiments.grid import grid_cells
 from potluck.experiments.grid.definition import ExperimentFile, load_experiment, merged, put
 from potluck.experiments.grid.experiment_progress import Board
 from potluck.experiments.grid.grid_cells import cells_of
@@ -44,12 +45,12 @@ READY = sorted((ROOT / "experiments").glob("*.toml"))
 GRID: dict[str, Any] = {
     "name": "grid",
     "seeds": [0, 1],
-    "run": {"rounds": 2, "count": 2, "task": {"name": "digits", "clients": 6}},
+    "run": {"rounds": 2, "clients_per_round": 2, "task": {"name": "digits", "clients": 6}},
     "axes": {
         "task.alpha": [0.1, 0.5],
         "selection": {
             "uniform": {"selector": {"name": "uniform"}},
-            "dc": {"selector": {"name": "dc-random", "added": 1}, "count": 3},
+            "dc": {"selector": {"name": "dc-random", "added": 1}, "clients_per_round": 3},
         },
     },
     "reading": {
@@ -77,7 +78,7 @@ def test_every_combination_is_a_cell_with_its_settings() -> None:
     ]  # fmt: skip
     assert len({cell.digest for cell in cells}) == 8
     run = parse_run_file(cells[5].run_file, source="cell")
-    assert (run.seed, run.count, run.roster) == (1, 3, 6)
+    assert (run.seed, run.clients_per_round, run.expected_clients) == (1, 3, 6)
     assert run.task.options == {"clients": 6, "alpha": 0.1, "seed": 1}
     assert (run.selector.name, run.selector.options) == ("dc-random", {"added": 1})
     assert cells[5].disclosure["simulation_seed"] == 1
@@ -89,8 +90,50 @@ def test_a_busy_machine_changes_no_result() -> None:
     parsed = parse_run_file(cell.run_file, source="cell")
     assert parsed.round.question_deadline_seconds == 3.0, "what the experiment sets holds"
     waits = (parsed.round.deadline_seconds, parsed.round.grace_seconds,
-             parsed.profiles.deadline_seconds, parsed.roster_timeout_seconds)  # fmt: skip
+             parsed.profiles.deadline_seconds, parsed.start_timeout_seconds)  # fmt: skip
     assert min(waits) >= 3600
+
+
+def test_renamed_settings_leave_digests_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grid_cells, "RELEASE", "0.1")
+    plain = {"rounds": 2, "clients_per_round": 2, "task": {"name": "digits", "clients": 6}}
+    stepwise = plain | {
+        "clients_per_round": 4,
+        "selector": {"name": "dc-balanced", "added": 1},
+        "profiles": {"disclosure": "unsafe-stepwise", "sum_hosts": 3},
+    }
+    plans = [ExperimentFile(name="grid", seeds=(0,), run=run) for run in (plain, stepwise)]
+    assert [cells_of(each, hosts=2, source=Path("grid.toml"))[0].digest for each in plans] == [
+        "6a6a26f49c7f37a467575ea0060ece82",
+        "2d3a1cafa75df6a7f639cb349b7064d3",
+    ]
+
+
+@pytest.mark.filterwarnings("ignore::potluck.common.settings.old_spelling.OldSpellingWarning")
+def test_old_names_of_settings_in_an_experiment_are_accepted(tmp_path: Path) -> None:
+    plan = """
+name = "old"
+preset = "fedentopt"
+[run]
+count = 5
+[axes]
+count = [3, 4]
+[axes.selection]
+few = { count = 2 }
+as_given = { rounds = 2 }
+[reading]
+columns = "count"
+baseline = { count = "3" }
+[quick]
+run.count = 2
+"""
+    new = plan.replace("count", "clients_per_round")
+    found = []
+    for name, text in (("old.toml", plan), ("new.toml", new)):
+        (tmp_path / name).write_text(text)
+        found.append(load_experiment(tmp_path / name, quick=True))
+    assert found[0] == found[1]
+    assert [run["clients_per_round"] for _, run in found[0].points()] == [2, 3, 2, 4]
 
 
 def test_what_decides_on_a_result_decides_on_the_digest() -> None:
@@ -115,15 +158,15 @@ def test_a_new_plugin_drops_the_options_of_the_old_one() -> None:
     ("changes", "why"),
     [
         ({"axes": {"seed": [1, 2]}}, "seeds are given as seeds"),
-        ({"axes": {"count": []}}, "axis 'count' has no values"),
-        ({"axes": {"count": [1, 1]}}, "axis 'count' has a value twice"),
+        ({"axes": {"clients_per_round": []}}, "axis 'clients_per_round' has no values"),
+        ({"axes": {"clients_per_round": [1, 1]}}, "axis 'clients_per_round' has a value twice"),
         ({"seeds": [1, 1]}, "different whole numbers"),
         ({"reading": {"columns": "beta"}}, "there is no axis 'beta'"),
         ({"reading": {"baseline": {"selection": "kl"}}}, "axis 'selection' has no 'kl'"),
         ({"preset": "flower"}, "there is no preset 'flower'; there are: clustered-sampling, dc"),
         ({"run": {"task": {"name": "nothing"}}}, "'nothing' is not installed"),
         ({"run": {"rounds": 1}}, r"run\.task\.name is missing"),
-        ({"run": merged(GRID["run"], {"count": 9})}, "'count' is 9, but the roster has only 6"),
+        ({"run": merged(GRID["run"], {"clients_per_round": 9})}, "'expected_clients' is only 6"),
     ],
 )
 def test_mistakes_are_named(changes: dict[str, Any], why: str, tmp_path: Path) -> None:
@@ -195,7 +238,9 @@ def test_a_papers_gap_is_told_unless_every_arm_fills_it() -> None:
         return {each.key for each in plan.assumptions()}
 
     buffered = {"selector": {"name": "fedentopt", "buffer": 50}}
-    assert "selector.buffer" in told(selection={"paper": {"count": 10}, "short": buffered})
+    assert "selector.buffer" in told(
+        selection={"paper": {"clients_per_round": 10}, "short": buffered}
+    )
     assert "selector.buffer" not in told(selection={"short": buffered})
     assert "task.clients" not in told(**{"task.clients": [50, 100]})
 
@@ -218,7 +263,11 @@ def test_a_preset_is_a_run_file_that_says_what_is_ours(name: str) -> None:
 
 def test_four_kinds_of_network_learn_from_one_another() -> None:
     [*kinds] = preset_named("rhfl-logits").run["model"]["of"]
-    assert len({kind["name"] for kind in kinds}) == preset_named("rhfl-logits").run["roster"] == 4
+    assert (
+        len({kind["name"] for kind in kinds})
+        == preset_named("rhfl-logits").run["expected_clients"]
+        == 4
+    )
 
 
 def test_side_by_side_as_many_as_processors_and_memory_carry() -> None:

@@ -3,6 +3,7 @@
 import pytest
 
 from potluck.common.run_file.runfile import example_run_file, parse_run_file
+from potluck.common.settings.old_spelling import OldSpellingWarning
 from potluck.page.run_comparison import compared
 from potluck.page.run_draft import (
     FIRST_DRAFT,
@@ -61,7 +62,7 @@ def test_fields_are_put_into_the_file_and_comments_stay() -> None:
         ("rounds = \n", "", 1, "not valid TOML"),
         ("[task]\nclients = 3", "task.name", 1, "'task.name' is missing"),
         ("[task]\nname = 'digits'\n[round]\nquorum = 2", "round.quorum", 4, "less than or equal"),
-        ("cuont = 3\n[task]\nname = 'digits'", "cuont", 1, "did you mean 'count'?"),
+        ("ruonds = 3\n[task]\nname = 'digits'", "ruonds", 1, "did you mean 'rounds'?"),
         ("[task]\nname = 'd'\n[training]\nepochs = 0", "training.epochs", 4, "equal to 1"),
         ("listen = 'x'\nstate_directory = 'y'", "", None, "this looks like the configuration of a"),
     ],
@@ -104,3 +105,11 @@ def test_runs_are_compared_by_the_settings_in_which_they_differ() -> None:
         ("task.clients", ["6", "8"]),
         ("seed", ["–", "1"]),
     ]
+
+
+def test_old_names_of_keys_become_current_ones() -> None:
+    old = f"count = 3\n{TEXT}"
+    with pytest.warns(OldSpellingWarning):
+        draft = drafted(old, {"rounds": "7"})
+    assert (draft.problems, draft.values["clients_per_round"]) == ([], "3")
+    assert compared([], [old, f"clients_per_round = 3\n{TEXT}"]).differences == []

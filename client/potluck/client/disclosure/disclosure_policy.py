@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
-from typing import Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field, field_validator
 
@@ -29,7 +29,7 @@ from potluck.common.errors import (
     TrainingError,
 )
 from potluck.common.learning.spread import LEAST_GROUP, SMALLEST_GROUP
-from potluck.common.learning.step_by_step import LABEL_DISTANCE, PROTOCOL
+from potluck.common.learning.step_by_step import LABEL_DISTANCE, UNSAFE_STEPWISE
 from potluck.common.secagg import ClientPolicy
 from potluck.common.secagg.policy.sum_policy import (
     LEAST_HOSTS,
@@ -38,6 +38,7 @@ from potluck.common.secagg.policy.sum_policy import (
     SMALLEST_LEAST_HOSTS,
 )
 from potluck.common.settings.configuration import Settings
+from potluck.common.settings.old_spelling import old_spellings
 from potluck.common.settings.plugins import SIGNALS, installed
 from potluck.common.signal import title_of
 from potluck.rpc.v1 import coordinator_pb2 as rpc
@@ -49,6 +50,17 @@ MOST_RELEASES = 1000
 _SKETCH = "sketch"
 WITHHELD = "its data can't be used for this; the log of its host has the reason"
 _TABLE = "the [disclosure] table of its configuration"
+
+SumName = Annotated[
+    Literal["total", "cells", "unsafe-stepwise"], old_spellings({"protocol": "unsafe-stepwise"})
+]
+"""Name of a kind of secure sums in a host's configuration."""
+
+_KINDS: Final[dict[SumName, SumKind]] = {
+    "total": SumKind.TOTAL,
+    "cells": SumKind.CELLS,
+    UNSAFE_STEPWISE: SumKind.STEPWISE,
+}
 
 
 class DisclosurePolicy(Settings):
@@ -143,14 +155,14 @@ class DisclosurePolicy(Settings):
         "of them whoever chooses the model can learn how many samples of each class there are.\n"
         '"availability" (the plan in [availability]; refl) says nothing of the data.',
     )
-    sums: tuple[Literal["total", "cells", "protocol"], ...] = Field(
+    sums: tuple[SumName, ...] = Field(
         default=("total", "cells"),
         description="Secure sums of label counts that the clients take part in: total (over the\n"
         "federation), cells (over groups drawn by a public coin). The coordinator learns the sum\n"
         "and no client's counts. Needs member_key, members and federation_root.\n"
-        "protocol: sums over any group, one after the other, and the question label-distance, as\n"
-        "DC selection has them in its paper. These give each client's exact counts away; only for\n"
-        "data that nobody needs to protect.",
+        "unsafe-stepwise: sums over any group, one after the other, and the question\n"
+        "label-distance, as in the paper on DC selection. These reveal each client's exact\n"
+        "counts; allow them only if the data need no protection.",
     )
     exact_sums: bool = Field(
         default=False,
@@ -199,8 +211,8 @@ class DisclosurePolicy(Settings):
         return ClientPolicy(
             least_hosts=self.sum_hosts,
             colluding_hosts=self.sum_colluding_hosts,
-            disclosures=frozenset(self.sums),
-            unprotected=frozenset({SumKind.PROTOCOL.value}),
+            disclosures=frozenset(_KINDS[name].value for name in self.sums),
+            unprotected=frozenset({SumKind.STEPWISE.value}),
             noisy=frozenset() if self.exact_sums else frozenset({SumKind.TOTAL, SumKind.CELLS}),
             largest_epsilon=self.epsilon,
             sensitivity=sensitivity(self.adjacency),
@@ -219,9 +231,9 @@ class DisclosurePolicy(Settings):
         )
 
     @property
-    def by_protocol(self) -> bool:
+    def allows_stepwise(self) -> bool:
         """True if the clients take part in sums that disclose their label counts."""
-        return SumKind.PROTOCOL in self.sums
+        return UNSAFE_STEPWISE in self.sums
 
     @property
     def undermined(self) -> bool:
@@ -410,13 +422,13 @@ def check_held_out(policy: DisclosurePolicy, client: str, *, least_group: int = 
 def check_question(policy: DisclosurePolicy, client: str, kind: str) -> None:
     """Raise DisclosureRefusedError if the owner does not allow this kind of question.
 
-    `label-distance` is part of the sums called `protocol`, so it is allowed exactly if they are.
+    `label-distance` is part of the `unsafe-stepwise` sums, so it is allowed exactly if they are.
     """
     if kind == LABEL_DISTANCE:
-        if PROTOCOL not in policy.sums:
+        if UNSAFE_STEPWISE not in policy.sums:
             raise DisclosureRefusedError(
                 f"client '{client}' does not answer '{kind}', which gives its label counts away: "
-                f'"{PROTOCOL}" is not among `sums` in {_TABLE}',
+                f'"{UNSAFE_STEPWISE}" is not among `sums` in {_TABLE}',
                 client=client,
                 question=kind,
             )

@@ -15,7 +15,8 @@ from potluck.client.disclosure.outgoing_report import line, summary
 from potluck.client.disclosure.privacy_budget import PrivacyBudget
 from potluck.client.disclosure.release_ledger import Release
 from potluck.client.disclosure.releases import description
-from potluck.common.learning.step_by_step import LEAKS, PROTOCOL
+from potluck.common.disclosure import SumKind
+from potluck.common.learning.step_by_step import LEAKS, UNSAFE_STEPWISE
 from potluck.common.secagg import Purpose
 from potluck.common.secagg.policy.ledger import SumRelease
 
@@ -67,8 +68,8 @@ class Records:
             yield from self._summed(client)
             sent = self._outgoing.entries(client)
             yield from (f"  {text}" for text in (map(line, sent) if each else summary(sent)))
-        if any(self._by_protocol(client) for client in self._clients):
-            yield f"sums as `{PROTOCOL}`, and the distances told with them, hide nothing:"
+        if any(self._has_stepwise(client) for client in self._clients):
+            yield f"`{UNSAFE_STEPWISE}` sums, and the distances sent with them, hide nothing:"
             yield from (f"  {leak}" for leak in LEAKS)
         if any(self._sums.of(client).uploads for client in self._clients):
             yield f"sums hide the clients' own {self._hidden} from {self._holds_against}"
@@ -89,8 +90,8 @@ class Records:
             "runs the coordinator keeps the federation root"
         )
 
-    def _by_protocol(self, client: str) -> bool:
-        return any(each.disclosure == PROTOCOL for each in self._sums.of(client).releases)
+    def _has_stepwise(self, client: str) -> bool:
+        return any(each.disclosure == SumKind.STEPWISE for each in self._sums.of(client).releases)
 
     def _summed(self, client: str) -> Iterator[str]:
         ledger = self._sums.of(client)

@@ -2,16 +2,16 @@
 
 Düsing and Cimiano, "Distribution-Controlled Client Selection to Improve Federated Learning
 Strategies", §3: at every step the label counts of the cohort so far are summed securely, and every
-other client reports how near it would bring that sum to the target. Run files and owners call it
-`protocol`.
+other client reports how near it would bring that sum to the target. Run files and the owners'
+configurations call it `unsafe-stepwise`; messages and ledgers call its sums `protocol`.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-PROTOCOL: Final = "protocol"
-"""The mode's name in a run file's and an owner's configuration, and the kind of its sums."""
+UNSAFE_STEPWISE: Final = "unsafe-stepwise"
+"""Name of the procedure in a run file and in an owner's configuration."""
 
 LABEL_DISTANCE: Final = "label-distance"
 """The question that clients answer at every step."""

@@ -95,8 +95,9 @@ class RoundPolicy(Settings):
     over_selection: int = Field(
         default=0,
         ge=0,
-        description="Clients selected beyond `count`; the round closes at `count` answers.\n"
-        "Who is in time then decides who is included, so runs are no longer reproducible.",
+        description="Clients to select beyond `clients_per_round`. The round closes once\n"
+        "`clients_per_round` clients have answered. The fastest clients are then included, so the\n"
+        "run can't be reproduced.",
     )
     late_joiners: LateJoiners = Field(
         default=LateJoiners.NEXT_ROUND,
@@ -237,13 +238,15 @@ class ProfileSettings(Settings):
         "available in this round, and asked again before the next.",
     )
     disclosure: Annotated[
-        Literal["noisy", "cells", "protocol", "exact"], old_spellings({"dp-once": "noisy"})
+        Literal["noisy", "cells", "unsafe-stepwise", "exact"],
+        old_spellings({"dp-once": "noisy", "protocol": "unsafe-stepwise"}),
     ] = Field(
         default="noisy",
-        description="How label counts are disclosed: noisy (with noise, drawn once), cells (as\n"
-        "secure sums over groups of at least sum_hosts hosts), protocol (sums and distances at\n"
-        "each step of dc-real or dc-balanced, as in their paper: in effect the counts themselves)\n"
-        "or exact (the counts themselves). protocol and exact: only clients whose owner allows it.",
+        description="How clients disclose label counts: noisy (with noise, drawn once), cells (as\n"
+        "secure sums over groups of at least sum_hosts hosts), unsafe-stepwise (sums and\n"
+        "distances at each step of dc-real or dc-balanced, as in their paper; these reveal each\n"
+        "client's exact counts) or exact (the counts themselves). A client's owner must allow\n"
+        "unsafe-stepwise and exact.",
     )
     epsilon: float | None = Field(
         default=None,
@@ -275,7 +278,7 @@ class ProfileSettings(Settings):
         default="noisy",
         description="Totals and cells with noise that the clients make together, or exact ones:\n"
         "only of clients whose owner allows these (exact_sums), and once for their data. The sums\n"
-        "of protocol are always exact.",
+        "of unsafe-stepwise are always exact.",
     )
     sum_epsilon: float = Field(
         default=0.5,

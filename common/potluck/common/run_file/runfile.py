@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Final, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -30,28 +30,38 @@ from potluck.common.updates.masked_lanes import MaskingSettings
 
 _EXAMPLES = {"task.name": '"colored-digits"'}
 
+OLD_KEYS: Final = {
+    "count": "clients_per_round",
+    "roster": "expected_clients",
+    "roster_timeout_seconds": "start_timeout_seconds",
+}
+"""The new name of each key of run files that was renamed before 0.1."""
+
 
 class RunFile(Settings):
     """One training job: a task, a selector, a strategy, a number of rounds."""
 
     kind = RUN
+    old_keys: ClassVar[Mapping[str, str]] = OLD_KEYS
 
     name: Annotated[str, Field(max_length=80)] = Field(
         default="run", description="A name for people."
     )
     rounds: int = Field(default=30, ge=1, le=1_000_000, description="Rounds to commit.")
-    count: int = Field(default=9, ge=1, description="Clients selected in each round.")
-    roster: int = Field(
+    clients_per_round: int = Field(
+        default=9, ge=1, description="Number of clients to select in each round."
+    )
+    expected_clients: int = Field(
         default=0,
         ge=0,
-        description="Clients to wait for before round 1; with 0 the run starts as soon as\n"
-        "`count` clients attend.",
+        description="Number of clients to wait for before round 1. 0: the run starts as soon as\n"
+        "`clients_per_round` clients are connected.",
     )
-    roster_timeout_seconds: float = Field(
+    start_timeout_seconds: float = Field(
         default=300.0,
         gt=0,
-        description="How long to wait for them before the run fails. After its first selection it\n"
-        "waits without limit where too few attend.",
+        description="How long to wait for these clients before the run fails. After its first\n"
+        "selection, a run waits without limit if too few clients are connected.",
     )
     seed: int = Field(
         default=0, ge=0, lt=2**63, description="Seed of everything random; same seed, same result."

@@ -27,6 +27,7 @@ from pydantic.fields import FieldInfo
 
 from potluck.common.errors import ConfigurationError
 from potluck.common.settings.configuration_errors import explain, nested
+from potluck.common.settings.old_spelling import current_keys
 
 
 class Settings(BaseModel):
@@ -36,6 +37,9 @@ class Settings(BaseModel):
 
     kind: ClassVar[str] = ""
     """Name of files of this kind, for messages; empty for a table within another."""
+
+    old_keys: ClassVar[Mapping[str, str]] = {}
+    """The new name of each top-level key that was renamed; files may have the old ones."""
 
     @field_validator("*", mode="before")
     @classmethod
@@ -111,6 +115,7 @@ def toml_fault(error: tomllib.TOMLDecodeError) -> str:
 
 def validate(model: type[SettingsType], values: Mapping[str, Any], *, source: str) -> SettingsType:
     """Return a configuration from plain values; `source` names them in errors."""
+    values = current_keys(values, model.old_keys, source=source)
     try:
         return model.model_validate(values)
     except ValidationError as error:

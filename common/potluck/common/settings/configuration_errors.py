@@ -42,6 +42,7 @@ _TELLING: Sequence[tuple[str, Collection[str], Collection[str]]] = (
     (COORDINATOR, {"state_directory", "tls"}, {"coordinator", "clients"}),
     (COORDINATOR, {"listen"}, ()),
     (RUN, {"task"}, ()),
+    (RUN, {"rounds", "clients_per_round"}, ()),
     (RUN, {"rounds", "count"}, ()),
 )
 """Kinds of file, each by keys that it has and keys that it lacks; the first match counts."""

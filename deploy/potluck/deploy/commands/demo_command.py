@@ -55,7 +55,7 @@ _WITH_SEED = {"digits", "colored-digits"}
 Task = Annotated[str, typer.Option(help="What is learned.")]
 Clients = Annotated[int, typer.Option(min=1, help="Clients of the federation.")]
 Hosts = Annotated[int, typer.Option(min=1, help="Client processes that hold them.")]
-Count = Annotated[int, typer.Option(min=1, help="Clients selected in each round.")]
+ClientsPerRound = Annotated[int, typer.Option(min=1, help="Clients to select in each round.")]
 Rounds = Annotated[int, typer.Option(min=1, help="Rounds to commit.")]
 Selectors = Annotated[
     list[str] | None,
@@ -105,7 +105,7 @@ def demo(
     task: Task = "digits",
     clients: Clients = 24,
     hosts: Hosts = 4,
-    count: Count = 6,
+    clients_per_round: ClientsPerRound = 6,
     rounds: Rounds = 40,
     selector: Selectors = None,
     target: Target = 0.7,
@@ -141,7 +141,7 @@ def demo(
             strategy=strategy,
             clients=clients,
             hosts=hosts,
-            count=count,
+            count=clients_per_round,
             rounds=rounds,
             seed=seed,
             device=device,

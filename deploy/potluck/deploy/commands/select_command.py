@@ -47,8 +47,14 @@ def select(
         ),
     ],
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="How many rounds.")] = 1,
-    count: Annotated[
-        int, typer.Option("--count", min=1, help="Clients per round.", show_default=False)
+    clients_per_round: Annotated[
+        int,
+        typer.Option(
+            "--clients-per-round",
+            min=1,
+            help="Clients to select in each round.",
+            show_default=False,
+        ),
     ],
     seed: Annotated[int, typer.Option("--seed", min=0, help="The run's seed.")] = 0,
     option: Annotated[
@@ -74,18 +80,19 @@ def select(
     Every client is taken to be available and to finish. The same seed gives the cohorts a run with
     these profiles would have.
 
-        potluck select --selector feddiverse --profiles profiles.json --rounds 3 --count 9
+        potluck select --selector kl --profiles profiles.json --clients-per-round 9
     """
     if plot is not None:
         check_picture(plot)
     chosen = create(Selector, selector, parse_options(option or ()))
     population = read_profile_file(profiles)
-    if count > len(population):
+    if clients_per_round > len(population):
         typer.echo(
-            f"note: --count is {count}, {profiles} has {len(population)} clients; all are selected",
+            f"note: --clients-per-round is {clients_per_round}, and {profiles} has "
+            f"{len(population)} clients; all are selected",
             err=True,
         )
-    played = select_offline(chosen, population, rounds=rounds, count=count, seed=seed)
+    played = select_offline(chosen, population, rounds=rounds, count=clients_per_round, seed=seed)
     kept = list(played) if plot is not None or not as_json else played
     if as_json:
         _print_lines(kept, population)
@@ -95,7 +102,9 @@ def select(
         from potluck.deploy.view.selection_plots import plot_selection  # matplotlib takes a second
 
         cohorts = {played.round: played.selection.rows for played in kept}
-        plot_selection(population, cohorts, plot, title=f"{selector}: {count} clients a round")
+        plot_selection(
+            population, cohorts, plot, title=f"{selector}: {clients_per_round} clients a round"
+        )
 
 
 def _print_lines(rounds: Iterable[OfflineRound], population: Population) -> None:

@@ -148,8 +148,8 @@ def demo_run_file(options: DemoOptions) -> str:
     table = {
         "name": options.name,
         "rounds": options.rounds,
-        "count": options.count,
-        "roster": options.clients,
+        "clients_per_round": options.count,
+        "expected_clients": options.clients,
         "seed": options.seed,
         "task": {"name": options.task, **_split(options), **options.task_options},
         "selector": {"name": options.selector},
@@ -157,11 +157,11 @@ def demo_run_file(options: DemoOptions) -> str:
     }
     text = override(tomlkit.dumps(table), options.assignments, source="the demo's run file")
     run_file = parse_run_file(text, source="the demo's run file")
-    if run_file.count > options.clients:
+    if run_file.clients_per_round > options.clients:
         raise ConfigurationError(
-            f"{run_file.count} clients a round can't be chosen from {options.clients}; "
-            "lower --count or raise --clients",
-            count=run_file.count,
+            f"{run_file.clients_per_round} clients a round can't be chosen from {options.clients}; "
+            "lower --clients-per-round or raise --clients",
+            clients_per_round=run_file.clients_per_round,
             clients=options.clients,
         )
     for group, name in (

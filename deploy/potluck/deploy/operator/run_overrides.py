@@ -9,23 +9,27 @@ import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
 from potluck.common.errors import ConfigurationError
+from potluck.common.run_file.runfile import OLD_KEYS
+from potluck.common.settings.old_spelling import with_current_keys
 
 
 def override(text: str, assignments: Sequence[str], *, source: str) -> str:
     """Return the TOML `text` with each `KEY=VALUE` set; comments are kept.
 
     KEY may be dotted (`training.epochs`); VALUE is TOML (`3`, `true`, `["a", "b"]`), or else a
-    plain text. source: the file's name in errors. Raises ConfigurationError.
+    plain text. Old names of keys are replaced, with a warning. source: the file's name in errors.
+    Raises ConfigurationError.
     """
     if not assignments:
         return text
+    text = with_current_keys(text, OLD_KEYS)
     try:
         document = tomlkit.parse(text)
     except TOMLKitError as error:
         raise ConfigurationError(f"{source}: not valid TOML: {error}", source=source) from None
     for assignment in assignments:
         key, sign, value = assignment.partition("=")
-        parts = [part.strip() for part in key.split(".")]
+        parts = [part.strip() for part in with_current_keys(f"{key}=", OLD_KEYS)[:-1].split(".")]
         if not sign or not all(parts):
             raise ConfigurationError(
                 f"-o {assignment!r} is not KEY=VALUE; write it like -o training.epochs=3"

@@ -12,8 +12,10 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from potluck.common.errors import ConfigurationError
+from potluck.common.run_file.runfile import OLD_KEYS
 from potluck.common.settings.configuration import Settings, decode, toml_fault, validate
 from potluck.common.settings.configuration_errors import EXPERIMENT
+from potluck.common.settings.old_spelling import current_keys
 from potluck.experiments.presets import Assumption, Preset, preset_named
 
 Metric = Literal["accuracy", "worst_group_accuracy", "weighted_f1", "loss"]
@@ -192,6 +194,7 @@ def load_experiment(
         raise ConfigurationError(
             f"{path}: not valid TOML: {toml_fault(error)}", path=path
         ) from None
+    values = _with_current_names(values, source=str(path))
     shortened = values.pop("quick", None)
     if quick:
         if not isinstance(shortened, dict):
@@ -200,10 +203,48 @@ def load_experiment(
                 "when it is to be quick",
                 path=path,
             )
-        values = merged(values, shortened, replaced=("axes", "seeds"))
+        current = _with_current_names(shortened, source=f"{path}: [quick]")
+        values = merged(values, current, replaced=("axes", "seeds"))
     if seeds is not None:
         values["seeds"] = seeds
     return validate(ExperimentFile, values, source=str(path))
+
+
+def _with_current_names(values: Mapping[str, Any], *, source: str) -> dict[str, Any]:
+    """Return an experiment file's values with old names of a run file's keys replaced, in the base
+    run, in axes, and where the reading names an axis."""
+
+    def renamed(table: Any, names: Mapping[str, str] = OLD_KEYS) -> Any:
+        if not isinstance(table, dict):
+            return table
+        return current_keys(table, names, source=source)
+
+    found = dict(values)
+    axes = found.get("axes")
+    if "run" in found:
+        found["run"] = renamed(found["run"])
+    if not isinstance(axes, dict):
+        return found
+    varied = {old: new for old, new in OLD_KEYS.items() if isinstance(axes.get(old), list)}
+    found["axes"] = {
+        name: {key: renamed(each) for key, each in arms.items()} if isinstance(arms, dict) else arms
+        for name, arms in renamed(axes, varied).items()
+    }
+    reading = found.get("reading")
+    if varied and isinstance(reading, dict):
+        found["reading"] = _renamed_axes(reading, varied)
+    return found
+
+
+def _renamed_axes(reading: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Return a table [reading] with axes renamed. names: the new name of each old one."""
+    found = dict(reading)
+    for key in ("columns", "compared"):
+        if isinstance(found.get(key), str):
+            found[key] = names.get(found[key], found[key])
+    if isinstance(found.get("baseline"), dict):
+        found["baseline"] = {names.get(k, k): v for k, v in found["baseline"].items()}
+    return found
 
 
 def label(value: Any) -> str:

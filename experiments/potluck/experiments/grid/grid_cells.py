@@ -11,10 +11,12 @@ from typing import Any
 
 import tomlkit
 
+from potluck.common.disclosure import SumKind
 from potluck.common.errors import ConfigurationError
+from potluck.common.learning.step_by_step import UNSAFE_STEPWISE
 from potluck.common.learning.virtual_clock import VirtualClock
 from potluck.common.net.build_version import RELEASE
-from potluck.common.run_file.runfile import parse_run_file
+from potluck.common.run_file.runfile import OLD_KEYS, RunFile, parse_run_file
 from potluck.common.settings import plugins
 from potluck.common.task import Task
 from potluck.experiments.grid.definition import SEED, ExperimentFile, get, put
@@ -29,7 +31,7 @@ _WAITS = (
     "round.question_deadline_seconds",
     "round.grace_seconds",
     "profiles.deadline_seconds",
-    "roster_timeout_seconds",
+    "start_timeout_seconds",
 )
 
 
@@ -130,7 +132,7 @@ def _cell(
         raise ConfigurationError(
             f"{source}: task {name} does not say how many clients it has (an attribute `clients`)"
         )
-    complete["roster"] = clients
+    complete["expected_clients"] = clients
     run_file = tomlkit.dumps(complete)
     parsed = parse_run_file(run_file, source=source)
     draw_up(run_file, source=source)  # as the coordinator will
@@ -138,7 +140,7 @@ def _cell(
         plugins.check(plugins.OBJECTIVES, objective.name, objective.options)
     disclosure = {**experiment.disclosure, "simulation_seed": seed}
     identity = {
-        "run": parsed.model_dump(mode="json", exclude={"name"}),
+        "run": _with_digested_names(parsed),
         "clients": clients,
         "hosts": min(hosts, clients),
         "disclosure": disclosure,
@@ -155,3 +157,14 @@ def _cell(
         disclosure=disclosure,
         digest=hashlib.sha256(text.encode()).hexdigest()[:32],
     )
+
+
+def _with_digested_names(run: RunFile) -> dict[str, Any]:
+    """Return a run file's values as digests have them: under the names that they had first, so that
+    finished cells are found again."""
+    values = run.model_dump(mode="json", exclude={"name"})
+    for first, current in OLD_KEYS.items():
+        values[first] = values.pop(current)
+    if run.profiles.disclosure == UNSAFE_STEPWISE:
+        values["profiles"]["disclosure"] = SumKind.STEPWISE.value
+    return values

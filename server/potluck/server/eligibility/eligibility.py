@@ -126,7 +126,7 @@ class Eligibility:
                     "disclose a profile in time and can't be selected yet"
                 )
         left = [client for client in clients if client not in without]
-        needed = self.plan.run_file.round.needed(self.plan.run_file.count)
+        needed = self.plan.run_file.round.needed(self.plan.run_file.clients_per_round)
         if len(left) < needed:
             raise ScarceError(
                 f"round {action.round}: {len(left)} clients may be selected, at least {needed} are "

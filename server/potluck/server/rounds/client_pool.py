@@ -48,7 +48,7 @@ class ClientPool:
         self.given_up = ""
         """The reason why a run that never selected a cohort waits no longer."""
         self._last = _LONG_AGO  # until when a run waits that never selected a cohort
-        self._patience = _LONG_AGO  # until when clients that are away hold a selection up
+        self._returning_until = _LONG_AGO  # until when clients that are away hold a selection up
         self._pause = _LONG_AGO
         self._refused: set[str] = set()  # came too late
         self._short = False  # too few attended when it was last looked
@@ -56,7 +56,7 @@ class ClientPool:
     def start(self, now: float) -> None:
         """Start the run, or resume it after a restart; give its earlier clients time to
         reconnect."""
-        self._last = now + self.rules.roster_timeout_seconds
+        self._last = now + self.rules.start_timeout_seconds
         self._expect_everybody(now)
 
     def begin(self, now: float, pause: float = 0.0) -> None:
@@ -66,14 +66,14 @@ class ClientPool:
         limited, so a federation in which some client always disconnects still continues.
         """
         self._pause = now + pause
-        self._patience = max(self._patience, now + 2 * self.rules.grace_seconds)
+        self._returning_until = max(self._returning_until, now + 2 * self.rules.grace_seconds)
 
     def _expect_everybody(self, now: float) -> None:
         """Wait for all clients of the roster: hosts that lost their connections together return
         singly."""
         if self.roster:
-            self._patience = now + max(REATTACH_SECONDS, self.rules.grace_seconds)
-            self.presence.expect(self.roster, self._patience)
+            self._returning_until = now + max(REATTACH_SECONDS, self.rules.grace_seconds)
+            self.presence.expect(self.roster, self._returning_until)
 
     def away(self) -> list[str]:
         """Return the disconnected clients of the roster, in its order, with their host if hosts
@@ -120,9 +120,10 @@ class ClientPool:
         """Return all connected clients, once they are as many as the run waits for; empty
         before."""
         attending = self.presence.attending
-        if not self.rules.roster:  # of a declared one, those that can't take part are met at least
+        if not self.rules.expected_clients:  # else those that can't take part count too
             attending = attending - self.left_out.troubles.keys()
-        quorum = self._quorum(attending, self.rules.roster or self.rules.count)
+        wanted = self.rules.expected_clients or self.rules.clients_per_round
+        quorum = self._quorum(attending, wanted)
         if quorum.suffices:
             return tuple(sorted(attending))
         self._wait_for_more(quorum, now)
@@ -145,8 +146,8 @@ class ClientPool:
             return ()
         returning = self.presence.returning(now)
         expected = [client for client in selectable if client in returning] if returning else []
-        if expected and now < self._patience:
-            until = min(max(returning[client] for client in expected), self._patience)
+        if expected and now < self._returning_until:
+            until = min(max(returning[client] for client in expected), self._returning_until)
             self._wait(f"waiting for {listed(expected)} to come back", until, quorum)
             return ()
         if quorum.suffices:
@@ -208,10 +209,10 @@ class ClientPool:
     def _wait_for_more(self, quorum: QuorumStatus, now: float) -> None:
         """Wait for more clients; a run that never selected a cohort gives up in the end."""
         if self.is_overdue(now):
-            attended = f"attended after {self.rules.roster_timeout_seconds:g} s"
+            attended = f"attended after {self.rules.start_timeout_seconds:g} s"
             self.given_up = (
-                f"{quorum.counted(attended)}; start more hosts, or lower `count` or `roster` in "
-                f"the run file{self._and_left_out()}"
+                f"{quorum.counted(attended)}; start more hosts, or lower `clients_per_round` or "
+                f"`expected_clients` in the run file{self._and_left_out()}"
             )
             return
         self._short = self.under_way

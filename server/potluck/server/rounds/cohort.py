@@ -86,8 +86,8 @@ class RoundCohort:
         """
         rules, chosen = self._rules, len(self.members)
         spared = sum(member.state is MemberState.SPARED for member in self.members.values())
-        everybody = chosen > rules.count + rules.policy.over_selection
-        return chosen - spared if everybody else min(rules.count, chosen - spared)
+        everybody = chosen > rules.clients_per_round + rules.policy.over_selection
+        return chosen - spared if everybody else min(rules.clients_per_round, chosen - spared)
 
     @property
     def needed(self) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from potluck.common.errors import ConfigurationError, PluginError
-from potluck.common.learning.step_by_step import LEAKS, PROTOCOL
+from potluck.common.learning.step_by_step import LEAKS, UNSAFE_STEPWISE
 from potluck.common.run_file.run_settings import PluginTable
 from potluck.common.run_file.runfile import RunFile
 from potluck.common.settings import plugins
@@ -69,9 +69,9 @@ def _check_plain(run_file: RunFile, *, source: str) -> None:
 def _leaks(run_file: RunFile) -> Sequence[str]:
     """List what the run's disclosure settings reveal, if that is more than they suggest."""
     masks = (f"secure_aggregation: {CLAIM}",) if run_file.secure_aggregation else ()
-    if run_file.profiles.disclosure != PROTOCOL:
+    if run_file.profiles.disclosure != UNSAFE_STEPWISE:
         return masks
-    return (*masks, *(f'profiles.disclosure = "{PROTOCOL}": {leak}' for leak in LEAKS))
+    return (*masks, *(f'profiles.disclosure = "{UNSAFE_STEPWISE}": {leak}' for leak in LEAKS))
 
 
 def _keeps(run_file: RunFile) -> bool:
@@ -95,24 +95,24 @@ def by_protocol(selector: Selector, run_file: RunFile, *, source: str) -> Select
     if found is None:
         raise ConfigurationError(
             f"{source}: selector {run_file.selector.name} has no procedure of sums and questions "
-            'at every step, which profiles.disclosure = "protocol" asks for; choose dc-real or '
-            "dc-balanced, or another disclosure",
+            f'at every step, which profiles.disclosure = "{UNSAFE_STEPWISE}" asks for; choose '
+            "dc-real or dc-balanced, or another disclosure",
             selector=run_file.selector.name,
         )
     if run_file.selector_limits.at_most_per:
         raise ConfigurationError(
-            f'{source}: selector_limits.at_most_per and profiles.disclosure = "protocol" do not go '
-            "together: a cohort beyond the limit is chosen again, and its sums can't be asked for "
-            "again; choose another disclosure, or no limit"
+            f"{source}: selector_limits.at_most_per does not work with profiles.disclosure = "
+            f'"{UNSAFE_STEPWISE}": a cohort beyond the limit is chosen again, and its sums can\'t '
+            "be asked for again; choose another disclosure, or remove the limit"
         )
-    first = run_file.count - found.added
+    first = run_file.clients_per_round - found.added
     least = run_file.profiles.sum_hosts
     if first < least:
         raise ConfigurationError(
-            f"{source}: {first} of {run_file.count} clients are drawn at random, and secure sums "
-            f"are over {least} hosts (profiles.sum_hosts) or more; raise `count` or lower "
-            "selector.added",
-            count=run_file.count,
+            f"{source}: {first} of {run_file.clients_per_round} clients are drawn at random, and "
+            f"secure sums are over {least} hosts (profiles.sum_hosts) or more; raise "
+            "`clients_per_round` or lower selector.added",
+            clients_per_round=run_file.clients_per_round,
             first=first,
         )
     return found

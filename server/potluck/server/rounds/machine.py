@@ -259,7 +259,7 @@ class RoundMachine:
         self._stored_available = ()
         self._said_waiting = False
         self.phase = Phase.SELECTING
-        count = self.rules.count + self.rules.policy.over_selection
+        count = self.rules.clients_per_round + self.rules.policy.over_selection
         return [*actions, Select(self.round, self.attempt, available, count)]
 
     def _keep_waiting(self) -> list[Action]:

@@ -48,7 +48,7 @@ def masked_policy(run_file: RunFile) -> RoundPolicy:
     """The run's policy as masked rounds keep to it: with fewer updates than a sum needs there is no
     point in waiting, and a sum is tried so often and not more often."""
     needed = max(_quorum(run_file), run_file.masking.hosts)
-    share = min(1.0, needed / run_file.count)
+    share = min(1.0, needed / run_file.clients_per_round)
     return run_file.round.model_copy(
         update={
             "quorum": max(run_file.round.quorum, share),
@@ -64,30 +64,31 @@ def sum_suffices(hosts: Sequence[str], run_file: RunFile) -> bool:
     """
     known, masking = [host for host in hosts if host], run_file.masking
     quorum = complete_thresholds(known, masking.colluding_hosts).quorum
-    return len(set(known)) >= masking.fewest_hosts and quorum <= min(len(known), run_file.count)
+    cohort = min(len(known), run_file.clients_per_round)
+    return len(set(known)) >= masking.fewest_hosts and quorum <= cohort
 
 
 def _quorum(run_file: RunFile) -> int:
     """Return the quorum of a cohort with one client per host."""
-    cohort = run_file.count + run_file.round.over_selection
+    cohort = run_file.clients_per_round + run_file.round.over_selection
     hosts = [str(each) for each in range(cohort)]
     return complete_thresholds(hosts, run_file.masking.colluding_hosts).quorum
 
 
 def _check_sizes(run_file: RunFile) -> None:
-    masking, count = run_file.masking, run_file.count
+    masking, count = run_file.masking, run_file.clients_per_round
     cohort = count + run_file.round.over_selection
     if count < masking.hosts:
         raise ConfigurationError(
             f"a round of {count} clients can't be on {masking.hosts} hosts, as masking.hosts wants "
-            f"for secure aggregation; raise `count` to {masking.hosts} or more",
+            f"for secure aggregation; raise `clients_per_round` to {masking.hosts} or more",
             count=count,
             hosts=masking.hosts,
         )
     if cohort > COMPLETE_LIMIT:
         raise ConfigurationError(
             f"a round of {cohort} clients is too large for secure aggregation, which is made for "
-            f"{COMPLETE_LIMIT}; lower `count`",
+            f"{COMPLETE_LIMIT}; lower `clients_per_round`",
             count=cohort,
         )
     quorum = _quorum(run_file)

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Final
 
 from potluck.common.errors import ConfigurationError
-from potluck.common.learning.step_by_step import PROTOCOL
+from potluck.common.learning.step_by_step import UNSAFE_STEPWISE
 from potluck.common.run_file.run_settings import DirectionSettings
 from potluck.common.run_file.runfile import RunFile
 from potluck.common.settings.local_training import LocalTraining
@@ -155,14 +155,15 @@ class RunParts:
             return []
         selector = self.selector
         wanted = {*selector.needs, *selector.asks, *selector.reports}
-        if selector.wants_label_totals or self.run_file.profiles.disclosure == PROTOCOL:
+        stepwise = self.run_file.profiles.disclosure == UNSAFE_STEPWISE
+        if selector.wants_label_totals or stepwise:
             wanted.add(Signal.LABEL_COUNTS)
         return sorted(str(each) for each in wanted - self.trainer.capabilities)
 
     def _of_run_file(self) -> Mapping[Trait, object]:
         run_file, clock, model = self.run_file, self.run_file.virtual_clock, self.run_file.model
         spares = run_file.round.over_selection
-        cohort = run_file.count + spares
+        cohort = run_file.clients_per_round + spares
         objective = "objective" in run_file.model_fields_set
         return {
             Trait.OWN_TRAINER: self.trainer is not None,
@@ -289,7 +290,7 @@ HIDES: Final[Mapping[Trait, Mapping[Trait, str]]] = {
         "updates that are here are left out for their simulated seconds; remove "
         "virtual_clock.deadline_seconds and round.over_selection",
         Trait.LARGE_COHORT: "a cohort of {detail} and host_sums don't go together: sums are over "
-        f"{MOST_MEMBERS} at most; lower `count`",
+        f"{MOST_MEMBERS} at most; lower `clients_per_round`",
         Trait.SINGLE_UPDATES: f"{_SUMMED_STRATEGY}{{strategy}} looks at single updates, and the "
         f"coordinator gets sums of them{_AVERAGES}",
         Trait.OWN_TENSORS: f"{_SUMMED_STRATEGY}sums have all tensors of the model, and "

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from potluck.common.errors import ConfigurationError
 from potluck.common.learning.measures import MeasuredModel, own_trainer
-from potluck.common.learning.step_by_step import PROTOCOL
+from potluck.common.learning.step_by_step import UNSAFE_STEPWISE
 from potluck.common.learning.task_loading import make_task
 from potluck.common.learning.training import training_for
 from potluck.common.learning.triplet import triplet_settings_for
@@ -60,9 +60,9 @@ class RunPlan:
             policy = masked_policy(self.run_file)
         return RoundRules(
             rounds=self.run_file.rounds,
-            count=self.run_file.count,
-            roster=self.run_file.roster,
-            roster_timeout_seconds=self.run_file.roster_timeout_seconds,
+            clients_per_round=self.run_file.clients_per_round,
+            expected_clients=self.run_file.expected_clients,
+            start_timeout_seconds=self.run_file.start_timeout_seconds,
             policy=policy,
             hosts=self.run_file.masking.fewest_hosts if self.run_file.secure_aggregation else 0,
             evaluate_every=self.run_file.evaluation.every,
@@ -118,7 +118,7 @@ class RunPlan:
     def wants_label_totals(self) -> bool:
         """True if the selector needs the federation's label counts from a secure sum."""
         disclosure = self.run_file.profiles.disclosure
-        return self.selector.wants_label_totals and disclosure in ("noisy", PROTOCOL)
+        return self.selector.wants_label_totals and disclosure in ("noisy", UNSAFE_STEPWISE)
 
     def with_base(self, blake3: str) -> RunPlan:
         """Return the same run with the base of its model named by its digest.
@@ -147,12 +147,13 @@ def draw_up(
     Raises ConfigurationError or PluginError, naming the key, the value and what is installed.
     """
     run_file = parse_run_file(text, source=source)
-    if run_file.roster and run_file.count > run_file.roster:
+    if run_file.expected_clients and run_file.clients_per_round > run_file.expected_clients:
         raise ConfigurationError(
-            f"{source}: 'count' is {run_file.count}, but the roster has only {run_file.roster} "
-            "clients; lower `count` or raise `roster`",
-            count=run_file.count,
-            roster=run_file.roster,
+            f"{source}: 'clients_per_round' is {run_file.clients_per_round}, but "
+            f"'expected_clients' is only {run_file.expected_clients}; lower `clients_per_round` "
+            "or raise `expected_clients`",
+            clients_per_round=run_file.clients_per_round,
+            expected_clients=run_file.expected_clients,
         )
     task = make_task(
         run_file.task.name,
@@ -164,8 +165,8 @@ def draw_up(
     _check_parts(run_file, task, source)
     selector = run_file.selector
     choosing = plugins.create(Selector, selector.name, selector.options)
-    _check_roster(run_file, choosing, source)
-    if run_file.profiles.disclosure == PROTOCOL:
+    _check_selector(run_file, choosing, source)
+    if run_file.profiles.disclosure == UNSAFE_STEPWISE:
         choosing = by_protocol(choosing, run_file, source=source)
     strategy = plugins.create(Strategy, run_file.strategy.name, run_file.strategy.options)
     for signal in sorted(choosing.needs | strategy.needs_profiles):
@@ -201,33 +202,36 @@ def draw_up(
 def _check_parts(run_file: RunFile, task: Task, source: str) -> None:
     """Raise ConfigurationError if a task with data for a fixed number of clients has too few for
     the run."""
-    if task.clients and run_file.roster > task.clients:
+    if task.clients and run_file.expected_clients > task.clients:
         raise ConfigurationError(
-            f"{source}: 'roster' is {run_file.roster}, but task '{run_file.task.name}' has data "
-            f"for {task.clients} clients; lower `roster`, or raise `clients` of [task]",
+            f"{source}: 'expected_clients' is {run_file.expected_clients}, but task "
+            f"'{run_file.task.name}' has data for {task.clients} clients; lower "
+            "`expected_clients`, or raise `clients` of [task]",
             parts=task.clients,
-            roster=run_file.roster,
+            expected_clients=run_file.expected_clients,
         )
 
 
-def _check_roster(run_file: RunFile, selector: Selector, source: str) -> None:
-    """Raise ConfigurationError if the roster is larger than the selector's maximum."""
+def _check_selector(run_file: RunFile, selector: Selector, source: str) -> None:
+    """Raise ConfigurationError if more clients are expected than the selector's maximum."""
     most = selector.most_clients
-    if most is not None and run_file.roster > most:
+    if most is not None and run_file.expected_clients > most:
         raise ConfigurationError(
             f"{source}: selector {run_file.selector.name} compares all clients with one another "
-            f"and is made for up to {most:,} of them, and 'roster' is {run_file.roster:,}; choose "
-            "another selector or option, or a smaller roster",
+            f"and is made for up to {most:,} of them, and 'expected_clients' is "
+            f"{run_file.expected_clients:,}; choose another selector or option, or lower "
+            "`expected_clients`",
             selector=run_file.selector.name,
-            roster=run_file.roster,
+            expected_clients=run_file.expected_clients,
         )
 
 
 def _check_places(run_file: RunFile, strategy: Strategy, source: str) -> None:
-    """Raise ConfigurationError if roster or count is larger than the strategy's maximum."""
-    most, wanted = strategy.most_clients, max(run_file.roster, run_file.count)
+    """Raise ConfigurationError if the run has more clients than the strategy's maximum."""
+    expected, each_round = run_file.expected_clients, run_file.clients_per_round
+    most, wanted = strategy.most_clients, max(expected, each_round)
     if most is not None and wanted > most:
-        key = "roster" if run_file.roster == wanted else "count"
+        key = "expected_clients" if expected == wanted else "clients_per_round"
         raise ConfigurationError(
             f"{source}: strategy {run_file.strategy.name} has a place for each of {most} clients "
             f"with these options, and '{key}' is {wanted:,}; choose another strategy or options, "

@@ -35,15 +35,15 @@ def pretraining_run(run_id: str, run_file: RunFile, *, clients: int, at: datetim
     that round 1 repeats these batches for no client.
     """
     settings = run_file.profiles.triplet
-    count = run_file.count
+    count = run_file.clients_per_round
     if settings.pretraining_participation == "all":
-        count = max(count, run_file.roster, clients)
+        count = max(count, run_file.expected_clients, clients)
     digest = hashlib.sha256(f"{run_file.seed}/pre-training".encode()).digest()
     changed = run_file.model_copy(
         update={
             "name": f"{run_file.name[:60]} (pre-training)",
             "rounds": settings.pretraining_rounds,
-            "count": count,
+            "clients_per_round": count,
             "seed": int.from_bytes(digest[:8], "big") >> 1,
             "selector": PluginTable(name="uniform"),
             "strategy": PluginTable(name="fedavg"),

@@ -19,9 +19,9 @@ class RoundRules:
     """
 
     rounds: int
-    count: int
-    roster: int
-    roster_timeout_seconds: float
+    clients_per_round: int
+    expected_clients: int
+    start_timeout_seconds: float
     policy: RoundPolicy
     hosts: int = 0
     evaluate_every: int = 1
@@ -37,7 +37,7 @@ class RoundRules:
     @property
     def needed(self) -> int:
         """Minimum number of clients with which a round can start."""
-        return max(self.policy.needed(self.count), self.hosts)
+        return max(self.policy.needed(self.clients_per_round), self.hosts)
 
     def awaits_late(self, *, received: bool) -> bool:
         """Return whether an update that missed its round may still join a later one.

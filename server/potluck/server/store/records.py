@@ -107,7 +107,7 @@ class NewRun:
             run_file=text,
             created_at=at,
             rounds=run_file.rounds,
-            count=run_file.count,
+            count=run_file.clients_per_round,
             seed=run_file.seed,
             task=run_file.task.name,
             selector=run_file.selector.name,

@@ -98,7 +98,7 @@ def sum_terms(run_id: str, plan: RunPlan, kind: SumKind) -> SumTerms:
         least_hosts=profiles.sum_hosts,
         colluding_hosts=profiles.sum_colluding_hosts,
         stage_seconds=profiles.sum_stage_seconds,
-        epsilon=None if kind is SumKind.PROTOCOL else epsilon_of_sums(profiles),
+        epsilon=None if kind is SumKind.STEPWISE else epsilon_of_sums(profiles),
         sensitivity=1 if profiles.adjacency == "add-remove" else 2,
     )
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from potluck.common.disclosure import SumKind
 from potluck.common.errors import RunError
-from potluck.common.learning.step_by_step import PROTOCOL
+from potluck.common.learning.step_by_step import UNSAFE_STEPWISE
 from potluck.server.rounds.troubles import listed
 from potluck.server.store import SecureSum
 from potluck.server.sums.counts import SumOutcome
@@ -103,7 +103,7 @@ class LabelTotals(LabelSums):
 
     def _do_without(self, why: str) -> None:
         """Continue without a sum. Raises RunError if the selector has nothing else to steer by."""
-        if self._profiles.disclosure == PROTOCOL:
+        if self._profiles.disclosure == UNSAFE_STEPWISE:
             raise RunError(
                 f"no secure sum of label counts, and the target is nothing else: {why}; start a "
                 "run with dc-balanced, whose target is the same number of samples of each class"

@@ -1,7 +1,7 @@
-"""Secure sums that a selector asks for in the course of a selection (`disclosure = "protocol"`).
+"""Secure sums that a selector asks for in the course of a selection (`unsafe-stepwise`).
 
-Lives on the event loop. Only clients whose owner allows `protocol` take part, and only runs with
-that setting ask for them: differences of such sums reveal single clients' counts.
+Lives on the event loop. Only clients whose owner allows `unsafe-stepwise` take part, and only runs
+with that setting ask for them: differences of such sums reveal single clients' counts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from potluck.common.disclosure import SumKind
 from potluck.common.errors import RunError, StorageError
-from potluck.common.learning.step_by_step import PROTOCOL
+from potluck.common.learning.step_by_step import UNSAFE_STEPWISE
 from potluck.server.rounds.plan import RunPlan
 from potluck.server.selection import AskSum, Summed
 from potluck.server.store.records import AttemptKey, JsonObject
@@ -35,13 +35,13 @@ async def sum_at_step(
     Raises RunError in a run that has another mode.
     """
     mode = plan.run_file.profiles.disclosure
-    if mode != PROTOCOL:
+    if mode != UNSAFE_STEPWISE:
         raise RunError(
             f"selector '{plan.run_file.selector.name}' asks for sums at every step, and "
-            f"this run's profiles.disclosure is '{mode}', not '{PROTOCOL}'"
+            f"this run's profiles.disclosure is '{mode}', not '{UNSAFE_STEPWISE}'"
         )
     try:
-        terms = sum_terms(run_id, plan, SumKind.PROTOCOL)
+        terms = sum_terms(run_id, plan, SumKind.STEPWISE)
         outcome = await sums.sum_counts(terms, clients, present=present)
     except RunError as error:
         say(f"no sum over {len(clients)} selected clients: {error.message}", warning=True)
@@ -57,7 +57,7 @@ async def sum_at_step(
 
 def question_record(ask: AskSum) -> JsonObject:
     """A question for a sum."""
-    return {"kind": PROTOCOL, "sum": ask.rows.tolist()}
+    return {"kind": SumKind.STEPWISE.value, "sum": ask.rows.tolist()}
 
 
 def is_sum(question: JsonObject) -> bool:

@@ -73,7 +73,7 @@ class SumTerms:
     def inputs(self) -> str:
         """The same for sums that clients go into with what may be one input, over one set only;
         empty where they may go into any."""
-        if self.kind is SumKind.PROTOCOL or self.epsilon is not None:
+        if self.kind is SumKind.STEPWISE or self.epsilon is not None:
             return ""
         return f"updates of {self.model}" if self.kind is SumKind.UPDATE else "label counts"
 

@@ -162,9 +162,9 @@ TRAINED: list[rounds.Event] = [rounds.Reduced(), rounds.Evaluated(), rounds.Comm
 ATTEND: list[rounds.Event] = [rounds.Started(), rounds.Joined(("a", "b", "c"))]
 TWO_ROUNDS = RoundRules(
     rounds=2,
-    count=2,
-    roster=3,
-    roster_timeout_seconds=60,
+    clients_per_round=2,
+    expected_clients=3,
+    start_timeout_seconds=60,
     policy=RoundPolicy(quorum=1.0, attempts=2, over_selection=1),
 )
 

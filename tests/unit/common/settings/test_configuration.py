@@ -75,9 +75,9 @@ def test_a_file_of_nobody_is_told_in_a_line() -> None:
 
 
 def test_many_problems_are_counted() -> None:
-    wrong = "rounds = 0\ncount = 0\nroster = -1\nseed = -1\n[task]\nname = 'digits'\n"
-    with pytest.raises(ConfigurationError, match=r"'roster': .*; and 1 more$"):
-        parse_run_file(wrong, source="run.toml")
+    wrong = "rounds = 0\nclients_per_round = 0\nexpected_clients = -1\nseed = -1\n"
+    with pytest.raises(ConfigurationError, match=r"'expected_clients': .*; and 1 more$"):
+        parse_run_file(f"{wrong}[task]\nname = 'digits'\n", source="run.toml")
 
 
 def test_a_misspelt_key_is_guessed() -> None:
@@ -246,7 +246,7 @@ def test_a_port_that_there_is_not_is_refused(listen: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("count = true", "'count': must be a number, not true or false"),
+        ("clients_per_round = true", "'clients_per_round': must be a number, not true or false"),
         ("round.quorum = true", "'round.quorum': must be a number, not true or false"),
         ("profiles.epsilon = true", "'profiles.epsilon': must be a number, not true or false"),
         ("secure_aggregation = 1", "'secure_aggregation': must be true or false"),

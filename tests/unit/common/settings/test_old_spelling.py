@@ -9,9 +9,10 @@ from support.programs import run_program
 
 from potluck.client.config import example_config
 from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
-from potluck.common.run_file.runfile import RunFile, parse_run_file
+from potluck.common.errors import ConfigurationError
+from potluck.common.run_file.runfile import OLD_KEYS, RunFile, parse_run_file
 from potluck.common.settings.configuration import parse
-from potluck.common.settings.old_spelling import OldSpellingWarning
+from potluck.common.settings.old_spelling import OldSpellingWarning, with_current_keys
 
 
 def run_file(line: str) -> RunFile:
@@ -21,6 +22,7 @@ def run_file(line: str) -> RunFile:
 
 REPLACED = [
     ("disclosure", "dp-once", "noisy"),
+    ("disclosure", "protocol", "unsafe-stepwise"),
     ("triplet_mode", "ldp", "noisy"),
     ("triplet_mode", "plain", "exact"),
 ]
@@ -41,6 +43,47 @@ def test_an_old_word_of_a_policy_means_the_new_one(old: str, new: str) -> None:
     with pytest.warns(OldSpellingWarning, match=f'triplet = "{old}" is written triplet = "{new}"'):
         found = parse(DisclosurePolicy, f'triplet = "{old}"', source="host.toml")
     assert found == DisclosurePolicy(triplet="noisy" if new == "noisy" else "exact")
+
+
+def test_an_old_kind_of_sums_in_a_policy_means_the_new_one() -> None:
+    with pytest.warns(OldSpellingWarning, match='"protocol" is written sums = "unsafe-stepwise"'):
+        found = parse(DisclosurePolicy, 'sums = ["total", "protocol"]', source="host.toml")
+    assert found == DisclosurePolicy(sums=("total", "unsafe-stepwise"))
+    assert found.of_sums.disclosures == {"total", "protocol"}  # as messages name them
+
+
+RENAMED = [
+    ("count", "clients_per_round", 4),
+    ("roster", "expected_clients", 12),
+    ("roster_timeout_seconds", "start_timeout_seconds", 5.0),
+]
+TASK = '[task]\nname = "digits"\n'
+
+
+@pytest.mark.parametrize(("old", "new", "value"), RENAMED)
+def test_an_old_key_of_a_run_file_means_the_new_one(old: str, new: str, value: float) -> None:
+    with pytest.warns(OldSpellingWarning) as noticed:
+        found = parse_run_file(f"{old} = {value}\n{TASK}", source="run.toml")
+    assert found == parse_run_file(f"{new} = {value}\n{TASK}", source="run.toml")
+    assert getattr(found, new) == value
+    assert [str(each.message) for each in noticed] == [
+        f"'{old}' is written '{new}' now; the old key is accepted until 0.2"
+    ]
+
+
+def test_a_key_under_both_names_is_refused() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        parse_run_file(f"count = 4\nclients_per_round = 5\n{TASK}", source="run.toml")
+    assert caught.value.message == (
+        "run.toml: 'count' is the old name of 'clients_per_round', and both are set; remove 'count'"
+    )
+
+
+def test_old_keys_in_a_text_are_renamed_above_its_first_table() -> None:
+    text = "# few\ncount = 4  # of 9\n[selector]\nname = 'mine'\ncount = 2\n"
+    with pytest.warns(OldSpellingWarning):
+        found = with_current_keys(text, OLD_KEYS)
+    assert found == text.replace("count = 4", "clients_per_round = 4")
 
 
 def test_the_new_words_are_the_defaults() -> None:

@@ -10,7 +10,9 @@ import typer
 from support.populations import table_6
 
 from potluck.common.process.command_line import exit_code_of
+from potluck.common.settings.old_spelling import OldSpellingWarning
 from potluck.common.settings.plugins import SELECTORS, installed
+from potluck.deploy.commands.old_options import CommandWithOldOptions
 from potluck.deploy.commands.select_command import select
 
 SIX = [[10, 0, 0], [0, 10, 0], [5, 5, 0], [0, 0, 4], [2, 2, 2], [0, 3, 7]]
@@ -23,7 +25,7 @@ Write = Callable[[Any], Path]
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
     """Runs the command; returns exit code, standard output, standard error."""
     app = typer.Typer()
-    app.command()(select)
+    app.command(cls=CommandWithOldOptions)(select)
 
     def play(*arguments: object) -> tuple[int, str, str]:
         texts = [str(argument) for argument in arguments]
@@ -73,7 +75,7 @@ def waterbirds() -> dict[str, Any]:
 def test_one_json_object_per_round(run: Run, write: Write) -> None:
     code, out, err = run(
         "--selector", "fedentopt", "--profiles", write(histograms()),
-        "--rounds", 3, "--count", 2, "--seed", 5, "-o", "buffer=4", "--json",
+        "--rounds", 3, "--clients-per-round", 2, "--seed", 5, "-o", "buffer=4", "--json",
     )  # fmt: skip
     assert (code, err) == (0, "")
     lines = [json.loads(line) for line in out.splitlines()]
@@ -97,7 +99,7 @@ def test_the_same_seed_prints_the_same(run: Run, write: Write) -> None:
         path,
         "--rounds",
         4,
-        "--count",
+        "--clients-per-round",
         9,
         "--json",
     )
@@ -105,10 +107,23 @@ def test_the_same_seed_prints_the_same(run: Run, write: Write) -> None:
     assert run(*command, "--seed", 1) != run(*command, "--seed", 2)
 
 
+@pytest.mark.parametrize("old", [("--count", 2), ("--count=2",)])
+def test_the_old_name_of_an_option_is_accepted_with_a_warning(
+    run: Run, write: Write, old: tuple[object, ...]
+) -> None:
+    command = ("--selector", "fedentopt", "--profiles", write(histograms()), "--json")
+    with pytest.warns(OldSpellingWarning) as noticed:
+        found = run(*command, *old)
+    assert found == run(*command, "--clients-per-round", 2)
+    assert [str(each.message) for each in noticed] == [
+        "--count is written --clients-per-round now; the old option is accepted until 0.2"
+    ]
+
+
 def test_options_reach_the_selector(run: Run, write: Write) -> None:
     code, out, _ = run(
-        "--selector", "feddiverse", "--profiles", write(waterbirds()), "--rounds", 1, "--count", 9,
-        "-o", "rotation=triplet", "-o", "cross_product=signed", "--json",
+        "--selector", "feddiverse", "--profiles", write(waterbirds()), "--rounds", 1,
+        "--clients-per-round", 9, "-o", "rotation=triplet", "-o", "cross_product=signed", "--json",
     )  # fmt: skip
     reasons = list(json.loads(out)["reasons"].values())
     assert (code, reasons[::3]) == (0, ["sc-weighted", "ci-weighted", "ai-weighted"])
@@ -124,14 +139,24 @@ def test_every_selector_runs_offline(run: Run, write: Write, selector: str) -> N
     for client in profiles["clients"]:
         client["label_counts"] = [sum(row) for row in client["interaction_matrix"]]
     code, out, err = run(
-        "--selector", selector, "--profiles", write(profiles), "--rounds", 2, "--count", 7, "--json"
+        "--selector",
+        selector,
+        "--profiles",
+        write(profiles),
+        "--rounds",
+        2,
+        "--clients-per-round",
+        7,
+        "--json",
     )
     assert (code, err) == (0, "")
     assert [len(set(json.loads(line)["cohort"])) for line in out.splitlines()] == [7, 7]
 
 
 def test_people_get_a_table(run: Run, write: Write) -> None:
-    code, out, _ = run("--selector", "kl", "--profiles", write(histograms()), "--count", 2)
+    code, out, _ = run(
+        "--selector", "kl", "--profiles", write(histograms()), "--clients-per-round", 2
+    )
     assert code == 0
     assert out.split()[:3] == ["round", "client", "why"]
     assert "most samples" in out
@@ -139,7 +164,14 @@ def test_people_get_a_table(run: Run, write: Write) -> None:
 
 def test_a_picture_comes_along(run: Run, write: Write, tmp_path: Path) -> None:
     picture = tmp_path / "selection.png"
-    command = ("--selector", "feddiverse", "--profiles", write(waterbirds()), "--count", 9)
+    command = (
+        "--selector",
+        "feddiverse",
+        "--profiles",
+        write(waterbirds()),
+        "--clients-per-round",
+        9,
+    )
     code, out, _ = run(*command, "--rounds", 3, "--json", "--plot", picture)
     assert code == 0
     assert len(out.splitlines()) == 3
@@ -148,18 +180,24 @@ def test_a_picture_comes_along(run: Run, write: Write, tmp_path: Path) -> None:
 
 def test_more_than_there_are_takes_all_and_says_so(run: Run, write: Write) -> None:
     code, out, err = run(
-        "--selector", "uniform", "--profiles", write(histograms()), "--count", 9, "--json"
+        "--selector",
+        "uniform",
+        "--profiles",
+        write(histograms()),
+        "--clients-per-round",
+        9,
+        "--json",
     )
     assert code == 0
     assert len(json.loads(out)["cohort"]) == 6
-    assert "--count is 9" in err
+    assert "--clients-per-round is 9" in err
     assert "6 clients" in err
 
 
 def test_only_an_id_is_required(run: Run, write: Write) -> None:
     path = write({"classes": 2, "clients": [{"id": "a"}, {"id": "b"}]})
-    assert run("--selector", "uniform", "--profiles", path, "--count", 1)[0] == 0
-    code, _, err = run("--selector", "feddiverse", "--profiles", path, "--count", 1)
+    assert run("--selector", "uniform", "--profiles", path, "--clients-per-round", 1)[0] == 0
+    code, _, err = run("--selector", "feddiverse", "--profiles", path, "--clients-per-round", 1)
     assert code == 1
     assert "needs the triplet" in err
 
@@ -167,7 +205,9 @@ def test_only_an_id_is_required(run: Run, write: Write) -> None:
 def test_some_clients_may_lack_a_profile(run: Run, write: Write) -> None:
     profiles = histograms()
     profiles["clients"].append({"id": "late"})
-    code, out, _ = run("--selector", "kl", "--profiles", write(profiles), "--count", 7, "--json")
+    code, out, _ = run(
+        "--selector", "kl", "--profiles", write(profiles), "--clients-per-round", 7, "--json"
+    )
     line = json.loads(out)
     assert (code, line["cohort"][-1]) == (0, "late")
 
@@ -179,7 +219,15 @@ def test_degenerate_profiles_are_no_error(run: Run, write: Write, kind: str) -> 
     path = write({"classes": 2, "clients": clients})
     for selector in ("feddiverse", "fedentopt", "dc-balanced", "kl"):
         code, out, _ = run(
-            "--selector", selector, "--profiles", path, "--count", 6, "--rounds", 3, "--json"
+            "--selector",
+            selector,
+            "--profiles",
+            path,
+            "--clients-per-round",
+            6,
+            "--rounds",
+            3,
+            "--json",
         )
         assert code == 0
         assert [len(json.loads(line)["cohort"]) for line in out.splitlines()] == [6, 6, 6]
@@ -223,7 +271,9 @@ def with_client(**fields: Any) -> dict[str, Any]:
 def test_bad_files_are_refused_naming_the_place(
     run: Run, write: Write, content: Any, message: str
 ) -> None:
-    code, out, err = run("--selector", "uniform", "--profiles", write(content), "--count", 1)
+    code, out, err = run(
+        "--selector", "uniform", "--profiles", write(content), "--clients-per-round", 1
+    )
     assert (code, out) == (1, "")
     assert message in err
     assert "profiles.json" in err
@@ -231,13 +281,17 @@ def test_bad_files_are_refused_naming_the_place(
 
 
 def test_a_count_that_can_not_be(run: Run, write: Write) -> None:
-    code, _, err = run("--selector", "uniform", "--profiles", write(histograms()), "--count", 0)
+    code, _, err = run(
+        "--selector", "uniform", "--profiles", write(histograms()), "--clients-per-round", 0
+    )
     assert code == 2
-    assert "'--count': must be greater than or equal to 1; see `" in err
+    assert "'--clients-per-round': must be greater than or equal to 1; see `" in err
 
 
 def test_a_missing_file(run: Run, tmp_path: Path) -> None:
-    code, _, err = run("--selector", "uniform", "--profiles", tmp_path / "none", "--count", 1)
+    code, _, err = run(
+        "--selector", "uniform", "--profiles", tmp_path / "none", "--clients-per-round", 1
+    )
     assert code == 1
     assert "No such file" in err
 
@@ -258,7 +312,14 @@ def test_bad_options_list_the_valid_ones(
     run: Run, write: Write, selector: str, option: str, message: str
 ) -> None:
     code, out, err = run(
-        "--selector", selector, "--profiles", write(histograms()), "--count", 1, "-o", option
+        "--selector",
+        selector,
+        "--profiles",
+        write(histograms()),
+        "--clients-per-round",
+        1,
+        "-o",
+        option,
     )
     assert (code, out) == (1, "")
     assert message in err
@@ -267,7 +328,14 @@ def test_bad_options_list_the_valid_ones(
 def test_too_many_subsets(run: Run, write: Write) -> None:
     path = write(histograms(SIX * 20))
     code, _, err = run(
-        "--selector", "dc-exhaustive", "--profiles", path, "--count", 20, "-o", "added=10"
+        "--selector",
+        "dc-exhaustive",
+        "--profiles",
+        path,
+        "--clients-per-round",
+        20,
+        "-o",
+        "added=10",
     )
     assert code == 1
     assert "46897636623981 ways, more than 10^8" in err

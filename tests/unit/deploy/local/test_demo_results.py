@@ -189,7 +189,7 @@ def test_clients_are_split_over_hosts_in_order(clients: int, hosts: int, sizes: 
     ("changes", "message"),
     [
         ({"count": 25}, "25 clients a round can't be chosen from 24"),
-        ({"assignments": ["count=30"]}, "30 clients a round"),
+        ({"assignments": ["clients_per_round=30"]}, "30 clients a round"),
         ({"assignments": ["round.deadline=3"]}, r"unknown key 'round\.deadline'"),
     ],
 )
@@ -215,7 +215,7 @@ def test_the_files_of_a_demo_are_those_of_a_real_federation(tmp_path: Path) -> N
     folder = tmp_path / "demo"
     files = write_demo_files(folder, options(assignments=["training.epochs=2"]), 7443)
     run_file = parse_run_file(files.run_file, source="run.toml")
-    assert (run_file.roster, run_file.training) == (24, {"epochs": 2})
+    assert (run_file.expected_clients, run_file.training) == (24, {"epochs": 2})
     assert (folder / "run.toml").read_text() == files.run_file
     hosts = [load_config(path, {}) for path in files.hosts]
     assert [host.clients for host in hosts] == [

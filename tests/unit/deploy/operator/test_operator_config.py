@@ -125,3 +125,11 @@ def test_overrides_that_make_no_sense_are_refused(assignment: str, message: str)
 def test_overrides_of_what_is_no_toml_name_the_file() -> None:
     with pytest.raises(ConfigurationError, match=r"run\.toml: not valid TOML"):
         override("rounds = = 3", ["rounds=1"], source="run.toml")
+
+
+@pytest.mark.parametrize("key", ["count", "clients_per_round"])
+@pytest.mark.parametrize("assigned", ["count", "clients_per_round"])
+@pytest.mark.filterwarnings("ignore::potluck.common.settings.old_spelling.OldSpellingWarning")
+def test_an_assignment_replaces_a_value_under_its_old_name_too(key: str, assigned: str) -> None:
+    changed = override(f"{key} = 3  # few\n", [f"{assigned}=4"], source="run.toml")
+    assert changed == "clients_per_round = 4 # few\n"

@@ -50,7 +50,7 @@ class Scene:
 
 
 async def scene(run_file: str = "", **collected: Any) -> Scene:
-    plan = draw_up(f'count = 2\n[task]\nname = "digits"\n{run_file}', source="test")
+    plan = draw_up(f'clients_per_round = 2\n[task]\nname = "digits"\n{run_file}', source="test")
     asked, said, roster = Asked(Collected(**collected)), list[str](), RunRoster("abcd")
 
     async def in_store(_call: Callable[[Store], Any]) -> Any:

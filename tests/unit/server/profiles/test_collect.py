@@ -28,7 +28,7 @@ AT = datetime(2026, 5, 4, 12, tzinfo=UTC)
 
 
 def plan() -> RunPlan:
-    text = 'count = 2\n[task]\nname = "digits"\n[selector]\nname = "fedentopt"\n'
+    text = 'clients_per_round = 2\n[task]\nname = "digits"\n[selector]\nname = "fedentopt"\n'
     return draw_up(text + "[profiles]\nepsilon = 1.0\nadjacency = 'replace'\n", source="test")
 
 

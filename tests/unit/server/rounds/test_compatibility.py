@@ -61,11 +61,13 @@ def test_a_roster_too_large_to_compare_all_is_refused_before_the_run(
 ) -> None:
     def text(roster: int) -> str:
         task = f'[task]\nname = "digits"\nclients = {roster}\n'
-        return f"roster = {roster}\n{task}[selector]\n{selector}\n"
+        return f"expected_clients = {roster}\n{task}[selector]\n{selector}\n"
 
     draw_up(text(most or 100_000), source="run file")
     if most is not None:
-        with pytest.raises(ConfigurationError, match=f"up to {most:,} of them, and 'roster' is"):
+        with pytest.raises(
+            ConfigurationError, match=f"up to {most:,} of them, and 'expected_clients' is"
+        ):
             draw_up(text(most + 1), source="run file")
 
 
@@ -143,7 +145,7 @@ def test_passes_of_each_client_do_not_go_with_counted_steps() -> None:
         ),
         (
             '[strategy]\nname = "rhfl-logits"\nclients = 8\n',
-            "rhfl-logits has a place for each of 8 clients with these options, and 'count' is 9",
+            "has a place for each of 8 clients with these options, and 'clients_per_round' is 9",
         ),
         (
             '[strategy]\nname = "rhfl-logits"\nclients = 65\n',
@@ -229,15 +231,15 @@ def test_strategies_that_look_at_single_updates_are_refused_masked_ones(name: st
         draw_up(text, source="run file")
 
 
-PROTOCOL = '[profiles]\ndisclosure = "protocol"\n'
+STEPWISE = '[profiles]\ndisclosure = "unsafe-stepwise"\n'
 
 
 def test_steps_by_protocol_are_for_selectors_that_have_them() -> None:
-    text = f'count = 12\n{TASK}[selector]\nname = "dc-balanced"\n{PROTOCOL}'
+    text = f'clients_per_round = 12\n{TASK}[selector]\nname = "dc-balanced"\n{STEPWISE}'
     plan = draw_up(text, source="run file")
     assert not plan.selector.needs
     assert any("a client that tells 0 is selected every time" in each for each in plan.remarks)
     with pytest.raises(ConfigurationError, match="selector fedentopt has no procedure of sums"):
         draw_up(text.replace("dc-balanced", "fedentopt"), source="run file")
     with pytest.raises(ConfigurationError, match="4 of 9 clients are drawn at random"):
-        draw_up(text.replace("count = 12", "count = 9"), source="run file")
+        draw_up(text.replace("clients_per_round = 12", "clients_per_round = 9"), source="run file")

@@ -109,7 +109,7 @@ def test_it_goes_on_after_a_restart() -> None:
 
 
 RUN = """
-count = 2
+clients_per_round = 2
 [task]
 name = "digits"
 [round]

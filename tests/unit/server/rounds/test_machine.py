@@ -92,9 +92,9 @@ def make_machine(line: str) -> RoundMachine:
         )
     rules = RoundRules(
         rounds=int(values.pop("rounds", "2")),
-        count=int(values.pop("count", "2")),
-        roster=int(values.pop("roster", "3")),
-        roster_timeout_seconds=float(values.pop("timeout", "300")),
+        clients_per_round=int(values.pop("count", "2")),
+        expected_clients=int(values.pop("roster", "3")),
+        start_timeout_seconds=float(values.pop("timeout", "300")),
         policy=RoundPolicy.model_validate(policy),
         hosts=int(values.pop("hosts", "0")),
         evaluate_every=int(values.pop("evaluate_every", "1")),
@@ -169,9 +169,9 @@ def test_whatever_happens_a_run_ends_or_waits_for_something(data: st.DataObject)
     )
     rules = RoundRules(
         rounds=2,
-        count=3,
-        roster=4,
-        roster_timeout_seconds=20,
+        clients_per_round=3,
+        expected_clients=4,
+        start_timeout_seconds=20,
         policy=policy,
         simulated=data.draw(st.booleans()),
         simulated_deadline=5.0,

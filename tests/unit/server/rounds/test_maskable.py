@@ -48,10 +48,18 @@ MASKED = "secure_aggregation = true\n"
         ("", "[transport.up]\ndelta = true\n", "transport.up and secure aggregation"),
         ("", "[transport.up]\ncompress = true\n", "masks don't compress"),
         ("", "[virtual_clock]\nenabled = true\n", "the simulated seconds .* tell its number"),
-        ("count = 4\n", "", "a round of 4 clients can't be on 5 hosts"),
-        ("count = 9\n", "[masking]\nhosts = 10\n", "a round of 9 clients can't be on 10 hosts"),
-        ("count = 129\n", "", "too large for secure aggregation, which is made for 128"),
-        ("count = 6\n", "[round]\nover_selection = 6\n", "of 12 clients 8 must stay"),
+        ("clients_per_round = 4\n", "", "a round of 4 clients can't be on 5 hosts"),
+        (
+            "clients_per_round = 9\n",
+            "[masking]\nhosts = 10\n",
+            "a round of 9 clients can't be on 10 hosts",
+        ),
+        (
+            "clients_per_round = 129\n",
+            "",
+            "too large for secure aggregation, which is made for 128",
+        ),
+        ("clients_per_round = 6\n", "[round]\nover_selection = 6\n", "of 12 clients 8 must stay"),
         ("", '[selector]\nname = "everyone"\n', "everyone has all clients train in a round"),
         ("", "[masking]\ncolluding_hosts = 9\n", "lower round.over_selection or masking.colluding"),
         (

@@ -25,7 +25,7 @@ def plan(*lines: str) -> RunPlan:
             "virtual_clock and host_sums",
         ),
         ("virtual_clock.enabled = true\nround.over_selection = 1", "virtual_clock and host_sums"),
-        ("count = 65530\nround.over_selection = 7", "a cohort of 65537 and host_sums"),
+        ("clients_per_round = 65530\nround.over_selection = 7", "a cohort of 65537 and host_sums"),
         ('strategy.name = "median"', "strategy median and host_sums.*single updates"),
         ('strategy.name = "clipped-mean"\nstrategy.clip = 1.0', "clipped-mean and host_sums"),
         ('strategy.name = "lora-stacking"', "lora-stacking"),

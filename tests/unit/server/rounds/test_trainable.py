@@ -11,6 +11,7 @@ from potluck.server.rounds.plan import draw_up
 
 PLUGINS = Path(__file__).parents[3] / "support" / "trainer_plugins"
 TASK = '[task]\nname = "line"\n'
+STEPWISE = '[profiles]\ndisclosure = "unsafe-stepwise"\n'
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +29,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
         ('[selector]\nname = "feddiverse"\n', "selector feddiverse asks clients for"),
         ('[selector]\nname = "flash"\n', "selector flash asks clients for context, which"),
         (
-            'count = 12\n[selector]\nname = "dc-balanced"\n[profiles]\ndisclosure = "protocol"\n',
+            f'clients_per_round = 12\n[selector]\nname = "dc-balanced"\n{STEPWISE}',
             "selector dc-balanced asks clients for label_counts",
         ),
         (

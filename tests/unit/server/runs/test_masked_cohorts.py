@@ -20,7 +20,9 @@ from potluck.server.runs.selecting import Selecting
 from potluck.server.selection import Rows, Selection, SelectionContext
 from potluck.server.store import Store
 
-MASKED = 'count = 10\nsecure_aggregation = true\n[task]\nname = "digits"\nclients = 12\n'
+MASKED = (
+    'clients_per_round = 10\nsecure_aggregation = true\n[task]\nname = "digits"\nclients = 12\n'
+)
 
 
 @dataclass

@@ -13,7 +13,9 @@ from potluck.server.runs.commit import _outcome
 from potluck.server.store import Store
 from potluck.server.store.records import UpdateRow
 
-RUN_FILE = 'count = 4\n[task]\nname = "digits"\nclients = 4\n[selector]\nname = "oort"\n'
+RUN_FILE = (
+    'clients_per_round = 4\n[task]\nname = "digits"\nclients = 4\n[selector]\nname = "oort"\n'
+)
 
 
 def update(loss: float, utility: float) -> UpdateRow:

@@ -28,7 +28,7 @@ from potluck.server.store.records import (
 
 AT = datetime(2026, 5, 4, 12, tzinfo=UTC)
 RUN_FILE = """\
-count = 2
+clients_per_round = 2
 [selector]
 name = "fedentopt"
 [profiles]

@@ -82,7 +82,7 @@ async def test_ten_thousand_sums_leave_invitations_as_small(tmp_path: Path) -> N
         assert len(store.certificates(terms().inputs, limit=2 * MANY)) == MANY
         assert await invitation(store, terms()) == after_eight
         assert await invitation(store, terms(epsilon=1.0)) == before
-        assert await invitation(store, terms(kind=SumKind.PROTOCOL)) == before
+        assert await invitation(store, terms(kind=SumKind.STEPWISE)) == before
 
 
 async def test_certificates_are_of_the_same_inputs_and_of_some_of_the_clients(

@@ -17,7 +17,7 @@ class LabelDistance(Question):
 
     The answer of clients in the DC procedure as its paper has it (Düsing and Cimiano §3). active,
     target: a whole number for each class, separated by spaces. The answer has no noise and
-    discloses the client's counts: only hosts whose owner allows `protocol` sums give it.
+    discloses the client's counts: only hosts whose owner allows `unsafe-stepwise` sums give it.
     """
 
     def __init__(self, *, active: str, target: str) -> None:

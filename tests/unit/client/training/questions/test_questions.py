@@ -99,11 +99,11 @@ def test_an_owner_says_which_questions_are_answered() -> None:
 
 
 def test_distances_are_told_only_where_the_owner_allows_the_protocol() -> None:
-    with pytest.raises(DisclosureRefusedError, match='"protocol" is not among `sums`'):
+    with pytest.raises(DisclosureRefusedError, match='"unsafe-stepwise" is not among `sums`'):
         check_question(DisclosurePolicy(), "a", "label-distance")
-    check_question(DisclosurePolicy(sums=("total", "protocol")), "a", "label-distance")
+    check_question(DisclosurePolicy(sums=("total", "unsafe-stepwise")), "a", "label-distance")
     listed = DisclosurePolicy(questions=("label-distance",))
-    with pytest.raises(DisclosureRefusedError, match='"protocol" is not among `sums`'):
+    with pytest.raises(DisclosureRefusedError, match='"unsafe-stepwise" is not among `sums`'):
         check_question(listed, "a", "label-distance")
 
 
