@@ -38,7 +38,7 @@ def masked(count: int = CLIENTS, **changes: str) -> str:
     return "\n".join(
         [
             "secure_aggregation = true\nrounds = 1",
-            f"clients_per_round = {count}\nroster = {CLIENTS}",
+            f"clients_per_round = {count}\nexpected_clients = {CLIENTS}",
             f'task = {{name = "digits", clients = {CLIENTS}}}',
             "masking = {stage_seconds = 20.0}",
             "round = {deadline_seconds = 60.0, attempts = 1}",

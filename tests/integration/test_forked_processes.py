@@ -72,7 +72,8 @@ asyncio.run(main(Path(sys.argv[1]), sys.argv[2]))
 
 
 def test_forked_processes_end_with_a_fork_server_that_is_killed(tmp_path: Path) -> None:
-    run_file = 'expected_clients = 1\ncount = 1\nrounds = 1\n[task]\nname = "digits"\nclients = 1\n'
+    sizes = "expected_clients = 1\nclients_per_round = 1\nrounds = 1\n"
+    run_file = f'{sizes}[task]\nname = "digits"\nclients = 1\n'
     with reserved_port() as port:  # no process listens there
         machines = Machines(clients=1, hosts=1)
         files = write_federation_files(tmp_path / "files", run_file, machines, port)

@@ -111,7 +111,7 @@ async def test_metrics_of_a_run_without_them_have_no_new_names(tmp_path: Path) -
     async with sum_federation(members, tmp_path) as federation:
         await federation.start(disclosure=WILLING)
         row = await federation.finished(
-            "rounds = 1\ncount = 2\nroster = 2\n"
+            "rounds = 1\nclients_per_round = 2\nexpected_clients = 2\n"
             'task = {name = "digits", clients = 2, held_out = 0.3, central_test = false}\n'
         )
         [entry] = await federation.coordinator.store.call(lambda store: store.rounds(row.run_id))

@@ -39,7 +39,7 @@ from potluck.server.store.records import LateRow, LateState, Provenance
 from potluck.server.watching.feed import committed_round_message, run_status
 
 KEPT = Path(__file__).parent / "shown_rounds.json"
-FILE = 'rounds = 3\ncount = 3\nseed = 7\n[task]\nname = "digits"\n'
+FILE = 'rounds = 3\nclients_per_round = 3\nseed = 7\n[task]\nname = "digits"\n'
 OWN = {"near": Measure(label="near share", unit="share", higher_is_better=True)}
 COMPARED = (
     "wire",

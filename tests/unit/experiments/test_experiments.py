@@ -296,7 +296,7 @@ def rounds(*accuracies: float | None, included: int = 2) -> list[RoundResult]:
 
 def ran(selector: str) -> str:
     return (
-        'rounds = 2\ncount = 2\ntask = {name = "digits", clients = 6}\n'
+        'rounds = 2\nclients_per_round = 2\ntask = {name = "digits", clients = 6}\n'
         f'selector = {{name = "{selector}"}}\n'
     )
 

@@ -10,8 +10,9 @@ import pytest
 
 from potluck.common.errors import ConfigurationError, PluginError
 from potluck.common.run_file.run_settings import RoundPolicy
-from potluck.common.run_file.runfile import RunFile
+from potluck.common.run_file.runfile import OLD_KEYS, RunFile
 from potluck.common.settings.local_training import LocalTraining
+from potluck.common.settings.old_spelling import OldSpellingWarning
 from potluck.common.trainer import Measure
 from potluck.federation import Federation
 from potluck.federation.run_settings_text import checked_text, run_table
@@ -21,7 +22,15 @@ from potluck.integrations.adapters.script import script_task
 
 def test_every_key_of_a_run_file_is_an_argument() -> None:
     arguments = list(inspect.signature(Federation.run).parameters)
-    assert set(arguments) == {"self", "run_file", *RunFile.model_fields}
+    assert set(arguments) == {"self", "run_file", *RunFile.model_fields, *OLD_KEYS}
+
+
+@pytest.mark.parametrize(("old", "new"), OLD_KEYS.items())
+def test_an_argument_under_its_old_name_replaces_the_value_of_the_run_file(
+    old: str, new: str
+) -> None:
+    with pytest.warns(OldSpellingWarning, match=f"'{old}' is written '{new}' now"):
+        assert run_table(f"{new} = 3\n", {old: 4}) == {new: 4}
 
 
 def test_settings_and_tables_say_the_same() -> None:

@@ -90,11 +90,11 @@ def test_a_misspelt_key_is_guessed() -> None:
     [
         ("eligible = {site = ['a']}", r"below \[selector_limits\]"),
         ("epochs = 3", r"below \[(training|personal)\] or below \[(training|personal)\]"),
-        ("[round]\nroster = 3", "at the top of the file"),
+        ("[round]\nexpected_clients = 3", "at the top of the file"),
     ],
 )
 def test_a_key_in_the_wrong_table_is_told_the_right_one(line: str, where: str) -> None:
-    with pytest.raises(ConfigurationError, match=rf"unknown key '[a-z.]+' \(it belongs {where}\)"):
+    with pytest.raises(ConfigurationError, match=rf"unknown key '[a-z._]+' \(it belongs {where}\)"):
         parse_run_file(f"task.name = 'digits'\n{line}\n", source="run.toml")
 
 

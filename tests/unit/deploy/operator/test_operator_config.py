@@ -132,4 +132,4 @@ def test_overrides_of_what_is_no_toml_name_the_file() -> None:
 @pytest.mark.filterwarnings("ignore::potluck.common.settings.old_spelling.OldSpellingWarning")
 def test_an_assignment_replaces_a_value_under_its_old_name_too(key: str, assigned: str) -> None:
     changed = override(f"{key} = 3  # few\n", [f"{assigned}=4"], source="run.toml")
-    assert changed == "clients_per_round = 4 # few\n"
+    assert changed == "clients_per_round = 4  # few\n"

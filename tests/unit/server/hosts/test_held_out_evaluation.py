@@ -17,7 +17,9 @@ from potluck.server.rounds.plan import draw_up
 from potluck.server.store.model_files import ModelVersion
 from potluck.server.store.records import AttemptKey
 
-PLAN = draw_up('rounds = 1\ncount = 2\ntask = {name = "digits", clients = 8}\n', source="run.toml")
+PLAN = draw_up(
+    'rounds = 1\nclients_per_round = 2\ntask = {name = "digits", clients = 8}\n', source="run.toml"
+)
 
 
 def counts(correct: int, wrong: int) -> Answer:

@@ -209,7 +209,7 @@ def test_the_model_of_a_run_file_takes_the_place_of_the_task_s() -> None:
 
 @pytest.mark.parametrize("name", installed(STRATEGIES))
 def test_strategies_that_look_at_single_updates_are_refused_masked_ones(name: str) -> None:
-    text = f'secure_aggregation = true\ncount = 6\n{TASK}[strategy]\nname = "{name}"\n'
+    text = f'secure_aggregation = true\nclients_per_round = 6\n{TASK}[strategy]\nname = "{name}"\n'
     correction = create(Strategy, name, {}).correction
     if name in (
         "fedatt",

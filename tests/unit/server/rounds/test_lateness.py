@@ -137,7 +137,10 @@ def test_what_late_updates_do_not_go_with(more: str, why: str) -> None:
 
 def test_masked_rounds_take_none() -> None:
     with pytest.raises(ConfigurationError, match="does not go with secure aggregation"):
-        draw_up("secure_aggregation = true\nroster = 9\n" + RUN.replace("= 2", "= 9"), source="r")
+        draw_up(
+            "secure_aggregation = true\nexpected_clients = 9\n" + RUN.replace("= 2", "= 9"),
+            source="r",
+        )
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "fedavgm", "fedadam", "fednova"])
