@@ -162,7 +162,7 @@ async def test_a_run_file_is_checked_before_the_connection(tmp_path: Path) -> No
         [line] = ended.stderr.decode().splitlines()
         found.append(line)
     assert found[0].startswith("potluck: run.toml: 'rounds': must be")
-    assert "don't know how to reach the coordinator" in found[1]
+    assert "the coordinator's address is unknown" in found[1]
 
 
 async def test_listings_are_json_for_programs(
@@ -467,7 +467,7 @@ async def test_a_model_comes_in_shards(
     with safetensors.safe_open(tmp_path / "m" / "model-00002-of-00002.safetensors", "np") as file:
         assert file.metadata()["potluck.round"] == "12"
     refused = await potluck(config, tmp_path, "model", "3f9a", "--shards", "much", "-o", "n")
-    assert "'much' is no size; give one such as 5GB" in refused.err
+    assert "'much' is not a size;  give one such as 5GB" in refused.err
 
 
 async def test_a_part_of_another_model_is_not_continued(

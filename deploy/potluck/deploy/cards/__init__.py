@@ -1,4 +1,5 @@
-"""Model cards: what a model comes from, for people and for programs.
+"""Model cards: the origin of a model, as Markdown for people and JSON for programs.
 
-Answers of the coordinator come in; a card goes out, and its files. Imports `operator` and `view`.
+Input: answers of the coordinator. Output: a card, and the files with it. Imports `operator` and
+`view`.
 """

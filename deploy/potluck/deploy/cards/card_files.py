@@ -1,4 +1,4 @@
-"""The files of a model card, beside the model."""
+"""Writes a model card as files next to the model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from potluck.deploy.cards.model_card import ModelCard
 
 
 def write_card(card: ModelCard, model: Path) -> tuple[Path, Path]:
-    """Write a card beside its model's file, or into the folder of its shards: as JSON and Markdown.
+    """Write a card as JSON and Markdown, next to the model's file or into the folder of its shards.
 
     Returns their paths: `NAME.card.json` and `NAME.card.md`. Raises StorageError.
     """

@@ -16,7 +16,8 @@ _SHOWN_ROUNDS = 20
 _SHOWN_DISCLOSURES = 20
 
 _MARKS = re.compile(r"[\\`*\[\]|@]|(?<=\bwww)\.|:(?=//)", re.IGNORECASE)
-"""Characters that can start a link, an image, code, emphasis or a cell, also in bare addresses."""
+"""Characters that can start a link, an image, code, emphasis or a cell, or a link from a bare URL.
+"""
 
 
 class _Markup(str):
@@ -223,9 +224,9 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def _text(text: str) -> str:
-    """Escape a text that others chose, such as the name of a run or client.
+    """Escape a text from another party, such as the name of a run or client.
 
-    It can't start a line, cell, tag, link, image or code of its own.
+    The escaped text can't start a line, cell, tag, link, image or code.
     """
     plain = " ".join(text.split())
     return _MARKS.sub(r"\\\g<0>", plain.replace("&", "&amp;").replace("<", "&lt;"))
@@ -235,7 +236,7 @@ def _code(text: str) -> _Markup:
     """Quote a text as code in a cell, with more backticks around it than in it."""
     plain = " ".join(text.split())
     longest = max(map(len, re.findall("`+", plain)), default=0)
-    space = " " if longest else ""  # Markdown drops one on each side
+    space = " " if longest else ""  # Markdown drops one space on each side
     fence = "`" * (longest + 1)
     return _Markup(f"{fence}{space}{plain}{space}{fence}".replace("|", "\\|"))
 

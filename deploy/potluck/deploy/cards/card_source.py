@@ -1,4 +1,4 @@
-"""Collects the content of a model card from the coordinator."""
+"""Collects the contents of a model card from the coordinator."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ _TABLES = ("task", "model", "selector", "strategy", "objective", "training")
 async def card_of_run(
     client: OperatorClient, run_id: str, *, round_number: int = 0, best_of: str | None = None
 ) -> ModelCard:
-    """Return the card of a run's model after a round; 0 stands for before round 1.
+    """Return the card of a run's model after a round; 0 stands for the model before round 1.
 
-    best_of: the metric by which it is the run's best model; None if it is not the best. Raises
+    best_of: the metric in which the model is the run's best; None if it is not the best. Raises
     NotFoundError if the round isn't committed, and the errors of `OperatorClient`.
     """
     view = await _so_far(client, run_id)
@@ -173,9 +173,10 @@ def _clients(rounds: Sequence[Round], spent: dict[str, float]) -> list[CardClien
 def _client(
     client: str, parts: Sequence[tuple[int, RoundMember]], late: int, epsilon: float
 ) -> CardClient:
-    """Return a client's part of the card.
+    """Return the card's record of a client.
 
-    late: number of its updates that joined a later round than the one they were made for.
+    parts: the rounds of its cohorts, with its record in each. late: number of its updates that
+    missed their round and are part of a later one.
     """
     members = [member for _, member in parts]
     samples = [member.samples for member in members if member.samples]

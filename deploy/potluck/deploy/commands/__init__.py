@@ -1,5 +1,5 @@
 """The commands of `potluck`, one module for each group.
 
-Imports all other rooms; only `cli` imports it. Arguments come in from the command line; text, JSON
-and exit codes go out.
+Imports all other subpackages; only `cli` imports it. Input: command-line arguments. Output: text,
+JSON and exit codes.
 """

@@ -209,14 +209,14 @@ async def publish(client: OperatorClient, folder: Folder) -> None:
         document = path.read_bytes()
     except OSError as error:
         raise ConfigurationError(
-            f"{path} can't be read ({error.strerror}); `potluck pki root` makes it"
+            f"{path} can't be read ({error.strerror}); make it with `potluck pki root`"
         ) from error
     ours = read_membership(path).epoch
     answer = await client.install_membership(document)
     if answer.epoch > ours:
         raise ConfigurationError(
             f"{client.address} has membership epoch {answer.epoch} already, {path} is of epoch "
-            f"{ours}; find the newer file: whoever has seen an epoch takes no older one"
+            f"{ours}; find the newer file: a party that has seen an epoch rejects older ones"
         )
     since = "from now on" if answer.taken else "as before"
     found = f"membership epoch {answer.epoch} with {answer.members} members"

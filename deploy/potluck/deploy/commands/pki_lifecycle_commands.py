@@ -191,7 +191,8 @@ async def push(client: OperatorClient, folder: Folder) -> None:
         data = path.read_bytes()
     except OSError as error:
         raise ConfigurationError(
-            f"{path} can't be read ({error.strerror}); `potluck pki revoke` writes it"
+            f"{path} can't be read ({error.strerror}); `potluck pki init` and `potluck pki "
+            "revoke` write it"
         ) from error
     revoked, new = await client.install_revocations(data)
     typer.echo(f"{client.address} refuses {revoked} certificates, {new} of them from now on")

@@ -169,7 +169,7 @@ async def _so_far(client: OperatorClient, run_id: str) -> RunView:
         async for event in events:
             view = observe(view, event)
             if view.status is None:
-                raise NotFoundError(f"nothing is known of run {run_id}")
+                raise NotFoundError(f"the coordinator sent no status of run {run_id}")
             if len(view.committed) >= view.status.committed_rounds:
                 break
     return view

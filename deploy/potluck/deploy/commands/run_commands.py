@@ -222,7 +222,8 @@ async def delete(
     if not yes:
         if not sys.stdin.isatty():
             raise ConfigurationError(
-                f"{status_line(status)}; add --yes to delete it, since nobody can be asked here"
+                f"{status_line(status)}; add --yes to delete it: without a terminal, the command "
+                "can't ask"
             )
         typer.confirm(f"delete {status_line(status)}?", abort=True)
     status = await client.delete_run(status.run_id)
@@ -367,7 +368,7 @@ async def _watch(
     with display_for(terminal(), as_json=as_json) as display:
         view = await follow(client, run_id, display, newest_rounds=rounds)
     if not is_finished(view):
-        raise typer.Exit(FAILED)  # the display has said why
+        raise typer.Exit(FAILED)  # the display has shown the reason
 
 
 def table_console() -> Console:

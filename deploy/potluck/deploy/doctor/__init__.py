@@ -1,4 +1,4 @@
 """Checks of a machine or a federation, with a remedy for each fault.
 
-Imports `operator` and `view`. A configuration comes in; findings come out.
+Imports `operator` and `view`. Input: a configuration. Output: findings.
 """

@@ -39,7 +39,7 @@ FULL_SHARE = 0.01
 FULL_BYTES = 1 << 30
 """A disk with less free space than either limit counts as full.
 
-Models and updates are written as whole files.
+Models and updates are written as whole files, so they need space for another copy.
 """
 _PROBE_BYTES = 1 << 16
 MOST_SKEW_SECONDS = 60.0
@@ -168,7 +168,7 @@ def _write_a_little(folder: Path) -> None:
 
 
 def port(about: str, host: str, number: int, setting: str) -> Finding:
-    """Check that a port can be listened on."""
+    """Check that a process can listen on a port of this machine."""
     address = f"{host}:{number}"
     try:
         with socket.create_server((host, number)):

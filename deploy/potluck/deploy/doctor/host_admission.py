@@ -19,11 +19,11 @@ from potluck.rpc.v1 import coordinator_pb2, coordinator_pb2_grpc
 
 ANSWER_SECONDS = 15.0
 _NO_UPDATE = "doctor"
-"""An id that no update has. A coordinator that reports so has admitted the host."""
+"""Id of an update that does not exist. A coordinator that reports so has admitted the host."""
 
 
 def admission(config: ClientConfig) -> Finding:
-    """Ask the coordinator about an update that does not exist. Blocks."""
+    """Check that the coordinator admits the host, by a question about a missing update. Blocks."""
     try:
         asyncio.run(_ask(config))
     except RoundClosedError:

@@ -1,4 +1,4 @@
-"""The check of a party's membership: that it can be used, and how long its records are valid."""
+"""Checks that a party's membership can be used, and how long its records are valid."""
 
 from __future__ import annotations
 

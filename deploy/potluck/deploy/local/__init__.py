@@ -1,4 +1,4 @@
 """A federation of processes on this machine: for the demo, experiments, tests and benchmarks.
 
-Imports `operator`, `pki` and `view`. Options come in; running processes and their results come out.
+Imports `operator`, `pki` and `view`. Input: options. Output: running processes and their results.
 """

@@ -19,17 +19,17 @@ from potluck.deploy.local.demo_files import DemoOptions, client_ranges, demo_run
 _DEVICES: Final = r"auto|cpu|cuda:[0-9]{1,3}(,cuda:[0-9]{1,3})*"
 """Pattern of device names, as a host's configuration accepts them."""
 _BUNDLED: Final = {"digits", "colored-digits"}
-"""Tasks whose data are part of the package. Creating any other imports torch: some seconds."""
+"""Tasks with bundled data. Creating another task imports torch, which takes seconds."""
 
 
 def check_demo(options: DemoOptions) -> None:
-    """Raise ConfigurationError or PluginError if no demo can be made of these options."""
+    """Raise ConfigurationError or PluginError if a demo can't run with these options."""
     text = demo_run_file(options)
     client_ranges(options.clients, options.hosts)
     check_device(options.device)
     if options.data is not None and not options.data.is_dir():
         raise ConfigurationError(
-            f"{options.data} is no folder; name one that is there with --data", path=options.data
+            f"{options.data} is not a folder; name an existing one with --data", path=options.data
         )
     run_file = parse_run_file(text, source="the demo's run file")
     _check_hosts(run_file, options.hosts)
@@ -77,13 +77,14 @@ def check_data(task: Task, name: str, data: Path | None, *, remedy: str) -> None
     """
     if data is None and task.needs_data:
         raise ConfigurationError(
-            f"task {name} reads files of its clients, and no folder with data is given; {remedy}"
+            f"task {name} reads its clients' data from files, and no folder with data is given; "
+            f"{remedy}"
         )
     files = task.data_files() or ()
     missing = [each for each in files if data is None or not (data / each).exists()]
     if not missing:
         return
-    with contextlib.suppress(OSError, TypeError, ValueError):  # if it does not check for them
-        task.evaluation_data(data)  # its error usually says how to make the files
+    with contextlib.suppress(OSError, TypeError, ValueError):  # the task need not check its files
+        task.evaluation_data(data)  # its error usually states how to make the files
     where = "no folder with data is given" if data is None else f"{data} does not have it"
     raise ConfigurationError(f"task {name} reads {', '.join(missing)}, and {where}; {remedy}")

@@ -59,12 +59,12 @@ class DemoOptions:
     workers: int | str = 1
     """Worker processes of each host; see `workers` in its configuration."""
     choices: Path | None = None
-    """Folder in which hosts store how they train; see `choices_directory` of a host."""
+    """Folder for the hosts' measured training settings; see `choices_directory` of a host."""
     data: Path | None = None
     """Folder with the tasks' data."""
     assignments: Sequence[str] = ()
     root: bool = False
-    """True for a federation with a root, whose clients can sum securely."""
+    """True to make a federation root, which secure sums need."""
     disclosure: Mapping[str, Any] = field(default_factory=dict)
     """Further settings of the hosts' [disclosure] table."""
     task_options: Mapping[str, Any] = field(default_factory=dict)
@@ -113,10 +113,10 @@ class DemoFiles:
 
 
 def choices_of_user() -> Path | None:
-    """Return the folder in which hosts of throwaway federations store how they train.
+    """Return the folder where hosts of throwaway federations store measured training settings.
 
-    All of them share it, so that they make the same choices. Return None if this user has no home
-    directory or can't write to the folder.
+    All of them share the folder, so that they use the same settings. Return None if this user has
+    no home directory or can't write to the folder.
     """
     try:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -169,18 +169,18 @@ def demo_run_file(options: DemoOptions) -> str:
         (SELECTORS, run_file.selector.name),
         (STRATEGIES, run_file.strategy.name),
     ):
-        if name not in installed(group):  # looked up without importing it, and torch with it
+        if name not in installed(group):  # the plug-in isn't imported: that imports torch
             find(group, name)
     return text
 
 
 def _split(options: DemoOptions) -> dict[str, int]:
-    """Return the option by which built-in tasks set their number of clients."""
+    """Return the task option `clients`; empty if the task does not split its data by it."""
     return {"clients": options.clients} if options.task in _SPLITTABLE else {}
 
 
 def new_folder(parent: Path, now: datetime) -> Path:
-    """Make a folder named by the time, a new one even within the same second.
+    """Make a new folder, named after the time; a number is added if the name exists.
 
     Raises StorageError.
     """
@@ -242,7 +242,7 @@ def _allowed(run_files: Sequence[str]) -> dict[str, Any]:
     A demo's data need no protection. So the table allows what its runs ask for, and any number of
     masked runs.
     """
-    from potluck.server.selection import Selector  # only a run that is to start needs it
+    from potluck.server.selection import Selector  # imported late: only starting a run needs it
 
     asks: set[str] = set()
     for text in run_files:
@@ -259,8 +259,8 @@ class Machines:
     data: folder with the tasks' data, for the coordinator and all hosts. disclosure: the hosts'
     [disclosure] table; None for the default policy. root: True to make a federation root. It lies
     in the same folder as the other files, so signatures prove nothing against the folder's owner.
-    address: this machine's address on which the coordinator listens; that of the loopback
-    interface, unless hosts run on other machines. availability: probability that a client is
+    address: this machine's address on which the coordinator listens; by default the loopback
+    address, which hosts on other machines can't reach. availability: probability that a client is
     available, by client, for the hosts' [availability] table.
     """
 
@@ -287,7 +287,8 @@ def write_federation_files(folder: Path, run_file: str, machines: Machines, port
         folder.mkdir(parents=True, exist_ok=True)
         if any(path.name != folder_lock.NAME for path in folder.iterdir()):
             raise ConfigurationError(
-                f"{folder} is not empty; name another --folder, or remove it", folder=folder
+                f"{folder} is not empty; name another folder with --folder, or remove this one",
+                folder=folder,
             )
         pki.create_authority(authority, "demo")
         address = f"{machines.address}:{port}"
@@ -410,8 +411,8 @@ def _write(path: Path, values: Mapping[str, Any]) -> None:
 def reserved_port(address: str = LOOPBACK) -> Iterator[int]:
     """Reserve a free port of an address of this machine while the block runs.
 
-    So the hosts know the coordinator's address before it listens, and all can start at once. On
-    Linux, a socket that is bound but does not listen reserves the port. A listener with
+    Hosts then know the coordinator's address before it listens, and all processes can start at
+    once. On Linux, a socket that is bound but does not listen reserves the port. A listener with
     SO_REUSEADDR, such as gRPC's, can still use it. On other systems the port is released at once.
     """
     with socket.socket() as holder:

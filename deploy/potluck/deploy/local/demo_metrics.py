@@ -54,9 +54,9 @@ def serve_metrics(files: DemoFiles, ports: Sequence[int]) -> Path:
 
 
 def _jobs(targets: dict[str, str]) -> str:
-    """Return two scrape jobs, one for the coordinator and one for the hosts.
+    """Return two scrape jobs as YAML, one for the coordinator and one for the hosts.
 
-    JSON is used for entries, since it is valid YAML.
+    Entries are written as JSON, which is valid YAML. targets: address by process name.
     """
     lines: list[str] = []
     for job, names in (

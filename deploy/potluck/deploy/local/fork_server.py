@@ -10,8 +10,7 @@ memory. FD is a stream socket. Requests and replies are JSON, one per line:
 
 Each forked process has its own session. When the other end of the socket is closed for any reason,
 all forked processes get SIGTERM, and SIGKILL if they still run after the grace period. If this
-process is killed, the kernel kills them.
-LABEL has no function; it is for people who look at the list of processes.
+process is killed, the kernel kills them. LABEL only marks the process in the list of processes.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ class ForkServer:
         signal.set_wakeup_fd(waker)
 
     def serve(self) -> None:
-        """Fork the programs asked for until the other end is closed."""
+        """Fork the requested programs until the other end of the socket is closed."""
         while True:
             for key, _ in self._selector.select():
                 if key.fileobj is self._control:
@@ -138,10 +137,10 @@ class ForkServer:
 
 
 def _end_with(parent: int) -> None:
-    """Let the kernel kill this process when its parent ends.
+    """Make the kernel kill this process when its parent ends.
 
-    Usually the parent has ended this process before. The kernel sends the signal when the *thread*
-    that forked ends; the parent has only one thread.
+    Usually the parent ends this process earlier. The kernel sends the signal when the *thread* that
+    forked ends; the parent has only one thread.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # the parent ended before the call above
@@ -166,20 +165,20 @@ def run(request: dict[str, Any]) -> None:
     os.environ.update(request["environment"])
     program = request["program"]
     sys.argv = [program, *request["arguments"]]
-    with contextlib.suppress(OSError):  # what `ps` and `top` show, where there is such a file
+    with contextlib.suppress(OSError):  # sets the name in `ps`, if the file exists
         Path("/proc/self/comm").write_text(program)
     importlib.import_module(PROGRAMS[program]).main()
 
 
 def main() -> None:
     """Serve the inherited socket."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one handles it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one handles Ctrl-C
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
     for module in (*PROGRAMS.values(), *_IMPORTED):
         importlib.import_module(module)
     gc.collect()
-    gc.freeze()  # collecting in a forked process would copy all of this memory
+    gc.freeze()  # garbage collection in a forked process would copy all shared memory
     server = ForkServer(control)
     try:
         server.serve()

@@ -18,7 +18,7 @@ from potluck.deploy.local.processes import LocalProcess, TetheredProcess, stop_a
 from potluck.deploy.operator.operator_client import OperatorClient, connect
 
 START_SECONDS = 120.0
-"""Maximum seconds until the coordinator accepts connections; importing torch takes most."""
+"""Maximum seconds until the coordinator accepts connections; most of it is importing torch."""
 
 LOOK_SECONDS = 0.03
 """Seconds between two checks of the ready file."""
@@ -27,8 +27,8 @@ LOOK_SECONDS = 0.03
 class LocalFederation:
     """The processes of a federation: one coordinator and some hosts.
 
-    Use it as an asynchronous context manager. It starts no process by itself, and ends all of them
-    at the end of the block.
+    Use it as an asynchronous context manager: call `start` in the block. All processes are ended at
+    the end of the block.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class LocalFederation:
         *,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Take the federation's files.
+        """Prepare a federation from its files, without starting a process.
 
         forks: fork server for the processes, which stays alive when they end; None: the federation
         starts its own. environment: variables for the processes, in addition to those of this
@@ -121,7 +121,7 @@ class LocalFederation:
                     await asyncio.wait({ended}, timeout=LOOK_SECONDS)
         except TimeoutError:
             raise RunError(
-                f"the coordinator does not serve after {START_SECONDS:.0f} s; "
+                f"the coordinator does not accept connections after {START_SECONDS:.0f} s; "
                 f"see {self.files.log('coordinator')}"
             ) from None
         finally:
@@ -130,7 +130,7 @@ class LocalFederation:
 
     @contextlib.asynccontextmanager
     async def operator(self) -> AsyncIterator[OperatorClient]:
-        """A connection to the coordinator."""
+        """Yield a connection to the coordinator."""
         async with connect(self.files.operator) as client:
             yield client
 

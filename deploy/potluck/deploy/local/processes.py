@@ -35,18 +35,18 @@ class LocalProcess(ABC):
     @property
     @abstractmethod
     def exit_code(self) -> int | None:
-        """Its exit code; None while it runs."""
+        """Exit code of the process; None while it runs."""
 
     @abstractmethod
     async def ended(self) -> int:
-        """Wait until it ends. Return its exit code."""
+        """Wait until the process ends. Return its exit code."""
 
     @abstractmethod
     async def stop(self) -> None:
-        """End it, by SIGKILL if necessary. May be called more than once."""
+        """End the process, by SIGKILL if necessary. May be called more than once."""
 
     def exit_reason(self) -> RunError:
-        """The error for its end, with the last lines of its log."""
+        """Return the error for the end of the process, with the last lines of its log."""
         return exit_reason(self.name, self.exit_code, self._log)
 
 

@@ -16,7 +16,7 @@ from potluck.deploy.pki import authority as pki
 
 @dataclass(frozen=True, kw_only=True)
 class RelayFiles:
-    """A relay. address: the one that its hosts dial. hosts: numbers of its hosts."""
+    """A relay. address: the address that its hosts dial. hosts: numbers of its hosts."""
 
     name: str
     config: Path
@@ -36,8 +36,8 @@ def write_relay(
     """Put a relay between the coordinator and some hosts; the hosts' files then name the relay.
 
     hosts: numbers of these hosts. port: the port on which the relay listens on this machine.
-    clients: claims in the relay's certificate; None: those of its hosts. Raises the errors of
-    `write_demo_files`.
+    clients: client claims in the relay's certificate; None for the claims of its hosts. Raises the
+    errors of `write_demo_files`.
     """
     address = f"{LOOPBACK}:{port}"
     documents = {number: tomlkit.parse(files.hosts[number].read_text()) for number in hosts}

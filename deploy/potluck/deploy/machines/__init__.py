@@ -1,4 +1,4 @@
 """A federation on machines: the inventory, Docker engines over ssh, Slurm.
 
-Imports `pki`. An inventory comes in; containers, files and jobs on machines come out.
+Imports `pki`. Input: an inventory. Output: containers, files and jobs on machines.
 """

@@ -1,4 +1,4 @@
-"""Waiting until a container that was started is connected."""
+"""Waits until a started container is connected."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STEADY_SECONDS = 30.0
 """Seconds that a container must run to count as connected, if its log level hides the log line."""
 
 _WORDS = {Role.COORDINATOR: "listening", Role.RELAY: "connected", Role.HOST: "attending"}
-"""The log line of a program that is connected, or can be connected to."""
+"""Log event by role: a host or relay is connected, or the coordinator accepts connections."""
 
 _LOOK_SECONDS = 0.2
 _LAST_LINES = 5
@@ -25,7 +25,8 @@ _LAST_LINES = 5
 class NotConnectedError(Exception):
     """A container has ended, or has not connected in time.
 
-    why: a clause for people. log: the last lines of its log, joined to one line.
+    why: the reason, as a clause of an error message. log: the last lines of its log, joined to one
+    line.
     """
 
     def __init__(self, why: str, exit_code: int | None, log: str) -> None:
@@ -36,8 +37,8 @@ class NotConnectedError(Exception):
 def await_connected(container: Container, one: DesiredContainer, seconds: float) -> None:
     """Wait until the program of a started container is connected.
 
-    The program's log shows that, in every network and without an open port. Raises
-    NotConnectedError if the program ends, or isn't connected within `seconds`.
+    The connection is read from the program's log: this works in every network, without an open
+    port. Raises NotConnectedError if the program ends, or isn't connected within `seconds`.
     """
     deadline = time.monotonic() + seconds
     started, seen = "", time.monotonic()
@@ -69,7 +70,7 @@ def _last_lines(container: Container) -> str:
 
 
 def count_events(event: str, log: str) -> int:
-    """Return the number of lines of an event in a log, which has one of two formats."""
+    """Return the number of lines of an event in a log, in either of the two log formats."""
     word = re.escape(event)
     return len(re.findall(rf'"event": ?"{word}"|\] +{word}(?=\s|$)', log))
 

@@ -61,7 +61,8 @@ def plan(
 ) -> list[Step]:
     """Return the steps for one machine, in order; none if it matches the desired state.
 
-    images: required fingerprint by image; an image without one may have any fingerprint.
+    images: required fingerprint by image. A machine may have any version of an image that is not
+    listed.
     """
     steps: list[Step] = []
     for image in dict.fromkeys(one.image for one in desired):
@@ -90,8 +91,9 @@ def roll_out_order(
 ) -> list[tuple[str, Step]]:
     """Return the steps for the containers of all machines in order, each with its machine.
 
-    Removals are first, since a host that moves can't be connected twice. The coordinator, relays
-    and hosts follow: each of them needs the ones before. plans: by machine; roles: by container.
+    Removals come first, since a host that moves to another machine can't be connected twice. The
+    coordinator, relays and hosts follow: each of them needs the ones before. plans: by machine;
+    roles: by container.
     """
 
     def turn(each: tuple[str, Step]) -> int:

@@ -185,7 +185,7 @@ def _relay(
 
 
 def _listening(machine: MachineSettings, port: int) -> dict[str, Any]:
-    """Return settings of a program that hosts dial. port: the machine's port for it."""
+    """Return the listening settings of a coordinator or relay. port: the machine's port for it."""
     return {
         "listen": f"0.0.0.0:{port if machine.network == 'host' else PORT}",
         "state_directory": STATE_DIRECTORY,
@@ -195,7 +195,7 @@ def _listening(machine: MachineSettings, port: int) -> dict[str, Any]:
 
 
 def _publish(machine: MachineSettings, port: int, options: dict[str, Any]) -> None:
-    """Publish a program that hosts dial at the machine's port."""
+    """Add the engine's options that publish a coordinator or relay at the machine's port."""
     if machine.network != "host":
         options["ports"] = {**options.get("ports", {}), f"{PORT}/tcp": port}
 
@@ -310,7 +310,7 @@ def _options(
 
 
 def _watched(machine: MachineSettings, prefix: str, port: int | None) -> dict[str, Any]:
-    """Return a container's options for metrics: environment, health check and port.
+    """Return the container options for metrics: environment, health check and published port.
 
     The container serves metrics for its health check, at a port of its own loopback interface. A
     port that the inventory names is on the machine's loopback interface. Other machines need a

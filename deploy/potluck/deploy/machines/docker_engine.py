@@ -29,7 +29,7 @@ from potluck.deploy.machines.inventory import MachineSettings
 
 CONNECT_SECONDS = 20.0
 CALL_SECONDS = 300.0
-"""Maximum seconds between two bytes of an answer; loading an image of gigabytes must fit in."""
+"""Maximum seconds without a byte of an answer; long enough to load an image of gigabytes."""
 
 _ANY_VERSION = "1.41"  # not sent to the engine: its version is requested without one
 _LOOK_SECONDS = 0.05
@@ -68,7 +68,7 @@ def open_engine(url: str, tls: TLSConfig | bool = False) -> docker.DockerClient:
     Raises DockerException or OSError if no engine answers.
     """
     if url.startswith("unix://"):
-        # Try to connect first: docker's client leaves its socket open if it can't connect.
+        # Connect once before docker's client does: it leaves its socket open if it can't connect.
         with socket.socket(socket.AF_UNIX) as probe:
             probe.connect(url.removeprefix("unix://"))
     # Another client finds out the version and is closed in any case: a client that fails to find

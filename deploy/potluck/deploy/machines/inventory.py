@@ -50,7 +50,7 @@ def _engine(engine: str) -> str:
 def _sbatch_options(options: tuple[str, ...]) -> tuple[str, ...]:
     for option in options:
         if not option.startswith("-"):
-            raise ValueError(f"{option[:60]!r} is no option; write it like --partition=gpu")
+            raise ValueError(f"{option[:60]!r} is not an option; write it like --partition=gpu")
     return options
 
 
@@ -68,13 +68,13 @@ class ImageSettings(Settings):
     relay: Image = Field(default=f"potluck/relay:{RELEASE}", description="The relays' image.")
     source: Literal["registry", "stream"] = Field(
         default="stream",
-        description="stream: sent from the engine here, so that machines need no registry.\n"
-        "registry: each machine pulls it; name images by digest to be sure which.",
+        description="stream: sent from the local engine, so that machines need no registry.\n"
+        "registry: each machine pulls them; name images by digest to fix their versions.",
     )
     engine: str = Field(
         default="unix:///var/run/docker.sock",
         pattern=r"^unix:///[^\s]+$",
-        description="The engine here that holds the images to be streamed.",
+        description="The local engine that holds the images to be streamed.",
     )
 
 
@@ -83,7 +83,7 @@ class EngineTls(Settings):
 
     authority: Path = Field(description="ca.pem of the engine.")
     certificate: Path = Field(description="The operator's certificate for the engine.")
-    key: Path = Field(description="Its key.")
+    key: Path = Field(description="Private key of that certificate.")
 
 
 class SlurmSettings(Settings):
@@ -108,48 +108,56 @@ class SlurmSettings(Settings):
 class MachineSettings(Settings):
     """A machine."""
 
-    name: PartyName = Field(description="What it is called here.")
+    name: PartyName = Field(description="The machine's name in this file and in the output.")
     engine: Annotated[str, AfterValidator(_engine)] = Field(
-        description="Its Docker engine: ssh://USER@HOST[:PORT], unix:///PATH, tcp://HOST:PORT, or\n"
-        "slurm for a cluster that this machine submits to."
+        description="Its Docker engine: ssh://USER@HOST[:PORT], unix:///PATH, tcp://HOST:PORT,\n"
+        "or slurm for a cluster that this machine submits to."
     )
     socket: AbsolutePath = Field(
-        default="/var/run/docker.sock", description="With ssh://, the engine's socket there."
+        default="/var/run/docker.sock",
+        description="With ssh://: the engine's socket on the machine.",
     )
     ssh_options: tuple[str, ...] = Field(
         default=(),
-        description="With ssh://, options for the ssh program, such as -i and a key's path;\n"
-        "~/.ssh/config counts as always.",
+        description="With ssh://: options for the ssh program, such as -i and a key's path;\n"
+        "~/.ssh/config also applies.",
     )
-    tls: EngineTls | None = Field(default=None, description="With tcp://, certificates for it.")
+    tls: EngineTls | None = Field(
+        default=None, description="With tcp://: certificates for the engine."
+    )
     slurm: SlurmSettings | None = Field(
-        default=None, description="With slurm, how its hosts become one job."
+        default=None, description="With slurm: how its hosts run as one job."
     )
     network: Literal["bridge", "host"] = Field(
         default="bridge",
-        description="How its containers reach the network; host where NAT is in the way.",
+        description="Network of its containers; host if NAT prevents connections.",
     )
     user: str = Field(
         default="10001:10001",
         pattern=r"^[0-9]{1,9}:[0-9]{1,9}$",
         description="User and group that containers run as; they must be able to read the data.",
     )
-    labels: dict[str, str] = Field(default={}, description="Labels of its containers.")
+    labels: dict[str, str] = Field(default={}, description="Labels that its containers get.")
     relays: tuple[RelaySettings, ...] = Field(
         default=(),
-        description="A relay on it, for hosts whose `relay` names it; repeat the table for each.",
+        description="A relay on the machine, for hosts whose `relay` names it; one table per "
+        "relay.",
     )
-    hosts: tuple[HostSettings, ...] = Field(default=(), description="A client process on it.")
+    hosts: tuple[HostSettings, ...] = Field(
+        default=(), description="A client process on the machine; one table per host."
+    )
 
     @model_validator(mode="after")
     def _needs_tls(self) -> Self:
         if self.engine.startswith("tcp://") and self.tls is None:
             raise ValueError(
-                "a tcp:// engine needs its `tls` table: without TLS whoever reaches the port owns "
-                "the machine"
+                "a tcp:// engine needs its `tls` table: without TLS anyone who reaches the port "
+                "owns the machine"
             )
         if (self.engine == "slurm") != (self.slurm is not None):
-            raise ValueError('`engine = "slurm"` and a `slurm` table go together')
+            raise ValueError(
+                '`engine = "slurm"` needs a `slurm` table, and the table needs that engine'
+            )
         if self.slurm is not None and self.relays:
             raise ValueError(
                 "a relay can't be in a Slurm job: it must outlive time limits; give it a machine "
@@ -159,13 +167,13 @@ class MachineSettings(Settings):
 
 
 class Inventory(Settings):
-    """The whole federation, as it is to be."""
+    """The desired state of the whole federation."""
 
     kind = INVENTORY
 
     federation: PartyName = Field(description="The federation's name, as in `potluck pki init`.")
     address: Address = Field(
-        description="Where hosts and operators reach the coordinator, HOST:PORT."
+        description="Address at which hosts and operators reach the coordinator, HOST:PORT."
     )
     pki: Path = Field(
         default=Path("pki"),
@@ -173,23 +181,21 @@ class Inventory(Settings):
     )
     federation_root: Path | None = Field(
         default=None,
-        description="Folder here of the federation root (`potluck pki root`), for secure sums and\n"
-        "signed profiles. The coordinator and all hosts get root.pub and members.json, each host\n"
-        "its clients' keys besides; root.key stays here.",
+        description="Local folder of the federation root (`potluck pki root`), for secure sums\n"
+        "and signed profiles. The coordinator and all hosts get root.pub and members.json, each\n"
+        "host also its clients' keys; root.key stays on this machine.",
     )
     connect_seconds: float = Field(
         default=180,
         gt=0,
         description="Seconds within which a container that `up` has started must connect. If it\n"
-        "does not, the container that it replaces is put back. Slow machines need more.",
+        "does not, the replaced container is restored. Slow machines need more.",
     )
     image: ImageSettings = Field(default=ImageSettings(), description="The images.")
     coordinator: CoordinatorSettings | None = Field(
-        default=None, description="Leave this table out where the coordinator runs elsewhere."
+        default=None, description="The coordinator; omit this table if it runs elsewhere."
     )
-    machines: tuple[MachineSettings, ...] = Field(
-        description="A machine; repeat the table for each."
-    )
+    machines: tuple[MachineSettings, ...] = Field(description="A machine; one table per machine.")
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -210,7 +216,7 @@ class Inventory(Settings):
             machine = found.get(self.coordinator.machine)
             if machine is None:
                 raise ValueError(
-                    f"coordinator.machine {self.coordinator.machine!r} is none of the machines "
+                    f"coordinator.machine {self.coordinator.machine!r} is not one of the machines "
                     f"{', '.join(sorted(found))}"
                 )
             if machine.engine == "slurm":
@@ -226,13 +232,11 @@ class Inventory(Settings):
         for name, relay in behind.items():
             if relay not in relays:
                 raise ValueError(
-                    f"host {name!r} is behind relay {relay!r}, which is none of the relays "
+                    f"host {name!r} is behind relay {relay!r}, which is not one of the relays "
                     f"{', '.join(sorted(relays)) or '(none)'}"
                 )
         for name in sorted(relays.difference(behind.values())):
-            raise ValueError(
-                f"relay {name!r} has no hosts behind it; name it as `relay` of those that dial it"
-            )
+            raise ValueError(f"relay {name!r} has no hosts; set `relay` of the hosts that dial it")
 
     def member_keys_of(self, host: HostSettings) -> Path | None:
         """Return the local folder with the member keys of a host's clients."""
@@ -284,7 +288,7 @@ class Inventory(Settings):
         for name in names:
             if name not in known:
                 raise ConfigurationError(
-                    f"{name!r} is none of the machines {', '.join(sorted(known)) or '(none)'}"
+                    f"{name!r} is not one of the machines {', '.join(sorted(known)) or '(none)'}"
                 )
         wanted = set(names) or known.keys()
         return [machine for name, machine in known.items() if name in wanted]
@@ -298,7 +302,7 @@ def load_inventory(path: Path) -> Inventory:
 def _refuse_repeated(what: str, names: Iterable[str]) -> None:
     for name, count in Counter(names).items():
         if count > 1:
-            raise ValueError(f"{what} {name!r} comes {count} times; names must differ")
+            raise ValueError(f"{what} {name!r} occurs {count} times; names must differ")
 
 
 _EXAMPLES = {

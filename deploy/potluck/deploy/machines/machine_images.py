@@ -1,4 +1,4 @@
-"""Images: their fingerprints, and their transfer to a machine."""
+"""Fingerprints of images, and the transfer of images to a machine."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def stream_image(
 
 
 def pull_image(target: docker.DockerClient, name: str, progress: Callable[[str], None]) -> None:
-    """Let a machine's engine fetch an image from its registry."""
+    """Make a machine's engine pull an image from its registry."""
     progress(f"pulling {name}")
     if "@" in name:
         target.images.pull(name)
@@ -89,7 +89,7 @@ def check_room(free: int | None, needed: int, where: str) -> None:
     if free is not None and free < needed + _SPARE_BYTES:
         raise StorageError(
             f"{where} has {free >> 20} MiB free; the image takes {needed >> 20} MiB, and a "
-            "gigabyte is to be left: make room there (`docker image prune`)"
+            "gigabyte must stay free: make room there (`docker image prune`)"
         )
 
 

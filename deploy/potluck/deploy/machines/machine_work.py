@@ -59,8 +59,8 @@ class MachineWork:
         runtimes = information.get("Runtimes") or {}
         if wants_gpus and "nvidia" not in runtimes and not information.get("CDISpecDirs"):
             raise ConfigurationError(
-                f"hosts on {self.machine.name} are to have GPUs, but its engine has no NVIDIA "
-                f"runtime (it has {', '.join(sorted(runtimes)) or 'none'}): install "
+                f"hosts on {self.machine.name} need GPUs, but its engine has no NVIDIA runtime "
+                f"(it has {', '.join(sorted(runtimes)) or 'none'}): install "
                 "nvidia-container-toolkit there, run `nvidia-ctk runtime configure`, and restart "
                 "the engine"
             )
@@ -206,7 +206,7 @@ class MachineWork:
                 container.start()
                 await_connected(container, one, seconds)
             except BaseException:
-                container.remove(force=True)  # an unfinished container would look finished
+                container.remove(force=True)  # it would look complete, without its files
                 raise
 
     @contextlib.contextmanager
@@ -234,7 +234,7 @@ class MachineWork:
         )
 
     def _write_files(self, container: Container, one: DesiredContainer) -> None:
-        self._remove_volume(one.marker)  # files count as written only after all were written
+        self._remove_volume(one.marker)  # the marker exists only when all files are written
         write_files(container, one)
         self._mark(one, one.file_labels)
 
@@ -268,7 +268,7 @@ class MachineWork:
             machine_images.check_room(self._free_bytes(), size, self.machine.name)
             machine_images.stream_image(self.source, self.client, name, self.say)
         if machine_images.find_image(self.client, name) is None:
-            raise RunError(f"{name} is not on {self.machine.name} although it was put there")
+            raise RunError(f"image {name} is not on {self.machine.name} although it was sent there")
         marker = machine_images.marker_name(self.federation, name)
         labels = {FEDERATION_LABEL: self.federation, machine_images.MARKER_LABEL: name}
         self._make_volume(marker, labels)
@@ -303,8 +303,8 @@ class MachineWork:
     def remove_all(self, *, keep_state: bool) -> list[str]:
         """Remove everything this federation made on the machine. Return the removed names."""
         gone: list[str] = []
-        for container in self.containers():  # all at once; below each is waited for
-            with contextlib.suppress(APIError):  # it does not run
+        for container in self.containers():  # all at once; the next loop waits for each
+            with contextlib.suppress(APIError):  # it is not running
                 container.kill("SIGTERM")
         for container in self.containers():
             self.say(f"removing {container.name}")

@@ -22,7 +22,8 @@ from potluck.deploy.pki.certificates import inspect
 class Party:
     """A coordinator, relay or host that needs a certificate.
 
-    clients: the clients in its certificate. names: by which a coordinator or relay is dialled.
+    clients: the clients in its certificate. names: DNS names and IP addresses at which a
+    coordinator or relay is dialled.
     """
 
     name: str
@@ -46,7 +47,7 @@ def parties_on(machines: Iterable[MachineSettings], inventory: Inventory) -> lis
 
 
 def _names(address: str, further: Iterable[str]) -> tuple[str, ...]:
-    """Return the names by which a party is dialled. address: HOST:PORT."""
+    """Return the DNS names and IP addresses at which a party is dialled. address: HOST:PORT."""
     return tuple(dict.fromkeys([address.rpartition(":")[0].strip("[]"), *further]))
 
 
@@ -91,8 +92,8 @@ def read_files(party: Party, inventory: Inventory) -> PartyFiles:
     )
     if files.certificate.exists() and not files.key.exists():
         raise ConfigurationError(
-            f"{files.key} is not here: its key was made elsewhere and stays there. Run that host "
-            "by hand or under systemd, and take it out of the inventory"
+            f"the private key {files.key} is not on this machine: host {party.name} made it and "
+            "keeps it. Start that host by hand or with systemd, and remove it from the inventory"
         )
     material = files.load(party.role)
     if material.identity.federation != inventory.federation:
@@ -125,7 +126,7 @@ def _check_coverage(party: Party, files: TlsFiles) -> None:
         flags += "".join(f" --clients {text}" for text in party.clients)
     if lacking:
         raise ConfigurationError(
-            f"{files.certificate} does not name {lacking[0]}; issue it anew with "
+            f"{files.certificate} does not name {lacking[0]}; issue it again with "
             f"`potluck pki issue {files.certificate.parent} {party.role} {party.name}{flags} "
             "--force`"
         )

@@ -51,11 +51,14 @@ AbsolutePath = Annotated[str, AfterValidator(_absolute)]
 Image = Annotated[str, Field(pattern=r"^[a-z0-9][A-Za-z0-9._/:@-]{0,254}$")]
 Memory = Annotated[str, Field(pattern=r"^[1-9][0-9]*[kmg]$")]
 Port = Annotated[int, Field(ge=1, le=65_535)]
-Cpus = Annotated[float | None, Field(gt=0, description="CPUs it may use; all by default.")]
+Cpus = Annotated[
+    float | None,
+    Field(gt=0, description="Number of CPUs that the container may use; all by default."),
+]
 MetricsPort = Annotated[
     Port | None,
     Field(
-        description="The machine's port for its metrics, on 127.0.0.1 and over plain HTTP; none\n"
+        description="The machine's port for the metrics, on 127.0.0.1 and over plain HTTP; none\n"
         "by default."
     ),
 ]
@@ -65,7 +68,7 @@ Address = Annotated[str, AfterValidator(_address)]
 class CoordinatorSettings(Settings):
     """The coordinator's container."""
 
-    machine: str = Field(description="The machine it runs on.")
+    machine: str = Field(description="Name of the machine that runs it.")
     port: Port = Field(default=7443, description="The machine's port it gets.")
     names: tuple[str, ...] = Field(
         default=(),
@@ -74,7 +77,7 @@ class CoordinatorSettings(Settings):
     cpus: Cpus = None
     memory: Memory | None = Field(default=None, description="Memory it may use, such as 4g.")
     data_directory: AbsolutePath | None = Field(
-        default=None, description="Folder there with held-out data, if the task needs it."
+        default=None, description="Folder on the machine with held-out data, if the task needs it."
     )
     metrics_port: MetricsPort = None
     settings: dict[str, Any] = Field(
@@ -87,7 +90,7 @@ class RelaySettings(Settings):
     """A relay's container."""
 
     name: PartyName = Field(description="Its name, as in its certificate.")
-    address: Address = Field(description="Where the hosts behind it dial it, HOST:PORT.")
+    address: Address = Field(description="Address at which its hosts dial the relay, HOST:PORT.")
     port: Port = Field(default=7443, description="The machine's port it gets.")
     names: tuple[str, ...] = Field(
         default=(),
@@ -107,23 +110,24 @@ class HostSettings(Settings):
 
     name: PartyName = Field(description="Its name, as in its certificate.")
     clients: tuple[str, ...] = Field(
-        min_length=1, description="The clients it answers for: ids, or ranges such as client-0:5."
+        min_length=1, description="The clients that it holds: ids, or ranges such as client-0:5."
     )
     relay: PartyName | None = Field(
         default=None,
-        description="The relay it dials in the coordinator's place; none by default.",
+        description="The relay that it dials instead of the coordinator; none by default.",
     )
     data_directory: AbsolutePath | None = Field(
-        default=None, description="Folder there with the clients' data; mounted read-only."
+        default=None, description="Folder on the machine with the clients' data; mounted read-only."
     )
     gpus: Annotated[tuple[str, ...], AfterValidator(_gpus)] = Field(
         default=(),
         description='GPUs it gets, by index or UUID, such as ["0"]; none by default. For several\n'
-        "GPUs side by side give each to a host of its own.",
+        "GPUs in parallel, use one host per GPU.",
     )
     device: str | None = Field(
         default=None,
-        description="What it trains on; by default cuda:0, the first of its GPUs, or cpu.",
+        description="Device for training; by default cuda:0 (the first of its GPUs), or cpu "
+        "without GPUs.",
     )
     cpus: Cpus = None
     memory: Memory | None = Field(default=None, description="Memory it may use, such as 16g.")
@@ -132,7 +136,7 @@ class HostSettings(Settings):
     )
     member_keys: Path | None = Field(
         default=None,
-        description="Folder here with the CLIENT.key files of `potluck pki member`; by default\n"
+        description="Local folder with the CLIENT.key files of `potluck pki member`; by default\n"
         "that of federation_root, if there is one.",
     )
     metrics_port: MetricsPort = None

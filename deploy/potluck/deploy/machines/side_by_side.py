@@ -33,10 +33,11 @@ def side_by_side(
     work: Callable[[MachineSettings, Say], Result],
     console: Console,
 ) -> dict[str, Result | PotluckError]:
-    """Run `work` on each machine. Return its results or errors, by machine.
+    """Run `work` on each machine. Return the results or errors, by machine.
 
-    `work` runs in one thread per machine and reports its progress. On a terminal, every machine
-    has a line. Otherwise reports are printed, a changing count at most every few seconds.
+    `work` runs in one thread per machine and reports its progress. On a terminal, every machine has
+    a line. Otherwise each report is printed as a line; a report that only changes a number, at most
+    every few seconds.
     """
     columns = (
         SpinnerColumn(),
@@ -77,7 +78,7 @@ def raise_failures(results: Mapping[str, object], console: Console) -> None:
         console.print(Text(f"{name}: {error.message}", style="red"), soft_wrap=True)
     raise RunError(
         f"{len(failed)} of {len(results)} machines failed: {', '.join(failed)}; the others did "
-        "not. Put the cause right and run it again: what is done is left alone",
+        "not. Fix the cause and run the command again: it does not repeat finished work",
         machines=", ".join(failed),
     )
 

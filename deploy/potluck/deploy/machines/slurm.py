@@ -63,7 +63,7 @@ def run_command(command: Sequence[str], environment: Mapping[str, str]) -> str:
         )
     except FileNotFoundError:
         raise ConfigurationError(
-            f"{command[0]} is not here; run this on a machine that submits to the cluster"
+            f"{command[0]} is not installed here; run this on a machine that submits to the cluster"
         ) from None
     except subprocess.TimeoutExpired:
         raise RunError(
@@ -83,13 +83,16 @@ class SlurmMachine:
         self, machine: MachineSettings, inventory: Inventory, run: Run = run_command
     ) -> None:
         if machine.slurm is None:
-            raise ConfigurationError(f"machine {machine.name} is none of Slurm's")
+            raise ConfigurationError(f"machine {machine.name} is not a Slurm machine")
         self._machine, self._inventory, self._run = machine, inventory, run
         self._settings: SlurmSettings = machine.slurm
         self.folder = Path(self._settings.directory) / inventory.federation / machine.name
 
     def up(self, files: Mapping[str, PartyFiles]) -> tuple[Job, str]:
-        """Submit or replace the job as the inventory asks. Return the job, and the action taken."""
+        """Submit the job, or replace it if the inventory differs.
+
+        Return the job, and the action taken.
+        """
         configurations = [self._write(host, files[host.name]) for host in self._machine.hosts]
         command = self._submission()
         digest = self._digest(command, files)
@@ -114,7 +117,7 @@ class SlurmMachine:
         return job, "submitted again" if old else "submitted"
 
     def log_size(self) -> int:
-        """Bytes of the job's log so far, for `await_connected`."""
+        """Return the bytes of the job's log so far, for `await_connected`."""
         path = self.folder / LOG
         return path.stat().st_size if path.exists() else 0
 
@@ -149,8 +152,8 @@ class SlurmMachine:
                 lines = " | ".join(log.splitlines()[-_LAST_LINES:])
                 raise RunError(
                     f"job {job.job_id} of {self._machine.name} failed: {why}; its log "
-                    f"{self.folder / LOG} ends: {lines or '(it is empty)'}; machines after it are "
-                    "as they were: fix the cause, then run `potluck deploy slurm up`",
+                    f"{self.folder / LOG} ends: {lines or '(it is empty)'}; later machines were "
+                    "not changed: fix the cause, then run `potluck deploy slurm up`",
                     machine=self._machine.name,
                     job=job.job_id,
                 )

@@ -1,4 +1,4 @@
-"""The operator's side of the wire: calls to a coordinator, and what comes back as values.
+"""The operator's side of the protocol: calls to a coordinator, and their answers as plain values.
 
-Imports `potluck.common`. Run files go up; statuses, profiles and models come down.
+Imports `potluck.common`. Sends run files; receives statuses, profiles and models.
 """

@@ -26,7 +26,7 @@ from potluck.deploy.operator.operator_client import OperatorClient
 from potluck.rpc.v1 import operator_pb2, transfer_pb2
 
 ATTEMPTS = 5
-"""Number of consecutive breaks without a new byte after which a download gives up."""
+"""Number of consecutive failures without a new byte after which a download gives up."""
 
 _FIRST_PAUSE_SECONDS = 0.05
 _LARGEST_FILE = 1 << 62  # the coordinator is ours, and the disk has its own limit
@@ -71,7 +71,7 @@ async def download_model(
     _check_target(path)
     if best and round_number:
         raise ConfigurationError(
-            f"round {round_number} and the best round are two models; ask for one of them"
+            f"round {round_number} and the best model are both requested; request one of them"
         )
     fruitless, before = 0, _bytes_here(path)
     while True:
@@ -92,7 +92,7 @@ async def download_model(
 
 
 def _stopped(error: PotluckError, path: Path, here: int) -> PotluckError:
-    """Return the error of a download that gives up, with the bytes that the next call resumes."""
+    """Return the error of a download that gives up, with the number of bytes already received."""
     folder = path.absolute().parent
     return type(error)(
         f"{error.message}; {here} bytes are in {folder}, and the same command resumes there",
@@ -101,7 +101,7 @@ def _stopped(error: PotluckError, path: Path, here: int) -> PotluckError:
 
 
 def _bytes_here(path: Path) -> int:
-    """Return the size in bytes of the part that the next call resumes."""
+    """Return the size in bytes of the received part, from which the next call resumes."""
     return next((held_bytes(part) for part in _partial_files(path).values()), 0)
 
 
@@ -135,8 +135,8 @@ async def _receive(
         header, origin = first.frame.header, first.origin
         if best and not origin.HasField("best"):
             raise ProtocolError(
-                "the coordinator knows nothing of best models, it is of an older release; upgrade "
-                "it, or ask for a round"
+                "the coordinator's release is too old for best models; upgrade it, or request a "
+                "round"
             )
         target = _hidden(path, check_digest(header.blake3))
         receiver = FileReceiver(
@@ -177,7 +177,9 @@ def _take(receiver: FileReceiver, frame: transfer_pb2.ModelFrame) -> bool:
         case "trailer":
             return True
         case other:
-            raise ProtocolError(f"the coordinator sent {other or 'nothing'} in the midst of a file")
+            raise ProtocolError(
+                f"the coordinator sent {other or 'nothing'} in the middle of a file"
+            )
 
 
 def _hidden(path: Path, blake3: str) -> Path:

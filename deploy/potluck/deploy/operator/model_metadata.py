@@ -21,7 +21,7 @@ from potluck.common.tensors.layout import ALIGNMENT, LENGTH_BYTES
 from potluck.rpc.v1 import operator_pb2
 
 _TABLES = ("task", "model", "selector", "strategy", "objective", "training")
-_MOST_HEADER_BYTES = 100_000_000  # as the library behind the format has it
+_MOST_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
 
 
 def metadata_of(origin: operator_pb2.ModelOrigin, blake3: str) -> dict[str, str]:
@@ -61,8 +61,8 @@ def kept_patterns(origin: operator_pb2.ModelOrigin) -> list[str]:
 def write_metadata(path: Path, metadata: Mapping[str, str]) -> int:
     """Write metadata into the header of a safetensors file. Return the file's new size in bytes.
 
-    The tensors stay as they are. Raises LayoutError for any other kind of file, and StorageError;
-    the file is unchanged then.
+    The tensors stay as they are. Raises LayoutError if it is not a safetensors file, StorageError
+    if it can't be written; the file is unchanged then.
     """
     new = path.with_name(f"{path.name}.new")
     try:

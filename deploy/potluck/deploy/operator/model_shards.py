@@ -18,11 +18,13 @@ _WHOLE = "whole.safetensors"
 
 
 def shard_bytes(text: str) -> int:
-    """Return the bytes of a size such as 5GB or 500MB. Raises ConfigurationError."""
+    """Return a size such as 5GB or 500MB in bytes. Raises ConfigurationError."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kmg]?)b?", text.strip().lower())
     size = 0 if found is None else int(float(found[1]) * _UNITS[found[2]])
     if size < 1:
-        raise ConfigurationError(f"'{text}' is no size; give one such as 5GB or 500MB", size=text)
+        raise ConfigurationError(
+            f"'{text}' is not a size; give one such as 5GB or 500MB", size=text
+        )
     return size
 
 

@@ -66,7 +66,7 @@ def _asks(selecting: Interview) -> str:
     """Return the error text for a selector that can't select offline because it asks clients."""
     try:
         question = next(selecting)
-    except StopIteration:  # it has no question if no client trains
+    except StopIteration:  # the selector asks no question if no client trains
         return "this selector may ask clients before it chooses, which needs a federation"
     finally:
         selecting.close()

@@ -23,13 +23,15 @@ if TYPE_CHECKING:  # exists for type checkers only
     from potluck.rpc.v1.operator_pb2_grpc import OperatorServiceAsyncStub
 
 PAGE_SIZE = 1000
-"""Runs or clients asked for in one call."""
+"""Number of runs or clients requested in one call."""
 CALL_SECONDS = 30.0
-"""Deadline of a call with one answer."""
+"""Deadline of a call with one answer, in seconds."""
 
 START_SECONDS = 120.0
-"""Deadline of starting a run: the coordinator imports its task and large libraries, and builds its
-model."""
+"""Deadline of starting a run, in seconds.
+
+The coordinator imports the task and large libraries, and builds the model.
+"""
 
 STALL_SECONDS = 60.0
 """Seconds without a byte after which a download counts as broken."""
@@ -90,7 +92,7 @@ class OperatorClient:
 
     async def newest_run(self) -> operator_pb2.RunStatus | None:
         """Return the run that was started last; None without any run."""
-        # Ask for two or more: a run that pre-trains for another is not shown.
+        # Request at least two: the newest may be a pre-training run, which is hidden.
         request = operator_pb2.ListRunsRequest(page_size=2)
         answer = await self._call(self._stub.ListRuns(request, timeout=CALL_SECONDS))
         return answer.runs[0] if answer.runs else None
@@ -149,7 +151,7 @@ class OperatorClient:
         return [audit for answer in answers for audit in answer.audits]
 
     async def audit_disclosures(self, run_id: str) -> list[operator_pb2.AuditDisclosuresResponse]:
-        """Return the disclosures of a run's clients, in several parts."""
+        """Return the disclosures of a run's clients, as the coordinator's list of answers."""
         request = operator_pb2.AuditDisclosuresRequest(run_id=run_id)
         return list(await self._all(self._stub.AuditDisclosures(request), "disclosures"))
 
@@ -198,7 +200,7 @@ class OperatorClient:
         async with aclosing(self.watch_run(run_id)) as events:
             async for event in events:
                 return event.status  # the first event is the status
-        raise ProtocolError(f"the coordinator at {self._address} said nothing of run {run_id}")
+        raise ProtocolError(f"the coordinator at {self._address} sent no status of run {run_id}")
 
     async def fetch_model(
         self, run_id: str, *, round_number: int, blake3: str, offset: int, best: bool = False
@@ -226,7 +228,7 @@ class OperatorClient:
         except TimeoutError:
             raise UnreachableError(
                 f"the coordinator at {self._address} sent nothing for {STALL_SECONDS:.0f} s; "
-                "try again, the download goes on where it stopped"
+                "try again, the download resumes where it stopped"
             ) from None
         except grpc.aio.AioRpcError as error:
             raise self._translate(error) from None
@@ -288,7 +290,7 @@ def _plain(answer: Answer) -> Answer:
 
 @asynccontextmanager
 async def connect(config: OperatorConfig) -> AsyncIterator[OperatorClient]:
-    """Make a client of the coordinator that `config` names; it connects at its first use."""
+    """Yield a client of the coordinator that `config` names; it connects at its first call."""
     async with channel(
         config.coordinator, config.tls, server_name=config.server_name
     ) as connection:

@@ -38,12 +38,14 @@ class OperatorConfig(Settings):
 
     kind = OPERATOR
 
-    coordinator: str = Field(description="Where the coordinator listens, HOST:PORT.")
+    coordinator: str = Field(description="Address of the coordinator, HOST:PORT.")
     server_name: str | None = Field(
         default=None,
         description="Name to expect in the coordinator's certificate instead of HOST; for tunnels.",
     )
-    tls: TlsFiles = Field(description="Who the operator is, made by `potluck pki issue`.")
+    tls: TlsFiles = Field(
+        description="Files with the operator's certificate and key, made by `potluck pki issue`."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +71,8 @@ def load_operator_config(
 ) -> OperatorConfig:
     """Load the configuration from flags, the environment (POTLUCK_*) and a file, in this order.
 
-    candidates: files to search if no flag or variable names a file. The first that exists is read;
-    none has to exist. Raises ConfigurationError.
+    candidates: paths of possible files, used if no flag or variable names a file. The first that
+    exists is read; none has to exist. Raises ConfigurationError.
     """
     values = _from_environment_and_flags(flags)
     path = flags.config or _environment_path("config")
@@ -110,7 +112,7 @@ def _without_file(values: dict[str, Any], looked_for: Sequence[Path]) -> Operato
         flags = ", ".join(f"--{name}" for name in missing)
         places = " and ".join(str(path) for path in looked_for)
         raise ConfigurationError(
-            f"don't know how to reach the coordinator: there is no {places}; write one "
+            f"the coordinator's address is unknown: there is no {places}; write one "
             f"(`potluck config operator > {FILE_NAME}`) or give {flags}"
         )
     values["tls"] = {name: values.pop(name) for name in _TLS_FIELDS}

@@ -4,7 +4,7 @@
       {"id": "a", "samples": 40, "label_counts": [10, 0, 30], "triplet": [0.3, 0.1, 0.5],
        "interaction_matrix": [[5, 5], [0, 0], [20, 10]]}]}
 
-A client needs only an `id`. `classes` may be omitted if a client's counts show it.
+A client needs only an `id`. `classes` may be omitted if a client has label counts.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def read_profile_file(path: Path) -> Population:
     if len(set(ids)) < len(ids):
         repeated = Counter(ids).most_common(1)[0][0]
         raise ConfigurationError(
-            f"{path}: client '{repeated}' is there twice; give every client an id of its own",
+            f"{path}: client '{repeated}' occurs twice; give every client its own id",
             path=path,
         )
     classes = file.get("classes") or _classes_shown(clients)

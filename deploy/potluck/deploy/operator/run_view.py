@@ -72,7 +72,7 @@ def observe(view: RunView, event: operator_pb2.WatchRunResponse) -> RunView:
             return replace(view, progress=event.progress)
         case "notice" if event.notice not in view.notices:
             return replace(view, notices=(*view.notices, event.notice))
-        case _:  # a notice seen before, or an event of a newer coordinator
+        case _:  # a notice already in the view, or an event kind of a newer coordinator
             return view
 
 
@@ -135,7 +135,7 @@ def shown_measures(status: operator_pb2.RunStatus | None) -> dict[str, Measure]:
     last; few runs have these.
     """
     shown = {name: CLASSIFICATION[name] for name in _SHOWN}
-    shown[f"{TRAINING}loss"] = Measure(label="training loss")  # where there may be no other
+    shown[f"{TRAINING}loss"] = Measure(label="training loss")  # some tasks have no other metric
     if status is not None and status.measures:
         shown = {
             each.name: Measure(
@@ -162,9 +162,9 @@ def spread_measures(status: operator_pb2.RunStatus | None) -> dict[str, str]:
 
 
 def state_counts(progress: operator_pb2.RoundProgress) -> list[tuple[str, int, bool]]:
-    """Return the states of a round's members: name, number of members, and if it means trouble.
+    """Return the states of a round's members: name, number of members, True for a problem.
 
-    States that mean trouble are last.
+    Problem states are last.
     """
     counts = Counter(member.state for member in progress.members)
     found = [(member_state_name(state), counts[state]) for state in sorted(counts)]

@@ -1,4 +1,4 @@
 """The federation's authorities: certificates, members, revocations, as files in a folder.
 
-Imports `potluck.common`. Names and ranges come in; keys, certificates and signed records come out.
+Imports `potluck.common`. Input: names and ranges. Output: keys, certificates and signed records.
 """

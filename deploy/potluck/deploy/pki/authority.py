@@ -154,7 +154,7 @@ def load_authority(folder: Path) -> Authority:
     check_authority(folder)
     certificate = read_certificate(files.certificate)
     if not is_authority(certificate):
-        raise ConfigurationError(f"{files.certificate} is no authority's certificate")
+        raise ConfigurationError(f"{files.certificate} is not an authority's certificate")
     try:
         key = load_pem_private_key(files.key.read_bytes(), password=None)
     except OSError as error:
@@ -164,7 +164,7 @@ def load_authority(folder: Path) -> Authority:
             path=files.key,
         ) from error
     except (UnsupportedAlgorithm, TypeError, ValueError) as error:
-        raise ConfigurationError(f"{files.key} is no private key in PEM form") from error
+        raise ConfigurationError(f"{files.key} is not a private key in PEM form") from error
     matches = key.public_key() == certificate.public_key()
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not matches:
         raise ConfigurationError(f"{files.key} is not the key of {files.certificate}")
@@ -191,7 +191,7 @@ def certify(
     days: int = LEAF_DAYS,
     now: datetime | None = None,
 ) -> x509.Certificate:
-    """Sign a certificate for a key and enter it into the register; see `check_request`.
+    """Sign a certificate for a key and record it in the register; see `check_request`.
 
     Raises ConfigurationError for a bad period or host, or for an expired authority; StorageError
     if writing fails.
@@ -260,7 +260,7 @@ def check_request(identity: Identity, hosts: Sequence[str]) -> None:
         raise ConfigurationError(f"a {role} is never dialled; leave out --host {hosts[0]}")
     if role in SPEAKING and not identity.claims:
         raise ConfigurationError(
-            f"{role} {name!r} speaks for no client; add --clients, for example --clients client-0:5"
+            f"{role} {name!r} has no clients; add --clients, for example --clients client-0:5"
         )
     size = len(identity.uri())
     if size > MAXIMUM_URI_BYTES:

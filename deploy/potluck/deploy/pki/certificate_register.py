@@ -114,7 +114,7 @@ def find(folder: Path, name_or_serial: str) -> list[Issued]:
         names = sorted({one.identity.name for one in everything})
         raise ConfigurationError(
             f"{folder} has issued no certificate to {name_or_serial!r}, nor one with that serial "
-            f"number; it has issued some to {', '.join(names) or 'nobody'}"
+            f"number; it has issued some to {', '.join(names) or '(none)'}"
         )
     return found
 
@@ -138,7 +138,7 @@ def renew(
     if old.revoked is not None:
         raise ConfigurationError(
             f"the newest certificate of {old.identity.name} was revoked on {old.revoked:%Y-%m-%d}; "
-            "issue a new one with `potluck pki issue … --force` if it is to come back"
+            "issue a new one with `potluck pki issue … --force` to readmit the party"
         )
     target = folder / f"{old.identity.name}.pem"
     made = ec.generate_private_key(ec.SECP256R1()) if new_key else None
@@ -153,7 +153,7 @@ def renew(
 def grant(
     folder: Path, request: Path, role: Role = Role.HOST, clients: Sequence[str] = ()
 ) -> Grant:
-    """Read a signing request and grant it its name with the given role and clients.
+    """Read a signing request, and grant its name with the given role and clients.
 
     Without `clients`, the grant has the clients of the party's newest certificate. Raises
     ConfigurationError or IdentityError if the request asks for more, for another role or
@@ -169,16 +169,16 @@ def grant(
         )
     if asked.role is not role:
         raise ConfigurationError(
-            f"{request} asks for the role {asked.role}, not {role}; if that is meant, say "
+            f"{request} asks for the role {asked.role}, not {role}; if that is intended, add "
             f"--role {asked.role}"
         )
     claims = parse_claims(clients) if clients else _granted_before(folder, asked)
     more = ", ".join(map(str, exceeding(asked.claims, claims)))
     if more:
-        granted = ", ".join(map(str, claims)) or "nobody"
+        granted = ", ".join(map(str, claims)) or "no client"
         raise ConfigurationError(
-            f"{request} asks to speak for {more[:400]}, and is granted {granted[:400]}; say with "
-            "--clients what it is to speak for, all that it asks or more, or have it ask for less"
+            f"{request} asks to speak for {more[:400]}, and is granted {granted[:400]}; name at "
+            "least all requested clients with --clients, or make a request for fewer"
         )
     identity = Identity(federation=federation, role=role, name=asked.name, claims=claims)
     return Grant(identity=identity, public_key=found.public_key)
@@ -260,5 +260,5 @@ def expires_in(folder: Path, now: datetime) -> dict[str, timedelta]:
 def _key_of(path: Path) -> ec.EllipticCurvePublicKey:
     key = read_certificate(path).public_key()
     if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise ConfigurationError(f"{path} is no P-256 certificate, the only kind grpcio takes")
+        raise ConfigurationError(f"{path} is not a P-256 certificate, the only kind grpcio accepts")
     return key

@@ -1,4 +1,4 @@
-"""Content of certificate files."""
+"""Reads and checks certificate files."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def read_certificate(path: Path) -> x509.Certificate:
             f"certificate {path} can't be read ({error.strerror})", path=path
         ) from error
     except ValueError as error:
-        raise ConfigurationError(f"{path} is no certificate in PEM form", path=path) from error
+        raise ConfigurationError(f"{path} is not a certificate in PEM form", path=path) from error
 
 
 def is_authority(certificate: x509.Certificate) -> bool:

@@ -54,7 +54,7 @@ def _hand_over(authority: Path, volume: Path, role: Role) -> None:
     for name, source in (
         ("authority.pem", issued.authority),
         ("certificate.pem", issued.certificate),
-        ("key.pem", issued.key),  # the last one: if it exists, all files exist
+        ("key.pem", issued.key),  # written last: if it exists, all files exist
     ):
         target = volume / name
         target.touch(mode=0o600)
@@ -71,7 +71,7 @@ def _make_password(path: Path) -> None:
 
 
 def main() -> None:
-    """Make missing certificates in /pki and print whose were made."""
+    """Make missing certificates in /pki and print the parties that received one."""
     for party in make_certificates(Path("/pki")):
         print(f"made the certificate of {party}", flush=True)  # noqa: T201  # its only output
 

@@ -41,7 +41,10 @@ MEMBER_DAYS = 365
 
 @dataclass(frozen=True, kw_only=True)
 class Enrolled:
-    """Clients with new records. epoch: of the document with these. keys: the clients' key files."""
+    """Clients with new records. epoch: epoch of the document with the records.
+
+    keys: their key files.
+    """
 
     epoch: int
     keys: tuple[Path, ...]
@@ -57,7 +60,7 @@ def create_root(folder: Path, federation: str, *, force: bool = False) -> list[P
     secret, public, members = _paths(folder)
     if secret.exists() and not force:
         raise ConfigurationError(
-            f"{secret} exists already; use --force to replace it, and make all members anew"
+            f"{secret} exists already; use --force to replace it, and make all members again"
         )
     key = Ed25519PrivateKey.generate()
     pem = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
@@ -82,7 +85,9 @@ def add_members(
     too many days, and for a revoked key.
     """
     if not is_name(host):
-        raise ConfigurationError(f"{host[:80]!r} is no host name; use that of its certificate")
+        raise ConfigurationError(
+            f"{host[:80]!r} is not a host's name; use the name in the host's certificate"
+        )
     _check_days(days)
     names = expand_clients(clients)
     for client in names:
@@ -221,8 +226,8 @@ def _write(path: Path, root: Ed25519PrivateKey, document: MembershipDocument) ->
     text = SignedMembership.make(root, document).to_bytes()
     if len(text) > MAXIMUM_BYTES:
         raise ConfigurationError(
-            f"{path} would have {len(text)} bytes, {MAXIMUM_BYTES} are the most that hosts take; "
-            "revoke members that left"
+            f"{path} would have {len(text)} bytes, {MAXIMUM_BYTES} are the most that hosts "
+            "accept; revoke members that left"
         )
     write_file(path, text, PUBLIC_MODE)
 
@@ -230,7 +235,7 @@ def _write(path: Path, root: Ed25519PrivateKey, document: MembershipDocument) ->
 def _current(folder: Path) -> MembershipDocument:
     """Return the current document, after a check that this root signed it.
 
-    So the root never signs a successor of another root's document.
+    The check prevents that the root signs a successor of another root's document.
     """
     _, public, path = _paths(folder)
     document = read_membership(path)
@@ -270,7 +275,7 @@ def _require_members(document: MembershipDocument, clients: Sequence[str], folde
     for client in clients:
         if client not in members:
             raise ConfigurationError(
-                f"client {client} is no member; make it one with `potluck pki member {folder} "
+                f"client {client} is not a member; make it one with `potluck pki member {folder} "
                 f"{client} --host NAME`"
             )
 
@@ -280,8 +285,8 @@ def _refuse_revoked(
 ) -> None:
     if any((client, public_key) == (each.client, each.public_key) for each in document.revoked):
         raise ConfigurationError(
-            f"the key in {_key_path(folder, client)} was revoked; remove the file, and a new one "
-            "is made"
+            f"the key in {_key_path(folder, client)} was revoked; remove the file and run the "
+            "command again, which makes a new key"
         )
 
 

@@ -1,4 +1,4 @@
 """Output for people: tables, live views, reports and plots.
 
-Imports `operator`. Values come in; text and pictures go out.
+Imports `operator`. Input: values. Output: text and pictures.
 """

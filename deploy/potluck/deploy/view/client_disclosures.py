@@ -1,4 +1,4 @@
-"""Data that each client of a run disclosed, added up from the coordinator's audit. Pure."""
+"""Data that each client of a run disclosed, summed over the coordinator's audit. Pure."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def client_disclosures(
 
 
 def claim_of_masks(run_file: str) -> str:
-    """Return what may be claimed of a run's masked updates; empty if its updates have no masks."""
+    """Return the privacy claim for a run's masked updates; empty if they are not masked."""
     return CLAIM if tomllib.loads(run_file).get("secure_aggregation") else ""
 
 

@@ -38,7 +38,8 @@ class RunReport:
     planned: clients that the selector chose. realised: clients that were included. Both are rows of
     the population, by round. accuracies: shares in [0, 1], by name and round. measures: metrics of
     a task with its own trainer, by name and round. spreads: of metrics over clients, by round and
-    name; only rounds that have them. coverage: clients and samples behind metrics, likewise.
+    name; only rounds that have them. coverage: clients and samples behind metrics, by round and
+    name.
     """
 
     population: Population

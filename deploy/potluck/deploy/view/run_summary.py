@@ -19,7 +19,7 @@ class MeasureSummary(BaseModel):
 
     name: str
     label: str
-    unit: str = Field(description='Of its mean; "share" for one in [0, 1].')
+    unit: str = Field(description='Unit of its mean; "share" for a metric in [0, 1].')
     higher_is_better: bool
 
 
@@ -29,10 +29,10 @@ class CoverageSummary(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="null")
 
     clients: int = Field(description="Clients that measured it; 0 on the coordinator's own data.")
-    asked: int = Field(default=0, description="Clients asked for it that hold samples for it.")
-    samples: int = Field(default=0, description="Samples; 0 where masked updates hide it.")
+    asked: int = Field(default=0, description="Clients that were asked for it and hold samples.")
+    samples: int = Field(default=0, description="Samples; 0 if masked updates hide the number.")
     partial: bool = Field(
-        default=False, description="Whether fewer measured it than the run demands."
+        default=False, description="True if fewer clients than the run requires measured it."
     )
 
     @classmethod
@@ -50,8 +50,8 @@ class SpreadSummary(CoverageSummary):
     """A metric's distribution over clients; each client has the same weight."""
 
     mean: float
-    worst_tenth: float = Field(description="Mean of the tenth for which it is worst.")
-    quantiles: dict[str, float] = Field(description="By the share of the clients below.")
+    worst_tenth: float = Field(description="Mean over the worst tenth of clients.")
+    quantiles: dict[str, float] = Field(description="Quantiles, by the share of clients below.")
 
 
 class LateSummary(BaseModel):
@@ -60,8 +60,8 @@ class LateSummary(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     client: str
-    round: int = Field(description="The round that it was for.")
-    weight: float = Field(description="What it counted for beside one in time, which counts 1.")
+    round: int = Field(description="Round in which the client was selected.")
+    weight: float = Field(description="Weight factor of the late update; 1 for one in time.")
 
 
 class RoundSummary(BaseModel):
@@ -69,22 +69,23 @@ class RoundSummary(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="null")
 
-    round: int = Field(description="Its number, from 1.")
-    cohort: list[str] = Field(description="Client ids in the order they were chosen.")
+    round: int = Field(description="Number of the round, from 1.")
+    cohort: list[str] = Field(description="Client ids in selection order.")
     accuracy: float | None
     worst_group_accuracy: float | None
     loss: float | None
-    others: dict[str, float] = Field(default={}, description="Other measures, by name.")
+    others: dict[str, float] = Field(default={}, description="Other metrics, by name.")
     spreads: dict[str, SpreadSummary] = Field(
-        default={}, description="Measures over clients, by name, where the run shows these."
+        default={},
+        description="Distributions of metrics over clients, by name, if the run shows them.",
     )
     coverage: dict[str, CoverageSummary] = Field(
-        default={}, description="Clients and samples behind measures, by name."
+        default={}, description="Clients and samples behind metrics, by name."
     )
     late: list[LateSummary] = Field(
         default=[], description="Updates of earlier rounds that are part of the model."
     )
-    seconds: float = Field(description="From selection to commit.")
+    seconds: float = Field(description="Seconds from selection to commit.")
     bytes_down: int = Field(description="Model bytes that hosts have received.")
     bytes_up: int = Field(description="Update bytes received from hosts.")
 
@@ -103,13 +104,13 @@ class RunSummary(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="null")
 
-    run: str = Field(description="Its id.")
+    run: str = Field(description="Id of the run.")
     task: str
     selector: str
     strategy: str
-    rounds: int = Field(description="Rounds committed.")
-    clients: int = Field(description="Clients of the federation.")
-    count: int = Field(description="Clients selected in each round.")
+    rounds: int = Field(description="Number of committed rounds.")
+    clients: int = Field(description="Number of clients of the federation.")
+    count: int = Field(description="Number of clients selected in each round.")
     accuracy: float | None
     worst_group_accuracy: float | None
     loss: float | None
@@ -117,10 +118,10 @@ class RunSummary(BaseModel):
     bytes_down: int
     bytes_up: int
     coverage: dict[str, CoverageSummary] = Field(
-        default={}, description="Clients and samples behind that model's measures, by name."
+        default={}, description="Clients and samples behind that model's metrics, by name."
     )
     measures: list[MeasureSummary] = Field(
-        default=[], description="What the rounds may have, the most important first."
+        default=[], description="Metrics that rounds may have, the most important first."
     )
     history: list[RoundSummary]
 
@@ -131,7 +132,7 @@ def summarise(view: RunView, *, clients: int) -> RunSummary:
     Raises RunError if no event of the run was received.
     """
     if view.status is None:
-        raise RunError("nothing has been heard of the run; is the coordinator alive?")
+        raise RunError("no event of the run was received; check that the coordinator runs")
     history = [_round_summary(committed) for committed in view.rounds]
     evaluated = [entry for entry in history if entry.accuracy is not None or entry.loss is not None]
     last = evaluated[-1] if evaluated else None

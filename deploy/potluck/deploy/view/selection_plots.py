@@ -67,7 +67,7 @@ def dominant_heterogeneity(population: Population) -> NDArray[np.int64]:
 
 
 def dominant_label(label_counts: Floats) -> NDArray[np.int64]:
-    """Return per client the class of most of its samples; the lower of equals; C if unknown.
+    """Return per client its most frequent class; the lower class if two are equal; C if unknown.
 
     label_counts: K × C, possibly noisy, NaN if a client disclosed none.
     """

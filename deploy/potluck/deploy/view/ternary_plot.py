@@ -1,4 +1,4 @@
-"""A ternary plot of heterogeneity triplets: each client by the components' shares."""
+"""A ternary plot of heterogeneity triplets: a point per client, at its components' shares."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class LinesDisplay:
         return None
 
     def show(self, view: RunView, event: operator_pb2.WatchRunResponse) -> None:
-        """Print one line, except for progress and for a status with only higher counts."""
+        """Print one line; nothing for progress, or for a status in which only numbers grew."""
         if event.WhichOneof("event") == "status":
             standing = (event.status.state, event.status.reason, lacks_clients(event.status))
             if standing == self._standing:
@@ -131,8 +131,8 @@ async def follow(
     """Show a run until it ends. Return its last view.
 
     newest_rounds: maximum number of already committed rounds to show, the newest ones; 0 for all.
-    run_id: an id, a unique beginning of one, or a name. If the coordinator disconnects, it is
-    waited for without a limit. If it can't be reached at the start, UnreachableError is raised.
+    run_id: an id, a unique beginning of one, or a name. If the coordinator disconnects, the call
+    waits for it without a limit. If it can't be reached at the start, UnreachableError is raised.
     """
     view, failures = RunView(), 0
     while not view.ended:
@@ -146,7 +146,7 @@ async def follow(
                     display.connection(f"back with the coordinator at {client.address}", lost=False)
                 if is_news(view, event):
                     view = observe(view, event)
-                    if view.status is not None:  # a name may mean two by the time it is back
+                    if view.status is not None:  # not the name, which a second run may get
                         run_id = view.status.run_id
                     display.show(view, event)
         except UnreachableError:

@@ -54,7 +54,7 @@ def round_line(committed: Round, status: operator_pb2.RunStatus | None) -> str:
     for name, following in zip_longest(names, names[1:]):
         parts.append(f"{shown[name].label} {readable_measure(metrics.get(name), shown[name].unit)}")
         here = coverage.get(name)
-        if here is not None and here != coverage.get(following):  # said once for several measures
+        if here is not None and here != coverage.get(following):  # once for equal neighbours
             parts.append(f"over {readable_coverage(here)}")
     for name, label in spread_measures(status).items():
         if name in committed.spreads:
@@ -76,7 +76,8 @@ def is_missing(coverage: Coverage | None) -> bool:
 def cohort_text(committed: Round) -> str:
     """Return the size of a cohort.
 
-    It is `included/selected` if some dropped out, with `+2 late` if two late updates joined.
+    The text is `included/selected` if clients dropped out, and ends with `+2 late` if two late
+    updates joined.
     """
     selected = len(committed.members)
     left_out = sum(member.state in LEFT_OUT for member in committed.members)

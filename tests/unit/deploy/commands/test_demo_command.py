@@ -51,7 +51,7 @@ def test_hosts_share_what_the_machine_has(
             ["--hosts", "2", "-o", "secure_aggregation=true", "-o", "masking.hosts=3"],
             "on 3 hosts, and the demo has 2; add --hosts 3",
         ),
-        (["--data", "nowhere"], "nowhere is no folder; name one that is there with --data"),
+        (["--data", "nowhere"], "nowhere is not a folder; name an existing one with --data"),
     ],
 )
 def test_what_is_not_on_this_machine_is_refused_before_a_file_is_made(

@@ -246,7 +246,7 @@ def with_client(**fields: Any) -> dict[str, Any]:
         ({"classes": 3, "clients": []}, "clients: must have 1 entry at least"),
         ({**with_client(), "classes": 0}, "classes: must be greater than or equal to 1"),
         ({"classes": 3, "clients": [{"samples": 3}]}, "clients.0.id: is missing"),
-        ({"classes": 3, "clients": [{"id": "a"}, {"id": "a"}]}, "'a' is there twice"),
+        ({"classes": 3, "clients": [{"id": "a"}, {"id": "a"}]}, "'a' occurs twice"),
         (with_client(colour=3), "clients.0.colour: is not known here"),
         (with_client(samples=-1), "samples: must be greater than or equal to 0"),
         (with_client(samples=1.5), "samples: must be a whole number"),

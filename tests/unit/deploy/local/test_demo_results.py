@@ -116,7 +116,7 @@ def test_the_summary_says_what_its_metrics_are_over() -> None:
 
 
 def test_there_is_no_summary_of_nothing() -> None:
-    with pytest.raises(RunError, match="nothing has been heard"):
+    with pytest.raises(RunError, match="no event of the run was received"):
         summarise(RunView(), clients=3)
 
 

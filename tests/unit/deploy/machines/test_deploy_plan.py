@@ -257,7 +257,7 @@ def test_gpus_limits_and_data_reach_the_engine() -> None:
         ('"ssh://ops@gpu-1.example.org"', '"http://gpu-1"', "'machines.0.engine': must be ssh://"),
         ('"ssh://ops@gpu-1.example.org"', '"ssh://-oProxyCommand=x"', "must be ssh://"),
         ('"ssh://ops@gpu-1.example.org"', '"tcp://gpu-1:2376"', "needs its `tls` table"),
-        ('machine = "gpu-1"', 'machine = "gpu-9"', "'gpu-9' is none of the machines gpu-1"),
+        ('machine = "gpu-1"', 'machine = "gpu-9"', "'gpu-9' is not one of the machines gpu-1"),
         ("gpus = []", 'gpus = ["all"]', "'all' is neither a GPU's index nor its UUID"),
         ("gpus = []", "gpsu = []", "unknown key 'machines.0.hosts.0.gpsu' (did you mean 'gpus'?)"),
         ("gpu-1.example.org:7443", "gpu-1.example.org", "'address': must be HOST:PORT"),
@@ -265,11 +265,11 @@ def test_gpus_limits_and_data_reach_the_engine() -> None:
         ("[machines.hosts.settings]", '[[machines.hosts]]\nname = "b"\nclients = ["client-5"]',
          "client 'client-5' is listed twice"),
         ("[machines.hosts.settings]", '[[machines.hosts]]\nname = "gpu-1-a"\nclients = ["c"]',
-         "host or relay 'gpu-1-a' comes 2 times"),
+         "host or relay 'gpu-1-a' occurs 2 times"),
         ('"gpu-1-a"', '"coordinator"', "a host or relay can't be called 'coordinator'"),
-        ("# relay =", 'relay = "gate"', "'gate', which is none of the relays (none)"),
+        ("# relay =", 'relay = "gate"', "'gate', which is not one of the relays (none)"),
         ("# [[machines.relays]]", '[[machines.relays]]\nname = "gate"\naddress = "gate:7443"',
-         "relay 'gate' has no hosts behind it"),
+         "relay 'gate' has no hosts; set"),
     ],
 )  # fmt: skip
 def test_mistakes_are_named_with_their_place(old: str, new: str, message: str) -> None:
@@ -342,7 +342,7 @@ def test_certificates_that_are_missing_are_issued_once(tmp_path: Path) -> None:
     ("party", "message"),
     [
         (Party(name="gpu-1-a", role=Role.HOST, clients=("client-9",)),
-         r"does not name client-9; issue it anew with .* --clients client-9 --force"),
+         r"does not name client-9; issue it again with .* --clients client-9 --force"),
         (Party(name="coordinator", role=Role.COORDINATOR, names=("elsewhere",)),
          r"does not name elsewhere; .* --host elsewhere --force"),
         (Party(name="coordinator", role=Role.HOST), "is for the role coordinator, but host is"),
@@ -429,7 +429,9 @@ def test_a_key_that_was_made_elsewhere_is_told(tmp_path: Path) -> None:
     parties = parties_on(found.machines, found)
     issue_missing(parties, found)
     (found.pki / "gpu-1-a.key").unlink()
-    with pytest.raises(ConfigurationError, match="its key was made elsewhere and stays there"):
+    with pytest.raises(
+        ConfigurationError, match="is not on this machine: host .* made it and keeps it"
+    ):
         read_files(parties[1], found)
 
 

@@ -166,7 +166,9 @@ def test_a_damaged_record_is_told_in_one_line(tmp_path: Path, content: bytes) ->
 
 
 def test_where_slurm_is_missing_that_is_said() -> None:
-    with pytest.raises(ConfigurationError, match="sbatch-of-nowhere is not here; run this on"):
+    with pytest.raises(
+        ConfigurationError, match="sbatch-of-nowhere is not installed here; run this on"
+    ):
         run_command(["sbatch-of-nowhere"], {})
 
 
@@ -175,5 +177,5 @@ def test_options_must_be_options(tmp_path: Path, option: str) -> None:
     slurm = {"directory": str(tmp_path), "options": [option]}
     machine = {"name": "cluster", "engine": "slurm", "slurm": slurm}
     values = {"federation": "demo", "address": "lab:7443", "machines": [machine]}
-    with pytest.raises(ConfigurationError, match="is no option"):
+    with pytest.raises(ConfigurationError, match="is not an option"):
         validate(Inventory, values, source="federation.toml")

@@ -144,7 +144,7 @@ def test_authorities_that_cannot_issue(tmp_path: Path, federation: TestFederatio
         pki.create_authority(tmp_path, "F")
     own, key = tmp_path / "authority.pem", tmp_path / "authority.key"
     own.write_bytes(federation.operator.certificate.read_bytes())
-    with pytest.raises(ConfigurationError, match="is no authority's certificate"):
+    with pytest.raises(ConfigurationError, match="is not an authority's certificate"):
         pki.issue(tmp_path, Role.OPERATOR, "o")
     own.write_bytes(federation.operator.authority.read_bytes())
     with pytest.raises(ConfigurationError, match="can't be read"):
@@ -153,7 +153,7 @@ def test_authorities_that_cannot_issue(tmp_path: Path, federation: TestFederatio
     with pytest.raises(ConfigurationError, match="is not the key of"):
         pki.issue(tmp_path, Role.OPERATOR, "o")
     own.write_text("no certificate")
-    with pytest.raises(ConfigurationError, match="is no certificate in PEM form"):
+    with pytest.raises(ConfigurationError, match="is not a certificate in PEM form"):
         pki.issue(tmp_path, Role.OPERATOR, "o")
 
 

@@ -147,7 +147,7 @@ def test_a_key_made_elsewhere_is_certified_and_never_seen(folder: Path, tmp_path
 def test_the_operator_decides_what_a_request_gets(folder: Path, tmp_path: Path) -> None:
     _, request, _ = make_request(tmp_path / "host", host())
     asks = "asks to speak for client-6:9, and is granted "
-    with pytest.raises(ConfigurationError, match=f"{asks}nobody; say with --clients"):
+    with pytest.raises(ConfigurationError, match=f"{asks}no client; name at least"):
         sign(folder, request, now=NOW)
     with pytest.raises(ConfigurationError, match=f"{asks}client-6, client-7:8; "):
         sign(folder, request, clients=["client-6", "client-7:8"], now=NOW)
@@ -161,7 +161,7 @@ def test_the_operator_decides_what_a_request_gets(folder: Path, tmp_path: Path) 
     sign(folder, request, force=True, now=NOW)  # as it was before
     assert inspect(path).identity == identity
     revoke(folder, "lab-b", now=NOW)
-    with pytest.raises(ConfigurationError, match=f"{asks}nobody"):
+    with pytest.raises(ConfigurationError, match=f"{asks}no client"):
         sign(folder, request, force=True, now=NOW)
     _, foreign, _ = make_request(tmp_path / "host", host("lab-c", federation="elsewhere"))
     with pytest.raises(ConfigurationError, match="asks for federation elsewhere"):

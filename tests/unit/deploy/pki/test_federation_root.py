@@ -121,7 +121,7 @@ def test_a_revoked_key_never_comes_back(tmp_path: Path) -> None:
     text, old = key.read_bytes(), members_of(tmp_path).records["a"].public_key
     revoke_members(tmp_path, ["a"])
     assert members_of(tmp_path).revoked == {("a", old)}
-    with pytest.raises(ConfigurationError, match="client a is no member"):
+    with pytest.raises(ConfigurationError, match="client a is not a member"):
         revoke_members(tmp_path, ["a"])
     key.write_bytes(text)
     with pytest.raises(ConfigurationError, match="was revoked"):
