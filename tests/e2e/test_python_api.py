@@ -85,7 +85,7 @@ def test_the_model_is_the_network_with_its_weights(finished: Run, tmp_path: Path
         assert torch.equal(tensor, network.state_dict()[name])
     exact = tmp_path / "exact.safetensors"
     exact.write_bytes(save({"weight": np.zeros(3, np.float32)}))
-    with pytest.raises(LayoutError, match="does not say what task"):
+    with pytest.raises(LayoutError, match="does not name the task"):
         load_model(exact)
 
 
@@ -334,7 +334,7 @@ def test_a_connection_uses_an_operators_certificate(finished: Run, federation: F
         with pytest.raises(ConfigurationError, match="install it there as a package"):
             connected.run(task=TASK, selector=Mine)  # type: ignore[arg-type]  # on purpose
     assert len(seen.rounds) == 3
-    with pytest.raises(RunError, match=r"is closed; ask for this before `close\(\)`"):
+    with pytest.raises(RunError, match=r"is closed; call this before `close\(\)`"):
         _ = seen.profiles
 
 

@@ -1,7 +1,7 @@
-"""Potluck from Python: federations, runs and what comes of them, for scripts and notebooks.
+"""Potluck from Python: federations, runs and their results, for scripts and notebooks.
 
-`Federation.local` starts one on this machine, `Federation.connect` uses one that is there. All
-else is what the `potluck` command does, through the same calls.
+`Federation.local` starts a federation on this machine, `Federation.connect` uses an existing one.
+The methods do what the `potluck` command does, through the same calls.
 """
 
 import sys
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> str:
-        """Look up the version of this build at its first use, since that may ask git."""
+        """Look up the version of this build at its first use, since the lookup may run git."""
         if name == "__version__":
             return software_version()
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

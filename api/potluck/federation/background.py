@@ -24,7 +24,7 @@ class BackgroundLoop:
         thread.start()
 
     def call(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run a coroutine there and wait for its result, from any other thread.
+        """Run a coroutine on the loop and wait for its result, from any other thread.
 
         Ctrl-C cancels it and waits until it has cleaned up.
         """
@@ -38,14 +38,17 @@ class BackgroundLoop:
             raise
 
     def begin(self, work: Coroutine[Any, Any, object]) -> None:
-        """Run a coroutine there, from any thread, without waiting; not while Python ends."""
+        """Start a coroutine on the loop, from any thread, without waiting.
+
+        Do nothing while Python exits.
+        """
         try:
             asyncio.run_coroutine_threadsafe(work, self.loop)
         except RuntimeError:
             work.close()
 
     async def wait_for(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run a coroutine there and wait for its result, from another event loop."""
+        """Run a coroutine on the loop and wait for its result, from another event loop."""
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self.loop))
 
 
@@ -54,11 +57,11 @@ async def _guarded(work: Coroutine[Any, Any, Result]) -> Result:
 
 
 async def _settled() -> None:
-    """Return once tasks that were cancelled before have had a turn."""
+    """Return once tasks that were cancelled earlier have run their clean-up."""
     await asyncio.sleep(0)
 
 
 @functools.cache
 def background_loop() -> BackgroundLoop:
-    """The loop of this process; gRPC wants no more than one."""
+    """Return the loop of this process; gRPC works with only one."""
     return BackgroundLoop()

@@ -1,4 +1,4 @@
-"""Tables, as pandas frames, of what a run's clients have disclosed."""
+"""Pandas tables of the data that a run's clients have disclosed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Federations, on this machine or elsewhere."""
+"""Federations, on this machine or at a coordinator elsewhere."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 Table: TypeAlias = Mapping[str, object]
 """A table of a run file."""
 _Following: TypeAlias = Callable[[str, RunFollower], Coroutine[Any, Any, RunView]]
-"""Follows the run of an id."""
+"""Follows the run with the given id until it ends."""
 
 _CLIENTS = 10
 """Number of clients of a local federation if neither the caller nor the task gives one."""
@@ -266,7 +266,7 @@ class Federation:
             with contextlib.suppress(NotFoundError):
                 status = self._call(client.find_run(run))
                 return self._made(status.run_id, client, following)
-        raise NotFoundError(f"there is no run '{run}'; `runs` lists those that there are")
+        raise NotFoundError(f"no run '{run}' found; `runs` lists all runs")
 
     @property
     def runs(self) -> pd.DataFrame:
@@ -352,8 +352,8 @@ class Federation:
         table = self._session.table(group, value)
         if self._parties is None and self._session.has(group, str(table.get("name"))):
             raise ConfigurationError(
-                f"{table['name']} is a class of this process, which a coordinator elsewhere does "
-                "not have; install it there as a package, or use Federation.local"
+                f"{table['name']} is a class of this process, which a remote coordinator does not "
+                "have; install it there as a package, or use Federation.local"
             )
         return table
 
@@ -374,7 +374,7 @@ class Federation:
             {"expected_clients": clients, "clients_per_round": usual, **values}
         )
         check_device(self._parties.device)
-        self._check_plugins(run)  # before processes are started that would say the same
+        self._check_plugins(run)  # before processes start, which would report the same later
         started = self._parties.party(clients, text, installed(QUESTIONS))
         party = self._call(started)
         run_id = self._call(party.client.start_run(text))
@@ -392,7 +392,10 @@ class Federation:
             self._session.make(Objective, each.name, each.options)
 
     def _local_clients(self, values: dict[str, Any]) -> int:
-        """Return how many clients a run needs; add it to the options of a task that takes it."""
+        """Return the number of clients that a run needs.
+
+        If the federation has a fixed number, set it as the option `clients` of a task that has it.
+        """
         _, run = checked_text(values)
         options = dict(run.task.options)
         made = self._session.make(Task, run.task.name, options)
@@ -449,7 +452,7 @@ def _check_local(
             raise ConfigurationError(f"{name} is {value!r}; it must be a whole number from 1")
     check_device_names(device)
     if data is not None and not data.is_dir():
-        raise ConfigurationError(f"data is {str(data)!r}, which is no folder", path=data)
+        raise ConfigurationError(f"data is {str(data)!r}, which is not a folder", path=data)
     if folder is not None and Path(folder).exists() and not Path(folder).is_dir():
         raise ConfigurationError(f"folder is {str(folder)!r}, which is a file", path=folder)
 

@@ -20,7 +20,7 @@ MOMENT_SECONDS = 0.2
 class RunFollower:
     """The display that `follow` updates: keeps a run's newest view and wakes waiting callers.
 
-    Lives on the background loop.
+    All methods run on the background loop.
     """
 
     def __init__(self) -> None:
@@ -46,12 +46,12 @@ class RunFollower:
         self._wake()
 
     def connection(self, text: str, *, lost: bool) -> None:
-        """Store a notice that the connection to the coordinator was lost or is back."""
+        """Store a notice that the connection to the coordinator was lost or restored."""
         del lost
         self.notices.append(text)
 
     def begin(self, following: Coroutine[Any, Any, RunView]) -> None:
-        """Follow a run; `following` shows itself here and ends with the run."""
+        """Follow a run. `following` calls `show` and `connection`, and ends with the run."""
         self._error, self._over = None, False
         self._task = asyncio.create_task(self._follow(following))
 
@@ -92,7 +92,7 @@ class RunFollower:
     async def news(self, version: int) -> int:
         """Wait until the view is newer than `version`, then MOMENT_SECONDS for further changes.
 
-        Returns the version then; 0 if the run has ended.
+        Return the new version; 0 if the run has ended.
         """
         while not self._over and self._version == version:
             await self._changed.wait()

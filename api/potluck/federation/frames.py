@@ -1,4 +1,4 @@
-"""Rounds and clients as tables of pandas."""
+"""Rounds and clients as pandas tables."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The processes of a federation on this machine, started when a run needs them.
 
-The first run decides how many clients there are and which classes of the notebook they load. A
-later run that needs other clients or classes gets processes of its own. The earlier processes and
+The first run determines the number of clients, and the classes of this process that they load. A
+later run that needs other clients or classes gets its own processes. The earlier processes and
 their runs stay.
 """
 
@@ -27,7 +27,7 @@ from potluck.federation.session_plugins import SessionPlugins
 
 @dataclass(frozen=True, kw_only=True)
 class PartyOptions:
-    """How the processes are set up; see `Federation.local`."""
+    """Options of the processes; see `Federation.local`."""
 
     hosts: int
     device: str
@@ -38,7 +38,7 @@ class PartyOptions:
 
 @dataclass(frozen=True)
 class Party:
-    """A coordinator and hosts that run, and a connection to the coordinator."""
+    """A running coordinator with its hosts, and a connection to the coordinator."""
 
     files: DemoFiles
     federation: LocalFederation
@@ -48,7 +48,7 @@ class Party:
 
 
 class LocalParties:
-    """All that one `Federation.local` has started. Lives on the background loop."""
+    """All parties of one `Federation.local`. The methods run on the background loop."""
 
     def __init__(self, folder: Path, options: PartyOptions, session: SessionPlugins) -> None:
         self.folder = folder

@@ -1,4 +1,4 @@
-"""Metrics of a classifier that need every sample's probabilities, or every class."""
+"""Metrics of a classifier, from the class probabilities of every sample."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class ModelReport:
 
     samples: number of samples. accuracy: share classified correctly. auroc: area under the ROC
     curve, each class against the rest, averaged over the classes that have one; None if none has.
-    classes: one row per class with `precision`, `recall`, `f1`, `auroc` (NaN if all samples or none
-    are of the class) and `samples`. confusion: samples by true class (rows) and predicted class
-    (columns).
+    classes: one row per class with `precision`, `recall`, `f1`, `auroc` (NaN if all samples or no
+    samples are of the class) and `samples`. confusion: samples by true class (rows) and predicted
+    class (columns).
     """
 
     samples: int
@@ -68,15 +68,15 @@ def evaluated_model(
 ) -> ModelReport:
     """Measure a downloaded model on its task's evaluation data.
 
-    Raises ConfigurationError if the task brings a trainer of its own or has no evaluation data on
-    this machine, and as `trained_model` does.
+    Raises ConfigurationError if the task has its own trainer or has no evaluation data on this
+    machine, and the errors of `trained_model`.
     """
     model = trained_model(path, run_file, session, data)
     name = tomllib.loads(run_file)["task"]["name"]
     if model.task.trainer() is not None:
         raise ConfigurationError(
-            f"task '{name}' measures its model with a trainer of its own; what that says is with "
-            "the run's rounds (`potluck export`)"
+            f"task '{name}' measures its model with its own trainer; the metrics are in the run's "
+            "rounds (`potluck export`)"
         )
     examples = model.task.evaluation_data(data)
     if examples is None:

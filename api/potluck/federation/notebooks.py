@@ -17,5 +17,8 @@ def in_notebook() -> bool:
 
 
 def shown(value: object) -> Any:
-    """Display a value in the running cell. The returned handle's `update` replaces it there."""
+    """Display a value in the running cell.
+
+    The returned handle's `update` replaces the displayed value.
+    """
     return sys.modules["IPython"].display.display(value, display_id=True)

@@ -1,4 +1,4 @@
-"""`potluck export` and `potluck evaluate`: what came of a run, as tables."""
+"""`potluck export` and `potluck evaluate`: results of a run, as tables."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ async def _export(
     }
     frame = frames[what](rounds)
     table = frame if what is What.SELECTIONS else frame.reset_index()
-    rows: list[dict[str, object]] = table.to_dict("records")  # type: ignore[assignment]  # keys are its columns
+    rows: list[dict[str, object]] = table.to_dict("records")  # type: ignore[assignment]  # keys: columns
     try:
         write_table(output, [str(name) for name in table.columns], rows)
     except OSError as error:
@@ -165,7 +165,7 @@ async def _status(client: OperatorClient, run_id: str | None) -> RunStatus:
 
 
 async def _rounds(client: OperatorClient, status: RunStatus) -> list[Round]:
-    """The rounds of a run that are committed by now, in order."""
+    """Return the rounds of a run that are committed so far, in order."""
     view = RunView()
     if status.committed_rounds:
         async with aclosing(client.watch_run(status.run_id)) as events:
@@ -177,7 +177,7 @@ async def _rounds(client: OperatorClient, status: RunStatus) -> list[Round]:
 
 
 def _without_nan(value: object) -> object:
-    """JSON has no NaN: null stands for it."""
+    """Return the value with NaN replaced by None, since JSON has no NaN."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

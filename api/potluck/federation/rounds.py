@@ -12,7 +12,7 @@ class Round(RoundRecord):
     """A committed round; a notebook shows it as tables."""
 
     def _over(self, measure: str) -> str:
-        """The clients and samples behind a measure, in words; empty if they are not known."""
+        """Return the clients and samples behind a metric as text; empty if they are not known."""
         return readable_coverage(self.coverage[measure]) if measure in self.coverage else ""
 
     def _repr_html_(self) -> str:

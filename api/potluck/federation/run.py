@@ -1,4 +1,4 @@
-"""A run, as a value to iterate over and to ask."""
+"""A run: iterate over its rounds, or ask for its results."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Run:
         """Show the run until it ends, and return it. Raises RunError if it fails.
 
         A notebook shows a table that updates itself; elsewhere the display is that of `potluck
-        watch`. Ctrl-C ends the watching, not the run.
+        watch`. Ctrl-C only stops the display; the run continues.
         """
         if in_notebook():
             display, version = shown(self), 0
@@ -120,7 +120,7 @@ class Run:
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """Notices for people about the run, oldest first."""
+        """Notices about the run as text, oldest first."""
         return tuple(self._follower.notices)
 
     @property
@@ -164,7 +164,7 @@ class Run:
 
     @property
     def disclosures(self) -> pd.DataFrame:
-        """Disclosures of the clients besides their updates, with times; see `disclosures_frame`."""
+        """The clients' disclosures in addition to updates, with times; see `disclosures_frame`."""
         from potluck.federation.disclosure_frames import disclosures_frame
 
         return disclosures_frame(self._call(self._client.audit_disclosures(self.id)))
@@ -210,10 +210,11 @@ class Run:
 
     @property
     def best(self) -> Round | None:
-        """The round of the best model by now; None before there is one.
+        """The round of the best model so far; None if there is none yet.
 
-        It is the first round with the best value of the metric that the run file names, in `stop`
-        or as `keep_best` of `retention`."""
+        It is the first round with the best value of the metric that the run file names in `stop`,
+        or in `keep_best` of `retention`.
+        """
         status = self.status
         if not status.HasField("best"):
             return None
@@ -238,8 +239,8 @@ class Run:
     def evaluate(self, round: int = 0, *, best: bool = False) -> ModelReport:  # noqa: A002  # likewise
         """Measure a round's model on this machine, on its task's evaluation data, class by class.
 
-        Raises ConfigurationError if the task has no such data on this machine or brings a trainer
-        of its own, and as `model` does.
+        Raises ConfigurationError if the task has no such data on this machine or has its own
+        trainer, and the errors of `model`.
         """
         from potluck.federation.model_report import evaluated_model
 
@@ -251,7 +252,7 @@ class Run:
     def save(self, path: str | Path, round: int = 0, *, best: bool = False) -> Path:  # noqa: A002  # likewise
         """Write a round's weights and their origin to a safetensors file; return its path.
 
-        Raises as `model` does.
+        Raises the errors of `model`.
         """
         return self._download(Path(path), round, best=best, describe=True).path
 
@@ -260,7 +261,7 @@ class Run:
 
         The card lists the run file, cohorts, versions of data and software, metrics and the privacy
         spent. best: use the round `best` instead. `card.values()` returns plain values,
-        `card.markdown()` a text for people. Raises RunError if there is no such round.
+        `card.markdown()` a readable text. Raises RunError if the round does not exist.
         """
         from potluck.deploy.cards.card_source import card_of_run
 
@@ -315,7 +316,7 @@ class Run:
 
     @property
     def run_file(self) -> str:
-        """The run file that it was started with, as TOML; `Federation.run` takes it."""
+        """The run file with which it was started, as TOML; `Federation.run` accepts it."""
         return self._call(self._client.fetch_run_file(self.id))
 
     def _call(self, work: Coroutine[Any, Any, Answer]) -> Answer:
@@ -323,8 +324,8 @@ class Run:
         if self._closed:
             work.close()
             raise RunError(
-                f"the federation of run {self.id} is closed; ask for this before `close()`, what "
-                "was seen of its rounds stays"
+                f"the federation of run {self.id} is closed; call this before `close()`; rounds "
+                "that were received stay available"
             )
         return self._background.call(work)
 

@@ -22,7 +22,7 @@ _SHOWN_CLIENTS = 8
 
 
 def run_html(run_id: str, view: RunView, rounds: Sequence[Round]) -> str:
-    """The run's standing, its newest rounds as a table, and the round under way."""
+    """Return the run's state, its newest rounds as a table, and the current round, as HTML."""
     status = view.status
     if status is None:
         return f"<p>run {escape(run_id)}</p>"
@@ -60,7 +60,7 @@ def _table(view: RunView, rounds: Sequence[Round]) -> str:
 
 
 def _under_way(view: RunView) -> str:
-    """The round under way as a bar, or what the run waits for."""
+    """Return the current round as a progress bar, or the reason why the run waits."""
     status, progress = view.status, view.progress
     if status is None or view.ended:
         return ""

@@ -1,4 +1,4 @@
-"""The run file that Python arguments stand for."""
+"""Makes the run file from Python arguments."""
 
 from __future__ import annotations
 

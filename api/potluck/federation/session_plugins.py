@@ -1,8 +1,9 @@
 """Classes defined in a notebook or script, for the processes of a federation on this machine.
 
-A selector, strategy, objective or task that no package offers is written into a folder as one:
-with an entry point for each class, found through PYTHONPATH. The classes travel by value, pickled
-by this process for processes of the same user; what they import must be importable there.
+A selector, strategy, objective or task that no installed package offers is written into a folder as
+a package. The package has an entry point for each class, and is found through PYTHONPATH. The
+classes are pickled by value, for processes of the same user. All modules that they import must be
+importable there.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class SessionPlugins:
         self._classes: dict[tuple[str, str], type[Any]] = {}
 
     def table(self, group: str, value: object) -> Any:
-        """Return the run file's table for a plug-in: a name, a table, a class, or an instance.
+        """Return the run file's table for a plug-in. value: its name, table, class, or an instance.
 
         A class that no package offers is registered here, under its name in lower case with
         hyphens. The options of an instance are read from the attributes that store them. Raises
@@ -55,8 +56,8 @@ class SessionPlugins:
             return self._named(group, value)
         if not isinstance(value, type | Plugin) or getattr(value, "__module__", "") == "builtins":
             raise PluginError(
-                f"{value!r} is no {KINDS[group]}; give a name, a table with its name and options, "
-                "a class or an object of one"
+                f"{value!r} can't be used as {KINDS[group]}; give a name, a table with its name "
+                "and options, a class or an object of one"
             )
         cls = value if isinstance(value, type) else type(value)
         options = {} if isinstance(value, type) else _options_of(value)
@@ -91,7 +92,9 @@ class SessionPlugins:
             return create(kind, name, options)
         made = cls(**checked(cls, options, of=name))
         if not isinstance(made, kind):
-            raise PluginError(f"{name} is no {kind.__name__}; derive {cls.__name__} from it")
+            raise PluginError(
+                f"{name} is not derived from {kind.__name__}; derive {cls.__name__} from it"
+            )
         return made
 
     def has(self, group: str, name: str) -> bool:
@@ -107,7 +110,7 @@ class SessionPlugins:
         if not self._classes:
             return ""
         with extra_named():
-            import cloudpickle  # only who defines plug-ins in place needs it
+            import cloudpickle  # only needed for plug-ins defined in this process
 
         try:
             pickled: bytes = cloudpickle.dumps(
@@ -116,8 +119,8 @@ class SessionPlugins:
         except (TypeError, AttributeError, ValueError) as error:
             names = ", ".join(sorted(cls.__name__ for cls in self._classes.values()))
             raise PluginError(
-                f"{names} can't be sent to the federation's processes: {error}; let them refer to "
-                "nothing but modules, functions, classes and plain values"
+                f"{names} can't be sent to the federation's processes: {error}; let them refer "
+                "only to modules, functions, classes and plain values"
             ) from error
         points = "\n".join(
             f"[{group}]\n{name} = {_MODULE}:{_attribute(group, name)}"
@@ -149,7 +152,7 @@ def _attribute(group: str, name: str) -> str:
 
 
 def _options_of(plugin: object) -> dict[str, object]:
-    """Return the options that a plug-in was made with, except those at their defaults."""
+    """Return the options with which a plug-in was created, except defaults."""
     options = dict[str, object]()
     for name, parameter in signature(type(plugin)).parameters.items():
         for attribute in (name, f"_{name}"):

@@ -1,4 +1,4 @@
-"""Models of runs as networks with their weights."""
+"""Loads the models of runs as networks with weights."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def trained_model(
     """Return the network that a run trains, with the weights of a downloaded file.
 
     The network is a `torch.nn.Module` in evaluation mode, or a dict of arrays if the task's model
-    is one. run_file: the run's file, as TOML. data: the data directory, for a model whose base is
-    there. Tensors that clients keep (`[model] keep`) have their initial values.
-    Raises PluginError for a task that is not installed here, LayoutError if the file is of another
-    model, ConfigurationError if the base is not in the data directory.
+    is one. run_file: the run's file, as TOML. data: the data directory; needed if the model's base
+    (pretrained weights) is read from it. Tensors that clients keep (`[model] keep`) have their
+    initial values. Raises PluginError for a task that is not installed here, LayoutError if the
+    file is of another model, ConfigurationError if the base is not in the data directory.
     """
     run = validate(RunFile, tomllib.loads(run_file), source="the run's file")
     task = session.make(Task, run.task.name, run.task.options)
@@ -64,21 +64,21 @@ def load_model(path: str | Path, *, data: str | Path | None = None) -> Any:
     """Return the network with the weights of a file that `potluck model` or `Run.save` wrote.
 
     The file's metadata name the task, which must be installed. The network has the form that
-    `Run.model` returns. data: the data directory, for a model whose base is there. Raises
-    LayoutError for a file without such metadata, StorageError if it can't be read, and as
-    `trained_model` does.
+    `Run.model` returns. data: the data directory; needed if the model's base (pretrained weights)
+    is read from it. Raises LayoutError for a file without such metadata, StorageError if it can't
+    be read, and the errors of `trained_model`.
     """
     try:
-        Path(path).stat()  # says why; the next line's error repeats the path
+        Path(path).stat()  # its error states the reason; the error below repeats the path
         with safe_open(str(path), framework="numpy") as file:
             metadata = file.metadata() or {}
     except OSError as error:
         raise StorageError(f"can't read {path}: {error.strerror or error}", path=path) from None
     except SafetensorError as error:
-        raise LayoutError(f"{path} is no safetensors file: {error}", path=path) from None
+        raise LayoutError(f"{path} is not a safetensors file: {error}", path=path) from None
     if "potluck.task" not in metadata:
         raise LayoutError(
-            f"{path} does not say what task its model is of; download it with `potluck model` "
+            f"{path} does not name the task of its model; download it with `potluck model` "
             "without --exact",
             path=path,
         )

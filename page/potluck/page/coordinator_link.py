@@ -34,7 +34,7 @@ class PageFaultError(PotluckError):
 
     @classmethod
     def of(cls, error: Exception) -> Self:
-        """Return the fault in words, and log its traceback, which the terminal shows."""
+        """Return the fault as text, and log its traceback to the terminal."""
         log.error("the page's server failed", exc_info=error)
         return cls(
             f"the page's server failed ({type(error).__name__}: {error}); the terminal in which "
@@ -43,7 +43,7 @@ class PageFaultError(PotluckError):
 
 
 class CoordinatorLink:
-    """Calls the coordinator with the operator's certificate, and reads a renewed certificate.
+    """Calls the coordinator with the operator's certificate; reloads a renewed certificate.
 
     Lives on one event loop, as an asynchronous context manager.
     """
@@ -67,7 +67,7 @@ class CoordinatorLink:
         return self._config.coordinator
 
     def shown(self) -> ConnectionShown:
-        """Return the state of the connection: if the last call failed, with the reason in words."""
+        """Return the state of the connection; if the last call failed, with the reason."""
         error = self._error
         return ConnectionShown(
             address=self.address,
@@ -110,7 +110,7 @@ class CoordinatorLink:
         self._error = None
 
     def blamed(self, error: PotluckError) -> PotluckError:
-        """Return the error to show for a call's error: the certificate's, if that is the cause.
+        """Return the error to show for a call's error: that of the certificate if it is the cause.
 
         An error that the coordinator sent does not concern the connection.
         """

@@ -49,7 +49,7 @@ def shown_mix(
     classes: int,
     profiles: Sequence[operator_pb2.ClientProfile],
 ) -> MixShown:
-    """Return the combined labels of each cohort, from disclosed counts, noisy or not."""
+    """Return the combined label counts of each cohort, from disclosed (maybe noisy) counts."""
     counts: dict[str, Floats] = {
         each.client_id: np.array(each.label_counts, dtype=np.float64).clip(min=0.0)
         for each in profiles

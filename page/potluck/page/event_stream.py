@@ -1,7 +1,6 @@
 """Server-sent events for any number of pages; each event is encoded once.
 
-A page that reads too slowly misses nothing: its unread events are dropped, and it receives the
-complete state again.
+If a page reads too slowly, its unread events are dropped, and it receives the complete state again.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ MOST_UNREAD = 200
 """Maximum number of events that wait for one page."""
 KEEP_ALIVE_SECONDS = 15.0
 FULL_SECONDS = 30
-"""Seconds after which a refused page asks again to listen."""
+"""Seconds after which a refused page requests the events again."""
 
 
 def encoded(kind: str, value: BaseModel | None) -> bytes:
@@ -33,7 +32,7 @@ def too_many() -> bytes:
 
 
 class Listener:
-    """A page that listens. all_anew: returns the events of the complete state."""
+    """A page that receives events. all_anew: returns the events of the complete state."""
 
     def __init__(self, all_anew: Callable[[], Iterable[bytes]]) -> None:
         self._all_anew = all_anew

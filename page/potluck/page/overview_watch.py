@@ -26,7 +26,7 @@ MOST_RUNS = 500
 
 
 class OverviewWatch:
-    """The overview that every page shows. Asks the coordinator while a page is open."""
+    """The overview that every page shows; requested repeatedly while a page is open."""
 
     def __init__(self, link: CoordinatorLink, watches: RunWatches) -> None:
         self._link = link
@@ -50,7 +50,7 @@ class OverviewWatch:
             self._listeners.discard(listener)
 
     def all_anew(self) -> Iterable[bytes]:
-        """Return the overview as one event; none before the coordinator has answered."""
+        """Return the overview as one event; no event before the coordinator has answered."""
         return [self._known] if self._known else []
 
     async def now(self) -> OverviewShown:
@@ -121,7 +121,7 @@ class OverviewWatch:
                 described = await self._link.call(lambda client: client.describe_coordinator())
                 self._coordinator = shown_coordinator(described)
                 self._described_at = now
-        except PotluckError:  # the link says why
+        except PotluckError:  # the link has stored the reason
             self._described_at = float("-inf")
         self._watches.noticed(self._runs)
 

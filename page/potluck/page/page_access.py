@@ -1,4 +1,4 @@
-"""Access to the web UI's server: only a browser on this machine that has presented the token.
+"""Access control of the web UI: only a browser on this machine that has presented the token.
 
 The server listens on the loopback address. Every process on this machine can reach that address,
 and so can every web page open in a browser here. So the server accepts a request only with
@@ -52,7 +52,7 @@ class PageAccess:
     """The next valid token, and the sessions of browsers that have presented a token."""
 
     def __init__(self, on_redeemed: Callable[[], None] = lambda: None) -> None:
-        """on_redeemed: called after a token was exchanged; `token` is a new one then."""
+        """on_redeemed: called after a token was exchanged; `token` is already the next one."""
         self.token = secrets.token_urlsafe(24)
         # All ports of a machine share cookies, and other programs may serve pages on other ports.
         self.cookie = f"potluck-page-{secrets.token_hex(4)}"
@@ -105,7 +105,7 @@ def other_user(
 
     client, server: addresses and ports of the connection's ends. connections: lines as in Linux'
     `/proc/net/tcp`, those of this machine by default. Return None if it is this process's user, the
-    user who called `sudo`, or root, and if the system does not report it.
+    user who called `sudo`, or root; also if the system does not report the user.
     """
     ends = [_in_hexadecimal(client), _in_hexadecimal(server)]
     for line in _connections() if connections is None else connections:

@@ -48,7 +48,7 @@ from potluck.page.shared_answers import SharedAnswers
 
 STATIC = Path(__file__).parent / "static"
 SHARED_SECONDS = 4.0
-"""Maximum age in seconds of an answer that pages share; each page asks less often."""
+"""Maximum age in seconds of an answer that pages share; each page requests it less often."""
 _STATUSES = {
     NotFoundError: 404,
     UnreachableError: 502,
@@ -60,7 +60,7 @@ _VIEWS = ("/", "/runs/{run}", "/hosts", "/start", "/compare")
 
 
 class RunRefusedError(ConfigurationError):
-    """The coordinator refused a run file; carries the problems by field."""
+    """The coordinator refused a run file; holds the problems by field."""
 
     def __init__(self, message: str, problems: Sequence[Problem]) -> None:
         super().__init__(message)
@@ -257,7 +257,7 @@ async def _sent(request: Request) -> DraftSent:
 def _answered(
     answer: Callable[[Request], Awaitable[BaseModel]],
 ) -> Callable[[Request], Awaitable[Response]]:
-    """Return a handler that sends the answer as JSON, and errors in words."""
+    """Return a handler that sends the answer as JSON, and errors as text."""
 
     async def handle(request: Request) -> Response:
         try:

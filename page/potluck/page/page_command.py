@@ -59,7 +59,7 @@ def _page(
     potluck page --port 8800 --no-open
     ```
     """
-    config.tls.load(Role.OPERATOR)  # what is wrong with it is said here first
+    config.tls.load(Role.OPERATOR)  # report a wrong certificate before anything starts
     with contextlib.closing(_listening(port)) as listening:
         run_interruptibly(serve_page(config, listening, browser=browser))
 
@@ -76,7 +76,7 @@ def _listening(port: int) -> socket.socket:
             "--port",
             port=port,
         ) from None
-    listening.listen(128)  # a browser that is quicker than the server waits
+    listening.listen(128)  # a browser that connects before the server accepts must wait
     return listening
 
 
@@ -92,7 +92,7 @@ async def serve_page(config: OperatorConfig, listening: socket.socket, *, browse
     opened = f"{address}/?token={access.token}"
     pages = PageServer(config, access)
     async with serving_page(pages, pages.app(), listening):
-        if browser:  # some browsers are waited for, those in a terminal until they end
+        if browser:  # opening may block: a browser in the terminal until it ends
             threading.Thread(target=webbrowser.open, args=(opened,), daemon=True).start()
         await asyncio.get_running_loop().create_future()
 

@@ -1,4 +1,4 @@
-"""Limits on connections to the web UI's server, since every user of this machine can open some.
+"""Limits on connections to the web UI's server, since every user of this machine can connect.
 
 An idle connection (without a current request) is closed after a while. If there are too many, the
 oldest idle one is closed for a new one. So a program that holds many connections open can't keep a
@@ -17,7 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 MOST_WAITING: Final = 128
 """Maximum number of connections without a current request."""
 WAITING_SECONDS: Final = 10.0
-"""Seconds without a complete request after which such a connection is closed."""
+"""Seconds without a complete request after which an idle connection is closed."""
 MOST_CONNECTIONS: Final = 512
 """Maximum number of connections of all kinds; further requests get status 503."""
 MOST_STREAMS: Final = 64
@@ -56,7 +56,7 @@ def bounded_http(most: int = MOST_WAITING, seconds: float = WAITING_SECONDS) -> 
 
         _deadline: asyncio.TimerHandle | None = None
 
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn narrows it so
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn narrows it
             """Wait for the first request."""
             super().connection_made(transport)
             self._wait()

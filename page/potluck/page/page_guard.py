@@ -14,7 +14,7 @@ from potluck.page.page_shapes import Refused
 
 MOST_BODY_BYTES = 2_000_000
 SESSION = "potluck.page_session"
-"""Key in the scope of an admitted request: the browser's session."""
+"""Key of the browser's session in the scope of an admitted request."""
 _SAFE = frozenset({"GET", "HEAD"})
 _CLOSED = """\
 <!doctype html><html lang="en"><meta charset="utf-8">
@@ -85,8 +85,8 @@ class PageGuard:
     def _opening(self, scope: Scope) -> Response | None:
         """Return the response to a browser that presents the token; None for other requests.
 
-        Finding out the connection's user means reading all connections of the machine. So this is
-        done only for a request with the token.
+        To find the connection's user, all connections of the machine are read. So this is done only
+        for a request with the token.
         """
         token = parse_qs(scope["query_string"].decode("latin-1")).get("token")
         if token is None or not self._access.is_token(token[0]):
@@ -104,7 +104,7 @@ class PageGuard:
 
 
 def _closed(scope: Scope, text: str) -> Response:
-    """Return a refusal that closes the connection, so that refused clients hold none open."""
+    """Return a refusal that closes the connection, so that refused programs keep none open."""
     close = {"Connection": "close"}
     if scope["path"].startswith("/api/"):
         refused = Refused(error=text, trouble="access").model_dump()

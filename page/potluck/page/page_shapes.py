@@ -25,16 +25,16 @@ class Shape(BaseModel):
 class StatusShown(Shape):
     """The status of a run."""
 
-    run: str = Field(description="Its id.")
+    run: str = Field(description="Id of the run.")
     name: str
     state: str = Field(description="waiting, running, finished, stopped or failed.")
-    why: str = Field(description="Why it waits, was stopped or failed; who is left out.")
-    committed: int = Field(description="Rounds committed.")
-    rounds: int = Field(description="Rounds it is to have.")
+    why: str = Field(description="Reason for the state; excluded clients.")
+    committed: int = Field(description="Number of committed rounds.")
+    rounds: int = Field(description="Number of planned rounds.")
     task: str
     selector: str
     strategy: str
-    count: int = Field(description="Clients selected in each round.")
+    count: int = Field(description="Number of clients selected in each round.")
     seed: int
     created_at: str
     model: str | None = Field(description="BLAKE3 digest of the last model.")
@@ -46,20 +46,22 @@ class RoundShown(Shape):
     """A committed round."""
 
     round: int
-    values: dict[str, float | None] = Field(description="Measures of the new model, by name.")
-    worst_tenth: dict[str, float] = Field(description="Of clients, by the measure's name.")
+    values: dict[str, float | None] = Field(description="Metrics of the new model, by name.")
+    worst_tenth: dict[str, float] = Field(
+        description="Means over the worst tenth of clients, by metric."
+    )
     coverage: dict[str, CoverageSummary] = Field(
-        description="Clients and samples behind measures, by name."
+        description="Clients and samples behind metrics, by name."
     )
     spread_coverage: dict[str, CoverageSummary] = Field(
-        description="Clients and samples behind the worst tenth, by the measure's name."
+        description="Clients and samples behind the worst tenth, by metric."
     )
     seconds: float
     bytes_down: int
     bytes_up: int
-    cohort: list[int] = Field(description="Places of its clients in the run's list.")
-    left_out: list[int] = Field(description="Those of them whose update is not in the model.")
-    late: int = Field(description="Updates of earlier rounds that joined.")
+    cohort: list[int] = Field(description="Indices of its clients in the run's list.")
+    left_out: list[int] = Field(description="Indices of clients whose update is not in the model.")
+    late: int = Field(description="Number of late updates of earlier rounds in the model.")
 
 
 class MemberShown(Shape):
@@ -68,7 +70,7 @@ class MemberShown(Shape):
     client: str
     host: str
     state: str
-    reason: str = Field(description="Why the selector chose it.")
+    reason: str = Field(description="The selector's reason.")
     trouble: str
     samples: int
     seconds: float
@@ -104,16 +106,18 @@ class LiveShown(Shape):
 
     round: int
     attempt: int
-    phase: str = Field(description="What the coordinator does, in words.")
-    seconds: float = Field(description="Since the selection.")
+    phase: str = Field(description="The coordinator's current step, as text.")
+    seconds: float = Field(description="Seconds since the selection.")
     done: float = Field(description="Share of the training that is done.")
     bytes_down: int
     bytes_up: int
     counts: list[StateCount]
     states: list[str]
     fractions: list[float]
-    troubles: dict[int, str] = Field(description="By place in the cohort.")
-    stragglers: list[int] = Field(description="Places of those that take much longer than others.")
+    troubles: dict[int, str] = Field(description="Problems, by index in the cohort.")
+    stragglers: list[int] = Field(
+        description="Indices of clients that take much longer than others."
+    )
 
 
 class NoticeShown(Shape):
@@ -129,9 +133,9 @@ class RunShown(Shape):
 
     status: StatusShown
     measures: list[MeasureSummary]
-    clients: list[str] = Field(description="All that were ever selected, in no order.")
+    clients: list[str] = Field(description="All clients that were ever selected, in no order.")
     rounds: list[RoundShown]
-    earlier: int = Field(description="Rounds before these, which are not shown.")
+    earlier: int = Field(description="Number of earlier rounds that are not shown.")
     cohort: CohortShown | None
     live: LiveShown | None
     notices: list[NoticeShown]
@@ -146,7 +150,7 @@ class ConnectionShown(Shape):
     address: str
     reached: bool
     trouble: Literal["", "lost", "certificate", "fault", "other"]
-    text: str = Field(description="What is wrong and what to do, in words; empty if nothing is.")
+    text: str = Field(description="The problem and its remedy; empty without a problem.")
 
 
 class CoordinatorShown(Shape):
@@ -166,7 +170,7 @@ class OverviewShown(Shape):
     connection: ConnectionShown
     coordinator: CoordinatorShown | None
     runs: list[StatusShown]
-    more_runs: bool = Field(description="Whether there are older ones, which are not listed.")
+    more_runs: bool = Field(description="True if older runs exist that are not listed.")
 
 
 class ClientShown(Shape):
@@ -175,7 +179,7 @@ class ClientShown(Shape):
     client: str
     selected: int
     included: int
-    note: str = Field(description="Quarantine, or runs it is left out of.")
+    note: str = Field(description="Quarantine, or runs that exclude it.")
 
 
 class HostShown(Shape):
@@ -208,15 +212,15 @@ class MixRound(Shape):
     round: int
     selected: list[float] | None
     included: list[float] | None
-    entropy: float | None = Field(description="Of the labels selected, in bits.")
+    entropy: float | None = Field(description="Entropy of the selected labels, in bits.")
 
 
 class MixShown(Shape):
     """Label mix of cohorts, as far as disclosed."""
 
     classes: int
-    clients: int = Field(description="Of the run's roster.")
-    disclosed: int = Field(description="Of them, those that disclosed label counts.")
+    clients: int = Field(description="Number of clients in the run's roster.")
+    disclosed: int = Field(description="Number of them that disclosed label counts.")
     federation: list[float] | None
     rounds: list[MixRound]
 
@@ -225,10 +229,10 @@ class ClientPrivacy(Shape):
     """Data that a client disclosed, and the privacy loss."""
 
     client: str
-    epsilon: float = Field(description="Privacy loss of all its noisy releases together.")
-    sums: int = Field(description="Secure sums that it is in.")
-    least_hosts: int | None = Field(description="In the smallest of them.")
-    disclosed: list[str] = Field(description="What it disclosed by itself.")
+    epsilon: float = Field(description="Total privacy loss of its noisy releases.")
+    sums: int = Field(description="Number of secure sums that include it.")
+    least_hosts: int | None = Field(description="Number of hosts in the smallest of these sums.")
+    disclosed: list[str] = Field(description="Signals disclosed outside sums.")
 
 
 class PrivacyShown(Shape):
@@ -239,8 +243,8 @@ class PrivacyShown(Shape):
     median: float
     sums_released: int
     sums_aborted: int
-    holds_against: str = Field(description="From whom sums hide single clients.")
-    claim_of_masks: str = Field(description="What masks of updates promise; empty without masks.")
+    holds_against: str = Field(description="Parties from which sums hide single values.")
+    claim_of_masks: str = Field(description="Privacy claim of masked updates; empty without masks.")
 
 
 class DisclosedShown(Shape):
@@ -257,7 +261,7 @@ class DisclosedShown(Shape):
 class FieldShown(Shape):
     """A field of the form that starts a run."""
 
-    key: str = Field(description="Of the run file, dotted.")
+    key: str = Field(description="Dotted key of the run file.")
     label: str
     hint: str
     kind: Literal["text", "integer", "number"]
@@ -268,8 +272,8 @@ class FieldShown(Shape):
 class Problem(Shape):
     """A problem of a run file."""
 
-    key: str = Field(description="Dotted; empty for the file as a whole.")
-    line: int | None = Field(description="Of the run file, from 1.")
+    key: str = Field(description="Dotted key; empty for the file as a whole.")
+    line: int | None = Field(description="Line of the run file, from 1.")
     text: str
 
 
@@ -277,7 +281,7 @@ class DraftShown(Shape):
     """A run file being written."""
 
     run_file: str
-    values: dict[str, str] = Field(description="Of the form's fields that the file sets.")
+    values: dict[str, str] = Field(description="Values of the form fields that the file sets.")
     problems: list[Problem]
 
 
@@ -316,14 +320,14 @@ class Difference(Shape):
 
 
 class ComparisonShown(Shape):
-    """Runs beside each other."""
+    """A comparison of several runs."""
 
     runs: list[RunShown]
     differences: list[Difference]
 
 
 class Refused(Shape):
-    """An error, in words."""
+    """An error as text."""
 
     error: str
     trouble: Literal["lost", "certificate", "fault", "refused", "missing", "access"]

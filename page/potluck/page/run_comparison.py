@@ -1,4 +1,4 @@
-"""View of several runs beside each other for the web UI. Pure."""
+"""Comparison of several runs for the web UI. Pure."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def compared(runs: Sequence[RunShown], run_files: Sequence[str]) -> ComparisonSh
 
 
 def _settings(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the values of a TOML table by dotted key, as people write them."""
+    """Yield the values of a TOML table as text, by dotted key."""
     for key, value in table.items():
         if isinstance(value, Mapping):
             yield from _settings(value, f"{prefix}{key}.")

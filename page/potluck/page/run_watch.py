@@ -114,7 +114,7 @@ class RunWatch:
             self._task = asyncio.create_task(self._follow())
 
     def again(self) -> None:
-        """Follow a run that had ended and was resumed."""
+        """Follow the run again, after it had ended and was resumed."""
         if self.view.status is not None and self.view.ended:
             self.view = RunView(committed=self.view.committed, notices=self.view.notices)
         self.begin()
@@ -131,7 +131,7 @@ class RunWatch:
             raise self._error
         found = shown_run(self.view, self._clients, datetime.now(UTC))
         if found is None:
-            raise NotFoundError(f"nothing is known of run {self.run_id}")
+            raise NotFoundError(f"the coordinator sent no status of run {self.run_id}")
         return found
 
     @contextlib.contextmanager
@@ -173,7 +173,7 @@ class RunWatch:
                     self._see(event)
             except PotluckError as error:
                 lost = trouble_of(error) in ("lost", "certificate")
-                if not (lost and self._heard.is_set()):  # else the page's frame shows the loss
+                if not (lost and self._heard.is_set()):  # else every page shows the loss
                     self._fail(error)
                     return
             except asyncio.CancelledError:
@@ -304,7 +304,7 @@ class RunWatches:
         return watch
 
     def noticed(self, runs: Iterable[operator_pb2.RunStatus]) -> None:
-        """Follow runs again that had ended and, by the coordinator's list, were resumed."""
+        """Follow ended runs again that were resumed, according to the coordinator's list."""
         for status in runs:
             watch = self._watches.get(status.run_id)
             if watch is not None and watch.view.ended and status.state not in ENDED:

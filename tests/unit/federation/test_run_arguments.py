@@ -65,7 +65,7 @@ def test_settings_and_tables_say_the_same() -> None:
         ({"clients": -1}, "clients is -1"),
         ({"device": "gpu"}, "device is 'gpu'; it must be 'cpu', 'auto'"),
         ({"folder": __file__}, "folder is .*, which is a file"),
-        ({"data": "/no/such/folder"}, "data is '/no/such/folder', which is no folder"),
+        ({"data": "/no/such/folder"}, "data is '/no/such/folder', which is not a folder"),
     ],
 )
 def test_a_federation_that_can_not_be_is_refused_at_once(options: Any, why: str) -> None:
@@ -78,7 +78,7 @@ def test_a_federation_that_can_not_be_is_refused_at_once(options: Any, why: str)
     [
         ({"selector": "unifrom"}, "potluck.selectors: 'unifrom' is not installed"),
         ({"strategy": {"name": "fedavgm", "momentun": 1}}, "did you mean 'momentum'"),
-        ({"strategy": int}, "<class 'int'> is no strategy; give a name"),
+        ({"strategy": int}, "<class 'int'> can't be used as strategy; give a name"),
         ({"objective": ["cross-entropy", "fedprox-"]}, "'fedprox-' is not installed"),
     ],
 )

@@ -82,7 +82,7 @@ def test_an_object_that_forgets_its_options_is_refused() -> None:
 
 @pytest.mark.parametrize("value", [len, 3, lambda state, context: None])
 def test_what_is_no_plugin_is_refused(value: object) -> None:
-    with pytest.raises(PluginError, match="is no selector; give a name, a table"):
+    with pytest.raises(PluginError, match="can't be used as selector; give a name, a table"):
         SessionPlugins().table(SELECTORS, value)
 
 
