@@ -430,7 +430,7 @@ def test_a_key_that_was_made_elsewhere_is_told(tmp_path: Path) -> None:
     issue_missing(parties, found)
     (found.pki / "gpu-1-a.key").unlink()
     with pytest.raises(
-        ConfigurationError, match="is not on this machine: host .* made it and keeps it"
+        ConfigurationError, match=r"is not on this machine: host .* made it and keeps it"
     ):
         read_files(parties[1], found)
 
