@@ -24,7 +24,7 @@ in their configuration, or `--metrics-address`; off unless set), beside
 
 A port alone means 127.0.0.1, and HTTP there is plain, for whoever is on the machine. For another
 interface set `[metrics_tls]`: then only the scrapers it names are answered, over mutual TLS
-([how](../operate/operations.md#metrics-across-machines)).
+([how](../operate/monitoring.md#metrics-across-machines)).
 
 How many series there are does not depend on how many clients or hosts take part: what concerns one
 client is shown by `potluck clients` and `potluck watch`. Series with a `run` are kept for the

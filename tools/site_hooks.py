@@ -42,7 +42,7 @@ MOVED = {
     "masked-updates.md": "privacy/masked-updates.md",
     "metrics.md": "reference/metrics.md",
     "moving-a-script.md": "start/your-own-model.md",
-    "operations.md": "operate/operations.md",
+    "operations.md": "operate/index.md",
     "page.md": "guides/web-ui.md",
     "personal-models.md": "guides/personal-models.md",
     "profiles.md": "privacy/profiles.md",

@@ -300,8 +300,8 @@ def check_isolation(containers: dict[str, Any]) -> None:
 
 def check_backup(lab: Lab) -> None:
     """The page's commands back up a coordinator in its container while it runs."""
-    page = (ROOT / "docs/operate/operations.md").read_text()
-    commands = re.findall(r"^    (docker (?:exec|cp) .*backup-1.*)$", page, re.MULTILINE)
+    page = (ROOT / "docs/operate/backup.md").read_text()
+    commands = re.findall(r"^\$ (docker (?:exec|cp) .*backup-1.*)$", page, re.MULTILINE)
     assert len(commands) == 2
     for command in commands:
         typed = shlex.split(command.replace("potluck-demo-", "potluck-deploy-test-"))

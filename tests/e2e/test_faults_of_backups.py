@@ -41,9 +41,9 @@ async def undisturbed(shared: Federation) -> str:
 
 def commands_on_the_page() -> list[str]:
     """The commands of the page's section, as a reader would copy them."""
-    page = (ROOT / "docs/operate/operations.md").read_text()
+    page = (ROOT / "docs/operate/backup.md").read_text()
     [section] = re.findall(r"^## Backup and restore\n(.*?)^## ", page, re.MULTILINE | re.DOTALL)
-    found: list[str] = re.findall(r"^    (potluck-server .*)$", section, re.MULTILINE)
+    found: list[str] = re.findall(r"^\$ (potluck-server .*)$", section, re.MULTILINE)
     return found
 
 

@@ -18,7 +18,7 @@ FEDERATION = Dashboard(
                 Panel(
                     title="Alerts",
                     queries=[Query('count(ALERTS{alertstate="firing"}) or vector(0)', "firing")],
-                    about="Alerts that fire. docs/operate/operations.md explains each.",
+                    about="Alerts that fire. docs/operate/alerts.md explains each.",
                     kind="stat",
                     width=4,
                     height=4,
