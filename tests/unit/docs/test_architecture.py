@@ -16,6 +16,9 @@ PRIVACY = [
     for page in (
         "security/threat-model",
         "security/specification",
+        "security/label-counts",
+        "security/updates",
+        "security/other-parties",
         "privacy/profiles",
         "privacy/masked-updates",
     )
