@@ -48,7 +48,7 @@ MOVED = {
     "profiles.md": "privacy/profiles.md",
     "python.md": "start/selection-in-python.md",
     "relay.md": "deploy/relays.md",
-    "reproduction.md": "research/reproduction.md",
+    "reproduction.md": "research/reproduction/index.md",
     "secure-aggregation.md": "security/specification.md",
     "selection-benchmark.md": "research/selection-benchmark.md",
     "selectors.md": "reference/selectors/index.md",
