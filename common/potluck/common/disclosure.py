@@ -2,7 +2,7 @@
 
 A coordinator asks with a `Request`; the client's own configuration turns it into `Parameters`,
 which travel back with the disclosure and are half of its key: a client discloses something once
-for each data epoch, signal and parameters. Formats: docs/privacy/profiles.md.
+for each data epoch, signal and parameters. Formats: docs/reference/disclosure.md.
 """
 
 from __future__ import annotations
