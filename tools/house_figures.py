@@ -281,7 +281,8 @@ def names_counted(modules: Sequence[Module]) -> Iterator[str]:
         for name, others in sorted(by_name.items()):
             yield f"{guest}: {name} ← {', '.join(sorted(others))}"
     yield from (f"form: {form}" for form in round_forms(modules, read_schema()))
-    yield f"walk: {' → '.join(walk((HOUSE / 'docs' / 'contributing' / 'architecture.md').read_text()))}"
+    page = (HOUSE / "docs" / "contributing" / "architecture.md").read_text()
+    yield f"walk: {' → '.join(walk(page))}"
     for name, others in sorted(importers(modules).items()):
         if len(others) == 1:
             yield f"imported once: {name} ← {next(iter(others))}"
