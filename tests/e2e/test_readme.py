@@ -1,4 +1,4 @@
-"""The federation started by hand works as README.md says, word for word."""
+"""README.md's Python and the page on four terminals work as they are written, word for word."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ from safetensors import safe_open
 
 from potluck.deploy.local.demo_files import reserved_port
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+HOUSE = Path(__file__).resolve().parents[2]
+README = HOUSE / "README.md"
+FOUR_TERMINALS = HOUSE / "docs" / "start" / "four-terminals.md"
 PORT = "7443"
 PATIENCE_SECONDS = 120.0
 
 
 def blocks(label: str) -> list[str]:
     """The shell commands below each comment with that label."""
-    return re.findall(rf"<!-- {label} -->\n```sh\n(.*?)```", README.read_text(), flags=re.DOTALL)
+    page = FOUR_TERMINALS.read_text()
+    return re.findall(rf"<!-- {label} -->\n```sh\n(.*?)```", page, flags=re.DOTALL)
 
 
 async def shell(folder: Path, commands: str, log: Path) -> asyncio.subprocess.Process:
@@ -46,7 +49,7 @@ async def to_its_end(folder: Path, commands: str) -> tuple[int, str]:
 
 
 def use_port(folder: Path, port: int) -> None:
-    """The only thing that is not as in the README: its port may be taken."""
+    """The only thing that is not as on the page: its port may be taken."""
     for file in folder.glob("*.toml"):
         file.write_text(file.read_text().replace(PORT, str(port)))
 
@@ -93,3 +96,15 @@ async def test_a_federation_is_started_by_hand(tmp_path: Path) -> None:
         metadata = model.metadata()
     assert metadata["potluck.round"] == "10"
     assert json.loads(metadata["potluck.task"]) == {"name": "colored-digits"}
+
+
+async def test_the_eight_lines_of_python_train_a_model(tmp_path: Path) -> None:
+    [listing] = re.findall(r"^```python\n(.*?)^```$", README.read_text(), re.DOTALL | re.MULTILINE)
+    assert len([line for line in listing.splitlines() if line]) <= 8
+    script = tmp_path / "eight_lines.py"
+    script.write_text(f"{listing}print(type(network).__name__)\n")
+    code, said = await to_its_end(tmp_path, f"python {script}")
+    assert code == 0, said
+    *rounds, network = said.splitlines()
+    assert [line.split()[0] for line in rounds] == ["1", "2", "3"]
+    assert network == "Sequential"

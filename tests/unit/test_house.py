@@ -168,8 +168,9 @@ def test_every_source_root_is_in_each_list() -> None:
     assert lists["folders"] == roots
 
 
-def test_the_folder_that_the_readme_makes_is_ignored() -> None:
-    [folder] = re.findall(r"^mkdir -p (\w+) && cd", (HOUSE / "README.md").read_text(), re.MULTILINE)
+def test_the_folder_that_the_page_on_four_terminals_makes_is_ignored() -> None:
+    page = (HOUSE / "docs" / "start" / "four-terminals.md").read_text()
+    [folder] = re.findall(r"^mkdir -p (\w+) && cd", page, re.MULTILINE)
     assert f"/{folder}/" in (HOUSE / ".gitignore").read_text().splitlines()
 
 

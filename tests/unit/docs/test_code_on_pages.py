@@ -34,6 +34,7 @@ from potluck.server.cli import app as server_app
 from potluck.server.config import CoordinatorConfig
 
 RUN_ELSEWHERE = {
+    "README.md": "tests/e2e/test_readme.py",
     "docs/start/your-own-model.md": "tests/e2e/test_moving_a_script.py",
     "docs/start/selection-in-python.md": "tests/e2e/test_python_api.py",
     "docs/guides/trackers.md": "tests/unit/server/sinks/test_writing_a_sink.py",
@@ -45,7 +46,7 @@ RUN_ELSEWHERE = {
 }
 """Pages whose Python a test of their own executes.
 
-All are whole files, except in selection-in-python.md."""
+All are whole files, except in README.md and selection-in-python.md."""
 WHOLE_FILE = re.compile(r"# \S+\.py\n")
 
 
@@ -60,7 +61,8 @@ def test_python_that_is_no_whole_file_is_executed_here() -> None:
     parts = [
         block
         for block in blocks("python")
-        if block.page.name != "selection-in-python.md" and not WHOLE_FILE.match(block.text)
+        if block.page.name not in ("README.md", "selection-in-python.md")
+        and not WHOLE_FILE.match(block.text)
     ]
     assert [block.page.name for block in parts] == ["writing-a-trainer.md"]
     [part] = parts

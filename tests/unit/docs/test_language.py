@@ -29,7 +29,7 @@ MOST_WORDS = 35
 CODE_BLOCK = re.compile(r"^( *)(```|~~~).*?^\1\2 *$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
 END_OF_SENTENCE = re.compile(r"(?<=[.!?])[\")*_]*\s+(?=[\"(*_`A-Z])")
-NOT_PROSE = re.compile(r" *(\||#|<|:::|!!!|---)")
+NOT_PROSE = re.compile(r" *(\||#|<|:::|!!!|---|\[[\w-]+\]: )")
 ITEM = re.compile(r" *([-*]|\d+\.) ")
 
 KINDS = ("phrase", "opening", "long sentence")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import json
+import re
 import socket
 import tomllib
 from datetime import datetime
@@ -15,11 +17,17 @@ import numpy as np
 import pytest
 from rich.console import Console
 from support.operator_service import committed, covering, member, spread_out, status
+from support.repository import ROOT
 
 from potluck.client.config import load_config
 from potluck.common.errors import ConfigurationError, PluginError, RunError
 from potluck.common.run_file.runfile import parse_run_file
-from potluck.deploy.commands.demo_command import print_comparison, print_summary
+from potluck.deploy.commands.demo_command import (
+    COMPARED,
+    demo,
+    print_comparison,
+    print_summary,
+)
 from potluck.deploy.local.demo_files import (
     DemoOptions,
     client_ranges,
@@ -310,6 +318,25 @@ def test_a_comparison_is_printed_and_drawn_with_a_column_and_a_line_per_selector
     assert [axes.get_ylabel() for axes in rasters] == ["selected by uniform", "selected by fair"]
     plot_comparison(compared, files.plot)
     assert files.plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_listing_in_the_readme_has_the_lines_that_the_demo_prints(tmp_path: Path) -> None:
+    readme = (ROOT / "README.md").read_text()
+    [listing] = re.findall(r"^```console\n(digits, .*?)^```$", readme, re.DOTALL | re.MULTILINE)
+    default = {name: each.default for name, each in inspect.signature(demo).parameters.items()}
+    compared = compare([run_of(each, 0.1) for each in COMPARED], target=default["target"])
+    assert compared is not None
+    files = write_demo_files(tmp_path / "demo", options(), 7443)
+    console = Console(file=io.StringIO(), width=300)
+    with console.capture() as capture:
+        print_comparison(console, compared, files, plot="")
+    printed = [re.split("  +", line) for line in capture.get().splitlines() if line]
+    first, header, *rows = [re.split("  +", line) for line in listing.splitlines()]
+    assert first[0].startswith(f"{default['task']}, {default['rounds']} rounds with ")
+    assert [header, *(row[:1] for row in rows)] == [
+        printed[1],
+        *(row[:1] for row in printed[2 : 2 + len(rows)]),
+    ]
 
 
 def test_demos_of_the_same_second_get_folders_of_their_own(tmp_path: Path) -> None:

@@ -1,0 +1,33 @@
+"""The README is short, and its numbers are those of the code."""
+
+from __future__ import annotations
+
+import tomllib
+
+import pytest
+from support.repository import ROOT
+
+README = (ROOT / "README.md").read_text()
+MOST_WORDS = 700
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.split()) <= MOST_WORDS
+
+
+@pytest.mark.parametrize(
+    ("label", "group"),
+    [
+        ("[selectors]", "potluck.selectors"),
+        ("[strategies]", "potluck.strategies"),
+        ("[objectives]", "potluck.objectives"),
+        ("tasks with data", "potluck.tasks"),
+        ("[trackers]", "potluck.sinks"),
+    ],
+)
+def test_the_table_of_what_is_in_the_box_has_the_numbers_of_the_code(
+    label: str, group: str
+) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    [row] = [line for line in README.splitlines() if line.startswith(f"| {label}")]
+    assert row.split("|")[-2].strip() == str(len(project["entry-points"][group]))
