@@ -35,17 +35,17 @@ from potluck.client.base.laplace import noisy_counts
 from potluck.common.learning.evaluation import evaluate
 from potluck.common.learning.sample_counts import label_counts
 from potluck.common.learning.training import training_for
-from potluck.common.secagg import Noise, complete_thresholds
-from potluck.common.secagg.primitives.cells import cells_of_members
-from potluck.common.secagg.primitives.thresholds import (
-    assumed_colluding_hosts,
-    colluding_clients,
-)
-from potluck.common.secagg.vectors.noise import noise_share
 from potluck.common.settings.plugins import create
 from potluck.common.task import Task
 from potluck.common.tensors.model_arrays import load_arrays
 from potluck.experiments.grid.definition import load_experiment
+from potluck.secagg.protocol import Noise, complete_thresholds
+from potluck.secagg.protocol.primitives.cells import cells_of_members
+from potluck.secagg.protocol.primitives.thresholds import (
+    assumed_colluding_hosts,
+    colluding_clients,
+)
+from potluck.secagg.protocol.vectors.noise import noise_share
 from potluck.server.selection import Population, RoundOutcome, Selection, SelectionContext, Selector
 from potluck.server.selectors.parts.dc_parts import distance
 

@@ -41,7 +41,7 @@ from potluck.common.net.membership import (
     MembershipDocument,
     public_text,
 )
-from potluck.common.secagg import (
+from potluck.secagg.protocol import (
     ClientPolicy,
     ClientSession,
     CoordinatorSession,
@@ -59,9 +59,14 @@ from potluck.common.secagg import (
     complete_thresholds,
     coordinator,
 )
-from potluck.common.secagg.primitives.masks import CHUNK_BYTES, StreamCipher, keystream
-from potluck.common.secagg.primitives.thresholds import assumed_colluding_hosts
-from potluck.common.secagg.vectors.updates import BodyDecoder, BodyEncoder, decode_head, encode_head
+from potluck.secagg.protocol.primitives.masks import CHUNK_BYTES, StreamCipher, keystream
+from potluck.secagg.protocol.primitives.thresholds import assumed_colluding_hosts
+from potluck.secagg.protocol.vectors.updates import (
+    BodyDecoder,
+    BodyEncoder,
+    decode_head,
+    encode_head,
+)
 
 FLOWER = "1.41.0"
 PEER = Path(__file__).parent / "peers" / "flower_secagg.py"

@@ -47,13 +47,14 @@ from potluck.common.net.tls import SERVER_OPTIONS, TlsFiles
 from potluck.deploy.pki import authority as pki
 from potluck.deploy.pki.federation_root import add_members, create_root
 from potluck.rpc.v1 import coordinator_pb2, coordinator_pb2_grpc
+from potluck.secagg.coordinator.counts import SecureSums
+from potluck.secagg.coordinator.sum_session import SumTerms
 from potluck.server.config import CoordinatorConfig
 from potluck.server.hosts.limits import Limits
 from potluck.server.service.certificate import ServerCertificate
 from potluck.server.service.coordinator import Coordinator
 from potluck.server.service.guard import Guard
 from potluck.server.service.host_service import CoordinatorService
-from potluck.server.sums.sum_session import SumTerms
 
 GOALS = {10: 0.3, 100: 4.0}
 """Seconds, by number of clients, on two cores."""
@@ -219,7 +220,9 @@ async def one_sum(coordinator: Coordinator, names: list[str], pids: list[int]) -
         stage_seconds=300.0,
     )
     begun, own, theirs = time.perf_counter(), cpu(), sum(map(cpu_of, pids))
-    outcome = await coordinator.runs.sums.sum_counts(terms, names, present=lambda _: True)
+    sums = coordinator.runs.sums
+    assert isinstance(sums, SecureSums)
+    outcome = await sums.sum_counts(terms, names, present=lambda _: True)
     seconds = time.perf_counter() - begun
     if outcome.total is None or len(outcome.record.clients) != len(names):
         raise SystemExit(f"no sum over all clients: {outcome.explain()}")

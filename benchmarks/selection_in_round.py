@@ -29,6 +29,7 @@ from potluck.common.disclosure import Parameters, TaskReference
 from potluck.common.signal import signal_named
 from potluck.server.aggregation.states import States, write_states
 from potluck.server.cohorts.selection_checks import check_selection
+from potluck.server.eligibility.collected_sums import LabelSums
 from potluck.server.eligibility.eligibility import Eligibility
 from potluck.server.eligibility.host_checks import HostChecks
 from potluck.server.eligibility.left_out import LeftOutRegister
@@ -43,8 +44,6 @@ from potluck.server.selection import Population, RoundOutcome, Selection, Select
 from potluck.server.state import State
 from potluck.server.store.model_files import ModelFiles
 from potluck.server.store.records import Profile
-from potluck.server.sums.counts import SecureSums
-from potluck.server.sums.label_sums import LabelSums
 
 NAMES = (
     "uniform",
@@ -137,7 +136,6 @@ async def milliseconds(
     roster.note_samples(dict.fromkeys(ids, 100))
     profiling = Profiling("r", plan, roster, attendance, in_store, trust)
     left_out = LeftOutRegister("r", plan, attendance, in_store, lambda _: None)
-    sums = SecureSums(attendance, in_store, trust)
     eligibility = Eligibility(
         plan=plan,
         roster=roster,
@@ -145,7 +143,7 @@ async def milliseconds(
         picks=PickRecord(roster),
         checks=HostChecks("r", plan, b"", attendance, left_out, lambda: False),
         left_out=left_out,
-        label_sums=LabelSums("r", plan, sums, trust, lambda _: None),
+        label_sums=LabelSums(),
         warn=lambda _: None,
         post=lambda _: None,
     )

@@ -33,18 +33,7 @@ HOUSE = Path(__file__).resolve().parents[1]
 
 CORE = ("common", "server", "client")
 GUESTS = {
-    "secure aggregation": (
-        "potluck.common.secagg",
-        "potluck.common.updates.masked_lanes",
-        "potluck.server.sums",
-        "potluck.server.aggregation.masked_reduction",
-        "potluck.server.runs.masked_cohorts",
-        "potluck.server.runs.masked_rounds",
-        "potluck.client.masking",
-        "potluck.client.disclosure.sum_ledger",
-        "potluck.client.handlers.sum_handler",
-        "potluck.secagg",
-    ),
+    "secure aggregation": ("potluck.secagg",),
     "adapters": ("potluck.common.adapters", "potluck.integrations.adapters"),
     "trackers": ("potluck.server.sinks.trackers", "potluck.integrations.trackers"),
     # Not a host's routes (`client.transfer.object_stores`): they hold what its owner allows and

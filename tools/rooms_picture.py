@@ -37,6 +37,7 @@ COLOURS = {
     "experiments": "#efe6f3",
     "integrations": "#f3efe0",
     "relay": "#e4f1f1",
+    "secagg": "#f4e6ec",
     "server": "#f6e7e3",
 }
 

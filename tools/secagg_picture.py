@@ -11,7 +11,7 @@ import sys
 import textwrap
 from dataclasses import dataclass
 
-from potluck.common.secagg.wire.messages import MessageType, Stage
+from potluck.secagg.protocol.wire.messages import MessageType, Stage
 from svg_parts import ARROW, drawing, line, rectangle, text
 
 WIDTH = 860

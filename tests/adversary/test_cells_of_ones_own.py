@@ -15,8 +15,8 @@ from adversary.conftest import Scene, attacked
 from support.sum_federation import EXACT, Members, host_of
 
 from potluck.common.disclosure import SumKind
-from potluck.common.secagg import Rule
-from potluck.common.secagg.primitives.cells import cells_of_members
+from potluck.secagg.protocol import Rule
+from potluck.secagg.protocol.primitives.cells import cells_of_members
 
 CLIENTS = 14
 MANY = 35

@@ -15,11 +15,11 @@ import pytest
 from adversary.conftest import CLIENTS, Scene
 from adversary.proxy import Script
 
-from potluck.common.secagg import Envelope, MessageType, decode, encode
-from potluck.common.secagg.wire.messages import Header, Invitation
 from potluck.common.updates.training_agreement import training_sha256
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import secure_aggregation_pb2 as wire
+from potluck.secagg.protocol import Envelope, MessageType, decode, encode
+from potluck.secagg.protocol.wire.messages import Header, Invitation
 from potluck.server.store import RunState
 
 MASKED = f"""

@@ -18,12 +18,13 @@ from adversary.proxy import Script
 from support.sum_federation import host_of
 
 from potluck.common.net.membership import load_private_key
-from potluck.common.secagg import Envelope, MessageType, Rule, SessionRecord, decode, encode
-from potluck.common.secagg.wire.evidence import Conviction, check_verdict
-from potluck.common.secagg.wire.messages import Delivery, RefusalMessage, Shares
-from potluck.common.secagg.wire.transcript import sign
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import secure_aggregation_pb2 as wire
+from potluck.secagg.coordinator.root_in_force import RootInForce
+from potluck.secagg.protocol import Envelope, MessageType, Rule, SessionRecord, decode, encode
+from potluck.secagg.protocol.wire.evidence import Conviction, check_verdict
+from potluck.secagg.protocol.wire.messages import Delivery, RefusalMessage, Shares
+from potluck.secagg.protocol.wire.transcript import sign
 from potluck.server.store import RunState
 
 SENDER = "client-5"
@@ -138,7 +139,7 @@ def check_convicted(
     [accuser] = record.convicted.values()
     assert record.convicted == {sender: accuser}
     assert accuser in victims
-    root = scene.federation.coordinator.trust.root
+    root = RootInForce(scene.federation.coordinator.trust).now
     assert root is not None
     found = check_verdict(base64.b64decode(record.verdict), root, datetime.now(UTC))
     assert found == Conviction(sender, accuser)

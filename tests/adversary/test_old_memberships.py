@@ -30,12 +30,12 @@ from potluck.common.net.membership import (
 )
 from potluck.common.net.membership import Members as MembersOfEpoch
 from potluck.common.net.membership_in_force import KEPT
-from potluck.common.secagg import Envelope, MessageType, decode, encode
-from potluck.common.secagg.wire.messages import Header, Invitation, RosterMessage
 from potluck.deploy.pki.federation_root import create_root, renew_members, revoke_members
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import secure_aggregation_pb2 as wire
-from potluck.server.sums.counts import SumOutcome
+from potluck.secagg.coordinator.counts import SumOutcome
+from potluck.secagg.protocol import Envelope, MessageType, decode, encode
+from potluck.secagg.protocol.wire.messages import Header, Invitation, RosterMessage
 
 MEMBERSHIP = "membership"
 

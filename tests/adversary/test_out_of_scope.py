@@ -12,12 +12,12 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 from support.secure_sums import COUNTS, Federation, Run, member_key
 
-from potluck.common.secagg import Envelope, MessageType, Rule, decode, encode
-from potluck.common.secagg.coordinator.coordinator_session import Consenting
-from potluck.common.secagg.primitives import sharing
-from potluck.common.secagg.primitives.agreement import agree, pair_seed, self_seed
-from potluck.common.secagg.primitives.masks import Mask, add_masks
-from potluck.common.secagg.wire.messages import (
+from potluck.secagg.protocol import Envelope, MessageType, Rule, decode, encode
+from potluck.secagg.protocol.coordinator.coordinator_session import Consenting
+from potluck.secagg.protocol.primitives import sharing
+from potluck.secagg.protocol.primitives.agreement import agree, pair_seed, self_seed
+from potluck.secagg.protocol.primitives.masks import Mask, add_masks
+from potluck.secagg.protocol.wire.messages import (
     Certificate,
     Consent,
     Endorsement,
@@ -26,7 +26,7 @@ from potluck.common.secagg.wire.messages import (
     Stage,
     Survivors,
 )
-from potluck.common.secagg.wire.transcript import sign, survivors_digest
+from potluck.secagg.protocol.wire.transcript import sign, survivors_digest
 
 CLIENTS = "abcdefghij"
 VICTIM = "a"

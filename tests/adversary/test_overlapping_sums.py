@@ -20,11 +20,11 @@ from support.federation import until
 from support.sum_federation import EXACT, Members, host_of
 
 from potluck.common.disclosure import SumKind
-from potluck.common.secagg import Envelope, Rule, decode, encode
-from potluck.common.secagg.wire.messages import Survivors
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import secure_aggregation_pb2 as wire
-from potluck.server.sums.counts import SumOutcome
+from potluck.secagg.coordinator.counts import SumOutcome
+from potluck.secagg.protocol import Envelope, Rule, decode, encode
+from potluck.secagg.protocol.wire.messages import Survivors
 
 NAMES = [f"client-{number}" for number in range(11)]
 LAST = NAMES[10]

@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 from support.secure_sums import NOW, Federation, member_key
 
 from potluck.common.net.membership import public_text
-from potluck.common.secagg import (
+from potluck.secagg.protocol import (
     ClientPolicy,
     ClientSession,
     Envelope,
@@ -43,11 +43,11 @@ from potluck.common.secagg import (
     decode,
     encode,
 )
-from potluck.common.secagg.client import client_stages
-from potluck.common.secagg.client.client_session import Shared
-from potluck.common.secagg.primitives import sharing
-from potluck.common.secagg.primitives.agreement import agree, open_pair, pair_seed, self_seed
-from potluck.common.secagg.wire.messages import (
+from potluck.secagg.protocol.client import client_stages
+from potluck.secagg.protocol.client.client_session import Shared
+from potluck.secagg.protocol.primitives import sharing
+from potluck.secagg.protocol.primitives.agreement import agree, open_pair, pair_seed, self_seed
+from potluck.secagg.protocol.wire.messages import (
     Certificate,
     CertifiedSet,
     Consent,
@@ -61,7 +61,7 @@ from potluck.common.secagg.wire.messages import (
     Shares,
     Survivors,
 )
-from potluck.common.secagg.wire.transcript import Roster, sharers_digest, sign, survivors_digest
+from potluck.secagg.protocol.wire.transcript import Roster, sharers_digest, sign, survivors_digest
 
 PRIME = 2**61 - 1
 SAMPLES = (120, 900, 340, 510, 700, 250, 430, 80, 610, 160, 820)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from adversary.conftest import Scene
 
-from potluck.common.secagg import Rule
+from potluck.secagg.protocol import Rule
 
 
 async def test_noise_for_other_neighbours_than_the_owners_is_refused(scene: Scene) -> None:

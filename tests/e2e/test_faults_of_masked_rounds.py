@@ -14,9 +14,9 @@ import pytest
 import pytest_asyncio
 from support.federation import Federation, crash_federation, until
 
-from potluck.client.disclosure.sum_ledger import SumLedger
 from potluck.deploy.commands.disclosure_audit_command import sum_values
 from potluck.rpc.v1 import operator_pb2
+from potluck.secagg.host.sum_ledger import SumLedger
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 INCLUDED, LOST = operator_pb2.MEMBER_STATE_INCLUDED, operator_pb2.MEMBER_STATE_LOST

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from support.federation import Federation, Points, set_values, until
 
-from potluck.client.disclosure.sum_ledger import SumLedger
 from potluck.deploy.local.demo_files import DemoOptions, reserved_port, write_demo_files
 from potluck.deploy.local.local_federation import LocalFederation
 from potluck.rpc.v1 import operator_pb2
+from potluck.secagg.host.sum_ledger import SumLedger
 
 CLIENTS = 10
 ROUNDS = 15

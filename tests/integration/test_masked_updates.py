@@ -18,15 +18,16 @@ from support.sum_federation import Members, SumFederation, silent, sum_federatio
 
 from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
 from potluck.client.disclosure.report import Records
-from potluck.client.masking.masked_updates import Differences, write_masked
-from potluck.client.masking.sum_sessions import SumSessions
 from potluck.client.training.local_update import Trained, train_update
+from potluck.client.training.unmasked_update import Differences
 from potluck.common.errors import ConfigurationError, TrainingError
-from potluck.common.secagg import MessageType, SessionRecord
 from potluck.common.tensors.layout import Layout
 from potluck.common.tensors.tensor_files import FileDigest, write_tensors
 from potluck.deploy.commands.disclosure_audit_command import audit
 from potluck.rpc.v1 import coordinator_pb2 as rpc
+from potluck.secagg.host.masked_updates import write_masked
+from potluck.secagg.host.sum_sessions import SumSessions
+from potluck.secagg.protocol import Envelope, MessageType, SessionRecord, decode, encode
 from potluck.server.store import RunState
 from potluck.server.store.records import MemberState
 
@@ -240,7 +241,7 @@ async def test_training_that_fails_is_counted_in_the_sum_and_seen_nowhere_else(
         return train_update(training, instruction, *rest, **named)
 
     if failing == "update":
-        monkeypatch.setattr("potluck.client.handlers.training_handler.write_masked", spoiled)
+        monkeypatch.setattr("potluck.secagg.host.sum_sessions.write_masked", spoiled)
     else:
         monkeypatch.setattr("potluck.client.training.device.train_update", diverging)
     row, said = await federation.watched(ONE_ROUND)
@@ -261,10 +262,11 @@ async def test_uploads_that_nobody_vouches_for_are_refused_and_the_others_go_on(
     """One client's word is for another file, another's file has another form."""
     honest = SumSessions.mask
 
-    async def mask(self: SumSessions, name: str, update_id: str, write: Any) -> Any:
-        file, word = await honest(self, name, update_id, write)
-        if name == "client-3":
-            word = replace(word, signature=bytes(64))
+    async def mask(self: SumSessions, instruction: rpc.Instruction, *rest: Any) -> Any:
+        file, word = await honest(self, instruction, *rest)
+        if instruction.client_id == "client-3":
+            signed = decode(Envelope, bytes.fromhex(word))
+            word = encode(replace(signed, signature=bytes(64))).hex()
         return file, word
 
     def other_lanes(path: Path, update: Differences, *rest: Any) -> FileDigest:
@@ -275,7 +277,7 @@ async def test_uploads_that_nobody_vouches_for_are_refused_and_the_others_go_on(
         return write_masked(path, update, *rest)
 
     monkeypatch.setattr(SumSessions, "mask", mask)
-    monkeypatch.setattr("potluck.client.handlers.training_handler.write_masked", other_lanes)
+    monkeypatch.setattr("potluck.secagg.host.sum_sessions.write_masked", other_lanes)
     row = await federation.finished(ONE_ROUND)
     assert row.state is RunState.FINISHED, row.reason
     [committed] = await federation.coordinator.store.call(lambda store: store.rounds(row.run_id))

@@ -18,8 +18,10 @@ from support.federation import until
 from support.sum_federation import Members, SumFederation, sum_federation
 
 from potluck.common.disclosure import SumKind
-from potluck.common.secagg import Envelope, MessageType, decode, encode
-from potluck.common.secagg.wire.messages import (
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+from potluck.rpc.v1 import secure_aggregation_pb2 as wire
+from potluck.secagg.protocol import Envelope, MessageType, decode, encode
+from potluck.secagg.protocol.wire.messages import (
     Certificate,
     Delivery,
     Header,
@@ -28,8 +30,6 @@ from potluck.common.secagg.wire.messages import (
     RosterMessage,
     Survivors,
 )
-from potluck.rpc.v1 import coordinator_pb2 as rpc
-from potluck.rpc.v1 import secure_aggregation_pb2 as wire
 from potluck.server.store import RunState
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -16,12 +16,13 @@ import pytest
 from support.sum_federation import Members, sum_federation
 from support.wire_recording import Recording, traces
 
-from potluck.client.masking.masked_updates import Differences, write_masked
+from potluck.client.training.unmasked_update import Differences
 from potluck.common.monitoring.instruments import Instruments
 from potluck.common.monitoring.metric_labels import MeasuredParty
-from potluck.common.secagg import Masking
-from potluck.common.secagg.vectors.updates import BodyEncoder
 from potluck.common.updates.update_report import UpdateReport
+from potluck.secagg.host.masked_updates import write_masked
+from potluck.secagg.protocol import Masking
+from potluck.secagg.protocol.vectors.updates import BodyEncoder
 from potluck.server.store import RunState
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -83,7 +84,7 @@ async def scanned(
     members, salted = Members.make(folder / "members", CLIENTS), Salted(CLIENTS)
     recording = Recording(spool=folder / "coordinator" / "spool")
     instruments = Instruments(MeasuredParty.COORDINATOR)
-    monkeypatch.setattr("potluck.client.handlers.training_handler.write_masked", salted.write)
+    monkeypatch.setattr("potluck.secagg.host.sum_sessions.write_masked", salted.write)
     capfd.readouterr()
     async with sum_federation(
         members, folder, instruments=instruments, interceptors=[recording]
@@ -123,6 +124,6 @@ async def test_updates_without_masks_are_found(
         """And so the coordinator has none to take off."""
 
     monkeypatch.setattr(Masking, "add_masks", unmasked)
-    monkeypatch.setattr("potluck.common.secagg.Unmasking.remove", removed)
+    monkeypatch.setattr("potluck.secagg.protocol.Unmasking.remove", removed)
     found = await scanned(tmp_path, monkeypatch, capfd)
     assert found >= {("received", "words"), ("spool", "words"), ("spool", "samples")}

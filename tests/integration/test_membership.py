@@ -13,11 +13,10 @@ import pytest_asyncio
 from support.federation import until
 from support.sum_federation import Members, SumFederation, sum_federation
 
-from potluck.client.masking.sum_sessions import Count, SumSessions
+from potluck.client.handlers.sum_participant import Count
 from potluck.common.errors import IdentityError
 from potluck.common.net.membership import ENDS_SOON, load_members
 from potluck.common.net.membership_in_force import KEPT
-from potluck.common.secagg import MessageType
 from potluck.deploy.pki.federation_root import (
     create_root,
     make_next_keys,
@@ -26,6 +25,8 @@ from potluck.deploy.pki.federation_root import (
     use_next_keys,
 )
 from potluck.rpc.v1 import coordinator_pb2 as rpc
+from potluck.secagg.host.sum_sessions import SumSessions
+from potluck.secagg.protocol import MessageType
 from potluck.server.store import RunState
 
 CLIENTS = 7

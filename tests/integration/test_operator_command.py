@@ -27,12 +27,12 @@ from support.operator_service import (
 from support.pki import TestFederation, make_federation
 from support.programs import run_program
 
+from potluck.common.disclosure import CLAIM
 from potluck.common.errors import NotFoundError, UnreachableError
 from potluck.common.run_file.runfile import example_run_file
 from potluck.common.tensors.digest import digest_of
 from potluck.common.tensors.shards import opened_weights
 from potluck.common.tensors.tensor_files import open_tensors
-from potluck.common.updates.masked_lanes import CLAIM
 from potluck.deploy.operator.model_download import download_model
 from potluck.deploy.operator.operator_client import connect
 from potluck.deploy.operator.operator_config import OperatorConfig

@@ -28,8 +28,8 @@ from support.operator_service import (
 from support.pages import PATIENCE_SECONDS, OpenPage, running_page
 from support.pki import TestFederation, make_federation, tls_files
 
+from potluck.common.disclosure import CLAIM
 from potluck.common.net.identity import Role
-from potluck.common.updates.masked_lanes import CLAIM
 from potluck.deploy.operator.operator_config import OperatorConfig
 from potluck.deploy.pki import authority
 from potluck.page import overview_watch, page_guard, run_watch

@@ -25,14 +25,14 @@ from support.sum_federation import (
 
 from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
 from potluck.client.disclosure.report import Records
-from potluck.client.masking.sum_sessions import SumSessions
 from potluck.common.disclosure import SumKind
 from potluck.common.errors import RunError
-from potluck.common.secagg import MessageType
-from potluck.common.secagg.primitives.cells import cells_of_members
 from potluck.deploy.commands.disclosure_audit_command import audit
 from potluck.deploy.pki.federation_root import add_members, create_root
 from potluck.rpc.v1 import coordinator_pb2 as rpc
+from potluck.secagg.host.sum_sessions import SumSessions
+from potluck.secagg.protocol import MessageType
+from potluck.secagg.protocol.primitives.cells import cells_of_members
 from potluck.server.store import RunState
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

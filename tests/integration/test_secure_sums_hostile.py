@@ -20,9 +20,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from support.federation import until
 from support.sum_federation import Members, SumFederation, sum_federation
 
-from potluck.client.masking.sum_sessions import SumSessions
 from potluck.common.net.membership import load_private_key
-from potluck.common.secagg import (
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+from potluck.rpc.v1 import secure_aggregation_pb2 as wire
+from potluck.secagg.coordinator import counts as secure_sums
+from potluck.secagg.host.sum_sessions import SumSessions
+from potluck.secagg.protocol import (
     Envelope,
     MessageType,
     Noise,
@@ -30,8 +33,8 @@ from potluck.common.secagg import (
     decode,
     encode,
 )
-from potluck.common.secagg.coordinator import coordinator_answers
-from potluck.common.secagg.wire.messages import (
+from potluck.secagg.protocol.coordinator import coordinator_answers
+from potluck.secagg.protocol.wire.messages import (
     Advert,
     Certificate,
     Delivery,
@@ -43,10 +46,7 @@ from potluck.common.secagg.wire.messages import (
     RosterMessage,
     Survivors,
 )
-from potluck.common.secagg.wire.transcript import sign
-from potluck.rpc.v1 import coordinator_pb2 as rpc
-from potluck.rpc.v1 import secure_aggregation_pb2 as wire
-from potluck.server.sums import counts as secure_sums
+from potluck.secagg.protocol.wire.transcript import sign
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

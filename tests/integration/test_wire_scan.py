@@ -21,7 +21,7 @@ from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
 from potluck.client.training.device import TrainingDevice
 from potluck.common.monitoring.instruments import Instruments
 from potluck.common.monitoring.metric_labels import MeasuredParty
-from potluck.common.secagg import Masking
+from potluck.secagg.protocol import Masking
 from potluck.server.store import RunState
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

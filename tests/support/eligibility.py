@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from potluck.server.eligibility.alarms import SelectionAlarms
+from potluck.server.eligibility.collected_sums import LabelSums
 from potluck.server.eligibility.eligibility import Eligibility
 from potluck.server.eligibility.host_checks import HostChecks
 from potluck.server.eligibility.left_out import LeftOutRegister
@@ -17,8 +18,6 @@ from potluck.server.rounds.plan import RunPlan
 from potluck.server.rounds.roster import RunRoster
 from potluck.server.runs.selecting import Selecting
 from potluck.server.store.store_thread import InStore
-from potluck.server.sums.counts import SecureSums
-from potluck.server.sums.label_sums import LabelSums
 
 
 def rules(
@@ -33,8 +32,6 @@ def rules(
 ) -> Eligibility:
     """Return the eligibility rules of run `r`, without secure sums."""
     left_out = LeftOutRegister("r", plan, attendance, in_store, post)
-    trust = Trust(federation="f")
-    sums = SecureSums(attendance, in_store, trust)
     return Eligibility(
         plan=plan,
         roster=roster,
@@ -42,7 +39,7 @@ def rules(
         picks=PickRecord(roster),
         checks=HostChecks("r", plan, b"", attendance, left_out, lambda: False),
         left_out=left_out,
-        label_sums=LabelSums("r", plan, sums, trust, warn),
+        label_sums=LabelSums(),
         warn=warn,
         post=post,
     )

@@ -20,7 +20,7 @@ from potluck.common.net.membership import (
     MembershipDocument,
     public_text,
 )
-from potluck.common.secagg import (
+from potluck.secagg.protocol import (
     ClientPolicy,
     ClientSession,
     ClientStep,
@@ -46,10 +46,10 @@ from potluck.common.secagg import (
     decode,
     encode,
 )
-from potluck.common.secagg.primitives.masks import lane_dtype
-from potluck.common.secagg.primitives.thresholds import assumed_colluding_hosts
-from potluck.common.secagg.wire.messages import Shares, Stage
-from potluck.common.secagg.wire.transcript import sign
+from potluck.secagg.protocol.primitives.masks import lane_dtype
+from potluck.secagg.protocol.primitives.thresholds import assumed_colluding_hosts
+from potluck.secagg.protocol.wire.messages import Shares, Stage
+from potluck.secagg.protocol.wire.transcript import sign
 
 NOW = datetime(2026, 5, 4, 12, tzinfo=UTC)
 ISSUED = int(NOW.timestamp())

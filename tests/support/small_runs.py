@@ -14,6 +14,7 @@ from potluck.common.monitoring.metric_labels import MeasuredParty
 from potluck.server.aggregation.model_work import ModelWork
 from potluck.server.aggregation.spool import Spool
 from potluck.server.clock import now
+from potluck.server.eligibility.collected_sums import open_collector
 from potluck.server.hosts.attendance import Attendance
 from potluck.server.profiles.trust import Trust
 from potluck.server.rounds import events as rounds
@@ -25,7 +26,6 @@ from potluck.server.runs.services import RunServices
 from potluck.server.store import Store
 from potluck.server.store.model_files import ModelFiles
 from potluck.server.store.records import NewRun
-from potluck.server.sums.counts import SecureSums
 from potluck.server.training.training_job import Workplace
 from potluck.server.watching.run_metrics import RunObserver
 from potluck.server.watching.run_record import RunRecord
@@ -97,7 +97,7 @@ async def small_run(folder: Path, store: Store, run_file: str = RUN_FILE) -> Sma
         offended=offended,
         workplace=Workplace(model_modules=(), data_directory=None, threads=1),
         trust=trust,
-        sums=SecureSums(attendance, in_store, trust),
+        sums=open_collector(attendance, in_store, trust, lambda *_: None),
         observer=RunObserver(Instruments(MeasuredParty.COORDINATOR), "r", now),
         spans=None,
     )

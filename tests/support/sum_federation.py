@@ -22,21 +22,23 @@ from potluck.client.base.state_directory import StateDirectory
 from potluck.client.config import ClientConfig
 from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
 from potluck.client.disclosure.release_ledger import Release, ReleaseLedger
-from potluck.client.disclosure.sum_ledger import SumLedger
-from potluck.client.masking.sum_sessions import SumSessions
 from potluck.common.disclosure import SumKind
 from potluck.common.learning.sample_counts import label_counts
 from potluck.common.monitoring.instruments import Instruments
 from potluck.common.monitoring.metric_labels import MeasuredParty
 from potluck.common.names import ClientId
 from potluck.common.net.tls import SERVER_OPTIONS
-from potluck.common.secagg import CoordinatorSession, MessageType
 from potluck.common.tasks.digits import Digits
 from potluck.deploy.operator.operator_client import OperatorClient, connect
 from potluck.deploy.operator.operator_config import OperatorConfig
 from potluck.deploy.pki.federation_root import add_members, create_root
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import coordinator_pb2_grpc, operator_pb2_grpc
+from potluck.secagg.coordinator.counts import SecureSums, SumOutcome
+from potluck.secagg.coordinator.sum_session import SumSession, SumTerms
+from potluck.secagg.host.sum_ledger import SumLedger
+from potluck.secagg.host.sum_sessions import SumSessions
+from potluck.secagg.protocol import CoordinatorSession, MessageType
 from potluck.server.config import CoordinatorConfig
 from potluck.server.hosts.limits import Limits
 from potluck.server.service.coordinator import Coordinator
@@ -45,8 +47,6 @@ from potluck.server.service.host_service import CoordinatorService
 from potluck.server.service.operator_service import OperatorService
 from potluck.server.service.revocations import Revoking
 from potluck.server.store import RunRow, SecureSum
-from potluck.server.sums.counts import SecureSums, SumOutcome
-from potluck.server.sums.sum_session import SumSession, SumTerms
 
 PATIENCE_SECONDS = 240.0
 EXACT = DisclosurePolicy(exact_sums=True, questions=("label-entropy",), masked_runs=1000)
@@ -131,7 +131,9 @@ class SumFederation:
 
     @property
     def sums(self) -> SecureSums:
-        return self.coordinator.runs.sums
+        sums = self.coordinator.runs.sums
+        assert isinstance(sums, SecureSums)
+        return sums
 
     async def start(
         self, clients: Sequence[str] = (), *, port: int | None = None, **changes: Any

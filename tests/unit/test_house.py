@@ -37,6 +37,7 @@ SOURCE_ROOTS = (
     "page",
     "privacy",
     "relay",
+    "secagg",
     "server",
 )
 
@@ -50,6 +51,7 @@ MAY_IMPORT = {
     "privacy": {"client", "common", "privacy", "rpc"},
     "relay": {"client", "common", "relay", "rpc", "server"},
     "rpc": {"rpc"},
+    "secagg": {"client", "common", "rpc", "secagg", "server"},
     "server": {"server", "common", "rpc"},
 }
 
@@ -58,23 +60,26 @@ ROOMS = {
     "common": (
         "plain_text errors interruptible names tags settings trainer task models "
         "tasks learning records tables disclosure tensors net "
-        "secagg.rules secagg.primitives secagg.wire secagg.vectors secagg.policy secagg.client "
-        "secagg.coordinator secagg updates run_file signal built_in_signals "
+        "updates run_file signal built_in_signals "
         "process monitoring tracing"
     ),
     "server": (
         "clock config state store.sql store file_store selection strategy sink stopping "
         "selectors.parts strategies selectors.asking selectors.bandits selectors rounds cohorts "
-        "aggregation training hosts profiles sums eligibility watching runs sinks "
+        "aggregation training hosts profiles eligibility watching runs sinks "
         "service cli __main__"
     ),
     "client": (
-        "base disclosure masking config objective correction training.objectives training.samples "
+        "base disclosure config objective correction training.objectives training.samples "
         "question training.steps training training.questions transfer handlers control agent cli "
         "__main__"
     ),
     "deploy": ("operator terminal view cards pki machines local doctor commands cli __main__"),
     "integrations": "trackers adapters tracing s3",
+    "secagg": (
+        "protocol.rules protocol.primitives protocol.wire protocol.vectors protocol.policy "
+        "protocol.client protocol.coordinator protocol masked_lanes coordinator host"
+    ),
     "experiments": "tasks models weights data_sets presets grid cluster reports commands",
 }
 """The rooms of each package, and the modules that stand at its root, from the ground up: each may
@@ -271,6 +276,25 @@ def test_what_hosts_load_of_guests_imports_common_only(
     }
     assert offenders
     assert {module: others for module, others in offenders.items() if others} == {}
+
+
+def test_each_side_of_secure_aggregation_imports_its_own_side_only(
+    imports: dict[str, set[str]],
+) -> None:
+    own = ("potluck.common", "potluck.secagg.protocol", "potluck.secagg.masked_lanes")
+    sides = {
+        "potluck.secagg.protocol": ("potluck.common", "potluck.secagg.protocol"),
+        "potluck.secagg.host": (*own, "potluck.secagg.host", "potluck.client"),
+        "potluck.secagg.coordinator": (*own, "potluck.secagg.coordinator", "potluck.server"),
+    }
+    offenders = {
+        module: strangers
+        for side, allowed in sides.items()
+        for module, others in imports.items()
+        if module.startswith(side)
+        and (strangers := [other for other in others if not other.startswith(allowed)])
+    }
+    assert offenders == {}
 
 
 def test_no_modules_import_one_another_in_a_circle(imports: dict[str, set[str]]) -> None:

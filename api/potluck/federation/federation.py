@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from potluck.common.learning.virtual_clock import VirtualClock
     from potluck.common.run_file.run_settings import (
         Evaluation,
+        MaskingSettings,
         PersonalModels,
         ProfileSettings,
         Retention,
@@ -55,7 +56,6 @@ if TYPE_CHECKING:
     from potluck.common.settings.local_training import LocalTraining
     from potluck.common.settings.model_table import ModelTable
     from potluck.common.updates.lanes import HostSumSettings
-    from potluck.common.updates.masked_lanes import MaskingSettings
     from potluck.server.selection import Selector
     from potluck.server.strategy import Strategy
 

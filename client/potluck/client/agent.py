@@ -21,6 +21,7 @@ from potluck.client.config import ClientConfig
 from potluck.client.control.attending import Attending
 from potluck.client.control.inbox import Instructions
 from potluck.client.disclosure.member_keys import key_of
+from potluck.client.disclosure.membership_watch import follow
 from potluck.client.disclosure.outgoing_log import OutgoingLog
 from potluck.client.disclosure.privacy_budget import PrivacyBudget
 from potluck.client.disclosure.releases import Asker, Discloser
@@ -29,9 +30,8 @@ from potluck.client.handlers.host_sums import HostSums
 from potluck.client.handlers.instruction_log import InstructionLog
 from potluck.client.handlers.measured_workers import MeasuredWorkers
 from potluck.client.handlers.repeated_failures import RepeatedFailures
+from potluck.client.handlers.sum_participant import check_masks, open_participant
 from potluck.client.handlers.training_groups import TrainingGroups
-from potluck.client.masking.sum_membership import SumMembership
-from potluck.client.masking.sum_sessions import SumSessions
 from potluck.client.training.processes.device_process import DeviceProcess, WorkerProcesses
 from potluck.client.training.processes.training_worker import DeviceTerms
 from potluck.client.training.processes.worker_count import workers_on_cpu
@@ -96,13 +96,14 @@ class Agent:
         self._metrics = metrics or HostMetrics()
         self._processes = processes
         _check_claims(config, self._clients)
-        self._membership = self._make_membership()
+        check_masks(config.disclosure)
+        self._in_force = self._membership()
         self._attending = Attending(
             config,
             self._make_hello(),
             generator=generator,
             metrics=self._metrics,
-            membership=self._membership.in_force,
+            membership=self._in_force,
         )
 
     async def run(self) -> None:
@@ -152,7 +153,7 @@ class Agent:
                 federation=discloser.asker.federation,
                 coordinator=discloser.asker.coordinator,
             ),
-            sums=SumSessions(policy=config.disclosure, membership=self._membership, budget=budget),
+            sums=open_participant(config.disclosure, config.member_key, self._in_force, budget),
             metrics=self._metrics,
             failures=RepeatedFailures(),
             measured=measured,
@@ -164,7 +165,7 @@ class Agent:
         self._metrics.watch(
             state=config.state_directory, tls=config.tls, stages=instructions.stages
         )
-        following = asyncio.create_task(self._membership.follow(self._clients))
+        following = asyncio.create_task(follow(self._in_force, self._clients))
         try:
             await self._attending.for_ever(instructions, link)
         finally:
@@ -204,20 +205,20 @@ class Agent:
             budget=budget,
             asker=Asker(federation=identity.federation, coordinator=config.coordinator),
             member_key=config.member_key,
-            in_force=self._membership.in_force,
+            in_force=self._in_force,
             metrics=self._metrics,
         )
 
-    def _make_membership(self) -> SumMembership:
-        config, in_force = self._config, None
-        if config.federation_root is not None:
-            in_force = MembershipInForce(
-                config.federation_root,
-                federation=config.tls.load(Role.HOST).identity.federation,
-                file=config.members,
-                state_directory=self._state.path,
-            )
-        return SumMembership(member_key=config.member_key, in_force=in_force)
+    def _membership(self) -> MembershipInForce | None:
+        config = self._config
+        if config.federation_root is None:
+            return None
+        return MembershipInForce(
+            config.federation_root,
+            federation=config.tls.load(Role.HOST).identity.federation,
+            file=config.members,
+            state_directory=self._state.path,
+        )
 
     def _terms(self, device: str) -> DeviceTerms:
         config = self._config

@@ -29,6 +29,21 @@ Adjacency = Literal["add-remove", "replace"]
 LEAST_EPSILON = 1e-6
 """Noise for less is larger than any data set."""
 
+LEAST_HOSTS: Final = 5
+SMALLEST_LEAST_HOSTS: Final = 3
+"""Minimum of the fewest hosts in a secure sum. Below three, a participant has the other's input."""
+RUNS_PER_EPOCH: Final = 1
+ROUNDS_PER_EPOCH: Final = 1000
+"""Runs and rounds that masked updates of one data epoch go into, unless a client's owner sets
+others."""
+
+CLAIM: Final = (
+    "masks hide each update in the sum of its round from a coordinator that keeps to the protocol; "
+    "they promise nothing against operators, against a coordinator that lies, or over several "
+    "rounds and runs"
+)
+"""All that may be claimed of updates with masks and without noise."""
+
 
 class SumKind(StrEnum):
     """The kinds of secure sums, as messages and ledgers name them."""

@@ -7,14 +7,16 @@ import pytest
 import house_figures
 
 SOURCES = {
-    "common/potluck/common/secagg/masks.py": "def mask(): ...\n",
-    "server/potluck/server/sums/counts.py": "from potluck.common.secagg.masks import mask\n",
+    "secagg/potluck/secagg/protocol/masks.py": "def mask(): ...\n",
+    "secagg/potluck/secagg/coordinator/counts.py": (
+        "from potluck.secagg.protocol.masks import mask\n"
+    ),
     "server/potluck/server/runs/commit.py": """
-from potluck.common.secagg.masks import mask
-from potluck.common.secagg import (
+from potluck.secagg.protocol.masks import mask
+from potluck.secagg.protocol import (
     masks,
 )
-from potluck.server.sums.counts import Counts
+from potluck.secagg.coordinator.counts import Counts
 
 class Committed:
     bytes_up: int
@@ -23,7 +25,7 @@ class Committed:
         seconds: float
 """,
     "server/potluck/server/service.py": "import potluck.server.runs.commit\n",
-    "deploy/potluck/deploy/cli.py": "from potluck.common.secagg.masks import mask\n",
+    "deploy/potluck/deploy/cli.py": "from potluck.secagg.protocol.masks import mask\n",
 }
 
 
@@ -40,9 +42,9 @@ def test_names_that_the_core_imports_from_a_guest_count_once(
 ) -> None:
     assert house_figures.guest_imports(house) == {
         "secure aggregation": {
-            "potluck.common.secagg.masks.mask": {"potluck.server.runs.commit"},
-            "potluck.common.secagg.masks": {"potluck.server.runs.commit"},
-            "potluck.server.sums.counts.Counts": {"potluck.server.runs.commit"},
+            "potluck.secagg.protocol.masks.mask": {"potluck.server.runs.commit"},
+            "potluck.secagg.protocol.masks": {"potluck.server.runs.commit"},
+            "potluck.secagg.coordinator.counts.Counts": {"potluck.server.runs.commit"},
         }
     }
 
@@ -53,7 +55,7 @@ def test_modules_lines_and_classes_are_counted(house: list[house_figures.Module]
     assert [node.name for node in commit.classes] == ["Committed", "Part"]
     importers = house_figures.importers(house)
     assert importers["potluck.server.runs.commit"] == {"potluck.server.service"}
-    assert len(importers["potluck.common.secagg.masks"]) == 3
+    assert len(importers["potluck.secagg.protocol.masks"]) == 3
 
 
 def test_forms_of_a_round_are_classes_and_messages_with_its_bytes(

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from potluck.common.secagg.wire.messages import MessageType, Stage
+from potluck.secagg.protocol.wire.messages import MessageType, Stage
 from secagg_picture import STAGES, Message, picture
 
 HOUSE = Path(__file__).resolve().parents[3]

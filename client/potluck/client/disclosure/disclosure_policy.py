@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from fractions import Fraction
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
 from potluck.client.base.laplace import exact_epsilon, sensitivity
+from potluck.client.disclosure.weightings import is_masked
 from potluck.common.disclosure import (
     BUILT_IN_SIGNALS,
     LABEL_COUNTS,
+    LEAST_HOSTS,
+    ROUNDS_PER_EPOCH,
+    RUNS_PER_EPOCH,
+    SMALLEST_LEAST_HOSTS,
     TRIPLET,
     Adjacency,
     Mode,
     NoisyOrExact,
     Parameters,
     Request,
-    SumKind,
     TaskReference,
     Weighting,
 )
@@ -30,19 +33,11 @@ from potluck.common.errors import (
 )
 from potluck.common.learning.spread import LEAST_GROUP, SMALLEST_GROUP
 from potluck.common.learning.step_by_step import LABEL_DISTANCE, UNSAFE_STEPWISE
-from potluck.common.secagg import ClientPolicy
-from potluck.common.secagg.policy.sum_policy import (
-    LEAST_HOSTS,
-    ROUNDS_PER_EPOCH,
-    RUNS_PER_EPOCH,
-    SMALLEST_LEAST_HOSTS,
-)
 from potluck.common.settings.configuration import Settings
 from potluck.common.settings.old_spelling import old_spellings
 from potluck.common.settings.plugins import SIGNALS, installed
 from potluck.common.signal import title_of
 from potluck.rpc.v1 import coordinator_pb2 as rpc
-from potluck.rpc.v1.transfer_pb2 import ENCODING_MASKED_UINT32
 
 MOST_RELEASES = 1000
 """Most disclosures of a client, all together: a bound on its ledger."""
@@ -55,12 +50,6 @@ SumName = Annotated[
     Literal["total", "cells", "unsafe-stepwise"], old_spellings({"protocol": "unsafe-stepwise"})
 ]
 """Name of a kind of secure sums in a host's configuration."""
-
-_KINDS: Final[dict[SumName, SumKind]] = {
-    "total": SumKind.TOTAL,
-    "cells": SumKind.CELLS,
-    UNSAFE_STEPWISE: SumKind.STEPWISE,
-}
 
 
 class DisclosurePolicy(Settings):
@@ -204,31 +193,6 @@ class DisclosurePolicy(Settings):
             if name not in known:
                 raise ValueError(f"'{name[:40]}' is not installed; installed: {', '.join(known)}")
         return names
-
-    @property
-    def of_sums(self) -> ClientPolicy:
-        """The rules that a secure sum must keep to."""
-        return ClientPolicy(
-            least_hosts=self.sum_hosts,
-            colluding_hosts=self.sum_colluding_hosts,
-            disclosures=frozenset(_KINDS[name].value for name in self.sums),
-            unprotected=frozenset({SumKind.STEPWISE.value}),
-            noisy=frozenset() if self.exact_sums else frozenset({SumKind.TOTAL, SumKind.CELLS}),
-            largest_epsilon=self.epsilon,
-            sensitivity=sensitivity(self.adjacency),
-        )
-
-    @property
-    def of_updates(self) -> ClientPolicy:
-        """The rules for a secure sum of updates: masked is never worse than open."""
-        return replace(
-            self.of_sums,
-            disclosures=frozenset({SumKind.UPDATE.value}),
-            unprotected=frozenset(),
-            one_set=self.sets_per_model == "one",
-            runs_per_epoch=self.masked_runs,
-            rounds_per_epoch=self.masked_rounds,
-        )
 
     @property
     def allows_stepwise(self) -> bool:
@@ -383,7 +347,7 @@ def without_data(
     data, the reason is one fixed sentence: any detail would disclose facts about single samples.
     """
     work = instruction.WhichOneof("work")
-    masked = work == "train" and instruction.train.encoding == ENCODING_MASKED_UINT32
+    masked = work == "train" and is_masked(instruction.train)
     protected = masked or work in ("disclose", "secure") or policy.updates == "masked"
     return DataError(WITHHELD) if protected and isinstance(error, TrainingError) else error
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 
@@ -11,11 +10,9 @@ from potluck.client.base.host_metrics import HostMetrics
 from potluck.client.base.state_directory import DISCLOSURES, SUMS
 from potluck.client.disclosure.disclosure_policy import DisclosurePolicy, check_budget
 from potluck.client.disclosure.release_ledger import Release, ReleaseLedger
-from potluck.client.disclosure.sum_ledger import SumLedger
+from potluck.client.disclosure.sum_records import open_sum_records
 from potluck.common.disclosure import Parameters
 from potluck.common.errors import StorageError
-from potluck.common.secagg import Ledger
-from potluck.common.secagg.policy.ledger import LedgerEntry
 
 
 class PrivacyBudget:
@@ -30,7 +27,7 @@ class PrivacyBudget:
         """`state`: the state directory that the ledgers are in."""
         self.policy = policy
         self.releases = ReleaseLedger(state / DISCLOSURES)
-        self.sums = SumLedger(state / SUMS)
+        self.sums = open_sum_records(state / SUMS)
         self._metrics = metrics or HostMetrics()
 
     def clients(self) -> list[str]:
@@ -39,7 +36,7 @@ class PrivacyBudget:
 
     def spent(self, client: str) -> Fraction:
         """Return the total privacy loss of a client's releases and sums."""
-        return self.releases.of(client).spent + self.sums.of(client).spent
+        return self.releases.of(client).spent + self.sums.spent(client)
 
     def check_release(self, client: str, signal: str, parameters: Parameters) -> None:
         """Raise DisclosureRefusedError if one more release exceeds the client's budget."""
@@ -48,19 +45,14 @@ class PrivacyBudget:
             self.policy, client, signal, parameters, spent=self.spent(client), releases=releases
         )
 
-    def for_sums(self, client: str) -> Ledger:
-        """Return a client's ledger of sums, with the budget that the releases leave."""
+    def for_sums(self, client: str) -> float:
+        """Return the budget that the releases leave for all sums of a client, spent or not."""
         left = Fraction(repr(self.policy.epsilon_budget)) - self.releases.of(client).spent
-        return self.sums.of(client).model_copy(update={"epsilon_budget": max(0.0, float(left))})
+        return max(0.0, float(left))
 
     def keep_release(self, client: str, release: Release) -> None:
         """Add a release, or replace the one with its key; synced to disk."""
         self.releases.keep(client, release)
-        self.show(client)
-
-    def keep_entries(self, client: str, entries: Sequence[LedgerEntry]) -> None:
-        """Add entries about a sum; synced to disk."""
-        self.sums.keep(client, entries)
         self.show(client)
 
     def show(self, *clients: str) -> None:

@@ -1,10 +1,11 @@
-"""The weighting of a training: how exactly the number of samples is disclosed."""
+"""How much a training discloses: its weighting, and whether its update is masked."""
 
 from __future__ import annotations
 
 from potluck.common.disclosure import Weighting
 from potluck.common.errors import ProtocolVersionError
 from potluck.rpc.v1 import coordinator_pb2 as rpc
+from potluck.rpc.v1 import transfer_pb2
 
 _WEIGHTINGS = {
     rpc.WEIGHTING_UNSPECIFIED: Weighting.EXACT,
@@ -22,3 +23,8 @@ def weighting_of(work: rpc.Train) -> Weighting:
             f"this host's software does not know weighting {work.weighting}; update it"
         )
     return weighting
+
+
+def is_masked(work: rpc.Train) -> bool:
+    """Return whether the update of a training leaves the client in a secure sum only."""
+    return work.encoding == transfer_pb2.ENCODING_MASKED_UINT32

@@ -6,8 +6,8 @@ import asyncio
 import threading
 from dataclasses import dataclass, field
 
+from potluck.client.disclosure.weightings import is_masked
 from potluck.client.handlers.instruction_log import Entry, InstructionStage
-from potluck.client.masking.masked_updates import MASKED
 from potluck.common.errors import RoundClosedError
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
@@ -30,7 +30,7 @@ class ActiveInstruction:
         Nothing is recorded if the update is masked or the number of samples is not disclosed
         exactly: the speed of the progress would disclose that number."""
         train = self.instruction.train
-        if train.encoding != MASKED and train.weighting in _EXACT:
+        if not is_masked(train) and train.weighting in _EXACT:
             self.entry.fraction = fraction
 
     def stop(self) -> None:

@@ -18,8 +18,8 @@ from potluck.client.handlers.host_sums import HostSums
 from potluck.client.handlers.instruction_log import InstructionLog, InstructionStage
 from potluck.client.handlers.measured_workers import MeasuredWorkers
 from potluck.client.handlers.repeated_failures import RepeatedFailures
+from potluck.client.handlers.sum_participant import SumParticipant
 from potluck.client.handlers.training_groups import TrainingGroups
-from potluck.client.masking.sum_sessions import SumSessions
 from potluck.client.transfer.download import Downloads
 from potluck.client.transfer.link import Link
 from potluck.client.transfer.own_files import OwnFiles
@@ -60,7 +60,7 @@ class HandlerContext:
     groups: TrainingGroups
     discloser: Discloser
     outgoing: OutgoingLog
-    sums: SumSessions
+    sums: SumParticipant
     metrics: HostMetrics
     failures: RepeatedFailures
     measured: MeasuredWorkers | None = None

@@ -10,14 +10,27 @@ from potluck.client.handlers.disclosure_handler import disclose
 from potluck.client.handlers.evaluation_handler import evaluate_held_out
 from potluck.client.handlers.handler_context import HandlerContext
 from potluck.client.handlers.question_handler import answer_question
-from potluck.client.handlers.sum_handler import step_of_sum
 from potluck.client.handlers.training_handler import train
 from potluck.common.errors import IdentityError, ProtocolVersionError
+from potluck.common.names import ClientId
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 Handler = Callable[[HandlerContext, ActiveInstruction], Awaitable[rpc.Answer | None]]
 """Returns the answer; None if an update was delivered instead. Raises PotluckError, and anything
 that a plug-in raises."""
+
+
+async def _step_of_sum(context: HandlerContext, active: ActiveInstruction) -> rpc.Answer:
+    """Take the next step of a secure sum."""
+    instruction, task = active.instruction, active.instruction.secure.task
+    client = ClientId(instruction.client_id)
+
+    async def count() -> list[int]:
+        return await context.compute(active, task, lambda device: device.label_counts(task, client))
+
+    reply = await context.sums.answer(instruction, count)
+    return rpc.Answer(instruction_id=instruction.id, secure=reply)
+
 
 HANDLERS: Mapping[str, Handler] = {
     "train": train,
@@ -25,7 +38,7 @@ HANDLERS: Mapping[str, Handler] = {
     "evaluate": evaluate_held_out,
     "disclose": disclose,
     "question": answer_question,
-    "secure": step_of_sum,
+    "secure": _step_of_sum,
 }
 """The handlers, by the name of the instruction's field that holds the work."""
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from potluck.client.disclosure.weightings import is_masked
 from potluck.client.handlers.instruction_log import InstructionStage
-from potluck.client.masking.masked_updates import MASKED
 from potluck.common.tracing.tracer import Span, Tracer
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
@@ -56,7 +56,7 @@ def spans_of(tracer: Tracer | None, instruction: rpc.Instruction) -> Instruction
     number is not disclosed exactly, or for other work, which does not state how exactly it is.
     """
     train = instruction.train
-    told = train.encoding != MASKED and train.weighting in _EXACT
+    told = not is_masked(train) and train.weighting in _EXACT
     if tracer is None or not instruction.trace_parent:
         return None
     if not instruction.HasField("train") or not told:

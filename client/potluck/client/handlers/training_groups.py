@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 import structlog
 
 from potluck.client.base.worker import Worker
+from potluck.client.disclosure.weightings import is_masked
 from potluck.client.handlers.active_instruction import ActiveInstruction
 from potluck.client.handlers.instruction_log import REMEMBERED, InstructionLog
-from potluck.client.masking.masked_updates import MASKED
 from potluck.client.training.plugin_options import json_object
 from potluck.client.training.task_training import GroupMember, TrainingFiles, UnfitForLanesError
 from potluck.common.errors import ProtocolError, RoundClosedError
@@ -210,7 +210,7 @@ def reason_alone(work: rpc.Train) -> str:
     The reason depends on the client's own instruction only, not on which other clients are present.
     """
     reasons = {
-        "its update is masked": work.encoding == MASKED,
+        "its update is masked": is_masked(work),
         "the strategy corrects its steps": work.HasField("auxiliary"),
         "the number of its samples is limited": bool(work.quotas),
         "it has a model of its own": work.HasField("personal"),

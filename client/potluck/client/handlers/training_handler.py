@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,13 +19,12 @@ from potluck.client.disclosure.disclosure_policy import (
     check_weighting,
 )
 from potluck.client.disclosure.outgoing_log import Outgoing, shortened
-from potluck.client.disclosure.weightings import weighting_of
+from potluck.client.disclosure.weightings import is_masked, weighting_of
 from potluck.client.handlers.active_instruction import ActiveInstruction
 from potluck.client.handlers.handler_context import HandlerContext
 from potluck.client.handlers.instruction_log import InstructionStage, digest_of_training
 from potluck.client.handlers.question_handler import numbers_asked
 from potluck.client.handlers.update_records import update_record
-from potluck.client.masking.masked_updates import MASKED, write_masked, write_zeros
 from potluck.client.training.lane_updates import SUM
 from potluck.client.training.plugin_options import json_object
 from potluck.client.transfer.saved_updates import KeptUpdate
@@ -43,8 +42,6 @@ from potluck.common.errors import (
 )
 from potluck.common.learning.task_failures import blamed_on_task, crashed
 from potluck.common.monitoring.metric_labels import TrainingWay
-from potluck.common.secagg import Masking, encode
-from potluck.common.tensors.tensor_files import FileDigest
 from potluck.common.updates.kept_states import CORRECTION, PURPOSES
 from potluck.common.updates.update_report import UpdateReport
 from potluck.rpc.v1 import coordinator_pb2 as rpc
@@ -54,6 +51,7 @@ if TYPE_CHECKING:  # importing it imports torch, which only the worker's thread 
     from potluck.client.training.local_update import Trained
     from potluck.client.training.processes.training_seat import TrainingSeat
     from potluck.client.training.task_training import TrainingFiles
+    from potluck.client.training.unmasked_update import Differences
 
 
 log = structlog.get_logger()
@@ -89,7 +87,7 @@ async def train(context: HandlerContext, active: ActiveInstruction) -> rpc.Answe
         else:
             await deliver(context.link, kept, context.updates.path(update_id), fresh=fresh)
     finally:
-        context.sums.appointments.close(update_id)
+        context.sums.close(update_id)
     return None
 
 
@@ -117,10 +115,10 @@ def permitted_weighting(policy: DisclosurePolicy, client: str, work: rpc.Train) 
     weighting = weighting_of(work)
     check_weighting(policy, client, weighting)
     check_pace(policy, client, work.pace)
-    check_updates(policy, client, masked=work.encoding == MASKED)
+    check_updates(policy, client, masked=is_masked(work))
     correction = work.auxiliary.correction.name
     alike = json_object(work.training_json, "training_json").get("steps")
-    if correction and work.encoding != MASKED and not alike:
+    if correction and not is_masked(work) and not alike:
         check_correction(policy, client, correction)
     return weighting
 
@@ -146,7 +144,7 @@ async def _make_update(context: HandlerContext, active: ActiveInstruction) -> Ke
         check_question(context.policy, instruction.client_id, work.before_upload.kind)
     async with contextlib.AsyncExitStack() as stack:
         model = await stack.enter_async_context(context.model(active, work.model, work.task))
-        if work.encoding == MASKED:
+        if is_masked(work):
             await context.sums.meet(instruction, model)
         kept = _begin_keeping(context, instruction)
         auxiliaries = await _auxiliaries(context, active, stack, kept.get(CORRECTION))
@@ -166,7 +164,7 @@ async def _make_update(context: HandlerContext, active: ActiveInstruction) -> Ke
             await context.measured.settle(active, files)
         trained = await _train(context, active, files)
     if trained is None:
-        update = await _masked(context, active, write_zeros)
+        update = await _masked(context, active, None, UpdateReport())
         context.updates.keep(update)
         return update
     outcome = trained.outcome
@@ -176,14 +174,9 @@ async def _make_update(context: HandlerContext, active: ActiveInstruction) -> Ke
     if trained.file is not None and weighting is Weighting.EXACT:
         context.metrics.trained(outcome.seen, outcome.seconds, outcome.loss)
     report = trained.report(weighting)
-    differences = trained.differences
     if trained.file is None:
-        assert differences is not None  # noqa: S101  # it is one or the other
-        update = await _masked(
-            context,
-            active,
-            lambda path, masking: write_masked(path, differences, report, masking),
-        )
+        assert trained.differences is not None  # noqa: S101  # it is one or the other
+        update = await _masked(context, active, trained.differences, report)
     else:
         offer = numbers_asked(work.before_upload, trained.offer)
         update = update_record(active, trained.file, report, offer=offer)
@@ -210,7 +203,7 @@ async def _train(
     except _NOT_OF_THE_DATA:
         raise
     except Exception as error:
-        if instruction.train.encoding != MASKED:
+        if not is_masked(instruction.train):
             raise
         found = error if isinstance(error, PotluckError) else crashed(error)
         log.error(
@@ -264,7 +257,7 @@ async def _train_alone(
             context.states.discard(instruction.id)
         return trained
 
-    if instruction.train.encoding == MASKED:  # its tensors are needed here
+    if is_masked(instruction.train):  # its tensors are needed here
         return await context.compute(active, instruction.train.task, compute)
     return await context.train(active, instruction.train.task, compute)
 
@@ -288,19 +281,19 @@ def _note(context: HandlerContext, instruction: rpc.Instruction, update: KeptUpd
 async def _masked(
     context: HandlerContext,
     active: ActiveInstruction,
-    write: Callable[[Path, Masking], FileDigest],
+    differences: Differences | None,
+    report: UpdateReport,
 ) -> KeptUpdate:
-    """Mask an update and write it; only its masked head has information about the training."""
+    """Mask an update, or zeros, and write it; only its masked head has information about the
+    training."""
     instruction = active.instruction
     path = context.updates.path(instruction.id)
-    file, word = await context.sums.mask(
-        instruction.client_id, instruction.id, partial(write, path)
-    )
+    file, word = await context.sums.mask(instruction, path, differences, report)
     return update_record(
         active,
         file,
         UpdateReport(),
-        masked_input=encode(word).hex(),
+        masked_input=word,
         coordinator_id=context.log.coordinator_id,
     )
 

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from potluck.client.disclosure.weightings import weighting_of
-from potluck.client.masking.masked_updates import MASKED, Differences, differences
+from potluck.client.disclosure.weightings import is_masked, weighting_of
 from potluck.client.question import Question
 from potluck.client.training.lane_updates import SUM, lane_terms, write_lane_update
 from potluck.client.training.plugin_options import json_object
@@ -23,6 +22,7 @@ from potluck.client.training.task_training import (
     TrainingFiles,
     UnfitForLanesError,
 )
+from potluck.client.training.unmasked_update import Differences, differences
 from potluck.client.training.update_encoding import encoding_of, write_update
 from potluck.common.disclosure import Weighting
 from potluck.common.errors import NotFiniteError, PotluckError, ProtocolError, TrainingError
@@ -137,7 +137,7 @@ def _finished(
 ) -> Trained:
     """Write what a training has made of the loaded model."""
     work, loaded = instruction.train, training.loaded
-    masked = work.encoding == MASKED
+    masked = is_masked(work)
     if loaded.kept:
         _write_kept(files.keep_at(MODEL), loaded.kept_weights())
         outcome = replace(outcome, kept=True)
@@ -179,7 +179,7 @@ def make_question(work: rpc.Question) -> Question:
 
 def _encoding(work: rpc.Train) -> Encoding | None:
     """Return the encoding of the update's file; None if the update will be masked."""
-    return None if work.encoding == MASKED else encoding_of(work.encoding)
+    return None if is_masked(work) else encoding_of(work.encoding)
 
 
 def _as_lanes(

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from potluck.client.masking.masked_updates import MASKED
+from potluck.client.disclosure.weightings import is_masked
 from potluck.client.question import OwnAnswers, Question, QuestionContext
 from potluck.client.training.plugin_options import json_object
 from potluck.client.training.steps.smaller_batches import within_memory
@@ -111,7 +111,7 @@ class OwnTraining(TaskTraining):
             seen=contribution.samples,
             seconds=seconds,
             loss=math.nan if loss is None else loss,
-            report=_reporter(contribution, seconds, masked=work.encoding == MASKED),
+            report=_reporter(contribution, seconds, masked=is_masked(work)),
         )
 
     def _settings(self, work: rpc.Train) -> LocalTraining:

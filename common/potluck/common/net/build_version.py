@@ -31,6 +31,7 @@ SOURCE_ROOTS = (
     "page",
     "privacy",
     "relay",
+    "secagg",
     "server",
 )
 """Folders whose files a digest of the sources covers."""

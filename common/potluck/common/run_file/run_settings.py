@@ -8,7 +8,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from potluck.common.disclosure import LEAST_EPSILON, Adjacency, NoisyOrExact
+from potluck.common.disclosure import (
+    LEAST_EPSILON,
+    LEAST_HOSTS,
+    SMALLEST_LEAST_HOSTS,
+    Adjacency,
+    NoisyOrExact,
+)
 from potluck.common.learning.spread import LEAST_GROUP, SMALLEST_GROUP
 from potluck.common.learning.triplet import TripletSettings
 from potluck.common.names import Name
@@ -298,6 +304,53 @@ class ProfileSettings(Settings):
         description="How clients estimate their triplet; what is not set here is what the task\n"
         "recommends, else the paper's.",
     )
+
+
+class MaskingSettings(Settings):
+    """Settings of masked updates and their sums."""
+
+    clip: float = Field(
+        default=4.0,
+        gt=0,
+        le=1e6,
+        allow_inf_nan=False,
+        description="The most a single parameter may change in a round; larger changes are cut\n"
+        "off there, and the run says how many were. Smaller: finer steps.",
+    )
+    weight_cap: int = Field(
+        default=10_000,
+        ge=1,
+        le=2**31,
+        description="A client with more samples than this counts as one with so many. Set it a\n"
+        "little above the largest number of samples: the smaller, the finer steps.",
+    )
+    bits: Literal[32, 64] = Field(
+        default=32,
+        description="Of each masked parameter; 64 doubles uploads, and only proves that 32 do.",
+    )
+    hosts: int = Field(
+        default=LEAST_HOSTS,
+        ge=SMALLEST_LEAST_HOSTS,
+        description="Fewest distinct hosts in a round's sum; clients refuse less than their own.",
+    )
+    colluding_hosts: int | None = Field(
+        default=None,
+        ge=0,
+        description="Hosts assumed to work with the coordinator; unset: a third of them.",
+    )
+    stage_seconds: float = Field(
+        default=30.0,
+        gt=0,
+        le=3600,
+        description="How long to wait for slow clients in each short exchange of messages; for\n"
+        "their keys, before which they fetch the model, they have half of\n"
+        "round.deadline_seconds.",
+    )
+
+    @property
+    def fewest_hosts(self) -> int:
+        """The number of hosts that a round's clients must be on: at least one does not collude."""
+        return max(self.hosts, (self.colluding_hosts or 0) + 1)
 
 
 class SelectorLimits(Settings):

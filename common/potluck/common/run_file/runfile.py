@@ -11,6 +11,7 @@ from potluck.common.disclosure import Weighting
 from potluck.common.learning.virtual_clock import VirtualClock
 from potluck.common.run_file.run_settings import (
     Evaluation,
+    MaskingSettings,
     PersonalModels,
     PluginTable,
     ProfileSettings,
@@ -26,7 +27,6 @@ from potluck.common.settings.configuration_errors import RUN, ReadLater
 from potluck.common.settings.local_training import LocalTraining
 from potluck.common.settings.model_table import ModelTable
 from potluck.common.updates.lanes import HostSumSettings
-from potluck.common.updates.masked_lanes import MaskingSettings
 
 _EXAMPLES = {"task.name": '"colored-digits"'}
 

@@ -9,6 +9,7 @@ others.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import sys
 import types
 from abc import ABC
@@ -31,6 +32,9 @@ MODELS = "potluck.models"
 QUESTIONS = "potluck.questions"
 SIGNALS = "potluck.signals"
 SINKS = "potluck.sinks"
+UPDATE_PATHS = "potluck.update_paths"
+SECURE_SUMS = "potluck.secure_sums"
+"""Group of the parts of secure aggregation that the core finds by name."""
 COMMANDS = "potluck.commands"
 INTEGRATIONS = "potluck.integrations"
 """Group of the classes and functions that the core loads by name, because they need an extra."""
@@ -142,6 +146,18 @@ def find_callable(group: str, name: str) -> Callable[..., Any]:
     if not callable(found):
         raise PluginError(f"{group}: '{name}' ({point.value}) can't be called", name=name)
     return cast("Callable[..., Any]", found)
+
+
+def is_present(group: str, name: str) -> bool:
+    """Return whether the code of the plug-in called `name` is on this machine. Does not load it.
+
+    An image may lack a package of Potluck that its entry points name.
+    """
+    points = [point for point in _entry_points(group, tuple(sys.path)) if point.name == name]
+    try:
+        return any(importlib.util.find_spec(point.module) is not None for point in points)
+    except ModuleNotFoundError:  # its package
+        return False
 
 
 def integration(name: str) -> Callable[..., Any]:

@@ -6,8 +6,8 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
+from potluck.common.disclosure import CLAIM
 from potluck.common.learning.coverage import Coverage
-from potluck.common.updates.masked_lanes import CLAIM
 from potluck.deploy.cards.card_parts import CardCoverage, CardFacts
 from potluck.deploy.view.readable import readable_count, readable_coverage, readable_measure
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from potluck.common.updates.masked_lanes import CLAIM
+from potluck.common.disclosure import CLAIM
 from potluck.deploy.view.readable import natural_order
 from potluck.rpc.v1 import operator_pb2
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from potluck.common.errors import RunError
 from potluck.common.run_file.run_settings import MissingProfiles
+from potluck.server.eligibility.collected_sums import LabelSums
 from potluck.server.eligibility.host_checks import HostChecks
 from potluck.server.eligibility.left_out import LeftOutRegister
 from potluck.server.eligibility.picks import PickRecord, cap_on_picks, under_cap
@@ -24,7 +25,6 @@ from potluck.server.rounds.plan import RunPlan
 from potluck.server.rounds.roster import RunRoster
 from potluck.server.rounds.troubles import each_once, listed
 from potluck.server.selection import Rows
-from potluck.server.sums.label_sums import LabelSums
 
 _SHOWN = 3
 

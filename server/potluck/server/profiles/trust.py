@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from potluck.common.errors import ConfigurationError, IdentityError, RunError
+from potluck.common.errors import ConfigurationError, IdentityError
 from potluck.common.net.identity import Role
 from potluck.common.net.membership import Members, profile_statement
 from potluck.common.net.membership_in_force import MembershipInForce, MembersListener
-from potluck.common.secagg import FederationRoot
 from potluck.server.clock import utc
 from potluck.server.config import CoordinatorConfig
 from potluck.server.store.records import Profile
@@ -25,31 +24,11 @@ class Trust:
     federation: str
     membership: MembershipInForce | None = None
     independent: bool = False
-    _root: FederationRoot | None = field(default=None, init=False)
 
     @property
     def members(self) -> Members | None:
         """The members in force."""
         return None if self.membership is None else self.membership.members
-
-    @property
-    def root(self) -> FederationRoot | None:
-        """Verifies members of secure sums, those in force."""
-        members = self.members
-        if members is None:
-            return None
-        if self._root is None or self._root.members is not members:
-            self._root = FederationRoot(members)
-        return self._root
-
-    def require_root(self) -> FederationRoot:
-        """As `root`. Raises RunError if the federation has none."""
-        root = self.root
-        if root is None:
-            raise RunError(
-                "the federation has no root: set federation_root and members of the coordinator"
-            )
-        return root
 
     def is_member(self, client: str) -> bool:
         """True if a client has a record that is valid now; without a root all are welcome."""

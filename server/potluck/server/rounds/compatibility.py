@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from potluck.common.disclosure import CLAIM
 from potluck.common.errors import ConfigurationError, PluginError
 from potluck.common.learning.step_by_step import LEAKS, UNSAFE_STEPWISE
 from potluck.common.run_file.run_settings import PluginTable
 from potluck.common.run_file.runfile import RunFile
 from potluck.common.settings import plugins
 from potluck.common.settings.local_training import LocalTraining
-from potluck.common.updates.masked_lanes import CLAIM
 from potluck.server.selection import Selector
 from potluck.server.strategy import Strategy
 

@@ -21,7 +21,6 @@ from potluck.common.task import Task
 from potluck.common.trainer import Measure, Trainer
 from potluck.common.updates.kept_states import CORRECTION, MODEL, PERSONAL
 from potluck.server.rounds.compatibility import by_protocol, check_composition
-from potluck.server.rounds.maskable import check_sizes, masked_policy
 from potluck.server.rounds.needs_and_hides import (
     OF_MODELS,
     OF_STRATEGIES,
@@ -29,6 +28,7 @@ from potluck.server.rounds.needs_and_hides import (
     Trait,
     check_hidden,
 )
+from potluck.server.rounds.path_rules import PathRules, path_of
 from potluck.server.rounds.round_rules import RoundRules
 from potluck.server.selection import BeforeUpload, Selector
 from potluck.server.stopping.stop_checks import remarks_on_best, stop_rule
@@ -45,6 +45,8 @@ class RunPlan:
     selector: Selector
     strategy: Strategy
     training: LocalTraining
+    path: type[PathRules]
+    """The path that the updates take."""
     trainer: Trainer | None = None
     """The task's own; None for a classification task."""
     stop_rule: StopRule | None = None
@@ -55,16 +57,13 @@ class RunPlan:
     @property
     def rules(self) -> RoundRules:
         """The settings that the state machine goes by."""
-        policy = self.run_file.round
-        if self.run_file.secure_aggregation:
-            policy = masked_policy(self.run_file)
         return RoundRules(
             rounds=self.run_file.rounds,
             clients_per_round=self.run_file.clients_per_round,
             expected_clients=self.run_file.expected_clients,
             start_timeout_seconds=self.run_file.start_timeout_seconds,
-            policy=policy,
-            hosts=self.run_file.masking.fewest_hosts if self.run_file.secure_aggregation else 0,
+            policy=self.path.policy(self.run_file),
+            hosts=self.path.fewest_hosts(self.run_file),
             evaluate_every=self.run_file.evaluation.every,
             simulated=self.run_file.virtual_clock.enabled,
             simulated_deadline=self.run_file.virtual_clock.deadline_seconds or math.inf,
@@ -185,7 +184,7 @@ def draw_up(
     check_hidden(parts, Trait.OWN_TRAINER, *OF_STRATEGIES, source=source)
     remarks = check_composition(run_file, strategy, training, source=source)
     check_hidden(parts, Trait.MASKS, source=source)
-    check_sizes(run_file, source=source)
+    path = _path(run_file, source)
     check_hidden(parts, Trait.HOST_SUMS, Trait.LATE_UPDATES, source=source)
     return RunPlan(
         run_file=_with_recommendations(run_file, task, source),
@@ -193,10 +192,21 @@ def draw_up(
         selector=choosing,
         strategy=strategy,
         training=training,
+        path=path,
         trainer=trainer,
         stop_rule=stop_rule(run_file, task, trainer, strategy, source=source),
         remarks=(*remarks, *remarks_on_best(run_file)),
     )
+
+
+def _path(run_file: RunFile, source: str) -> type[PathRules]:
+    """Return the path of the run's updates, with its sizes checked. Raises ConfigurationError."""
+    try:
+        path = path_of(run_file)
+        path.check_sizes(run_file)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{source}: {error.message}", **error.metadata) from None
+    return path
 
 
 def _check_parts(run_file: RunFile, task: Task, source: str) -> None:

@@ -14,20 +14,22 @@ from typing import Any
 
 import numpy as np
 
+from potluck.common.disclosure import SumKind
 from potluck.common.errors import ProtocolError, RunError, StorageError
 from potluck.common.interruptible import in_thread
+from potluck.common.learning.step_by_step import UNSAFE_STEPWISE
 from potluck.rpc.v1 import coordinator_pb2
 from potluck.server.cohorts.selection_checks import check_ask, check_selection
 from potluck.server.cohorts.tag_limits import narrowed
+from potluck.server.eligibility.collected_sums import NO_SUMS, SumCollector
 from potluck.server.hosts.gather import gather
 from potluck.server.hosts.instructions import model_reference, question_instruction
 from potluck.server.profiles.collect import is_unable
 from potluck.server.rounds.troubles import each_once
-from potluck.server.runs.masked_cohorts import complete
+from potluck.server.runs.cohort_hosts import complete
 from potluck.server.runs.run import Run
 from potluck.server.selection import Answers, Ask, AskSum, Selection, SelectionContext, Summed
 from potluck.server.store.records import AttemptKey, Exchange, JsonObject
-from potluck.server.sums import step_sums
 
 MOST_QUESTIONS = 100
 """Maximum number of questions in one round; a selector with more might never choose."""
@@ -158,27 +160,36 @@ async def _answers(run: Run, ask: Ask, steps: _Steps) -> Answers:
 
 async def _summed(run: Run, ask: AskSum, steps: _Steps) -> Summed | None:
     """The sum that is asked for: the one that is stored, or else a new one."""
-    question, in_store = steps.record(step_sums.question_record(ask)), run.services.in_store
+    question, in_store = steps.record(_sum_question(ask)), run.services.in_store
     found, step, key = steps.next(), steps.step, steps.key
     _check_replayed(question, step, key, found)
     if found is not None and found.answers is not None:
-        return step_sums.stored_sum(found.answers, key)
+        return stored_sum(found.answers, key)
     await in_store(lambda store: store.add_question(key, step, question))
     with run.services.observer.asking():
-        found_sum = await step_sums.sum_at_step(
-            run.id,
-            run.plan,
-            run.services.sums,
-            run.roster.clients(ask.rows),
-            run.is_present,
-            run.say,
+        found_sum = await _collector(run).at_step(
+            run.id, run.plan, run.roster.clients(ask.rows), run.is_present, run.say
         )
     summed = None
     if found_sum is not None:
         summed = Summed(rows=run.roster.rows(found_sum[0]), total=found_sum[1])
-    record = step_sums.sum_record(summed)
+    record = _sum_record(summed)
     await in_store(lambda store: store.add_answers(key, step, question, record))
     return summed
+
+
+def _collector(run: Run) -> SumCollector:
+    """Return what asks clients for sums. Raises RunError if the run may not ask for them."""
+    mode = run.plan.run_file.profiles.disclosure
+    if mode != UNSAFE_STEPWISE:
+        raise RunError(
+            f"selector '{run.plan.run_file.selector.name}' asks for sums at every step, and "
+            f"this run's profiles.disclosure is '{mode}', not '{UNSAFE_STEPWISE}'"
+        )
+    sums = run.services.sums
+    if sums is None:
+        raise RunError(NO_SUMS)
+    return sums
 
 
 async def _ask(run: Run, ask: Ask, step: int, key: AttemptKey) -> Answers:
@@ -285,9 +296,7 @@ def answers_of(exchanges: Sequence[Exchange], key: AttemptKey) -> list[Answers]:
     answered = [
         each
         for each in exchanges
-        if each.answers is not None
-        and not step_sums.is_sum(each.question)
-        and not each.question.get(OFFERS)
+        if each.answers is not None and not _is_sum(each.question) and not each.question.get(OFFERS)
     ]
     last = answered[-1].question.get(_AGAIN) if answered else None
     return [
@@ -309,6 +318,38 @@ def stored_answers(record: JsonObject, key: AttemptKey) -> Answers:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         why = repr(error)
     raise StorageError(f"the stored answers of {key} can't be read: {why}; restore the database")
+
+
+def _sum_question(ask: AskSum) -> JsonObject:
+    """A question for a sum."""
+    return {"kind": SumKind.STEPWISE.value, "sum": ask.rows.tolist()}
+
+
+def _is_sum(question: JsonObject) -> bool:
+    """Return whether a stored question asks for a sum."""
+    return "sum" in question
+
+
+def _sum_record(summed: Summed | None) -> JsonObject:
+    """A sum as it is stored."""
+    if summed is None:
+        return {"rows": [], "total": None}
+    return {"rows": summed.rows.tolist(), "total": summed.total.tolist()}
+
+
+def stored_sum(record: JsonObject, key: AttemptKey) -> Summed | None:
+    """A sum as it was stored. Raises StorageError if it has been tampered with."""
+    try:
+        if record["total"] is None:
+            return None
+        rows = np.array(record["rows"], dtype=np.int64)
+        total = np.array(record["total"], dtype=np.int64)
+        if rows.ndim == 1 and total.ndim == 1:
+            return Summed(rows=rows, total=total)
+        why = "not lists of numbers"
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        why = repr(error)
+    raise StorageError(f"the stored sum of {key} can't be read: {why}; restore the database")
 
 
 def _what(value: object) -> str:

@@ -14,6 +14,7 @@ from potluck.server.aggregation.spooled_updates import still_spooled
 from potluck.server.aggregation.states import States, read_states
 from potluck.server.clock import utc
 from potluck.server.eligibility.alarms import SelectionAlarms
+from potluck.server.eligibility.collected_sums import NO_SUMS, LabelSums
 from potluck.server.eligibility.eligibility import Eligibility
 from potluck.server.eligibility.host_checks import HostChecks
 from potluck.server.eligibility.left_out import LeftOutRegister
@@ -35,9 +36,6 @@ from potluck.server.runs.services import RunServices
 from potluck.server.runs.upload_decision import is_offer
 from potluck.server.store.model_files import ModelFiles, ModelVersion
 from potluck.server.store.records import AttemptRow, MemberRow, MemberState, RoundRow
-from potluck.server.sums.label_cells import LabelCells
-from potluck.server.sums.label_sums import LabelSums
-from potluck.server.sums.label_totals import LabelTotals
 from potluck.server.watching.run_record import RunRecord
 
 T = TypeVar("T")
@@ -117,11 +115,11 @@ def _eligibility(
     """The run's rules on who may be selected, before anything excludes anybody."""
     run_id, attendance = record.row.run_id, services.attendance
     left_out = LeftOutRegister(run_id, plan, attendance, services.in_store, post)
-    sums = LabelSums
-    if profiling.by_cell:
-        sums = LabelCells
-    elif plan.wants_label_totals:
-        sums = LabelTotals
+    label_sums, wants_sums = LabelSums(), profiling.by_cell or plan.wants_label_totals
+    if wants_sums and services.sums is None:
+        record.warn(f"the target is the sum of noisy label counts, without a secure sum: {NO_SUMS}")
+    elif wants_sums and services.sums is not None:
+        label_sums = services.sums.of_run(run_id, plan, record.say)
     return Eligibility(
         plan=plan,
         roster=profiling.roster,
@@ -131,10 +129,10 @@ def _eligibility(
             run_id, plan, work.layout.header, attendance, left_out, work.clients_evaluate
         ),
         left_out=left_out,
-        label_sums=sums(run_id, plan, services.sums, services.trust, record.say),
+        label_sums=label_sums,
         warn=record.warn,
         post=post,
-        is_member=services.trust.is_member if plan.run_file.secure_aggregation else _anybody,
+        is_member=services.trust.is_member if plan.path.members_only else _anybody,
     )
 
 
@@ -235,8 +233,8 @@ async def _go_on(run: Run, last: RoundRow | None) -> None:
         awaited = [each.client_id for each in run.updates.late.awaited if each.key == last.key]
         announce_closed(run.services.attendance, last, awaited)
     run.selecting.left_out.restore(await in_store(lambda store: store.left_out(run_id)))
-    if attempt is not None and run.plan.run_file.secure_aggregation:
-        await _abandon_masked(run, attempt)
+    if attempt is not None and not run.plan.path.resumes:
+        await _abandon(run, attempt)
         attempt = None
     if attempt is None:
         spent = await in_store(lambda store: store.last_attempt(run_id, committed + 1))
@@ -256,7 +254,7 @@ async def _go_on(run: Run, last: RoundRow | None) -> None:
     run.say(f"resumed after round {committed}")
 
 
-async def _abandon_masked(run: Run, attempt: AttemptRow) -> None:
+async def _abandon(run: Run, attempt: AttemptRow) -> None:
     """The keys of a masked round are gone with the coordinator that had them."""
     key, reason = attempt.key, "the coordinator went down, and with it the keys of the sum"
     await run.services.in_store(lambda store: store.abandon_attempt(key, reason))

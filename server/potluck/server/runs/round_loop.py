@@ -7,20 +7,18 @@ import contextlib
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from potluck.common.errors import PotluckError, disk_error
+from potluck.common.errors import PluginError, PotluckError, disk_error
 from potluck.common.learning.task_failures import plugin_failure
 from potluck.server.clock import now
 from potluck.server.rounds import events as rounds
 from potluck.server.rounds.machine import Phase
 from potluck.server.runs.commit import PostCommitTasks, commit, evaluate, reduce
 from potluck.server.runs.live_status import publish_status
-from potluck.server.runs.masked_rounds import MaskedRounds
 from potluck.server.runs.run import Run
 from potluck.server.runs.select import admit, select
-from potluck.server.runs.summed_rounds import SummedRounds
 from potluck.server.runs.train import Training
 from potluck.server.runs.update_inbox import UpdateInbox
-from potluck.server.runs.update_path import OpenRounds, UpdatePath
+from potluck.server.runs.update_path import UpdatePath
 from potluck.server.runs.upload_decision import decide_uploads
 
 
@@ -195,7 +193,8 @@ class RoundLoop:
 
 
 def _path_of(run: Run) -> UpdatePath:
-    """The path that the run's updates take."""
-    if run.plan.run_file.secure_aggregation:
-        return MaskedRounds(run)
-    return SummedRounds(run) if run.plan.run_file.host_sums.enabled else OpenRounds(run)
+    """Open the path that the run's updates take. Raises PluginError if it can't work in a run."""
+    found = run.plan.path
+    if not issubclass(found, UpdatePath):
+        raise PluginError(f"{found.group}: {found.__name__} must derive from UpdatePath")
+    return found(run)

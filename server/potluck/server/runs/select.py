@@ -13,9 +13,9 @@ from potluck.server.hosts.attendance import Attendance
 from potluck.server.rounds import events as rounds
 from potluck.server.rounds.plan import RunPlan
 from potluck.server.rounds.troubles import counted
+from potluck.server.runs.cohort_hosts import check_hosts
 from potluck.server.runs.interview import ReplayError, choose
 from potluck.server.runs.live_status import set_state
-from potluck.server.runs.masked_cohorts import check_hosts
 from potluck.server.runs.run import CohortMember, Run
 from potluck.server.selection import Rows, Selection, SelectionContext
 from potluck.server.store.records import AttemptKey, AttemptRow, MemberWork, Provenance, RunState

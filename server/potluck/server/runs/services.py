@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
+from potluck.server.eligibility.collected_sums import SumCollector
 from potluck.server.hosts.attendance import Attendance
 from potluck.server.profiles.trust import Trust
 from potluck.server.store import RoundRow
 from potluck.server.store.model_files import ModelFiles
 from potluck.server.store.store_thread import InStore
-from potluck.server.sums.counts import SecureSums
 from potluck.server.training.training_job import Workplace
 from potluck.server.watching.run_metrics import RunObserver
 from potluck.server.watching.run_spans import RunSpans
@@ -34,8 +34,8 @@ class RunServices:
     workplace: Workplace
     """Settings for trainings on the coordinator."""
     trust: Trust
-    sums: SecureSums
-    """Sums over clients that hide what each of them has."""
+    sums: SumCollector | None
+    """Collects sums that hide what each client has; None if secure aggregation is not installed."""
     observer: RunObserver
     """Takes what happens, for the metrics."""
     spans: RunSpans | None

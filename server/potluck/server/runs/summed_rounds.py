@@ -13,7 +13,7 @@ from potluck.common.monitoring.metric_labels import SUM as SUM_LABEL
 from potluck.common.updates.lane_files import opened_lanes, vectors_of
 from potluck.common.updates.lanes import members_digest
 from potluck.common.updates.update_report import UpdateReport
-from potluck.rpc.v1 import coordinator_pb2, transfer_pb2
+from potluck.rpc.v1 import transfer_pb2
 from potluck.server.aggregation.lane_reduction import opened_lane_sum
 from potluck.server.aggregation.update_files import SpooledUpdate
 from potluck.server.cohorts.sample_limits import counted
@@ -23,21 +23,18 @@ from potluck.server.rounds.summable import lane_terms
 from potluck.server.runs.models import RoundModel
 from potluck.server.runs.report_checks import check_said, report_said
 from potluck.server.runs.run import Run
-from potluck.server.runs.update_path import ReceivedUpdate
+from potluck.server.runs.update_path import ReceivedUpdate, UpdatePath
 from potluck.server.strategy import Summation
 
 
-class SummedRounds:
+class SummedRounds(UpdatePath):
     """The path of sums. Of each client only its report is seen."""
 
     encoding = SUM_LABEL
 
     def __init__(self, run: Run) -> None:
-        self._run = run
+        super().__init__(run)
         self._terms = lane_terms(run.plan.run_file, run.plan.strategy)
-
-    async def begin(self, work: coordinator_pb2.Train) -> None:
-        """Do nothing: these rounds need no key exchange."""
 
     def check_header(self, header: transfer_pb2.UpdateHeader) -> None:
         """Check the form, the members and the values of each member. Raises LayoutError."""
@@ -69,15 +66,9 @@ class SummedRounds:
 
         await asyncio.to_thread(check)
 
-    def check_sender(self, update: ReceivedUpdate) -> None:
-        """Do nothing: the connection's certificate suffices."""
-
     def report(self, member: transfer_pb2.SumMember) -> UpdateReport:
         """The report of one member, with those of the selector's numbers that are finite."""
         return report_said(self._run.plan, member.report)
-
-    def lose(self, client: str) -> None:
-        """No other sum depends on it."""
 
     async def reduce(self, updates: Sequence[SpooledUpdate]) -> RoundModel | None:
         """Make the round's model of the sums that hold these updates."""
@@ -104,12 +95,6 @@ class SummedRounds:
             clients=len(run.roster),
         )
         return RoundModel(model=model, strategy_state=strategy_state)
-
-    async def give_up(self) -> None:
-        """Nothing is under way."""
-
-    def stop(self) -> None:
-        """Nothing is under way."""
 
     @property
     def _vectors(self) -> Mapping[str, int]:

@@ -4,10 +4,10 @@ elsewhere."""
 from __future__ import annotations
 
 import asyncio
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from potluck.common.errors import LayoutError
 from potluck.common.interruptible import in_thread
@@ -16,6 +16,7 @@ from potluck.rpc.v1 import coordinator_pb2, transfer_pb2
 from potluck.server.aggregation.judging import UpdatesSeen
 from potluck.server.aggregation.update_files import SpooledUpdate
 from potluck.server.hosts.instructions import ENCODINGS
+from potluck.server.rounds.path_rules import PathRules
 from potluck.server.runs.models import RoundModel
 from potluck.server.runs.report_checks import check_said, report_said
 from potluck.server.runs.run import Run
@@ -37,65 +38,58 @@ class ReceivedUpdate:
     finite: bool
 
 
-class UpdatePath(Protocol):
+class UpdatePath(PathRules):
     """The steps that differ between open, masked and summed updates. Lives on the event loop."""
 
-    @property
-    def encoding(self) -> str:
-        """The form of the updates, as rows and metrics name it."""
-        ...
-
-    async def begin(self, work: coordinator_pb2.Train) -> None:
-        """Clients of the attempt under way are about to do this work. Called for each of them."""
-        ...
-
-    def check_header(self, header: transfer_pb2.UpdateHeader) -> None:
-        """Check what is announced. Raises LayoutError."""
-        ...
-
-    async def check_file(self, update: ReceivedUpdate) -> None:
-        """Check the file's content. Raises UpdateError, TooLargeError, ProtocolError."""
-        ...
-
-    def check_sender(self, update: ReceivedUpdate) -> None:
-        """Check what the client signed, once its file is found good. Raises ProtocolError."""
-        ...
-
-    def report(self, member: transfer_pb2.SumMember, /) -> UpdateReport:
-        """The report of an update, as far as it is of use."""
-        ...
-
-    def lose(self, client: str) -> None:
-        """The round does not wait for a client any more."""
-        ...
-
-    async def reduce(self, updates: Sequence[SpooledUpdate]) -> RoundModel | None:
-        """Make the round's model. None where it can't be made and the round learns why."""
-        ...
-
-    async def give_up(self) -> None:
-        """The attempt is over without a model."""
-        ...
-
-    def stop(self) -> None:
-        """The run is not driven any more."""
-        ...
-
-
-class OpenRounds:
-    """The path of updates that the coordinator may read."""
+    encoding: str
+    """The form of the updates, as rows and metrics name it."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._up = run.plan.run_file.transport.up
-
-    @property
-    def encoding(self) -> str:
-        """The encoding of the run's updates."""
-        return self._up.encoding.value
 
     async def begin(self, work: coordinator_pb2.Train) -> None:
-        """Do nothing: these rounds need no key exchange."""
+        """Prepare for clients of the current attempt that are about to do this work. Called for
+        each of them."""
+
+    @abstractmethod
+    def check_header(self, header: transfer_pb2.UpdateHeader) -> None:
+        """Check what is announced. Raises LayoutError."""
+
+    @abstractmethod
+    async def check_file(self, update: ReceivedUpdate) -> None:
+        """Check the file's content. Raises UpdateError, TooLargeError, ProtocolError."""
+
+    def check_sender(self, update: ReceivedUpdate) -> None:
+        """Check what the client signed, once its file is found good. Raises ProtocolError.
+
+        Without an override, the connection's certificate suffices.
+        """
+
+    @abstractmethod
+    def report(self, member: transfer_pb2.SumMember, /) -> UpdateReport:
+        """Return the report of an update, as far as it is of use."""
+
+    def lose(self, client: str) -> None:
+        """Stop waiting for a client, on which other updates may depend."""
+
+    @abstractmethod
+    async def reduce(self, updates: Sequence[SpooledUpdate]) -> RoundModel | None:
+        """Make the round's model. None where it can't be made and the round learns why."""
+
+    async def give_up(self) -> None:
+        """End the attempt without a model."""
+
+    def stop(self) -> None:
+        """Stop all work for the run."""
+
+
+class OpenRounds(UpdatePath):
+    """The path of updates that the coordinator may read."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self._up = run.plan.run_file.transport.up
+        self.encoding = self._up.encoding.value
 
     def check_header(self, header: transfer_pb2.UpdateHeader) -> None:
         """Check the report and the form. Raises LayoutError."""
@@ -125,15 +119,9 @@ class OpenRounds:
             dropped=() if member is None else member.work.dropped,
         )
 
-    def check_sender(self, update: ReceivedUpdate) -> None:
-        """Do nothing: the connection's certificate suffices."""
-
     def report(self, member: transfer_pb2.SumMember) -> UpdateReport:
         """The report, with those of the selector's numbers that are finite."""
         return report_said(self._run.plan, member.report)
-
-    def lose(self, client: str) -> None:
-        """No other update depends on it."""
 
     async def reduce(self, updates: Sequence[SpooledUpdate]) -> RoundModel:
         """Reduce the updates as the strategy wants it."""
@@ -174,9 +162,3 @@ class OpenRounds:
             judgement=moved.judgement,
             late_weights=moved.late_weights,
         )
-
-    async def give_up(self) -> None:
-        """Nothing is under way."""
-
-    def stop(self) -> None:
-        """Nothing is under way."""

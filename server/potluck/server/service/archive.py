@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
-from pydantic import ValidationError
+from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 
 from potluck.common.disclosure import LABEL_COUNTS
 from potluck.common.errors import NotFoundError, StorageError
-from potluck.common.secagg import SessionRecord
 from potluck.server.aggregation.audit.audit_records import BiasRecords, audit_run, check_auditable
 from potluck.server.aggregation.audit.label_audit import ClientAudit
 from potluck.server.config import CoordinatorConfig
@@ -29,6 +29,40 @@ _ROUNDS_AT_ONCE = 100
 """Read from the store in one go, so that rounds under way get their turn between."""
 
 
+class SumRecord(BaseModel):
+    """The end of one secure sum, as far as operators read it; the store keeps more.
+
+    clients: clients in the sum, or without a sum the invited ones; each with its host. refusals:
+    the rule that each client named. have, need: numbers of what `rule` counts, if the session was
+    aborted. convicted: client that is proven to have sent a share that does not open, with the
+    client that proved it. verdict: the proof in base64. epsilon: ε of the sum; None for an exact
+    one.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    session_id: str
+    run: str
+    round: int
+    attempt: int
+    subject: str
+    disclosure: str
+    outcome: Literal["released", "aborted"]
+    clients: dict[str, str]
+    least_hosts: int
+    colluding_hosts: int
+    quorum: int
+    epsilon: float | None
+    refusals: dict[str, str] = {}
+    convicted: dict[str, str] = {}
+    verdict: str = ""
+    stage: str = ""
+    rule: str = ""
+    have: int = 0
+    need: int = 0
+    at: AwareDatetime
+
+
 @dataclass(frozen=True, kw_only=True)
 class Disclosures:
     """All data that left the clients of a run, as far as the coordinator saw it.
@@ -37,7 +71,7 @@ class Disclosures:
     those of its clients. independent: True if the root's keeper is not the coordinator's operator.
     """
 
-    sums: tuple[SessionRecord, ...]
+    sums: tuple[SumRecord, ...]
     profiles: tuple[Profile, ...]
     independent: bool
 
@@ -196,9 +230,9 @@ def _read_disclosures(store: Store, *, run_id: str, independent: bool) -> Disclo
     )
 
 
-def _record(stored: SecureSum) -> SessionRecord:
+def _record(stored: SecureSum) -> SumRecord:
     try:
-        return SessionRecord.model_validate(stored.record)
+        return SumRecord.model_validate(stored.record)
     except ValidationError as error:
         raise StorageError(
             f"the record of secure sum {stored.session_id} can't be read; restore the database"

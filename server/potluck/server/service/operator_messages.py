@@ -9,11 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from potluck.common.disclosure import parse_parameters
-from potluck.common.secagg import SessionRecord
 from potluck.rpc.v1 import operator_pb2
 from potluck.server.aggregation.audit.label_audit import ClientAudit, Contradiction, LabelVerdict
 from potluck.server.selection import Population
-from potluck.server.service.archive import Disclosures
+from potluck.server.service.archive import Disclosures, SumRecord
 from potluck.server.store import Profile
 
 _ENTRIES_PER_MESSAGE = 100_000
@@ -97,7 +96,7 @@ def disclosure_messages(found: Disclosures) -> Iterator[operator_pb2.AuditDisclo
         )
 
 
-def _audited_sum(record: SessionRecord) -> operator_pb2.AuditedSum:
+def _audited_sum(record: SumRecord) -> operator_pb2.AuditedSum:
     return operator_pb2.AuditedSum(
         session_id=record.session_id,
         run_id=record.run,

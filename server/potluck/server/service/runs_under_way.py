@@ -24,6 +24,7 @@ from potluck.server.aggregation.model_work import ModelWork
 from potluck.server.aggregation.spool import Spool
 from potluck.server.clock import utc
 from potluck.server.config import CoordinatorConfig
+from potluck.server.eligibility.collected_sums import open_collector
 from potluck.server.hosts.attendance import Attendance
 from potluck.server.profiles.trust import Trust
 from potluck.server.rounds.events import StopRequested
@@ -40,7 +41,6 @@ from potluck.server.store import RoundRow, Store
 from potluck.server.store.model_files import ModelFiles
 from potluck.server.store.records import NewRun, RunRow, RunState
 from potluck.server.store.store_thread import InStore
-from potluck.server.sums.counts import SecureSums
 from potluck.server.training.training_job import Workplace, public_inputs
 from potluck.server.watching.run_spans import RunSpans
 
@@ -75,8 +75,7 @@ class RunsUnderWay:
         self._stopping: set[str] = set()
         self._tidying = Tidying(files, in_store, self._files_in_use)
         self.commits = Commits(config.state_directory, in_store)
-        self.sums = SecureSums(attendance, in_store, trust)
-        self.sums.observe = metrics.secure_phase
+        self.sums = open_collector(attendance, in_store, trust, metrics.secure_phase)
         metrics.watch_runs(self._away_hosts)
         self.broken: asyncio.Future[PotluckError] = asyncio.get_running_loop().create_future()
         """Done when the coordinator can't go on: the store takes no more."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from sqlalchemy import func, insert, select
 
-from potluck.common.secagg import SetCertificate
 from potluck.server.store.part import Part
 from potluck.server.store.records import SecureSum
 from potluck.server.store.sql import schema
@@ -26,32 +25,32 @@ _read_sum = Reader(
 class Sums(Part):
     """The ends of sessions in their order, and certificates from before their shares were given."""
 
-    def keep_certificate(self, inputs: str, certificate: SetCertificate) -> None:
-        """Keep the set that a session's clients certified. inputs: what is one input of theirs.
+    def keep_certificate(self, inputs: str, session_id: str, certificate: str) -> None:
+        """Keep the set that a session's clients certified, as JSON. inputs: what is one input of
+        theirs.
 
         The same session again changes nothing.
         """
         table = schema.sum_certificates
         with self._database.transaction() as connection:
-            known = select(table.c.number).where(table.c.session_id == certificate.session_id)
+            known = select(table.c.number).where(table.c.session_id == session_id)
             if connection.execute(known).first() is None:
                 last = connection.execute(select(func.max(table.c.number))).scalar_one() or 0
                 row = {
                     "number": last + 1,
-                    "session_id": certificate.session_id,
+                    "session_id": session_id,
                     "inputs": inputs,
-                    "certificate": certificate.model_dump_json(),
+                    "certificate": certificate,
                 }
                 connection.execute(insert(table), row)
 
-    def certificates(self, inputs: str, *, limit: int) -> list[SetCertificate]:
-        """The newest certificates over these inputs, newest first."""
+    def certificates(self, inputs: str, *, limit: int) -> list[str]:
+        """Return the newest certificates over these inputs as JSON, newest first."""
         table = schema.sum_certificates
         query = select(table.c.certificate).where(table.c.inputs == inputs)
         query = query.order_by(table.c.number.desc()).limit(limit)
         with self._database.transaction() as connection:
-            texts = connection.execute(query).scalars().all()
-        return [SetCertificate.model_validate_json(text) for text in texts]
+            return list(connection.execute(query).scalars())
 
     def add_sum(self, done: SecureSum) -> None:
         """Keep what came of a session."""

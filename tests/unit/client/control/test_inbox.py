@@ -18,13 +18,13 @@ from potluck.client.handlers.host_sums import HostSums
 from potluck.client.handlers.instruction_log import InstructionLog
 from potluck.client.handlers.repeated_failures import RepeatedFailures
 from potluck.client.handlers.training_groups import TrainingGroups
-from potluck.client.masking.sum_sessions import SumSessions
 from potluck.client.transfer.download import Downloads
 from potluck.client.transfer.link import Link
 from potluck.client.transfer.own_files import OwnFiles
 from potluck.client.transfer.saved_states import KeptStates
 from potluck.client.transfer.saved_updates import KeptUpdates
 from potluck.rpc.v1 import coordinator_pb2 as rpc
+from potluck.secagg.host.sum_sessions import SumSessions
 
 
 @pytest.mark.parametrize("included", [True, False])

@@ -50,6 +50,7 @@ from potluck.common.errors import (
 from potluck.common.signal import parse_request
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1.transfer_pb2 import ENCODING_MASKED_UINT32
+from potluck.secagg.host.sum_rules import rules_of_counts, rules_of_updates
 
 TASK = TaskReference(name="digits", options={"clients": 6})
 AT = datetime(2026, 5, 4, 12, tzinfo=UTC)
@@ -114,9 +115,10 @@ def test_the_budget_is_exact_and_includes_its_bound() -> None:
 
 
 def test_sums_have_noise_unless_the_owner_allows_exact_ones() -> None:
-    assert DisclosurePolicy().of_sums.noisy == {"total", "cells"}
-    assert DisclosurePolicy(exact_sums=True).of_sums.noisy == set()
-    assert not DisclosurePolicy().of_updates.disclosures & DisclosurePolicy().of_updates.noisy
+    assert rules_of_counts(DisclosurePolicy()).noisy == {"total", "cells"}
+    assert rules_of_counts(DisclosurePolicy(exact_sums=True)).noisy == set()
+    masked = rules_of_updates(DisclosurePolicy())
+    assert not masked.disclosures & masked.noisy
 
 
 def test_there_is_an_end_to_disclosures_that_cost_nothing() -> None:

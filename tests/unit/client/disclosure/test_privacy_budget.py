@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from fractions import Fraction
 from itertools import count
@@ -17,8 +17,9 @@ from potluck.client.disclosure.privacy_budget import PrivacyBudget
 from potluck.client.disclosure.releases import Asker, Discloser
 from potluck.common.disclosure import Mode, Request
 from potluck.common.errors import DisclosureRefusedError
-from potluck.common.secagg.policy.ledger import Upload
 from potluck.rpc.v1 import coordinator_pb2 as rpc
+from potluck.secagg.host.sum_ledger import SumLedger
+from potluck.secagg.protocol.policy.ledger import Upload
 
 AT = datetime(2026, 5, 4, tzinfo=UTC)
 SESSIONS: Iterator[int] = count(1)
@@ -53,6 +54,14 @@ def budget_of(state: Path, metrics: HostMetrics | None = None) -> PrivacyBudget:
     return PrivacyBudget(state, DisclosurePolicy(epsilon_budget=1.0), metrics)
 
 
+def keep(budget: PrivacyBudget, client: str, entries: Sequence[Upload]) -> None:
+    """Record entries about a sum, as a host does before its reply."""
+    ledger = budget.sums
+    assert isinstance(ledger, SumLedger)
+    ledger.keep(client, entries)
+    budget.show(client)
+
+
 def discloser(budget: PrivacyBudget) -> Discloser:
     return Discloser(
         policy=budget.policy,
@@ -71,11 +80,11 @@ async def test_what_sums_cost_is_not_there_for_profiles(state: Path, meanwhile: 
     budget = budget_of(state)
 
     async def amid_a_sum(_: Any) -> dict[str, Any]:
-        budget.keep_entries("a", [upload(0.75)])
+        keep(budget, "a", [upload(0.75)])
         return await measure(_)
 
     if not meanwhile:
-        budget.keep_entries("a", [upload(0.75)])
+        keep(budget, "a", [upload(0.75)])
     with pytest.raises(DisclosureRefusedError, match=r"ε = 0\.75 has been spent"):
         await discloser(budget).answer(asked(0.5), amid_a_sum if meanwhile else measure)
     assert budget.releases.of("a").releases == ()
@@ -84,12 +93,12 @@ async def test_what_sums_cost_is_not_there_for_profiles(state: Path, meanwhile: 
 
 async def test_what_profiles_cost_is_not_there_for_sums(state: Path) -> None:
     budget = budget_of(state)
-    budget.keep_entries("a", [upload(0.25), upload(None)])
+    keep(budget, "a", [upload(0.25), upload(None)])
     await discloser(budget).answer(asked(0.5), measure)
     left = budget.for_sums("a")
-    assert Fraction(left.epsilon_budget) - left.spent == Fraction(1, 4)
+    assert Fraction(left) - budget.sums.spent("a") == Fraction(1, 4)
     assert budget_of(state).spent("a") == Fraction(3, 4)  # of another process
-    assert budget.for_sums("b").epsilon_budget == 1.0
+    assert budget.for_sums("b") == 1.0
 
 
 async def test_the_metrics_show_all_that_was_spent(state: Path) -> None:
@@ -100,8 +109,8 @@ async def test_the_metrics_show_all_that_was_spent(state: Path) -> None:
     metrics = HostMetrics()
     budget = budget_of(state, metrics)
     await discloser(budget).answer(asked(0.5), measure)
-    budget.keep_entries("a", [upload(0.25)])
-    budget.keep_entries("b", [upload(0.25)])
+    keep(budget, "a", [upload(0.25)])
+    keep(budget, "b", [upload(0.25)])
     assert shown(metrics) == ["potluck_host_privacy_spent_epsilon 0.75"]
     restarted = HostMetrics()
     again = budget_of(state, restarted)

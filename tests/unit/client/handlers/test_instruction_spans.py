@@ -7,10 +7,10 @@ from support.collector import running_collector
 
 from potluck.client.handlers.instruction_log import InstructionStage
 from potluck.client.handlers.instruction_spans import spans_of
-from potluck.client.masking.masked_updates import MASKED
 from potluck.common.tracing.opening import open_tracer
 from potluck.common.tracing.tracing_settings import TracingSettings
 from potluck.rpc.v1 import coordinator_pb2 as rpc
+from potluck.rpc.v1.transfer_pb2 import ENCODING_MASKED_UINT32 as MASKED
 
 PARENT = f"00-{'1' * 32}-{'2' * 16}-01"
 STAGES = ["compute", "download"]

@@ -15,9 +15,9 @@ from potluck.client.handlers.training_groups import (
     part_of,
     reason_alone,
 )
-from potluck.client.masking.masked_updates import MASKED
 from potluck.common.errors import ProtocolError
 from potluck.rpc.v1 import coordinator_pb2 as rpc
+from potluck.rpc.v1.transfer_pb2 import ENCODING_MASKED_UINT32 as MASKED
 
 BATCHED = '{"batched": true}'
 

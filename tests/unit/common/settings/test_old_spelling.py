@@ -13,6 +13,7 @@ from potluck.common.errors import ConfigurationError
 from potluck.common.run_file.runfile import OLD_KEYS, RunFile, parse_run_file
 from potluck.common.settings.configuration import parse
 from potluck.common.settings.old_spelling import OldSpellingWarning, with_current_keys
+from potluck.secagg.host.sum_rules import rules_of_counts
 
 
 def run_file(line: str) -> RunFile:
@@ -49,7 +50,7 @@ def test_an_old_kind_of_sums_in_a_policy_means_the_new_one() -> None:
     with pytest.warns(OldSpellingWarning, match='"protocol" is written sums = "unsafe-stepwise"'):
         found = parse(DisclosurePolicy, 'sums = ["total", "protocol"]', source="host.toml")
     assert found == DisclosurePolicy(sums=("total", "unsafe-stepwise"))
-    assert found.of_sums.disclosures == {"total", "protocol"}  # as messages name them
+    assert rules_of_counts(found).disclosures == {"total", "protocol"}  # as messages name them
 
 
 RENAMED = [

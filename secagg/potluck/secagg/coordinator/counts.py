@@ -1,0 +1,287 @@
+"""Sums over clients' label counts that the coordinator learns, and nothing else about them.
+
+Lives on the event loop. A sum is tried up to three times, each a session of its own
+(`sum_session.py`) with fresh keys and the same terms; what comes of each is stored. A session lives
+in memory alone: a coordinator that goes down begins another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from potluck.common.errors import ConfigurationError, RunError
+from potluck.secagg.coordinator.root_in_force import RootInForce
+from potluck.secagg.coordinator.sum_session import (
+    COUNTS,
+    SumSession,
+    SumTerms,
+    earlier_certificates,
+)
+from potluck.secagg.protocol import (
+    CoordinatorStep,
+    Header,
+    Lane,
+    LaneEncoding,
+    Noise,
+    Purpose,
+    Rule,
+    SessionRecord,
+    Unmasking,
+    complete_thresholds,
+    coordinator,
+    session_record,
+)
+from potluck.secagg.protocol.primitives.masks import lane_dtype
+from potluck.secagg.protocol.primitives.thresholds import (
+    COMPLETE_LIMIT,
+    assumed_colluding_hosts,
+    colluding_clients,
+)
+from potluck.secagg.protocol.vectors.fixed_point import COUNT_LIMIT
+from potluck.secagg.protocol.vectors.histograms import decode_counts
+from potluck.secagg.protocol.wire.messages import SESSION_ID_BYTES
+from potluck.server.eligibility.collected_sums import PhaseObserver
+from potluck.server.hosts.attendance import Attendance
+from potluck.server.profiles.trust import Trust
+from potluck.server.store import SecureSum
+from potluck.server.store.store_thread import InStore
+
+log = structlog.get_logger()
+
+_SPARE_SECONDS = 60.0
+"""Clients keep their keys for this long beyond all stages."""
+_STAGES = 5
+_LONGEST_REASON = 250
+_MEMBERSHIP = (Rule.MEMBER, Rule.MEMBERSHIP)
+_PAUSE_SECONDS = 0.2
+"""Before the second attempt; twice as long before the third."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SumOutcome:
+    """Outcome of a sum: the last session's record, and the sum if there is one."""
+
+    record: SessionRecord
+    total: NDArray[np.int64] | None = None
+    troubles: Mapping[str, str] = field(default_factory=dict)
+
+    def explain(self) -> str:
+        """Return the reason why the sum failed, in one line."""
+        record = self.record
+        if record.convicted:
+            return "; ".join(convictions(record).values())
+        refusing = defaultdict[str, list[str]](list)
+        for who, rule in record.refusals.items():
+            refusing[rule].append(who)
+        whys = [self._refused(rule, clients) for rule, clients in refusing.items()]
+        others = self.troubles.keys() - record.refusals.keys()
+        whys += [f"{who}: {self.troubles[who]}" for who in sorted(others)]
+        whys += [f"suspects: {', '.join(record.suspects)}"] * bool(record.suspects)
+        whys += [f"{len(record.missing)} did not answer"] * bool(record.missing and not whys)
+        return (
+            f"aborted at stage {record.stage} by rule {record.rule}, {record.have} of "
+            f"{record.need}; {'; '.join(whys[:3]) or 'nobody said why'}"
+            + f"; and {len(whys) - 3} more"
+            * (len(whys) > 3)
+        )
+
+    def _refused(self, rule: str, clients: Sequence[str]) -> str:
+        """Describe clients' refusals by one rule, with the reason that the first one sent."""
+        first, *others = clients
+        more = f" (and so do {len(others)} more)" if others else ""
+        return f"{first} refuses ({rule}){more}: {self.troubles.get(first, rule)[:_LONGEST_REASON]}"
+
+
+def convictions(record: SessionRecord) -> dict[str, str]:
+    """Return the clients that are proven to have broken a session, each with how, in words."""
+    return {
+        accused: f"{accused} sealed a share for {accuser} that does not open; {accuser} proved it"
+        for accused, accuser in record.convicted.items()
+    }
+
+
+class SecureSums:
+    """Asks clients for sums, one after the other."""
+
+    def __init__(
+        self,
+        attendance: Attendance,
+        in_store: InStore,
+        trust: Trust,
+        observe: PhaseObserver = lambda *_: None,
+    ) -> None:
+        self.attendance = attendance
+        self.in_store = in_store
+        self.trust = trust
+        self.observe = observe
+        self._root = RootInForce(trust)
+        self._one_at_a_time = asyncio.Lock()
+
+    @property
+    def possible(self) -> bool:
+        """True if the federation has a root, without which members can't be verified."""
+        return self._root.now is not None
+
+    async def sum_counts(
+        self, terms: SumTerms, clients: Sequence[str], *, present: Callable[[str], bool]
+    ) -> SumOutcome:
+        """Return the sum over the clients that stay, tried up to three times with fresh keys.
+
+        Raises RunError if it can't be tried: no root, too few hosts, too many clients.
+        """
+        self._root.require()
+        async with self._one_at_a_time:
+            invited, epochs = self._invited(clients)
+            header = _header(self.trust.federation, terms, invited)
+            convicted = dict[str, str]()
+            while True:
+                root = self._root.require()
+                header = replace(
+                    header,
+                    membership_epoch=root.members.epoch,
+                    membership_sha256=root.members.digest,
+                )
+                certified = await earlier_certificates(self.in_store, terms, invited)
+                step = coordinator.invite(header, invited, root, certified=certified)
+                outcome = await self._attempt(terms, step, epochs, present)
+                convicted |= convictions(outcome.record)
+                outcome = replace(outcome, troubles={**outcome.troubles, **convicted})
+                if outcome.total is not None:
+                    return outcome
+                log.warning("secure sum failed", run=terms.run_id, why=outcome.explain())
+                unwilling = self._unwilling(outcome, header)
+                invited, epochs = self._invited([c for c in invited if c not in unwilling])
+                try:
+                    header = coordinator.retry_header(
+                        header, random=os.urandom, issued_at=int(time.time())
+                    )
+                    check_invited(invited, header)
+                except (ConfigurationError, RunError):
+                    return outcome
+                await asyncio.sleep(_PAUSE_SECONDS * (header.attempt - 1))
+
+    def _unwilling(self, outcome: SumOutcome, header: Header) -> set[str]:
+        """Clients that the next attempt does without. Where the membership changed meanwhile, they
+        were right to refuse, and are asked again under the new one."""
+        refusals = outcome.record.refusals
+        unwilling = refusals.keys() | outcome.troubles.keys()
+        if self._root.require().members.epoch == header.membership_epoch:
+            return unwilling
+        return {who for who in unwilling if refusals.get(who) not in _MEMBERSHIP}
+
+    def _invited(self, clients: Sequence[str]) -> tuple[dict[str, str], dict[str, int]]:
+        """Host and data epoch of the members among them that attend."""
+        members = sorted(filter(self.trust.is_member, clients))
+        sessions = {client: self.attendance.session_of(client) for client in members}
+        attending = {client: session for client, session in sessions.items() if session}
+        return (
+            {client: session.host_id for client, session in attending.items()},
+            {client: session.data_epoch for client, session in attending.items()},
+        )
+
+    async def _attempt(
+        self,
+        terms: SumTerms,
+        step: CoordinatorStep,
+        epochs: Mapping[str, int],
+        present: Callable[[str], bool],
+    ) -> SumOutcome:
+        drive = SumSession(self.attendance, self.in_store, terms, present, self.observe)
+        session = await drive.run(step)
+        record = session_record(session, datetime.now(UTC))
+        unmasking, total = session.unmasking, None
+        if unmasking is not None:
+            total = await asyncio.to_thread(_total, drive.uploads, unmasking)
+        done = SecureSum(
+            session_id=record.session_id,
+            run_id=terms.run_id,
+            kind=terms.kind.value,
+            task=terms.task_reference,
+            epochs=epochs,
+            record=record.model_dump(mode="json"),
+            total=None if total is None else tuple(total.tolist()),
+        )
+        await self.in_store(lambda store: store.add_sum(done))
+        refused = {client: why.detail for client, why in session.refusals.items()}
+        return SumOutcome(record=record, total=total, troubles=refused | drive.troubles)
+
+
+def _header(federation: str, terms: SumTerms, invited: Mapping[str, str]) -> Header:
+    """The terms of a session, as its members see them. Raises RunError for a group that can't have
+    a sum."""
+    hosts = list(invited.values())
+    colluding = terms.colluding_hosts
+    if colluding is None:
+        colluding = assumed_colluding_hosts(len(set(hosts)))
+    thresholds = complete_thresholds(hosts, colluding)
+    issued_at = int(time.time())
+    header = Header(
+        federation=federation,
+        session_id=os.urandom(SESSION_ID_BYTES),
+        run=terms.run_id,
+        purpose=Purpose.HISTOGRAM,
+        subject=terms.subject,
+        disclosure=terms.kind.value,
+        lanes=(
+            Lane(
+                name=COUNTS,
+                length=terms.classes,
+                modulus_bits=64,
+                encoding=LaneEncoding.COUNTS,
+                clip=float(COUNT_LIMIT),
+            ),
+        ),
+        least_hosts=terms.least_hosts,
+        colluding_hosts=colluding,
+        degree=thresholds.degree,
+        threshold=thresholds.threshold,
+        quorum=thresholds.quorum,
+        issued_at=issued_at,
+        expires_at=issued_at + int(_STAGES * terms.stage_seconds + _SPARE_SECONDS),
+    )
+    check_invited(invited, header)
+    if terms.epsilon is None:
+        return header
+    honest = thresholds.quorum - colluding_clients(hosts, colluding)
+    noise = Noise(epsilon=terms.epsilon, sensitivity=terms.sensitivity, contributors=max(1, honest))
+    return replace(header, noise=noise)
+
+
+def check_invited(invited: Mapping[str, str], header: Header) -> None:
+    """Raises RunError for a group that can't have a sum."""
+    hosts = len(set(invited.values()))
+    needed = max(header.quorum, header.threshold, header.least_hosts)
+    if hosts < header.least_hosts or len(invited) < needed:
+        raise RunError(
+            f"{len(invited)} clients on {hosts} hosts attend, and a secure sum over them needs at "
+            f"least {needed} clients on at least {header.least_hosts} hosts",
+            clients=len(invited),
+            hosts=hosts,
+        )
+    if len(invited) > COMPLETE_LIMIT:
+        raise RunError(
+            f"{len(invited)} clients are more than the {COMPLETE_LIMIT} that a secure sum is made "
+            "for; sum over cells",
+            clients=len(invited),
+        )
+
+
+def _total(uploads: Mapping[str, bytes], unmasking: Unmasking) -> NDArray[np.int64]:
+    """The sum over the survivors' uploads, unmasked."""
+    lane = unmasking.header.lane(COUNTS)
+    words: NDArray[Any] = np.zeros(lane.length, lane_dtype(lane.modulus_bits))
+    for client in unmasking.survivors:
+        words += np.frombuffer(uploads[client], words.dtype)
+    unmasking.remove(COUNTS, words)
+    return decode_counts(words)

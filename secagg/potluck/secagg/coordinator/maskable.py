@@ -1,0 +1,117 @@
+"""The sizes of masked rounds, checked before a run starts, and how their updates are weighed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+from potluck.common.disclosure import Weighting
+from potluck.common.errors import ConfigurationError
+from potluck.common.run_file.run_settings import RoundPolicy
+from potluck.common.run_file.runfile import RunFile
+from potluck.secagg.protocol import complete_thresholds
+from potluck.secagg.protocol.coordinator.coordinator_side import MOST_ATTEMPTS
+from potluck.secagg.protocol.policy.sum_policy import ClientPolicy
+from potluck.secagg.protocol.primitives.thresholds import COMPLETE_LIMIT
+from potluck.server.rounds.path_rules import PathRules
+from potluck.server.strategy import Strategy, Summation
+
+_STAGES: Final = 4
+_SPARE_SECONDS: Final = 60.0
+"""Clients keep their keys for this long beyond training and all stages."""
+
+
+def weight_bound(run_file: RunFile, strategy: Strategy) -> int:
+    """The largest weight a client may have in a round's sum."""
+    alike = run_file.weighting is Weighting.EQUAL or strategy.summation is Summation.EQUAL
+    return 1 if alike else run_file.masking.weight_cap
+
+
+def session_seconds(run_file: RunFile) -> float:
+    """How long the session of a round may last."""
+    stages = _STAGES * run_file.masking.stage_seconds
+    return run_file.round.deadline_seconds + stages + _SPARE_SECONDS
+
+
+def _quorum(run_file: RunFile) -> int:
+    """Return the quorum of a cohort with one client per host."""
+    cohort = run_file.clients_per_round + run_file.round.over_selection
+    hosts = [str(each) for each in range(cohort)]
+    return complete_thresholds(hosts, run_file.masking.colluding_hosts).quorum
+
+
+class MaskedRules(PathRules):
+    """The requirements of masked rounds on a plan."""
+
+    resumes = False  # the keys of a sum are gone with the coordinator that had them
+    members_only = True
+
+    @classmethod
+    def check_sizes(cls, run_file: RunFile) -> None:
+        """Raise ConfigurationError if a run's cohorts are too small or too large for masks, or its
+        rounds too long."""
+        masking, count = run_file.masking, run_file.clients_per_round
+        cohort = count + run_file.round.over_selection
+        if count < masking.hosts:
+            raise ConfigurationError(
+                f"a round of {count} clients can't be on {masking.hosts} hosts, as masking.hosts "
+                f"wants for secure aggregation; raise `clients_per_round` to {masking.hosts} or "
+                "more",
+                count=count,
+                hosts=masking.hosts,
+            )
+        if cohort > COMPLETE_LIMIT:
+            raise ConfigurationError(
+                f"a round of {cohort} clients is too large for secure aggregation, which is made "
+                f"for {COMPLETE_LIMIT}; lower `clients_per_round`",
+                count=cohort,
+            )
+        quorum = _quorum(run_file)
+        if count < quorum:
+            raise ConfigurationError(
+                f"of {cohort} clients {quorum} must stay for a secure sum, and the round closes at "
+                f"{count}; lower round.over_selection or masking.colluding_hosts",
+                count=count,
+                quorum=quorum,
+            )
+        longest = ClientPolicy().longest_session_seconds
+        if session_seconds(run_file) > longest:
+            most = math.floor(longest - _SPARE_SECONDS - _STAGES * masking.stage_seconds)
+            raise ConfigurationError(
+                f"clients keep their keys for a secure sum for {longest:.0f} s at most; lower "
+                f"round.deadline_seconds to {most} or less",
+                deadline=run_file.round.deadline_seconds,
+            )
+
+    @classmethod
+    def policy(cls, run_file: RunFile) -> RoundPolicy:
+        """Return the run's policy with the quorum and the attempts of a sum.
+
+        Rounds with fewer updates than a sum needs can't end in one, and a sum is tried a limited
+        number of times.
+        """
+        needed = max(_quorum(run_file), run_file.masking.hosts)
+        share = min(1.0, needed / run_file.clients_per_round)
+        return run_file.round.model_copy(
+            update={
+                "quorum": max(run_file.round.quorum, share),
+                "attempts": min(run_file.round.attempts, MOST_ATTEMPTS),
+            }
+        )
+
+    @classmethod
+    def fewest_hosts(cls, run_file: RunFile) -> int:
+        """Return the minimum number of hosts that a round's clients must be on."""
+        return run_file.masking.fewest_hosts
+
+    @classmethod
+    def suffices(cls, hosts: Sequence[str], run_file: RunFile) -> bool:
+        """Return whether a cohort can end in a secure sum if none of its clients is lost.
+
+        hosts: one entry per client; empty if unknown.
+        """
+        known, masking = [host for host in hosts if host], run_file.masking
+        quorum = complete_thresholds(known, masking.colluding_hosts).quorum
+        cohort = min(len(known), run_file.clients_per_round)
+        return len(set(known)) >= masking.fewest_hosts and quorum <= cohort

@@ -1,0 +1,107 @@
+"""The reduction of masked updates: words summed block by block across their files, then unmasked.
+
+As in `reduction`, a block of the floating-point vector is read from every file in client order and
+depends on nothing outside it: each is summed modulo 2^32 (2^64), its masks are taken off, and what
+remains is the sum of the clients' differences from the model. No single update is ever bare.
+Private memory is a few blocks for each thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.common.errors import LayoutError, TrainingError
+from potluck.common.tensors.tensor_files import TensorFile, open_tensors
+from potluck.secagg.masked_lanes import AUXILIARY, BODY, HEAD, LOSS, NORMALIZER, file_layout
+from potluck.secagg.protocol import Header, Lane, Unmasking
+from potluck.secagg.protocol.primitives.masks import lane_dtype
+from potluck.secagg.protocol.vectors.updates import BodyDecoder, HeadSum, decode_head
+from potluck.server.aggregation.move_by_sum import BlockReader
+
+_READ_ELEMENTS: Final = 2**16
+"""Elements of each file added at once, so that the sum stays in a core's cache."""
+
+
+def check_masked(path: Path, header: Header) -> None:
+    """Check that a received file has the lanes of a session. Raises LayoutError, StorageError.
+
+    Its words can't be read, so nothing else is checked.
+    """
+    try:
+        open_tensors(path, expected=file_layout(header.lanes)).close()
+    except LayoutError as error:
+        raise LayoutError(f"masked update refused: {error.message}", **error.metadata) from None
+
+
+class MaskedSum:
+    """The sum over masked files, unmasked as it is read."""
+
+    def __init__(self, files: Sequence[TensorFile], unmasking: Unmasking) -> None:
+        """files: of exactly `unmasking.survivors`, in their order.
+
+        Raises BrokenRuleError (reconstruction) for a sum that this number of heads can't have, and
+        TrainingError if the training of every client failed.
+        """
+        self._files, self._unmasking = files, unmasking
+        self.header = unmasking.header
+        words = self.words(HEAD, 0, self.header.lane(HEAD).length)
+        self.head: HeadSum = decode_head(self.header, unmasking.participants, words, len(files))
+        if not self.head.weight:
+            raise TrainingError(
+                "the training of every client in the secure sum failed, and the reasons are in the "
+                "logs of their hosts; lower the learning rate if it diverged"
+            )
+
+    @property
+    def weight(self) -> float:
+        """The clients' weights together."""
+        return self.head.weight
+
+    @property
+    def loss(self) -> float:
+        """The mean of their losses."""
+        return self.head.metrics[LOSS]
+
+    @property
+    def normalizer(self) -> float:
+        """The mean of the clients' normalizers; 1 if none is needed."""
+        return self.head.metrics.get(NORMALIZER, 1.0)
+
+    def words(self, lane: str, begin: int, end: int) -> NDArray[Any]:
+        """Words [begin, end) of a lane's sum, without masks. Thread-safe."""
+        total = np.zeros(end - begin, lane_dtype(self.header.lane(lane).modulus_bits))
+        for start in range(begin, end, _READ_ELEMENTS):
+            stop = min(start + _READ_ELEMENTS, end)
+            some = total[start - begin : stop - begin]
+            for file in self._files:
+                np.add(some, file.arrays.stored[lane][start:stop], out=some)
+        self._unmasking.remove(lane, total, begin)
+        return total
+
+    def mean(self) -> BlockReader:
+        """Reads blocks of the weighted mean difference."""
+        return self._reader(self.header.lane(BODY), self.head.weight)
+
+    def sum(self, auxiliary: str) -> BlockReader:
+        """Reads blocks of an auxiliary's sum; clients don't weigh it."""
+        return self._reader(self.header.lane(f"{AUXILIARY}{auxiliary}"), self.header.weight_bound)
+
+    def _reader(self, lane: Lane, weight: int) -> BlockReader:
+        decoder = BodyDecoder(self.header, lane, self._unmasking.participants, weight)
+        return lambda begin, end: decoder.decode(self.words(lane.name, begin, end))
+
+
+@contextmanager
+def opened_sum(paths: Sequence[Path], unmasking: Unmasking) -> Iterator[MaskedSum]:
+    """Open the survivors' files while the block runs."""
+    layout = file_layout(unmasking.header.lanes)
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context(open_tensors(path, expected=layout)) for path in paths]
+        yield MaskedSum(files, unmasking)

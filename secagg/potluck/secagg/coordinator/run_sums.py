@@ -1,0 +1,52 @@
+"""The secure sums of label counts that runs ask for before and during a selection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.common.disclosure import SumKind
+from potluck.common.errors import RunError
+from potluck.secagg.coordinator.counts import SecureSums
+from potluck.secagg.coordinator.label_cells import LabelCells
+from potluck.secagg.coordinator.label_sums import sum_terms
+from potluck.secagg.coordinator.label_totals import LabelTotals
+from potluck.server.eligibility.collected_sums import LabelSums, Say
+from potluck.server.rounds.plan import RunPlan
+
+
+class RunSums(SecureSums):
+    """The `SumCollector` of a coordinator. Lives on the event loop."""
+
+    def of_run(self, run_id: str, plan: RunPlan, say: Say) -> LabelSums:
+        """Return the label counts of a run: by cell, or the total over all its clients."""
+        by_cell = plan.run_file.profiles.disclosure == "cells"
+        kind = LabelCells if by_cell else LabelTotals
+        return kind(run_id, plan, self, self.trust, say)
+
+    async def at_step(
+        self,
+        run_id: str,
+        plan: RunPlan,
+        clients: Sequence[str],
+        present: Callable[[str], bool],
+        say: Say,
+    ) -> tuple[Sequence[str], NDArray[np.int64]] | None:
+        """Return the clients in the sum over these clients, and the sum; None, after a notice, if
+        there is none.
+
+        Only clients whose owner allows `unsafe-stepwise` take part: differences of such sums reveal
+        single clients' counts.
+        """
+        try:
+            terms = sum_terms(run_id, plan, SumKind.STEPWISE)
+            outcome = await self.sum_counts(terms, clients, present=present)
+        except RunError as error:
+            say(f"no sum over {len(clients)} selected clients: {error.message}", warning=True)
+            return None
+        if outcome.total is None:
+            say(f"no sum over {len(clients)} selected clients: {outcome.explain()}", warning=True)
+            return None
+        return sorted(outcome.record.clients), outcome.total

@@ -1,0 +1,275 @@
+"""One session of a secure sum: the protocol's coordinator, driven over the control stream.
+
+Lives on the event loop. A message to a client is an instruction, a message from a client is its
+answer. A stage ends when all clients have answered, or when its time is up. A certificate is on
+disk before clients can act on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+
+from potluck.common.disclosure import SumKind
+from potluck.common.errors import ProtocolError
+from potluck.rpc.v1 import coordinator_pb2
+from potluck.rpc.v1 import secure_aggregation_pb2 as wire
+from potluck.secagg.protocol import (
+    CoordinatorSession,
+    CoordinatorStep,
+    Envelope,
+    MessageType,
+    SetCertificate,
+    coordinator,
+    decode,
+    encode,
+)
+from potluck.server.eligibility.collected_sums import PhaseObserver
+from potluck.server.hosts.attendance import Attendance
+from potluck.server.store.store_thread import InStore
+
+COUNTS = "counts"
+"""The lane that label counts are in."""
+
+_PRESENCE_SECONDS = 0.5
+"""Seconds between two checks whether clients that have not answered may still come back."""
+
+_CERTIFICATES = 8
+"""Most that an invitation carries: more than one input has attempts."""
+
+Event = tuple[str, coordinator_pb2.Answer]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SumTerms:
+    """The terms of a sum: its inputs and its protection.
+
+    kind: as the clients' policies call it. task: of the invitation; task_reference: its canonical
+    name. classes: how many counts; 0 where something else is summed. least_hosts, colluding_hosts
+    (a third if None): of distinct hosts. epsilon, sensitivity: of noise that the clients make
+    together; exact if None. model: that updates start from, its digest.
+    """
+
+    run_id: str
+    kind: SumKind
+    subject: str
+    task: coordinator_pb2.Plugin
+    task_reference: str
+    classes: int
+    least_hosts: int
+    colluding_hosts: int | None
+    stage_seconds: float
+    epsilon: float | None = None
+    sensitivity: int = 2
+    model: str = ""
+
+    @property
+    def inputs(self) -> str:
+        """The same for sums that clients go into with what may be one input, over one set only;
+        empty where they may go into any."""
+        if self.kind is SumKind.STEPWISE or self.epsilon is not None:
+            return ""
+        return f"updates of {self.model}" if self.kind is SumKind.UPDATE else "label counts"
+
+
+class SumSession:
+    """One session, from invitation to its end."""
+
+    def __init__(
+        self,
+        attendance: Attendance,
+        in_store: InStore,
+        terms: SumTerms,
+        present: Callable[[str], bool],
+        observe: PhaseObserver,
+    ) -> None:
+        self.uploads: dict[str, bytes] = {}
+        """The masked words of each client."""
+        self.troubles: dict[str, str] = {}
+        """The reasons of clients that can't take part, in their words."""
+        self._attendance = attendance
+        self._in_store = in_store
+        self.terms = terms
+        self._present = present
+        self._observe = observe
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._sent: list[str] = []
+        self._certified = False
+
+    async def run(self, step: CoordinatorStep) -> CoordinatorSession:
+        """Continue until the session is over."""
+        clock = asyncio.get_running_loop().time
+        session = step.session
+        try:
+            await self._carry_out(step)
+            begun, expected = clock(), len(session.awaited)
+            while not session.over:
+                before, deadline = type(session.state), begun + self._patience(session)
+                step = await self._next(session, deadline - clock())
+                session = step.session
+                await self._carry_out(step)
+                self._went_on(session)
+                if type(session.state) is not before:
+                    remain = expected if session.unmasking else len(session.awaited)
+                    dropped = max(0, expected - remain)
+                    self._observe(before.__name__.lower(), clock() - begun, dropped)
+                    begun, expected = clock(), len(session.awaited)
+        except asyncio.CancelledError:  # the run is stopped, and won't ask again
+            self._send(coordinator.abort(session))
+            raise
+        finally:
+            self._attendance.retire(self._sent)
+        return session
+
+    async def _next(self, session: CoordinatorSession, left: float) -> CoordinatorStep:
+        """The step that follows from the next answers, or from there being none."""
+        if left <= 0 and self._events.empty():
+            return await asyncio.to_thread(coordinator.close, session)
+        try:
+            async with asyncio.timeout(max(0.0, min(left, _PRESENCE_SECONDS))):
+                events = [await self._events.get()]
+        except TimeoutError:
+            absent = [client for client in session.awaited if not self._present(client)]
+            return await asyncio.to_thread(without, session, absent)
+        while not self._events.empty():  # one way to a thread and back for all that is there
+            events.append(self._events.get_nowait())
+        return await asyncio.to_thread(self._hear_all, session, events)
+
+    def _hear_all(self, session: CoordinatorSession, events: Sequence[Event]) -> CoordinatorStep:
+        step = CoordinatorStep(session=session)
+        for client, answer in events:
+            step = _after(step, self._hear(step.session, client, answer))
+        return step
+
+    def _hear(
+        self, session: CoordinatorSession, client: str, answer: coordinator_pb2.Answer
+    ) -> CoordinatorStep:
+        if answer.WhichOneof("outcome") != "secure":
+            failure = answer.failure
+            why = f"{failure.message[:300]} ({failure.reason[:80]})"
+            self.troubles[client] = why if failure.reason else "it answered otherwise"
+            return coordinator.lost(session, client)
+        step = CoordinatorStep(session=session)
+        for message in answer.secure.envelopes[:2]:
+            try:
+                envelope = _received(message)
+            except ProtocolError as error:
+                self.troubles[client] = error.message
+                return coordinator.lost(step.session, client)
+            step = self._receive(step, client, envelope, answer.secure.masked)
+        return step
+
+    def _receive(
+        self, before: CoordinatorStep, client: str, envelope: Envelope, masked: bytes
+    ) -> CoordinatorStep:
+        session, digest = before.session, None
+        if envelope.type is MessageType.MASKED_INPUT:
+            if len(masked) != session.setup.header.upload_bytes:
+                self.troubles[client] = f"it sent {len(masked)} masked bytes"
+                return coordinator.lost(session, client)
+            digest = hashlib.sha256(masked).digest()
+        step = coordinator.receive(
+            session, client, envelope, datetime.now(UTC), upload_digest=digest
+        )
+        if step.refusal is not None:
+            self.troubles[client] = str(step.refusal)
+            step = coordinator.lost(session, client)
+        elif digest is not None:
+            self.uploads.setdefault(client, masked)
+        return _after(before, step)
+
+    def _patience(self, session: CoordinatorSession) -> float:  # noqa: ARG002  # subclasses look
+        """Seconds that the stage may take."""
+        return self.terms.stage_seconds
+
+    def _introduce(self, work: coordinator_pb2.SecureStep, client: str) -> None:  # noqa: ARG002  # likewise
+        """Describe in the invitation what is summed."""
+        work.task.CopyFrom(self.terms.task)
+
+    def _went_on(self, session: CoordinatorSession) -> None:
+        """Something has happened in the session."""
+
+    async def _carry_out(self, step: CoordinatorStep) -> None:
+        session = step.session
+        certificate, inputs = session.certificate, self.terms.inputs
+        if certificate is not None and inputs and not self._certified:
+            kept = certificate.model_dump_json()
+            await self._in_store(
+                lambda store: store.keep_certificate(inputs, certificate.session_id, kept)
+            )
+            self._certified = True
+        self._send(step)
+
+    def _send(self, step: CoordinatorStep) -> None:
+        session = step.session
+        session_id = session.session_id.hex()
+        left = session.setup.header.expires_at - time.time()
+        for client, envelope in step.messages:
+            kind = envelope.type
+            work = coordinator_pb2.SecureStep(
+                session_id=session.session_id,
+                envelope=wire.SecureEnvelope.FromString(encode(envelope)),
+            )
+            if kind is MessageType.INVITATION:
+                self._introduce(work, client)
+            instruction = coordinator_pb2.Instruction(
+                id=f"{self.terms.run_id}/sum/{session_id}/{kind.name.lower()}/{client}",
+                client_id=client,
+                run_id=self.terms.run_id,
+                secure=work,
+            )
+            over = kind is MessageType.ABORT
+            self._attendance.instruct(
+                instruction,
+                deadline=time.monotonic() + max(left, 0.0),
+                on_answer=None if over else partial(self._answered, client),
+                until_acknowledged=over,
+            )
+            if not over:
+                self._sent.append(instruction.id)
+
+    def _answered(self, client: str, answer: coordinator_pb2.Answer) -> None:
+        self._attendance.retire([answer.instruction_id])
+        self._events.put_nowait((client, answer))
+
+
+def _after(before: CoordinatorStep, step: CoordinatorStep) -> CoordinatorStep:
+    """Combine two steps into one, with the messages of both."""
+    return replace(
+        step,
+        messages=(*before.messages, *step.messages),
+    )
+
+
+def without(session: CoordinatorSession, absent: Sequence[str]) -> CoordinatorStep:
+    """Return the session without some clients: one step, unless a stage ends before all are
+    removed."""
+    step = CoordinatorStep(session=session)
+    for client in absent:
+        step = coordinator.lost(step.session, client)
+        if step.messages:
+            break
+    return step
+
+
+def _received(message: wire.SecureEnvelope) -> Envelope:
+    return decode(Envelope, message.SerializeToString(deterministic=True))
+
+
+async def earlier_certificates(
+    in_store: InStore, terms: SumTerms, invited: Collection[str]
+) -> list[SetCertificate]:
+    """Return the certificates of earlier sums that clients may need if they don't know their
+    sums."""
+    if not terms.inputs:
+        return []
+    texts: list[str] = await in_store(
+        lambda store: store.certificates(terms.inputs, limit=_CERTIFICATES)
+    )
+    found = [SetCertificate.model_validate_json(text) for text in texts]
+    return [each for each in found if not set(each.clients).isdisjoint(invited)]

@@ -1,0 +1,185 @@
+"""One session of a secure sum of updates: as `sum_session`, but uploads come over the data plane.
+
+Keys and shares are exchanged while clients train. Uploads are held back until the round decides
+which ones count. Only then may the session leave that stage, so that no client is asked to unmask a
+sum for a round that is given up. Lives on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TypeAlias
+
+from potluck.common.errors import ProtocolError, RoundClosedError
+from potluck.rpc.v1 import coordinator_pb2
+from potluck.rpc.v1 import secure_aggregation_pb2 as wire
+from potluck.secagg.coordinator.sum_session import SumSession, SumTerms, without
+from potluck.secagg.protocol import (
+    CoordinatorSession,
+    CoordinatorStep,
+    Envelope,
+    MessageType,
+    coordinator,
+    decode,
+)
+from potluck.secagg.protocol.coordinator.coordinator_session import (
+    Advertising,
+    Uploading,
+    expected_clients,
+)
+from potluck.server.eligibility.collected_sums import PhaseObserver
+from potluck.server.hosts.attendance import Attendance
+from potluck.server.store.store_thread import InStore
+
+Left: TypeAlias = Callable[[str, str], None]
+"""Called with a client that takes no part any more, and why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SignedInput:
+    """A client's signed word that a file is its input to the sum. digest: the file's, 32 bytes."""
+
+    word: Envelope
+    digest: bytes
+
+
+@dataclass(frozen=True)
+class _Certify:
+    """The round has all uploads it will have: these."""
+
+    uploads: Mapping[str, SignedInput]
+
+
+@dataclass(frozen=True)
+class _Lost:
+    """The round no longer waits for a client."""
+
+    client: str
+
+
+class MaskedSession(SumSession):
+    """One session, from invitation to its end.
+
+    update_ids: of each client's training. key_seconds: that clients have for their keys; they fetch
+    the model first.
+    """
+
+    def __init__(
+        self,
+        attendance: Attendance,
+        in_store: InStore,
+        terms: SumTerms,
+        present: Callable[[str], bool],
+        observe: PhaseObserver,
+        *,
+        update_ids: Mapping[str, str],
+        key_seconds: float,
+        left: Left,
+    ) -> None:
+        super().__init__(attendance, in_store, terms, present, observe)
+        self._update_ids = update_ids
+        self._key_seconds = key_seconds
+        self._left = left
+        self._told: set[str] = set()
+        self._control: asyncio.Queue[_Certify | _Lost] = asyncio.Queue()
+        self._session: CoordinatorSession | None = None
+
+    # What the round says ----------------------------------------------------------------------
+
+    def check_input(self, client: str, message: wire.SecureEnvelope, digest: bytes) -> SignedInput:
+        """Check that a client has signed the file that arrived from it for this session.
+
+        Raises ProtocolError, RoundClosedError if there will be no sum.
+        """
+        session = self._session
+        if session is not None and session.over:
+            raise RoundClosedError("the attempt has no secure sum any more; drop the update")
+        if session is None or not isinstance(session.state, Uploading):
+            raise ProtocolError(f"no masked update of client '{client}' is waited for yet")
+        word = decode(Envelope, message.SerializeToString(deterministic=True))
+        # Sessions are values: this one is only asked what it would say.
+        step = coordinator.receive(session, client, word, datetime.now(UTC), upload_digest=digest)
+        if step.refusal is not None or step.session is session:
+            raise ProtocolError(f"client '{client}' does not vouch for its update: {step.refusal}")
+        return SignedInput(word=word, digest=digest)
+
+    def lose(self, client: str) -> None:
+        """Stop waiting for a client; do nothing if it has left already."""
+        self._control.put_nowait(_Lost(client))
+        self._events.put_nowait((client, _WAKE))
+
+    def certify(self, uploads: Mapping[str, SignedInput]) -> None:
+        """Sum over these uploads and no others."""
+        self._control.put_nowait(_Certify(dict(uploads)))
+        self._events.put_nowait(("", _WAKE))
+
+    # Driving ----------------------------------------------------------------------------------
+
+    async def _next(self, session: CoordinatorSession, left: float) -> CoordinatorStep:
+        self._session = session
+        uploading = isinstance(session.state, Uploading)
+        # Who uploads may have refused before the round gave up on it: that is heard first.
+        if not self._control.empty() and not (uploading and not self._events.empty()):
+            return await asyncio.to_thread(self._obey, session, self._control.get_nowait())
+        if not uploading:
+            return await super()._next(session, left)
+        client, answer = await self._events.get()  # who trains is waited for by the round
+        return await asyncio.to_thread(self._hear, session, client, answer)
+
+    def _obey(self, session: CoordinatorSession, order: _Certify | _Lost) -> CoordinatorStep:
+        if isinstance(order, _Lost):
+            return without(session, [order.client])
+        step = CoordinatorStep(session=session)
+        absent = [client for client in session.awaited if client not in order.uploads]
+        for client, upload in order.uploads.items():
+            at = datetime.now(UTC)
+            step = coordinator.receive(
+                step.session, client, upload.word, at, upload_digest=upload.digest
+            )
+            if step.session.over or not isinstance(step.session.state, Uploading):
+                return step  # all others had left before
+        return without(step.session, absent) if absent else coordinator.close(step.session)
+
+    def _hear(
+        self, session: CoordinatorSession, client: str, answer: coordinator_pb2.Answer
+    ) -> CoordinatorStep:
+        if answer is _WAKE:
+            return CoordinatorStep(session=session)
+        return super()._hear(session, client, answer)
+
+    def _receive(
+        self, before: CoordinatorStep, client: str, envelope: Envelope, masked: bytes
+    ) -> CoordinatorStep:
+        if envelope.type is MessageType.MASKED_INPUT:
+            self.troubles[client] = "it vouches for an update that it did not upload"
+            return coordinator.lost(before.session, client)
+        return super()._receive(before, client, envelope, masked)
+
+    def _patience(self, session: CoordinatorSession) -> float:
+        fetching = isinstance(session.state, Advertising)
+        return self._key_seconds if fetching else super()._patience(session)
+
+    def _introduce(self, work: coordinator_pb2.SecureStep, client: str) -> None:
+        work.update_id = self._update_ids[client]
+
+    def _went_on(self, session: CoordinatorSession) -> None:
+        self._session = session
+        setup, state = session.setup, session.collecting
+        for client in setup.invited:
+            out = client in setup.gone or (
+                state is not None and client not in expected_clients(setup, state)
+            )
+            if out and client not in self._told:
+                self._told.add(client)
+                why = self.troubles.get(client)
+                refusal = session.refusals.get(client)
+                if refusal is not None:
+                    why = f"it refuses ({refusal})"
+                self._left(client, why or "it did not take part in the exchange of keys in time")
+
+
+_WAKE = coordinator_pb2.Answer()
+"""An empty answer: something waits in the other queue."""

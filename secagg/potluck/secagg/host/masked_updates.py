@@ -1,0 +1,146 @@
+"""Updates that go into a secure sum: how they are masked and written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.client.training.unmasked_update import Differences
+from potluck.common.tensors.flat import TensorBorders
+from potluck.common.tensors.tensor_files import FileDigest, open_tensors, write_tensors
+from potluck.common.updates.training_agreement import (
+    check_alike,
+    settings_sha256,
+    training_sha256,
+)
+from potluck.common.updates.update_report import UpdateReport
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+from potluck.secagg.masked_lanes import (
+    AUXILIARY,
+    BODY,
+    HEAD,
+    NORMALIZER,
+    file_layout,
+    lane_lengths,
+    metric_names,
+)
+from potluck.secagg.protocol import Expectation, Masking, Purpose
+from potluck.secagg.protocol.primitives.masks import lane_dtype
+from potluck.secagg.protocol.rules import BrokenRuleError
+from potluck.secagg.protocol.vectors.updates import (
+    BodyEncoder,
+    encode_failed_head,
+    encode_head,
+)
+
+_BLOCK: Final = 2**18
+"""Elements encoded and masked at once."""
+
+
+def expectation(instruction: rpc.Instruction, model: Path, data_epoch: int) -> Expectation:
+    """Return a client's expectation of the sum of a training. Blocks: reads the model.
+
+    Raises ProtocolError if the training is for this client alone.
+    """
+    work = instruction.train
+    check_alike(instruction)
+    with open_tensors(model) as file:
+        parameters = file.layout.parameters
+    metrics = metric_names(normalized=work.normalized)
+    return Expectation(
+        purpose=Purpose.UPDATE,
+        # Without settings, seed and run: another text for the same training is no other input.
+        input_id=f"update {work.model.blake3}/epoch {data_epoch}",
+        lengths=lane_lengths(parameters, metrics, work.auxiliary.names),
+        model_digest=bytes.fromhex(work.model.blake3),
+        training_sha256=training_sha256(work),
+        settings_sha256=settings_sha256(work),
+        data=f"updates/epoch {data_epoch}",
+        metrics=metrics,
+        header_fields={"run": instruction.run_id, "round": instruction.round},
+    )
+
+
+def write_masked(
+    path: Path, update: Differences, report: UpdateReport, masking: Masking
+) -> FileDigest:
+    """Encode an update, mask it and write its file. Blocks; writes over the update's arrays.
+
+    report: its samples are the weight, other numbers of it go into the head. Writes zeros in place
+    of an update that holds NaN or infinity. Raises StorageError.
+    """
+    try:
+        words = _encoded(update, report, masking)
+    except BrokenRuleError:
+        return write_zeros(path, masking)
+    return _write(path, words, masking)
+
+
+def write_zeros(path: Path, masking: Masking) -> FileDigest:
+    """Mask and write the vector of a client whose training failed. Blocks.
+
+    Its weight is 0, so it changes no mean; the head counts it. Raises StorageError.
+    """
+    lanes = {
+        lane.name: np.zeros(lane.length, lane_dtype(lane.modulus_bits))
+        for lane in masking.header.lanes
+    }
+    for name, words in lanes.items():
+        if name != HEAD:
+            masking.add_masks(name, words)
+    return _write(path, lanes | {HEAD: encode_failed_head(masking.header)}, masking)
+
+
+def _write(path: Path, words: Mapping[str, NDArray[Any]], masking: Masking) -> FileDigest:
+    """Write masked lanes, with the head masked here."""
+    masking.add_masks(HEAD, words[HEAD])
+    return write_tensors(path, words, layout=file_layout(masking.header.lanes))
+
+
+def _encoded(
+    update: Differences, report: UpdateReport, masking: Masking
+) -> dict[str, NDArray[Any]]:
+    """Return all lanes, masked except for the head."""
+    header, clients = masking.header, masking.clients
+    values = report.values()
+    metrics = {name: values[name] for name in header.metrics}
+    normalizer = metrics.get(NORMALIZER, 1.0)
+    words: dict[str, NDArray[Any]] = {}
+    clipped = 0
+    for lane in header.lanes:
+        if lane.name == HEAD:
+            continue
+        of_body = lane.name == BODY
+        vector = update.body if of_body else update.auxiliaries[lane.name.removeprefix(AUXILIARY)]
+        # Auxiliaries are summed as they are, without a client's weight.
+        weight = report.samples if of_body else header.weight_bound
+        encoder = BodyEncoder(header, lane, clients, weight)
+        if of_body and normalizer != 1.0:
+            _divide(vector, normalizer, update)
+        dtype = lane_dtype(lane.modulus_bits)
+        out = vector.view(dtype) if dtype.itemsize == 4 else np.empty(vector.size, dtype)
+        for begin in range(0, vector.size, _BLOCK):
+            block = out[begin : begin + _BLOCK]
+            encoder.encode(vector[begin : begin + _BLOCK], block)
+            masking.add_masks(lane.name, block, begin)
+        words[lane.name] = out
+        clipped += encoder.clipped
+    head = encode_head(
+        header,
+        clients,
+        weight=report.samples,
+        metrics=list(metrics.values()),
+        clipped=clipped,
+    )
+    return {**words, HEAD: head}
+
+
+def _divide(vector: NDArray[np.float32], by: float, update: Differences) -> None:
+    """Divide all parameters, but not buffers, in place."""
+    for place, name in TensorBorders(update.layout).parts(0, vector.size):
+        if name not in update.buffers:
+            vector[place] /= np.float32(by)

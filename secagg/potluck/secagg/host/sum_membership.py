@@ -1,0 +1,77 @@
+"""The members with which a host's clients may be summed, and the clients' signing keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
+from potluck.client.disclosure.member_keys import key_in_force
+from potluck.common.errors import DisclosureRefusedError, IdentityError
+from potluck.common.net.membership import Members
+from potluck.common.net.membership_in_force import MembershipInForce
+from potluck.secagg.host.sum_rules import rules_of_counts
+from potluck.secagg.protocol import FederationRoot, SumParty
+from potluck.secagg.protocol.primitives.cells import cells_of_members
+
+
+@dataclass(kw_only=True)
+class SumMembership:
+    """A host's part in the membership: its clients' keys, and the members in force.
+
+    in_force: None if the host has no federation root.
+    """
+
+    member_key: Path | None
+    in_force: MembershipInForce | None
+    _root: FederationRoot | None = field(default=None, init=False)
+    _parties: dict[str, SumParty] = field(default_factory=dict, init=False)
+
+    def party(self, name: str, policy: DisclosurePolicy) -> SumParty:
+        """Return a client as a party of secure sums, under the membership in force.
+
+        Raises DisclosureRefusedError if a key, the root or the client's record is missing,
+        ConfigurationError if its key can't be used."""
+        members = self._members
+        if self.member_key is None or members is None:
+            raise DisclosureRefusedError(
+                f"client '{name}' takes part in no secure sum: its host has no member_key, "
+                "federation_root or members; see `potluck pki member`",
+                client=name,
+            )
+        if self._root is None or self._root.members is not members:
+            self._root, self._parties = FederationRoot(members), {}
+        if name not in self._parties:
+            try:
+                record = members.record(name, datetime.now(UTC))
+            except IdentityError as error:
+                raise DisclosureRefusedError(error.message, client=name) from None
+            self._parties[name] = SumParty(
+                client=name,
+                key=key_in_force(self.member_key, name, record),
+                root=self._root,
+                policy=rules_of_counts(policy),
+            )
+        return self._parties[name]
+
+    @property
+    def revoked(self) -> frozenset[tuple[str, str]]:
+        """Revoked pairs of a client and its member key."""
+        return frozenset() if self._members is None else self._members.revoked
+
+    @property
+    def _members(self) -> Members | None:
+        return None if self.in_force is None else self.in_force.members
+
+
+def cell_of(party: SumParty, data_epoch: int, least_hosts: int) -> frozenset[str]:
+    """Return the clients of a client's cell, with which it may be summed.
+
+    The cell is drawn here, from the members that the root signed. Empty if there are too few
+    members."""
+    members = party.root.members
+    cells = cells_of_members(
+        members.hosts, members.federation, data_epoch=data_epoch, least_hosts=least_hosts
+    )
+    return frozenset(next((cell for cell in cells if party.client in cell), ()))

@@ -1,0 +1,18 @@
+"""The coordinator's side of a session: a pure state machine, the unmasking, the session's record.
+
+It imports the messages and the primitives. Envelopes, losses and closed stages come in; a
+`CoordinatorStep` goes out: the next session, and messages. Clients' policies are not consulted
+here: each client enforces its own.
+"""
+
+from potluck.secagg.protocol.coordinator.coordinator_side import (
+    MOST_ATTEMPTS,
+    abort,
+    close,
+    invite,
+    lost,
+    receive,
+    retry_header,
+)
+
+__all__ = ["MOST_ATTEMPTS", "abort", "close", "invite", "lost", "receive", "retry_header"]

@@ -1,0 +1,164 @@
+"""Clients' answers: the coordinator checks each before it counts.
+
+Everything raises BrokenRuleError, which `coordinator_side` turns into a refusal of that message.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+from typing import Final, TypeVar
+
+from potluck.secagg.protocol.coordinator.coordinator_session import (
+    Advertising,
+    Collecting,
+    Consenting,
+    Revealing,
+    SessionSetup,
+    Sharing,
+    Uploading,
+)
+from potluck.secagg.protocol.primitives import sharing
+from potluck.secagg.protocol.primitives.agreement import check_order
+from potluck.secagg.protocol.primitives.agreement_proof import check_provable
+from potluck.secagg.protocol.rules import BrokenRuleError, Rule, require
+from potluck.secagg.protocol.wire.message_encoding import check_names, decode, encode
+from potluck.secagg.protocol.wire.messages import (
+    Consent,
+    Envelope,
+    Evidence,
+    MaskedInput,
+    MessageType,
+    Reveal,
+    Secret,
+    Shares,
+)
+from potluck.secagg.protocol.wire.transcript import (
+    CheckedAdvert,
+    Roster,
+    check_advert,
+    check_distinct,
+    verify,
+)
+
+_ORDER: Final = (
+    (MessageType.ADVERT, Advertising),
+    (MessageType.SHARES, Sharing),
+    (MessageType.MASKED_INPUT, Uploading),
+    (MessageType.CONSENT, Consenting),
+    (MessageType.REVEAL, Revealing),
+)
+
+
+def is_late(kind: MessageType, state: Collecting) -> bool:
+    """Return whether a message answers a stage that has ended: its sender is slow, not wrong."""
+    if kind is MessageType.EVIDENCE:
+        return isinstance(state, Consenting | Revealing)
+    kinds = [each for each, _ in _ORDER]
+    reached = next(place for place, (_, stage) in enumerate(_ORDER) if isinstance(state, stage))
+    return kind in kinds[:reached]
+
+
+def answered(
+    setup: SessionSetup,
+    state: Collecting,
+    client: str,
+    envelope: Envelope,
+    now: datetime,
+    upload_digest: bytes | None,
+) -> Collecting:
+    """Return the state with a client's answer in it. Raises BrokenRuleError."""
+    match state, envelope.type:
+        case Advertising(), MessageType.ADVERT:
+            advert = _take_advert(setup, state, client, envelope, now)
+            return replace(state, answers={**state.answers, client: advert})
+        case Sharing(), MessageType.SHARES:
+            _check_shares(state, client, envelope)
+            return replace(state, answers={**state.answers, client: envelope})
+        case Uploading(), MessageType.MASKED_INPUT:
+            _take_upload(state, client, envelope, upload_digest)
+            return replace(state, answers={**state.answers, client: upload_digest or b""})
+        case Consenting(), MessageType.CONSENT:
+            _take_consent(state, client, envelope)
+            return replace(state, answers={**state.answers, client: envelope.signature})
+        case Revealing(), MessageType.REVEAL:
+            reveal = _take_reveal(state, client, envelope)
+            return replace(state, answers={**state.answers, client: reveal})
+    raise BrokenRuleError(Rule.STAGE, f"{envelope.type.name} at stage {state.stage}")
+
+
+def _take_advert(
+    setup: SessionSetup, state: Advertising, client: str, envelope: Envelope, now: datetime
+) -> CheckedAdvert:
+    found = check_advert(envelope, setup.header_sha256, setup.root, now)
+    named, host = found.advert.client, found.record.host
+    require(named == client, Rule.MEMBER, f"{client!r} advertises for {named!r}")
+    require(
+        host == setup.invited[client],
+        Rule.MEMBER,
+        f"{client!r} is on host {setup.invited[client]!r}, its record names {host!r}",
+    )
+    # Every other client would refuse the roster for it.
+    check_order(found.advert.mask_key)
+    check_order(found.advert.channel_key)
+    check_provable(found.advert.channel_key)
+    check_distinct([*state.answers.values(), found])
+    return found
+
+
+def _check_shares(state: Sharing, client: str, envelope: Envelope) -> None:
+    message = signed_by(state.roster, client, envelope, Shares)
+    require(message.roster_sha256 == state.roster.digest, Rule.ROSTER, "another roster is answered")
+    found = [each.client for each in message.shares]
+    check_names(found, "the shares")
+    expected = sorted(state.roster.neighbours[client])
+    require(found == expected, Rule.SHARE, "the shares are not for exactly the neighbours")
+
+
+def _take_upload(
+    state: Uploading, client: str, envelope: Envelope, upload_digest: bytes | None
+) -> None:
+    require(client not in state.disputes, Rule.STAGE, f"{client!r} has accused another")
+    message = signed_by(state.roster, client, envelope, MaskedInput)
+    require(message.sharers_sha256 == state.sharers_sha256, Rule.SET, "other sharers are answered")
+    require(
+        message.upload_digest == upload_digest,
+        Rule.UPLOAD,
+        f"the vector that arrived from {client!r} is not the one it vouches for",
+    )
+
+
+def _take_consent(state: Consenting, client: str, envelope: Envelope) -> None:
+    key = state.roster.participants[client].key
+    verify(key, envelope, client)
+    wanted = Consent(state.roster.digest, state.sharers_sha256, state.survivors_sha256)
+    require(envelope.payload == encode(wanted), Rule.SET, "a consent to something else")
+
+
+def _take_reveal(state: Revealing, client: str, envelope: Envelope) -> Reveal:
+    message = signed_by(state.roster, client, envelope, Reveal)
+    require(message.survivors_sha256 == state.survivors_sha256, Rule.SET, "shares for another set")
+    owners = [each.owner for each in message.shares]
+    check_names(owners, "the revealed shares' owners")
+    holds = {client, *state.roster.neighbours[client]}.intersection(state.sharers)
+    require(owners == sorted(holds), Rule.SHARE, "the shares are not of exactly the sharers held")
+    alive = frozenset(state.survivors)
+    for each in message.shares:
+        wanted = Secret.SEED if each.owner in alive else Secret.MASK_KEY
+        require(each.secret is wanted, Rule.SHARE, "a share of the wrong secret")
+        try:
+            sharing.from_bytes(each.share)
+        except ValueError as error:
+            raise BrokenRuleError(Rule.SHARE, str(error)) from None
+    return message
+
+
+S = TypeVar("S", Shares, MaskedInput, Reveal, Evidence)
+
+
+def signed_by(roster: Roster, client: str, envelope: Envelope, kind: type[S]) -> S:
+    """Return a message that its sender signed and that names it. Raises BrokenRuleError."""
+    verify(roster.participants[client].key, envelope, client)
+    message = decode(kind, envelope.payload)
+    require(message.client == client, Rule.MEMBER, f"{client!r} speaks for {message.client!r}")
+    return message

@@ -1,0 +1,248 @@
+"""The coordinator's session as immutable values: a class for each stage, and a step's result.
+
+No stage holds an input or a masked vector, and before the last one nothing that a mask could be
+rebuilt from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from pydantic import BaseModel, ConfigDict
+
+from potluck.secagg.protocol.coordinator.unmasking import (
+    Unmasking,
+)
+from potluck.secagg.protocol.policy.ledger import Hexadecimal
+from potluck.secagg.protocol.rules import Refusal, Rule
+from potluck.secagg.protocol.wire.evidence import Conviction
+from potluck.secagg.protocol.wire.messages import (
+    Abort,
+    CertifiedSet,
+    Endorsement,
+    Envelope,
+    Header,
+    Reveal,
+    Stage,
+)
+from potluck.secagg.protocol.wire.transcript import (
+    CheckedAdvert,
+    FederationRoot,
+    Roster,
+)
+
+
+class SetCertificate(BaseModel):
+    """A quorum's consents to the sum over a set, as records and databases keep them.
+
+    signatures: by client, over the consent that the digests and the set make.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    session_id: Hexadecimal
+    clients: tuple[str, ...]
+    roster_sha256: Hexadecimal
+    sharers_sha256: Hexadecimal
+    signatures: dict[str, Hexadecimal]
+
+    def shown(self) -> CertifiedSet:
+        """Return the same as invitations carry it."""
+        return CertifiedSet(
+            session_id=bytes.fromhex(self.session_id),
+            clients=self.clients,
+            endorsements=tuple(
+                Endorsement(client, bytes.fromhex(signature))
+                for client, signature in sorted(self.signatures.items())
+            ),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionSetup:
+    """invited: the host of each client. gone: clients that will not answer any more, each with its
+    refusal if it sent one."""
+
+    header: Header
+    header_sha256: bytes
+    invited: Mapping[str, str]
+    root: FederationRoot
+    gone: Mapping[str, Refusal | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advertising:
+    """Collects adverts."""
+
+    stage = Stage.ADVERTISE
+    answers: Mapping[str, CheckedAdvert] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharing:
+    """Collects shares, as they were signed."""
+
+    stage = Stage.SHARE
+    roster: Roster
+    answers: Mapping[str, Envelope] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uploading:
+    """Collects masked vectors; these arrive elsewhere, here their signed digests.
+
+    shares: as the sharers signed them. disputes: whom a client has accused, by accuser.
+    """
+
+    stage = Stage.UPLOAD
+    roster: Roster
+    sharers: tuple[str, ...]
+    sharers_sha256: bytes
+    shares: Mapping[str, Envelope] = field(default_factory=dict)
+    disputes: Mapping[str, str] = field(default_factory=dict)
+    answers: Mapping[str, bytes] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Consenting:
+    """Collects consents to sum the survivors' vectors."""
+
+    stage = Stage.CONSENT
+    roster: Roster
+    sharers: tuple[str, ...]
+    sharers_sha256: bytes
+    survivors: tuple[str, ...]
+    survivors_sha256: bytes
+    answers: Mapping[str, bytes] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Revealing:
+    """Collects shares of the secrets that mask the sum."""
+
+    stage = Stage.REVEAL
+    roster: Roster
+    sharers: tuple[str, ...]
+    sharers_sha256: bytes
+    survivors: tuple[str, ...]
+    survivors_sha256: bytes
+    answers: Mapping[str, Reveal] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """A session whose sum over `unmasking.survivors` can be unmasked."""
+
+    unmasking: Unmasking
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aborted:
+    """A session that ended without a sum.
+
+    suspects: clients whose shares were wrong. conviction: proof that a client sealed a share that
+    does not open. verdict: a serialised `GuiltyVerdict`, by which others can check the conviction.
+    """
+
+    abort: Abort
+    suspects: tuple[str, ...] = ()
+    conviction: Conviction | None = None
+    verdict: bytes = field(default=b"", repr=False)
+
+
+Collecting = Advertising | Sharing | Uploading | Consenting | Revealing
+CoordinatorState = Collecting | Finished | Aborted
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoordinatorSession:
+    """The coordinator's part of one session.
+
+    heard: digests of the messages received, each with its client. certificate: certificate of the
+    set that a quorum consented to; store it durably before its step's messages are sent.
+    """
+
+    setup: SessionSetup
+    state: CoordinatorState
+    heard: frozenset[bytes] = frozenset()
+    certificate: SetCertificate | None = None
+
+    @property
+    def over(self) -> bool:
+        """True once the session has ended, with a sum or without."""
+        return isinstance(self.state, Finished | Aborted)
+
+    @property
+    def session_id(self) -> bytes:
+        """Id of this session."""
+        return self.setup.header.session_id
+
+    @property
+    def refusals(self) -> Mapping[str, Refusal]:
+        """Refusals by client, of the clients that refused."""
+        return {client: why for client, why in self.setup.gone.items() if why is not None}
+
+    @property
+    def awaited(self) -> tuple[str, ...]:
+        """Clients that may still answer in this stage, sorted."""
+        state = self.collecting
+        if state is None:
+            return ()
+        gone = self.setup.gone
+        return tuple(
+            client
+            for client in expected_clients(self.setup, state)
+            if client not in state.answers and client not in gone
+        )
+
+    @property
+    def collecting(self) -> Collecting | None:
+        """The stage, while there is one."""
+        return None if isinstance(self.state, Finished | Aborted) else self.state
+
+    @property
+    def unmasking(self) -> Unmasking | None:
+        """The masks to take off the sum; None before the last stage ends."""
+        return self.state.unmasking if isinstance(self.state, Finished) else None
+
+    @property
+    def aborted(self) -> Aborted | None:
+        """How the session ended without a sum; None unless it was aborted."""
+        return self.state if isinstance(self.state, Aborted) else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoordinatorStep:
+    """The outcome of an event.
+
+    messages: messages to send, with their clients. refusal: refusal of the received message, which
+    then changed nothing.
+    """
+
+    session: CoordinatorSession
+    messages: tuple[tuple[str, Envelope], ...] = ()
+    refusal: Refusal | None = None
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """A rule that keeps a stage from being left with the clients that answered."""
+
+    rule: Rule
+    have: int
+    need: int
+    suspects: tuple[str, ...] = ()
+
+
+def expected_clients(setup: SessionSetup, state: Collecting) -> Iterable[str]:
+    """Return the clients whose answer counts at a stage, sorted."""
+    match state:
+        case Advertising():
+            return setup.invited
+        case Sharing():
+            return state.roster.participants
+        case Uploading():
+            return state.sharers
+        case _:
+            return state.survivors

@@ -1,0 +1,193 @@
+"""The coordinator's side of a session: a pure state machine.
+
+`invite` begins a session. `receive` takes a client's message, `lost` the notice that a client will
+not answer any more, `close` the notice that a stage's time is over. Each returns a
+`CoordinatorStep`: the next session, messages to send, and the refusal of the received message if it
+broke a rule. A stage ends when all clients that may still answer have answered, or when it is
+closed. The session then continues with the clients that answered if they are enough, and is aborted
+if not. An aborted session has no result; try again with `retry_header`, new keys and the same
+policy.
+
+The coordinator keeps the rules for its own sake: clients enforce each of them, and treat a breach
+as hostile.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Final
+
+from potluck.common import plain_text
+from potluck.common.errors import ConfigurationError
+from potluck.secagg.protocol.coordinator.coordinator_answers import answered, is_late
+from potluck.secagg.protocol.coordinator.coordinator_session import (
+    Advertising,
+    Collecting,
+    CoordinatorSession,
+    CoordinatorStep,
+    SessionSetup,
+    SetCertificate,
+    Shortage,
+    Uploading,
+    expected_clients,
+)
+from potluck.secagg.protocol.coordinator.coordinator_stages import abort_session, advance, unsigned
+from potluck.secagg.protocol.coordinator.disputes import take_accusation, take_evidence
+from potluck.secagg.protocol.primitives.sharing import Random
+from potluck.secagg.protocol.rules import BrokenRuleError, Refusal, Rule, require
+from potluck.secagg.protocol.wire.message_encoding import decode, encode
+from potluck.secagg.protocol.wire.messages import (
+    SESSION_ID_BYTES,
+    Envelope,
+    Header,
+    Invitation,
+    MessageType,
+    RefusalMessage,
+)
+from potluck.secagg.protocol.wire.transcript import (
+    FederationRoot,
+    verify,
+)
+
+MOST_ATTEMPTS: Final = 3
+"""Maximum number of attempts at one sum: the first and two retries."""
+
+
+def invite(
+    header: Header,
+    invited: Mapping[str, str],
+    root: FederationRoot,
+    *,
+    certified: Sequence[SetCertificate] = (),
+) -> CoordinatorStep:
+    """Begin a session. invited: the host of each client. certified: certificates of earlier
+    sessions over what may be the same inputs, for clients that don't know the outcome of these.
+
+    Raises ConfigurationError for a cohort that can't reach the header's own sizes.
+    """
+    hosts = len(set(invited.values()))
+    needed = max(header.quorum, header.threshold)
+    if hosts < header.least_hosts or len(invited) < needed:
+        raise ConfigurationError(
+            f"{len(invited)} clients on {hosts} hosts are invited; the sum needs {needed} clients "
+            f"on {header.least_hosts} hosts",
+            clients=len(invited),
+            hosts=hosts,
+        )
+    serialised = encode(header)
+    setup = SessionSetup(
+        header=header,
+        header_sha256=hashlib.sha256(serialised).digest(),
+        invited=dict(sorted(invited.items())),
+        root=root,
+    )
+    shown = tuple(each.shown() for each in certified)
+    message = unsigned(MessageType.INVITATION, Invitation(serialised, shown))
+    return CoordinatorStep(
+        session=CoordinatorSession(setup=setup, state=Advertising()),
+        messages=tuple((client, message) for client in setup.invited),
+    )
+
+
+def receive(
+    session: CoordinatorSession,
+    client: str,
+    envelope: Envelope,
+    now: datetime,
+    *,
+    upload_digest: bytes | None = None,
+) -> CoordinatorStep:
+    """Take a message. client: as the transport authenticated it.
+
+    upload_digest: with a `MaskedInput`, the digest of the complete vector that has arrived. Never
+    raises for what the message may say.
+    """
+    state = session.collecting
+    digest = hashlib.sha256(client.encode() + b"\0" + encode(envelope)).digest()
+    if state is None or digest in session.heard:
+        return CoordinatorStep(session=session)
+    try:
+        require(client in session.setup.invited, Rule.MEMBER, f"{client!r} is not invited")
+        require(client not in session.setup.gone, Rule.STAGE, f"{client!r} has left the session")
+        if envelope.type is MessageType.REFUSAL:
+            return _refused(session, state, client, envelope)
+        if envelope.type is MessageType.EVIDENCE and isinstance(state, Uploading):
+            return take_evidence(session, state, client, envelope)
+        if is_late(envelope.type, state):
+            return CoordinatorStep(session=session)
+        expected = expected_clients(session.setup, state)
+        require(client in expected, Rule.STAGE, f"{client!r} is not asked")
+        require(client not in state.answers, Rule.DUPLICATE, f"{client!r} has answered already")
+        after = answered(session.setup, state, client, envelope, now, upload_digest)
+    except BrokenRuleError as error:
+        return CoordinatorStep(session=session, refusal=error.refusal)
+    heard = session.heard | {digest}
+    return advance(replace(session, state=after, heard=heard), closing=False)
+
+
+def lost(session: CoordinatorSession, client: str) -> CoordinatorStep:
+    """Wait for a client no longer: it went away for good."""
+    if session.over or client not in session.setup.invited:
+        return CoordinatorStep(session=session)
+    return advance(_without(session, client, None), closing=False)
+
+
+def close(session: CoordinatorSession) -> CoordinatorStep:
+    """End the stage: its time is up."""
+    if session.over:
+        return CoordinatorStep(session=session)
+    return advance(session, closing=True)
+
+
+def abort(session: CoordinatorSession, rule: Rule = Rule.STAGE) -> CoordinatorStep:
+    """End the session for a reason of the coordinator's own, e.g. a run that is stopped."""
+    state = session.collecting
+    if state is None:
+        return CoordinatorStep(session=session)
+    return abort_session(session, state, Shortage(rule, 0, 0))
+
+
+def retry_header(header: Header, *, random: Random, issued_at: int) -> Header:
+    """Return the header of the next attempt: another session id and time, the same policy.
+
+    Raises ConfigurationError after the last attempt.
+    """
+    if header.attempt >= MOST_ATTEMPTS:
+        raise ConfigurationError(
+            f"the sum was attempted {header.attempt} times; find out who was lost, and why",
+            attempts=header.attempt,
+        )
+    lasts = header.expires_at - header.issued_at
+    return replace(
+        header,
+        session_id=random(SESSION_ID_BYTES),
+        attempt=header.attempt + 1,
+        issued_at=issued_at,
+        expires_at=issued_at + lasts,
+    )
+
+
+def _refused(
+    session: CoordinatorSession, state: Collecting, client: str, envelope: Envelope
+) -> CoordinatorStep:
+    message = decode(RefusalMessage, envelope.payload)
+    require(message.session_id == session.session_id, Rule.SESSION, "a refusal of another session")
+    require(message.client == client, Rule.MEMBER, f"{client!r} speaks for {message.client!r}")
+    if not isinstance(state, Advertising):  # before that its key is not known
+        require(client in state.roster.participants, Rule.STAGE, f"{client!r} takes no part")
+        verify(state.roster.participants[client].key, envelope, client)
+    try:
+        refusal = Refusal(Rule(message.rule), plain_text.plain(message.detail, 500))
+    except ValueError:
+        raise BrokenRuleError(Rule.MALFORMED, "a refusal names no rule") from None
+    if message.accused and isinstance(state, Uploading):
+        return take_accusation(session, state, client, message.accused)
+    return advance(_without(session, client, refusal), closing=False)
+
+
+def _without(session: CoordinatorSession, client: str, why: Refusal | None) -> CoordinatorSession:
+    gone = {**session.setup.gone, client: session.setup.gone.get(client) or why}
+    return replace(session, setup=replace(session.setup, gone=gone))

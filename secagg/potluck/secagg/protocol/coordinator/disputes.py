@@ -1,0 +1,65 @@
+"""The coordinator's part if a client reports that another client's share does not open.
+
+The coordinator trusts neither side: the accuser receives what the accused has signed, and has to
+prove that this does not open. If it does, the session ends, so that the next one can exclude the
+accused. If not, only the accuser is excluded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from potluck.secagg.protocol.coordinator.coordinator_answers import signed_by
+from potluck.secagg.protocol.coordinator.coordinator_session import (
+    Aborted,
+    CoordinatorSession,
+    CoordinatorStep,
+    Uploading,
+)
+from potluck.secagg.protocol.coordinator.coordinator_stages import farewell, unsigned
+from potluck.secagg.protocol.rules import Rule, require
+from potluck.secagg.protocol.wire.evidence import check_evidence, verdict_bytes
+from potluck.secagg.protocol.wire.messages import (
+    Abort,
+    Dispute,
+    Envelope,
+    Evidence,
+    MessageType,
+)
+
+
+def take_accusation(
+    session: CoordinatorSession, state: Uploading, accuser: str, accused: str
+) -> CoordinatorStep:
+    """Show the accuser what the accused has signed. Raises BrokenRuleError where the accuser can't
+    have been given a share by it, or has no part in the session any more."""
+    require(accuser in state.sharers, Rule.STAGE, f"{accuser!r} is not asked")
+    require(accuser not in state.answers, Rule.STAGE, f"{accuser!r} has uploaded already")
+    partners = state.roster.neighbours[accuser].intersection(state.sharers)
+    require(accused in partners, Rule.SET, f"{accuser!r} has been given no share by {accused!r}")
+    before = state.disputes.get(accuser)
+    if before == accused:
+        return CoordinatorStep(session=session)
+    require(before is None, Rule.DUPLICATE, f"{accuser!r} has accused another already")
+    after = replace(state, disputes={**state.disputes, accuser: accused})
+    message = unsigned(MessageType.DISPUTE, Dispute(session.session_id, state.shares[accused]))
+    return CoordinatorStep(session=replace(session, state=after), messages=((accuser, message),))
+
+
+def take_evidence(
+    session: CoordinatorSession, state: Uploading, accuser: str, envelope: Envelope
+) -> CoordinatorStep:
+    """End the session if the accused is proven to be at fault. Raises BrokenRuleError otherwise."""
+    accused = state.disputes.get(accuser)
+    require(accused is not None, Rule.STAGE, f"{accuser!r} was asked for no evidence")
+    message = signed_by(state.roster, accuser, envelope, Evidence)
+    require(message.accused == accused, Rule.EVIDENCE, "evidence against somebody else")
+    shares = state.shares[message.accused]
+    conviction = check_evidence(state.roster, message, shares)
+    abort = Abort(session.session_id, state.stage, 0, 0, (), Rule.SHARE)
+    ended = Aborted(
+        abort=abort,
+        conviction=conviction,
+        verdict=verdict_bytes(state.roster, shares, envelope),
+    )
+    return farewell(session, ended)

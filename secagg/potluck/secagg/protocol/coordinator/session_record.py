@@ -1,0 +1,107 @@
+"""The coordinator's record of a session that is over: members, sum, policy, refusals.
+
+It serves audits. A client's record is its ledger. Neither holds an input, a key or a masked vector.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import Annotated, Literal
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+
+from potluck.secagg.protocol.coordinator.coordinator_session import (
+    Aborted,
+    CoordinatorSession,
+    Finished,
+    SetCertificate,
+)
+from potluck.secagg.protocol.wire.messages import Purpose
+
+
+class SessionRecord(BaseModel):
+    """The end of one session, as the coordinator saw it.
+
+    clients: clients in the sum, or without a sum the invited ones; each with its host. refusals:
+    the rule that each client named. have, need: numbers of what `rule` counts, if the session was
+    aborted. suspects: clients whose shares were wrong. convicted: client that is proven to have
+    sealed a share that does not open, with the client that proved it. verdict: the proof, which
+    `check_verdict` reads, in base64. certificate: certificate of the set whose sum could be
+    completed from then on. epsilon: ε of the sum; None for an exact one.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    session_id: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+    run: str
+    round: int
+    attempt: int
+    purpose: Purpose
+    subject: str
+    disclosure: str
+    outcome: Literal["released", "aborted"]
+    clients: dict[str, str]
+    least_hosts: int
+    colluding_hosts: int
+    threshold: int
+    quorum: int
+    epsilon: float | None
+    refusals: dict[str, str] = {}
+    suspects: tuple[str, ...] = ()
+    convicted: dict[str, str] = {}
+    verdict: str = ""
+    certificate: SetCertificate | None = None
+    stage: str = ""
+    rule: str = ""
+    have: int = 0
+    need: int = 0
+    missing: tuple[str, ...] = ()
+    at: AwareDatetime
+
+    @property
+    def hosts(self) -> int:
+        """Distinct hosts among the clients."""
+        return len(set(self.clients.values()))
+
+
+def session_record(session: CoordinatorSession, at: AwareDatetime) -> SessionRecord:
+    """Return the record of a session that is over. Raises ValueError for one that is not."""
+    state, setup = session.state, session.setup
+    header = setup.header
+    values: dict[str, object] = {
+        "session_id": header.session_id.hex(),
+        "run": header.run,
+        "round": header.round,
+        "attempt": header.attempt,
+        "purpose": header.purpose,
+        "subject": header.subject,
+        "disclosure": header.disclosure,
+        "least_hosts": header.least_hosts,
+        "colluding_hosts": header.colluding_hosts,
+        "threshold": header.threshold,
+        "quorum": header.quorum,
+        "epsilon": header.noise.epsilon if header.noise else None,
+        "refusals": {client: str(why.rule) for client, why in session.refusals.items()},
+        "certificate": session.certificate,
+        "at": at,
+    }
+    if isinstance(state, Finished):
+        clients = {client: setup.invited[client] for client in state.unmasking.survivors}
+        values |= {"outcome": "released", "clients": clients, "suspects": state.unmasking.suspects}
+    elif isinstance(state, Aborted):
+        told = state.abort
+        values |= {
+            "outcome": "aborted",
+            "clients": dict(setup.invited),
+            "suspects": state.suspects,
+            "convicted": {each.accused: each.accuser for each in [state.conviction] if each},
+            "verdict": base64.b64encode(state.verdict).decode(),
+            "stage": told.stage,
+            "rule": told.rule,
+            "have": told.have,
+            "need": told.need,
+            "missing": told.missing,
+        }
+    else:
+        raise ValueError("the session is not over")
+    return SessionRecord.model_validate(values)

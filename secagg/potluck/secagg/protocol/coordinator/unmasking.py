@@ -1,0 +1,200 @@
+"""The coordinator's last step: secrets rebuilt from shares, and masks removed with them.
+
+Every rebuilt secret is checked against its owner's advert. If that fails and there are more shares
+than needed, other choices of shares are tried, so that a few wrong shares do no harm. The origin of
+a wrong share can't be proven: its holder may have changed it, or its owner may have sent a wrong
+one. Of each such pair, the client that is in more pairs becomes a suspect; in a tie both do.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations, islice
+
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from potluck.secagg.protocol.primitives import sharing
+from potluck.secagg.protocol.primitives.agreement import (
+    agree,
+    commitment,
+    pair_seed,
+    public_bytes,
+    self_seed,
+)
+from potluck.secagg.protocol.primitives.masks import Mask, Words, add_masks
+from potluck.secagg.protocol.rules import BrokenRuleError, Rule
+from potluck.secagg.protocol.wire.messages import Header, Reveal
+from potluck.secagg.protocol.wire.transcript import Participant, Roster
+
+_MOST_CHOICES = 2_000
+"""Maximum number of choices of shares tried for one secret. All ways to leave out one or two of 60
+shares are fewer."""
+
+
+class ReconstructionError(BrokenRuleError):
+    """Shares don't give a secret that was committed to. suspects: clients whose shares were wrong,
+    or the owner, if no choice of shares is right."""
+
+    def __init__(self, owner: str, suspects: Sequence[str]) -> None:
+        super().__init__(
+            Rule.RECONSTRUCTION,
+            f"the shares of {owner!r} don't give its secret; suspects: {', '.join(suspects)}",
+        )
+        self.suspects = tuple(suspects)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unmasking:
+    """The masks in the sum of the survivors' vectors.
+
+    masks: masks by lane. suspects: clients suspected of wrong shares, though the sum is right.
+    """
+
+    header: Header
+    survivors: tuple[str, ...]
+    participants: int
+    masks: Mapping[str, tuple[Mask, ...]] = field(repr=False)
+    suspects: tuple[str, ...] = ()
+
+    def remove(self, lane: str, words: Words, first: int = 0) -> None:
+        """Unmask words [first, first + words.size) of a lane's sum, in place.
+
+        words: the sum modulo the lane's modulus over the uploads of exactly `survivors`. Safe for
+        disjoint slices in several threads.
+        """
+        add_masks(words, self.masks[lane], first=first, cipher=self.header.cipher)
+
+
+def unmask(
+    roster: Roster,
+    sharers_sha256: bytes,
+    sharers: Sequence[str],
+    survivors: Sequence[str],
+    reveals: Mapping[str, Reveal],
+) -> Unmasking:
+    """Return the masks to remove, rebuilt from the clients' reveals, whose form has been checked.
+
+    Raises ReconstructionError.
+    """
+    secrets, suspects = _rebuild_all(roster, sharers, survivors, reveals)
+    lanes = [lane.name for lane in roster.header.lanes]
+    masks: dict[str, list[Mask]] = {lane: [] for lane in lanes}
+    alive = frozenset(survivors)
+    for owner in sharers:
+        who, secret = roster.participants[owner], secrets[owner]
+        if owner in alive:
+            for lane in lanes:
+                seed = self_seed(secret, sharers_sha256, who.number, lane)
+                masks[lane].append(Mask(seed, negative=True))
+            continue
+        private = X25519PrivateKey.from_private_bytes(secret)
+        for other in sorted(roster.neighbours[owner] & alive):
+            partner = roster.participants[other]
+            shared = agree(private, partner.advert.mask_key)
+            for lane in lanes:
+                seed = pair_seed(shared, sharers_sha256, who.number, partner.number, lane)
+                added = Mask(seed, negative=partner.number > who.number)
+                masks[lane].append(added.opposite)
+    return Unmasking(
+        header=roster.header,
+        survivors=tuple(survivors),
+        participants=len(roster.participants),
+        masks={lane: tuple(removed) for lane, removed in masks.items()},
+        suspects=tuple(sorted(suspects)),
+    )
+
+
+def fewest_shares(sharers: Sequence[str], reveals: Mapping[str, Reveal]) -> int:
+    """Return the smallest number of shares that any sharer's secret has."""
+    counts = dict.fromkeys(sharers, 0)
+    for reveal in reveals.values():
+        for each in reveal.shares:
+            counts[each.owner] += 1
+    return min(counts.values())
+
+
+def _rebuild_all(
+    roster: Roster,
+    sharers: Sequence[str],
+    survivors: Sequence[str],
+    reveals: Mapping[str, Reveal],
+) -> tuple[dict[str, bytes], set[str]]:
+    shares: dict[str, dict[int, int]] = {owner: {} for owner in sharers}
+    for client, reveal in reveals.items():
+        number = roster.participants[client].number
+        for each in reveal.shares:
+            shares[each.owner][number] = sharing.from_bytes(each.share)
+    names = {each.number: client for client, each in roster.participants.items()}
+    alive, doubtful = frozenset(survivors), set[int]()
+    pairs: list[tuple[str, str]] = []
+    secrets = {}
+    for owner in sharers:
+        who = roster.participants[owner]
+        secret, wrong = _rebuild(roster, who, shares[owner], owner in alive, doubtful)
+        if secret is None:
+            raise ReconstructionError(owner, [owner, *sorted(_blamed(pairs) - {owner})])
+        doubtful |= wrong
+        pairs += [(owner, names[holder]) for holder in wrong]
+        secrets[owner] = secret
+    return secrets, _blamed(pairs)
+
+
+def _blamed(pairs: Sequence[tuple[str, str]]) -> set[str]:
+    """Return the client that is in more pairs, for each pair of a secret's owner and a wrong
+    share's holder; in a tie return both."""
+    met = Counter(client for pair in pairs for client in pair)
+    return {
+        client
+        for pair in pairs
+        for client in pair
+        if met[client] == max(met[each] for each in pair)
+    }
+
+
+def _rebuild(
+    roster: Roster,
+    owner: Participant,
+    shares: Mapping[int, int],
+    survived: bool,
+    suspects: set[int],
+) -> tuple[bytes | None, set[int]]:
+    """Return a secret that fits its commitment, and the holders whose shares do not fit it. The
+    secret is None if no choice of shares gives one."""
+    threshold = roster.header.threshold
+    # Holders that are suspects already come last.
+    holders = sorted(shares, key=lambda number: (number in suspects, number))
+    for attempt, chosen in enumerate(_choices(holders, threshold)):
+        used = {number: shares[number] for number in chosen}
+        secret = sharing.combine(used)
+        if secret is None or not _fits(roster, owner, secret, survived):
+            continue
+        if attempt == 0 and not suspects:
+            return secret, set()
+        rest = set(holders) - set(chosen)
+        return secret, {n for n in rest if sharing.interpolate(used, n) != shares[n]}
+    return None, set()
+
+
+def _choices(holders: Sequence[int], threshold: int) -> Iterator[tuple[int, ...]]:
+    """Return choices of `threshold` holders: the first ones, then with ever more of these
+    replaced."""
+
+    def all_choices() -> Iterator[tuple[int, ...]]:
+        first, spare = holders[:threshold], holders[threshold:]
+        for replaced in range(min(len(spare), threshold) + 1):
+            for out in combinations(range(threshold), replaced):
+                kept = [number for place, number in enumerate(first) if place not in out]
+                for back in combinations(spare, replaced):
+                    yield tuple(sorted([*kept, *back]))
+
+    if len(holders) < threshold:
+        return iter(())
+    return islice(all_choices(), _MOST_CHOICES)
+
+
+def _fits(roster: Roster, owner: Participant, secret: bytes, survived: bool) -> bool:
+    if survived:
+        return commitment(secret, roster.header_sha256) == owner.advert.commitment
+    return public_bytes(secret) == owner.advert.mask_key

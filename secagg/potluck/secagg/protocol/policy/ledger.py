@@ -1,0 +1,269 @@
+"""A client's ledger of the sums that it took part in.
+
+A ledger is a value; the checks read it, `Ledger.with_entries` extends it. The state machine returns
+entries together with a reply. Its caller writes them to disk, synced, before it sends the reply: a
+process that is killed in between has spent more than it gave, never less.
+
+Two moments count. At the *upload* the privacy loss of a noisy sum is charged, because from then on
+others can complete the sum without this client; without noise the session is recorded, since it may
+have put the input into a set that this client was not asked about. At the *reveal* a set is written
+down as released, whatever the coordinator claims later: any two sets of one cohort that are
+certified or rebuilt have an honest client in common that reveals for one of them only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from fractions import Fraction
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, TypeAdapter
+
+from potluck.secagg.protocol.policy.sum_policy import Expectation
+from potluck.secagg.protocol.rules import BrokenRuleError, Rule
+from potluck.secagg.protocol.wire.messages import Header, Purpose
+
+_VECTOR: Final = b"potluck masked vector 1\0"
+
+Adjacency = Literal["add-remove", "replace"]
+"""Difference in data that noise hides: one sample more or less, or one sample exchanged."""
+
+Hexadecimal = Annotated[str, Field(pattern=r"^([0-9a-f]{2})*$")]
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class SessionView(_Entry):
+    """Facts that later settle whether a session has a sum in which this client uploaded.
+
+    clients: clients of its roster. quorum: number of consents that certify a set.
+    renouncers_needed: number of clients without whose shares a sum is impossible. The digests are
+    those of the client's own view.
+    """
+
+    clients: tuple[str, ...]
+    quorum: int
+    renouncers_needed: int
+    roster_sha256: Hexadecimal
+    sharers_sha256: Hexadecimal
+
+
+class Upload(_Entry):
+    """A masked vector that was sent.
+
+    vector: digest of everything that makes the vector of an update (`vector_sha256`); empty for
+    label counts, and for updates of earlier releases. data, settings, weight_bound: those of an
+    update, as `pins` compares them. epsilon: the charge. sensitivity, adjacency: what the noise
+    hides. These three are None without noise. view: None if nothing has to be settled.
+    """
+
+    kind: Literal["upload"] = "upload"
+    session_id: Hexadecimal
+    input_id: str
+    run: str = ""
+    vector: Hexadecimal = ""
+    data: str = ""
+    settings: Hexadecimal = ""
+    weight_bound: int | None = None
+    epsilon: float | None
+    sensitivity: int | None = None
+    adjacency: Adjacency | None = None
+    view: SessionView | None = None
+    at: AwareDatetime
+
+
+class Settled(_Entry):
+    """It is known which set an upload can have gone into. clients: the set, or none: it is in no
+    sum, and will be in none."""
+
+    kind: Literal["settled"] = "settled"
+    session_id: Hexadecimal
+    clients: tuple[str, ...]
+    at: AwareDatetime
+
+
+class SumRelease(_Entry):
+    """Shares were given for a set. clients: its members, each with its host."""
+
+    kind: Literal["release"] = "release"
+    session_id: Hexadecimal
+    input_id: str
+    federation: str
+    run: str
+    round: int
+    purpose: Purpose
+    model_digest: Hexadecimal = ""
+    subject: str
+    disclosure: str
+    clients: dict[str, str]
+    epsilon: float | None
+    sensitivity: int | None = None
+    adjacency: Adjacency | None = None
+    at: AwareDatetime
+
+
+LedgerEntry = Upload | SumRelease | Settled
+
+_ENTRY: TypeAdapter[LedgerEntry] = TypeAdapter(Annotated[LedgerEntry, Field(discriminator="kind")])
+
+
+def entry_from_json(text: str | bytes) -> LedgerEntry:
+    """Parse the JSON that `entry.model_dump_json()` gave. Raises pydantic's ValidationError."""
+    return _ENTRY.validate_json(text)
+
+
+class Ledger(_Entry):
+    """All entries of one client, oldest first. epsilon_budget: for all noisy sums."""
+
+    entries: tuple[Annotated[LedgerEntry, Field(discriminator="kind")], ...] = ()
+    epsilon_budget: float = 0.0
+
+    def with_entries(self, entries: Iterable[LedgerEntry]) -> Ledger:
+        """Return the same ledger, extended."""
+        return self.model_copy(update={"entries": (*self.entries, *entries)})
+
+    @property
+    def releases(self) -> list[SumRelease]:
+        """Releases of the sets that shares were given for."""
+        return [each for each in self.entries if isinstance(each, SumRelease)]
+
+    @property
+    def uploads(self) -> list[Upload]:
+        """Uploads of the vectors that were sent."""
+        return [each for each in self.entries if isinstance(each, Upload)]
+
+    @property
+    def spent(self) -> Fraction:
+        """The privacy loss charged so far: ε is the decimal number it is printed as."""
+        charged = (each.epsilon for each in self.uploads if each.epsilon is not None)
+        return sum((Fraction(repr(epsilon)) for epsilon in charged), Fraction(0))
+
+    @property
+    def settled(self) -> dict[str, tuple[str, ...]]:
+        """Sets that uploads without shares can have gone into, by session; empty for none."""
+        return {each.session_id: each.clients for each in self.entries if isinstance(each, Settled)}
+
+    def open_uploads(self, input_id: str) -> list[Upload]:
+        """Return the uploads of an input without noise that may be in a sum unknown to this
+        client."""
+        known = {each.session_id for each in self.entries if not isinstance(each, Upload)}
+        return [
+            each
+            for each in self.uploads
+            if each.input_id == input_id and each.epsilon is None and each.session_id not in known
+        ]
+
+    def summed(self, input_id: str) -> list[Upload]:
+        """Return the uploads of an input without noise that are in a sum, or may be in one."""
+        settled = self.settled
+        return [
+            each
+            for each in self.uploads
+            if each.input_id == input_id
+            and each.epsilon is None
+            and settled.get(each.session_id, (each.input_id,))
+        ]
+
+    def sets_of(self, input_id: str) -> set[frozenset[str]]:
+        """Return the known sets that an input was summed in without noise."""
+        exact = {
+            each.session_id
+            for each in self.uploads
+            if each.input_id == input_id and each.epsilon is None
+        }
+        sets = {
+            frozenset(each.clients)
+            for each in self.entries
+            if not isinstance(each, Upload) and each.session_id in exact
+        }
+        return sets - {frozenset[str]()}
+
+
+def check_charge(ledger: Ledger, header: Header) -> None:
+    """Raise BrokenRuleError (budget) unless the ledger can pay for a noisy sum."""
+    if header.noise is None:
+        return
+    budget = Fraction(repr(ledger.epsilon_budget))
+    left = budget - ledger.spent
+    if Fraction(repr(header.noise.epsilon)) > left:
+        raise BrokenRuleError(
+            Rule.BUDGET,
+            f"the sum costs ε = {header.noise.epsilon:g}, of {ledger.epsilon_budget:g} "
+            f"{float(left):g} is left; only its owner can raise epsilon_budget",
+        )
+
+
+def vector_sha256(header: Header) -> bytes:
+    """Return the digest of everything that makes the vector of an update, except the client's data.
+
+    It covers the training, the model, the weight bound, the names, lengths, bits and clips of all
+    lanes, the normalisation and metrics in the head, and their bound. Empty for label counts,
+    whose vector is always the same within a data epoch. The number of invited clients is not in
+    it: it only sets how finely the vector is rounded.
+    """
+    if header.purpose is not Purpose.UPDATE:
+        return b""
+    lanes = [
+        [lane.name, lane.length, lane.modulus_bits, lane.encoding.name, repr(lane.clip)]
+        for lane in header.lanes
+    ]
+    terms = {
+        "training": header.training_sha256.hex(),
+        "model": header.model_digest.hex(),
+        "weight_bound": header.weight_bound,
+        "lanes": lanes,
+        "metrics": list(header.metrics),
+        "metric_bound": repr(header.metric_bound),
+    }
+    return hashlib.sha256(_VECTOR + json.dumps(terms, sort_keys=True).encode()).digest()
+
+
+def upload_entry(
+    header: Header, expected: Expectation, view: SessionView | None, at: datetime
+) -> Upload:
+    """Return the entry to keep before a masked vector is sent."""
+    return Upload(
+        session_id=header.session_id.hex(),
+        input_id=expected.input_id,
+        run=header.run,
+        vector=vector_sha256(header).hex(),
+        data=expected.data,
+        settings=expected.settings_sha256.hex(),
+        weight_bound=header.weight_bound if expected.data else None,
+        view=view,
+        at=at,
+        **_noise_of(header),
+    )
+
+
+def release_entry(
+    header: Header, input_id: str, clients: Mapping[str, str], at: datetime
+) -> SumRelease:
+    """Return the entry to keep before shares are given."""
+    return SumRelease(
+        session_id=header.session_id.hex(),
+        input_id=input_id,
+        federation=header.federation,
+        run=header.run,
+        round=header.round,
+        purpose=header.purpose,
+        model_digest=header.model_digest.hex(),
+        subject=header.subject,
+        disclosure=header.disclosure,
+        clients=dict(clients),
+        at=at,
+        **_noise_of(header),
+    )
+
+
+def _noise_of(header: Header) -> dict[str, Any]:
+    noise = header.noise
+    if noise is None:
+        return {"epsilon": None}
+    adjacency: Adjacency = "add-remove" if noise.sensitivity == 1 else "replace"
+    return {"epsilon": noise.epsilon, "sensitivity": noise.sensitivity, "adjacency": adjacency}

@@ -1,0 +1,245 @@
+"""The rule that an input goes without noise into the sum over one set of clients at most.
+
+The identical set again is fine, with the identical vector. Sets over one input are then disjoint
+or identical as far as honest clients are in them, and no combination of sums is about fewer clients
+than one of them.
+
+A client that uploaded and was not asked for shares does not know whether it is in a sum. Before it
+uploads the same input again, that is settled in one of two ways. *Renunciation*: each advert lists
+the sessions over what may be the same input in which its client has given shares; it gives none in
+any other from then on. Once a quorum of the earlier session's clients has so renounced it, those
+left and the colluders are fewer than its threshold. *A certificate*: a quorum's consents name the
+set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+from datetime import datetime
+
+from potluck.secagg.protocol.policy.ledger import (
+    Ledger,
+    SessionView,
+    Settled,
+    Upload,
+    vector_sha256,
+)
+from potluck.secagg.protocol.policy.sum_policy import ClientPolicy
+from potluck.secagg.protocol.rules import BrokenRuleError, Rule, require
+from potluck.secagg.protocol.wire.message_encoding import check_names, encode
+from potluck.secagg.protocol.wire.messages import (
+    CertifiedSet,
+    Consent,
+    Envelope,
+    Header,
+    MessageType,
+    Purpose,
+)
+from potluck.secagg.protocol.wire.transcript import FederationRoot, Roster, survivors_digest
+
+
+def keeps_to_one_set(header: Header, policy: ClientPolicy) -> bool:
+    """Return True if the clients of a session list the other sessions in which they gave shares.
+
+    False with noise, which is charged each time, and false if the sums protect no client.
+    """
+    return header.noise is None and header.disclosure not in policy.unprotected
+
+
+def revealed_sessions(ledger: Ledger, header: Header, policy: ClientPolicy) -> tuple[bytes, ...]:
+    """Return the sessions that an advert lists: for updates of the same model, or for label counts
+    of any epoch, since other clients can't know which epochs this one has had."""
+    model = header.model_digest.hex()
+    return tuple(
+        sorted(
+            bytes.fromhex(each.session_id)
+            for each in ledger.releases
+            if each.purpose is header.purpose
+            and each.model_digest == model
+            and each.epsilon is None
+            and each.disclosure not in policy.unprotected
+        )
+    )
+
+
+def superseded(
+    header: Header, others: Iterable[Header], policy: ClientPolicy, now: datetime
+) -> tuple[bytes, ...]:
+    """Return the sessions to forget before a session is answered, since its advert renounces them.
+
+    others: this client's sessions under way. Raises BrokenRuleError (released) if one of them
+    belongs to another run.
+    """
+    found = []
+    for other in others:
+        alike = other.purpose is header.purpose and other.model_digest == header.model_digest
+        if not alike or not keeps_to_one_set(other, policy):
+            continue
+        # A coordinator has one sum of counts at a time, for whichever run.
+        ends = other.run == header.run or header.purpose is Purpose.HISTOGRAM
+        require(
+            ends or other.expires_at <= now.timestamp(),
+            Rule.RELEASED,
+            f"a sum of this input is under way for run {other.run[:40]!r}; wait for its end",
+        )
+        found.append(other.session_id)
+    return tuple(found)
+
+
+def settle(
+    ledger: Ledger,
+    input_id: str,
+    roster: Roster,
+    certified: Sequence[CertifiedSet],
+    *,
+    client: str,
+    root: FederationRoot,
+    at: datetime,
+) -> tuple[Settled, ...]:
+    """Return the sessions that a new roster and the certificates in its invitation settle.
+
+    Raises BrokenRuleError (certificate, malformed) for an invalid certificate.
+    """
+    shown = {each.session_id.hex(): each for each in certified}
+    found = []
+    for upload in ledger.open_uploads(input_id):
+        view, session_id = upload.view, upload.session_id
+        if view is None:
+            continue
+        if session_id in shown and _certifies(shown[session_id], view, roster, root):
+            clients = shown[session_id].clients
+            known = clients if client in clients else ()
+            found.append(Settled(session_id=session_id, clients=known, at=at))
+        elif len(_renouncing(upload, view, roster)) >= view.renouncers_needed:
+            found.append(Settled(session_id=session_id, clients=(), at=at))
+    return tuple(found)
+
+
+def _renouncing(upload: Upload, view: SessionView, roster: Roster) -> list[str]:
+    session_id = bytes.fromhex(upload.session_id)
+    return [
+        name
+        for name in view.clients
+        if name in roster.participants
+        and session_id not in roster.participants[name].advert.revealed
+    ]
+
+
+def _certifies(
+    shown: CertifiedSet, view: SessionView, roster: Roster, root: FederationRoot
+) -> bool:
+    """Return whether a quorum signed this set.
+
+    Signers that are not in the roster, or have another member key since, don't count.
+    """
+    check_names(shown.clients, "a certified set's clients")
+    check_names([each.client for each in shown.endorsements], "a certified set's endorsements")
+    sharers = bytes.fromhex(view.sharers_sha256)
+    consent = Consent(
+        bytes.fromhex(view.roster_sha256), sharers, survivors_digest(sharers, shown.clients)
+    )
+    payload, valid = encode(consent), 0
+    for each in shown.endorsements:
+        require(
+            each.client in shown.clients and each.client in view.clients,
+            Rule.CERTIFICATE,
+            "a consent of nobody in the certified set",
+        )
+        if each.client in roster.participants:
+            envelope = Envelope(MessageType.CONSENT, payload, each.signature)
+            with suppress(BrokenRuleError):
+                root.verify(roster.participants[each.client].record, envelope)
+                valid += 1
+    return valid >= view.quorum
+
+
+def check_group(
+    ledger: Ledger, header: Header, input_id: str, clients: Collection[str], colluding: int
+) -> None:
+    """Raise BrokenRuleError (released) unless an input may be uploaded for a sum within a group.
+
+    clients: the clients of the group. colluding: maximum number of these that collude. If the input
+    is in a sum already, only the set of that sum may find a quorum in the group.
+    """
+    _check_settled(ledger, header, input_id)
+    _check_vector(ledger, header, input_id)
+    for earlier in ledger.sets_of(input_id):
+        others = len(set(clients) - earlier)
+        if not earlier <= set(clients) or others + colluding >= header.quorum:
+            raise BrokenRuleError(Rule.RELEASED, _known(header, earlier))
+
+
+def check_set(ledger: Ledger, header: Header, input_id: str, clients: Collection[str]) -> None:
+    """Raise BrokenRuleError (released) unless the sum over this very set may be unmasked."""
+    _check_settled(ledger, header, input_id)
+    _check_vector(ledger, header, input_id)
+    for earlier in ledger.sets_of(input_id):
+        if earlier != frozenset(clients):
+            raise BrokenRuleError(Rule.RELEASED, _known(header, earlier))
+
+
+def _check_settled(ledger: Ledger, header: Header, input_id: str) -> None:
+    for upload in ledger.open_uploads(input_id):
+        if upload.session_id != header.session_id.hex():
+            raise BrokenRuleError(Rule.RELEASED, _unsettled(upload))
+
+
+def _check_vector(ledger: Ledger, header: Header, input_id: str) -> None:
+    """Raise BrokenRuleError (released) if the input is in a sum as another vector.
+
+    Two sums over the same clients that differ in a setting can give a single sample away.
+    """
+    vector = vector_sha256(header).hex()
+    for upload in ledger.summed(input_id):
+        if upload.vector != vector:
+            raise BrokenRuleError(
+                Rule.RELEASED,
+                "this input is in a sum with other settings of training or masking, for run "
+                f"{upload.run[:40]!r}; begin from another model, with another seed, or use the "
+                "same settings",
+            )
+
+
+def _known(header: Header, earlier: Collection[str]) -> str:
+    other = ", or begin from another model" * (header.purpose is Purpose.UPDATE)
+    return (
+        f"this input is in a sum over another set of {len(earlier)} clients, and both sums would "
+        f"give the difference away; have just these clients{other}"
+    )
+
+
+def _unsettled(upload: Upload) -> str:
+    if upload.view is None:
+        return "this input is in sums that protect it from nobody"
+    needed, clients = upload.view.renouncers_needed, len(upload.view.clients)
+    return (
+        f"an earlier sum of this input, for run {upload.run[:40]!r}, may have been completed: "
+        f"fewer than {needed} of its {clients} clients say that they gave no shares for it; have "
+        "more of them, or just those who were in it"
+    )
+
+
+def session_view(roster: Roster, sharers_sha256: bytes) -> SessionView:
+    """Return the facts of a session that are kept to settle it later."""
+    header, clients = roster.header, tuple(roster.participants)
+    complete = not 0 < header.degree < len(clients) - 1
+    return SessionView(
+        clients=clients,
+        quorum=header.quorum,
+        # On a ring a client's holders are few; any of them may have given its shares.
+        renouncers_needed=header.quorum if complete else len(clients),
+        roster_sha256=roster.digest.hex(),
+        sharers_sha256=sharers_sha256.hex(),
+    )
+
+
+def in_known_set(
+    ledger: Ledger, header: Header, input_id: str, at: datetime
+) -> tuple[Settled, ...]:
+    """Return entries for an upload of an input that is in a sum: it can only enter the same set
+    again."""
+    return tuple(
+        Settled(session_id=header.session_id.hex(), clients=tuple(sorted(each)), at=at)
+        for each in ledger.sets_of(input_id)
+    )

@@ -1,0 +1,277 @@
+"""A client's requirements of a session, by its own configuration: checks of header and roster.
+
+A header that asks for less protection than the client's policy has is refused, never negotiated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from potluck.common.disclosure import (
+    LEAST_HOSTS,
+    ROUNDS_PER_EPOCH,
+    RUNS_PER_EPOCH,
+    SMALLEST_LEAST_HOSTS,
+)
+from potluck.common.errors import ConfigurationError
+from potluck.secagg.protocol.primitives.masks import StreamCipher
+from potluck.secagg.protocol.primitives.thresholds import (
+    assumed_colluding_hosts,
+    circulant_is_safe,
+    colluding_clients,
+    majority,
+)
+from potluck.secagg.protocol.rules import Rule, require
+from potluck.secagg.protocol.vectors.fixed_point import check_lane
+from potluck.secagg.protocol.vectors.noise import LEAST_RATE
+from potluck.secagg.protocol.wire.messages import (
+    DIGEST_BYTES,
+    MAXIMUM_CLIENTS,
+    VERSION,
+    Header,
+    LaneEncoding,
+    Purpose,
+)
+from potluck.secagg.protocol.wire.transcript import Roster
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientPolicy:
+    """A client's own rules.
+
+    least_hosts: fewest distinct hosts in a set whose sum is released, ≥ 3; fewer than 5 deserve a
+    warning. colluding_hosts: hosts assumed to collude with the coordinator; ⌊(h − 1) / 3⌋ of a
+    roster's h hosts if None. disclosures: the values of a header's `disclosure` that are allowed.
+    unprotected: those of them for which the rules on earlier sums don't hold, at the owner's own
+    wish. noisy: those that must have noise. one_set: whether an input goes without noise into one
+    set of clients only, and always as the same vector. runs_per_epoch, rounds_per_epoch: maximum
+    numbers of runs and of models for whose masked rounds updates of one data epoch are used.
+    largest_epsilon: maximum ε of one noisy sum. sensitivity: minimum sensitivity that its noise
+    must be made for: 1 if neighbouring data have one sample more or less, 2 if one sample is
+    exchanged. circulant: True if the experimental graph is allowed.
+    """
+
+    least_hosts: int = LEAST_HOSTS
+    colluding_hosts: int | None = None
+    disclosures: frozenset[str] = frozenset({"update"})
+    unprotected: frozenset[str] = frozenset()
+    noisy: frozenset[str] = frozenset()
+    one_set: bool = True
+    runs_per_epoch: int = RUNS_PER_EPOCH
+    rounds_per_epoch: int = ROUNDS_PER_EPOCH
+    largest_epsilon: float = 1.0
+    sensitivity: int = 2
+    ciphers: frozenset[StreamCipher] = frozenset(StreamCipher)
+    circulant: bool = False
+    largest_upload_bytes: int = 2**34
+    clock_tolerance_seconds: float = 120.0
+    longest_session_seconds: float = 86_400.0
+
+    def __post_init__(self) -> None:
+        if self.least_hosts < SMALLEST_LEAST_HOSTS:
+            raise ConfigurationError(
+                f"least_hosts is {self.least_hosts}; sums over fewer than {SMALLEST_LEAST_HOSTS} "
+                "hosts keep nothing secret",
+                least_hosts=self.least_hosts,
+            )
+
+    def assumed_colluding_hosts(self, hosts: int) -> int:
+        """Return the number of hosts assumed to collude, of `hosts` distinct hosts."""
+        if self.colluding_hosts is not None:
+            return self.colluding_hosts
+        return assumed_colluding_hosts(hosts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expectation:
+    """Properties that a sum must have, by the task and data of the client invited to it.
+
+    input_id: the client's own name for the vector that it will send, the same whenever it would
+    send the same vector, e.g. "labels/epoch 3"; releases are recorded under it. lengths: number of
+    words of each lane, by name. model_digest: digest of the model that an update starts from.
+    training_sha256: digest of everything that all clients of the sum compute alike.
+    settings_sha256: digest of the part of it that all rounds of a run share. data: version name of
+    the data that an update is made of; empty for label counts. header_fields: further fields of the
+    header that must have these values. within: the only clients that it may be summed with; None
+    for any.
+    """
+
+    purpose: Purpose
+    input_id: str
+    lengths: Mapping[str, int]
+    model_digest: bytes = b""
+    training_sha256: bytes = b""
+    settings_sha256: bytes = b""
+    data: str = ""
+    metrics: tuple[str, ...] = ()
+    header_fields: Mapping[str, object] = field(default_factory=dict)
+    within: frozenset[str] | None = None
+
+
+def check_header(
+    header: Header, policy: ClientPolicy, expected: Expectation, federation: str, now: datetime
+) -> None:
+    """Raise BrokenRuleError unless the client may answer an invitation with this header."""
+    require(header.version == VERSION, Rule.VERSION, f"version {header.version}, not {VERSION}")
+    require(
+        header.federation == federation, Rule.VERSION, "the invitation is of another federation"
+    )
+    _check_times(header, policy, now)
+    _check_expectation(header, expected)
+    _check_protection(header, policy)
+    _check_form(header, policy)
+
+
+def check_roster(roster: Roster, policy: ClientPolicy) -> None:
+    """Raise BrokenRuleError unless thresholds and sizes are sound for these participants."""
+    header = roster.header
+    clients = len(roster.participants)
+    hosts = len(set(roster.listed_hosts))
+    require(
+        hosts >= max(header.least_hosts, policy.least_hosts),
+        Rule.TOO_FEW,
+        f"the roster has {hosts} hosts, {max(header.least_hosts, policy.least_hosts)} are required",
+    )
+    require(clients <= MAXIMUM_CLIENTS, Rule.MALFORMED, f"{clients} clients are too many")
+    assumed = policy.assumed_colluding_hosts(hosts)
+    require(
+        header.colluding_hosts >= assumed,
+        Rule.POLICY,
+        f"{header.colluding_hosts} hosts are assumed to collude, this client assumes {assumed}",
+    )
+    colluding = colluding_clients(roster.listed_hosts, header.colluding_hosts)
+    enough = majority(clients, colluding)
+    require(
+        enough <= header.quorum <= clients,
+        Rule.THRESHOLD,
+        f"the quorum is {header.quorum}; {clients} clients, {colluding} colluding, need {enough}",
+    )
+    if 0 < header.degree < clients - 1:
+        sound = circulant_is_safe(clients, colluding, header.degree, header.threshold)
+    else:
+        sound = enough <= header.threshold <= clients
+    require(
+        sound,
+        Rule.THRESHOLD,
+        f"a threshold of {header.threshold} is unsound for {clients} clients, {colluding} of them "
+        "colluding",
+    )
+    for lane in header.lanes:
+        check_lane(lane, header, clients)
+    if header.noise is not None:
+        honest = header.quorum - colluding
+        require(
+            header.noise.contributors <= honest,
+            Rule.POLICY,
+            f"the noise counts on {header.noise.contributors} honest clients, {honest} are certain",
+        )
+
+
+def _check_times(header: Header, policy: ClientPolicy, now: datetime) -> None:
+    at = now.timestamp()
+    apart = header.issued_at - at
+    require(
+        apart <= policy.clock_tolerance_seconds,
+        Rule.CLOCKS,
+        f"the session begins {apart:.0f} s in the future; set the clocks of both sides",
+    )
+    require(
+        header.expires_at > at,
+        Rule.EXPIRED,
+        f"the session ended {at - header.expires_at:.0f} s ago",
+    )
+    lasts = header.expires_at - header.issued_at
+    require(
+        0 < lasts <= policy.longest_session_seconds,
+        Rule.CLOCKS,
+        f"the session lasts {lasts} s, {policy.longest_session_seconds:.0f} s are allowed",
+    )
+
+
+def _check_expectation(header: Header, expected: Expectation) -> None:
+    found = {lane.name: lane.length for lane in header.lanes}
+    require(header.purpose is expected.purpose, Rule.HEADER, "the sum is for another purpose")
+    require(found == dict(expected.lengths), Rule.INPUT, "the lanes have other names or lengths")
+    require(header.model_digest == expected.model_digest, Rule.HEADER, "another model is named")
+    require(
+        header.training_sha256 == expected.training_sha256,
+        Rule.HEADER,
+        "the sum is bound to another training than this client was told to do",
+    )
+    require(header.metrics == expected.metrics, Rule.HEADER, "other metrics are named")
+    for name, value in expected.header_fields.items():
+        require(getattr(header, name) == value, Rule.HEADER, f"the header has another {name}")
+
+
+def _check_protection(header: Header, policy: ClientPolicy) -> None:
+    require(
+        header.disclosure in policy.disclosures,
+        Rule.POLICY,
+        f"disclosure {header.disclosure[:40]!r} is not allowed here",
+    )
+    require(
+        header.least_hosts >= policy.least_hosts,
+        Rule.POLICY,
+        f"sums over {header.least_hosts} hosts are asked for, {policy.least_hosts} are required",
+    )
+    require(
+        header.cipher in policy.ciphers, Rule.POLICY, f"cipher {header.cipher.name} is not allowed"
+    )
+    require(
+        header.degree == 0 or policy.circulant, Rule.POLICY, "the circulant graph is not allowed"
+    )
+    require(
+        header.noise is not None or header.disclosure not in policy.noisy,
+        Rule.POLICY,
+        "a sum without noise is asked for, and this client's owner does not allow exact_sums; set "
+        'profiles.sum_mode = "noisy" in the run file',
+    )
+    if header.noise is not None:
+        asked = header.noise.epsilon
+        require(
+            math.isfinite(asked) and 0 < asked <= policy.largest_epsilon,
+            Rule.POLICY,
+            f"a sum with ε = {asked:g} is asked for, {policy.largest_epsilon:g} is allowed; lower "
+            "profiles.sum_epsilon in the run file",
+        )
+        require(
+            header.noise.sensitivity >= policy.sensitivity,
+            Rule.POLICY,
+            f"noise for a sensitivity of {header.noise.sensitivity} is asked for, "
+            f"{policy.sensitivity} is required",
+        )
+
+
+def _check_form(header: Header, policy: ClientPolicy) -> None:
+    names = [lane.name for lane in header.lanes]
+    require(bool(names), Rule.MALFORMED, "there is no lane")
+    require(len(set(names)) == len(names), Rule.DUPLICATE, "two lanes have one name")
+    require(
+        header.upload_bytes <= policy.largest_upload_bytes,
+        Rule.POLICY,
+        f"{header.upload_bytes} bytes are asked for, {policy.largest_upload_bytes} are allowed",
+    )
+    require(header.degree % 2 == 0, Rule.MALFORMED, "the degree is odd")
+    require(header.threshold >= 2, Rule.THRESHOLD, "a threshold below 2 shares nothing")
+    require(
+        header.purpose is not Purpose.UPDATE or len(header.model_digest) == DIGEST_BYTES,
+        Rule.MALFORMED,
+        "an update names no model",
+    )
+    require(
+        header.purpose is not Purpose.UPDATE or len(header.training_sha256) == DIGEST_BYTES,
+        Rule.MALFORMED,
+        "an update names no training",
+    )
+    for lane in header.lanes:
+        check_lane(lane, header, 1)
+    if header.noise is not None:
+        counts = all(lane.encoding is LaneEncoding.COUNTS for lane in header.lanes)
+        require(counts, Rule.MALFORMED, "noise is for counts only")
+        require(header.noise.sensitivity in (1, 2), Rule.MALFORMED, "a sensitivity is 1 or 2")
+        rate = header.noise.epsilon / header.noise.sensitivity
+        require(rate >= LEAST_RATE, Rule.MALFORMED, f"ε/Δ = {rate:g} is below {LEAST_RATE:g}")
+        require(header.noise.contributors >= 1, Rule.MALFORMED, "nobody contributes to the noise")

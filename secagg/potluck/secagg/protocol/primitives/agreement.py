@@ -1,0 +1,153 @@
+"""Keys of one session: agreement, derivation, commitments, and the channel between two clients.
+
+X25519 (RFC 7748) → HKDF-SHA-256 (RFC 5869) → 32-byte keys, each for one use and one direction.
+Clients are numbered by their place in the roster, from 1; the roster's digest is in every salt.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Final
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from potluck.secagg.protocol.primitives.sharing import SHARE_BYTES, from_bytes
+from potluck.secagg.protocol.rules import BrokenRuleError, Rule
+
+KEY_BYTES: Final = 32
+_MASK_LABEL: Final = b"flsa/1 mask"
+_SELF_LABEL: Final = b"flsa/1 self"
+_SHARE_LABEL: Final = b"flsa/1 share"
+_ANY_KEY: Final = X25519PrivateKey.from_private_bytes(bytes(KEY_BYTES))
+_NONCE: Final = bytes(12)
+"""Each channel key encrypts one message, so that a fixed nonce is sound."""
+
+
+@dataclass(frozen=True)
+class SessionKeys:
+    """A client's secrets of one session; never stored, dropped when it ends.
+
+    mask_key: X25519, agrees on pairwise masks. channel_key: X25519, protects shares on their way.
+    seed: 32 bytes, of the client's own mask.
+    """
+
+    mask_key: X25519PrivateKey = field(repr=False)
+    channel_key: X25519PrivateKey = field(repr=False)
+    seed: bytes = field(repr=False)
+
+    @classmethod
+    def from_random(cls, entropy: bytes) -> SessionKeys:
+        """Keys of 96 random bytes."""
+        if len(entropy) != 3 * KEY_BYTES:
+            raise ValueError("the keys of a session take 96 random bytes")
+        mask, channel = (
+            X25519PrivateKey.from_private_bytes(entropy[begin : begin + KEY_BYTES])
+            for begin in (0, KEY_BYTES)
+        )
+        return cls(mask, channel, entropy[2 * KEY_BYTES :])
+
+
+def commitment(seed: bytes, header_sha256: bytes) -> bytes:
+    """Return the commitment in a client's advert to the seed of its own mask."""
+    return hashlib.sha256(b"b" + seed + header_sha256).digest()
+
+
+def public_bytes(private: bytes) -> bytes:
+    """Return the X25519 public key of 32 private bytes."""
+    return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+
+
+def agree(private: X25519PrivateKey, public: bytes) -> bytes:
+    """Return the shared secret. Raises BrokenRuleError (key) for a public key of low order."""
+    try:
+        return private.exchange(X25519PublicKey.from_public_bytes(public))
+    except ValueError:
+        raise BrokenRuleError(Rule.KEY, "an X25519 public key is of low order") from None
+
+
+def check_order(public: bytes) -> None:
+    """Raise BrokenRuleError (key) for a public key of low order: with any private key it agrees on
+    zero."""
+    agree(_ANY_KEY, public)
+
+
+def derive(secret: bytes, salt: bytes, info: bytes) -> bytes:
+    """32 bytes of HKDF-SHA-256."""
+    return HKDF(hashes.SHA256(), KEY_BYTES, salt, info).derive(secret)
+
+
+def pair_seed(secret: bytes, sharers_sha256: bytes, one: int, other: int, lane: str) -> bytes:
+    """Return the seed of the mask between two clients, by their numbers, on a lane.
+
+    The digest of the set of sharers is the salt: another set gives unrelated masks.
+    """
+    low, high = sorted((one, other))
+    return derive(secret, sharers_sha256, _info(_MASK_LABEL, low, high) + lane.encode())
+
+
+def self_seed(seed: bytes, sharers_sha256: bytes, number: int, lane: str) -> bytes:
+    """Return the seed of a client's own mask on a lane."""
+    return derive(seed, sharers_sha256, _info(_SELF_LABEL, number, number) + lane.encode())
+
+
+@dataclass(frozen=True)
+class SharePair:
+    """Shares of both secrets of one client, as another holds them.
+
+    `take` returns one of the two: a type for the rule that no party ever learns both.
+    """
+
+    seed_share: bytes = field(repr=False)
+    mask_key_share: bytes = field(repr=False)
+
+    def take(self, *, survived: bool) -> bytes:
+        """Return the share of the seed of a client that survived, else that of its mask key."""
+        return self.seed_share if survived else self.mask_key_share
+
+    def packed(self) -> bytes:
+        """Return both shares, for their holder alone."""
+        return self.seed_share + self.mask_key_share
+
+
+def seal_pair(
+    pair: SharePair, secret: bytes, roster_sha256: bytes, sender: int, receiver: int
+) -> bytes:
+    """Return shares encrypted for their holder. secret: the secret that the channel keys agree
+    on."""
+    key, direction = _channel(secret, roster_sha256, sender, receiver)
+    return ChaCha20Poly1305(key).encrypt(_NONCE, pair.packed(), roster_sha256 + direction)
+
+
+def open_pair(
+    ciphertext: bytes, secret: bytes, roster_sha256: bytes, sender: int, receiver: int
+) -> SharePair:
+    """Return the decrypted shares. Raises BrokenRuleError (share) if they were not sealed with
+    these arguments, or are not valid shares: their holder could not give those out."""
+    key, direction = _channel(secret, roster_sha256, sender, receiver)
+    try:
+        plain = ChaCha20Poly1305(key).decrypt(_NONCE, ciphertext, roster_sha256 + direction)
+    except InvalidTag:
+        raise BrokenRuleError(Rule.SHARE, "an encrypted share does not open") from None
+    pair = SharePair(plain[:SHARE_BYTES], plain[SHARE_BYTES:])
+    try:
+        for share in (pair.seed_share, pair.mask_key_share):
+            from_bytes(share)
+    except ValueError as error:
+        raise BrokenRuleError(Rule.SHARE, f"an encrypted share is none: {error}") from None
+    return pair
+
+
+def _channel(
+    secret: bytes, roster_sha256: bytes, sender: int, receiver: int
+) -> tuple[bytes, bytes]:
+    direction = _info(b"", sender, receiver)
+    return derive(secret, roster_sha256, _SHARE_LABEL + direction), direction
+
+
+def _info(label: bytes, one: int, other: int) -> bytes:
+    return label + one.to_bytes(8, "little") + other.to_bytes(8, "little")

@@ -1,0 +1,183 @@
+"""A proof of what two X25519 keys agree on, which shows neither of the private keys.
+
+It discloses only the secret of one pair, which the holder of the other key knows already. Showing
+the whole private key instead would open what all other clients have sealed for it.
+
+The proof is that of Chaum and Pedersen ("Wallet databases with observers", CRYPTO 1992) that two
+points have the same logarithm, made non-interactive as in RFC 9381, on the curve of RFC 8032, onto
+which RFC 7748 maps that of X25519. X25519 ignores signs and small subgroups: public keys are read
+as the point with an even x, and proofs are about eight times the other's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Final
+
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from potluck.secagg.protocol.primitives.sharing import Random
+from potluck.secagg.protocol.rules import BrokenRuleError, Rule, require
+
+_P: Final = 2**255 - 19
+_ORDER: Final = 2**252 + 27742317777372353535851937790883648493
+_D: Final = -121665 * pow(121666, -1, _P) % _P
+_ROOT_OF_MINUS_ONE: Final = pow(2, (_P - 1) // 4, _P)
+_COFACTOR: Final = 8
+_NONCE_BYTES: Final = 64
+_LABEL: Final = b"flsa/1 agreement"
+
+_Point = tuple[int, int, int, int]
+"""X, Y, Z and T with x = X/Z, y = Y/Z and xy = T/Z."""
+
+_ZERO: Final[_Point] = (0, 1, 1, 0)
+
+
+@dataclass(frozen=True)
+class AgreementProof:
+    """The secret that two keys agree on, as a point of 32 bytes, with its proof: two numbers of 32
+    bytes, little-endian."""
+
+    point: bytes
+    challenge: bytes
+    response: bytes
+
+
+def check_provable(public: bytes) -> None:
+    """Raise BrokenRuleError (key) for an X25519 public key that is not a point of the curve. X25519
+    works with it, but nothing could be proven about it."""
+    _lift(public)
+
+
+def prove_agreement(
+    private: X25519PrivateKey, other: bytes, context: bytes, random: Random
+) -> AgreementProof:
+    """Prove what a private key and another's public key agree on. context: bound into the proof.
+
+    Raises BrokenRuleError (key) for a public key that nothing can be proven about.
+    """
+    own = private.public_key().public_bytes_raw()
+    mine, base = _lift(own), _times(_COFACTOR, _lift(other))
+    scalar = _clamped(private.private_bytes_raw()) % _ORDER
+    if not _equal(_times(scalar, _GENERATOR), mine):
+        scalar = _ORDER - scalar
+    # In the subgroup of prime order, where X25519's clamped numbers lead anyway.
+    agreed = _times(scalar * pow(_COFACTOR, -1, _ORDER), base)
+    point = _compressed(agreed)
+    nonce = int.from_bytes(random(_NONCE_BYTES), "little") % _ORDER
+    challenge = _challenge(
+        context, own, other, point, _times(nonce, _GENERATOR), _times(nonce, base)
+    )
+    response = (nonce + challenge * scalar) % _ORDER
+    return AgreementProof(point, challenge.to_bytes(32, "little"), response.to_bytes(32, "little"))
+
+
+def proven_agreement(proof: AgreementProof, one: bytes, other: bytes, context: bytes) -> bytes:
+    """Return the 32 bytes on which X25519 agrees for two public keys; `one`'s holder made the
+    proof.
+
+    Raises BrokenRuleError (evidence, key) for a proof that does not hold.
+    """
+    mine, base = _lift(one), _times(_COFACTOR, _lift(other))
+    agreed = _decompressed(proof.point)
+    challenge, response = (
+        int.from_bytes(each, "little") for each in (proof.challenge, proof.response)
+    )
+    require(
+        challenge < _ORDER and response < _ORDER and _equal(_times(_ORDER, agreed), _ZERO),
+        Rule.EVIDENCE,
+        "a proof is out of range",
+    )
+    first = _plus(_times(response, _GENERATOR), _minus(_times(challenge, mine)))
+    second = _plus(_times(response, base), _minus(_times(challenge, _times(_COFACTOR, agreed))))
+    holds = challenge == _challenge(context, one, other, proof.point, first, second)
+    require(holds, Rule.EVIDENCE, "a proof of what two keys agree on does not hold")
+    _, y, z, _ = agreed
+    return ((z + y) * pow(z - y, -1, _P) % _P).to_bytes(32, "little")
+
+
+def _challenge(
+    context: bytes, one: bytes, other: bytes, point: bytes, first: _Point, second: _Point
+) -> int:
+    digest = hashlib.sha512(_LABEL + len(context).to_bytes(8, "little") + context)
+    for each in (one, other, point, _compressed(first), _compressed(second)):
+        digest.update(each)
+    return int.from_bytes(digest.digest(), "little") % _ORDER
+
+
+def _clamped(private: bytes) -> int:
+    """Return the number that X25519 makes of a private key."""
+    return int.from_bytes(private, "little") & (2**254 - 8) | 2**254
+
+
+def _lift(public: bytes) -> _Point:
+    """Return the point with an even x of an X25519 public key."""
+    u = int.from_bytes(public, "little") % 2**255 % _P
+    point = None if u == _P - 1 else _with_y((u - 1) * pow(u + 1, -1, _P) % _P, 0)
+    if point is None:
+        raise BrokenRuleError(Rule.KEY, "an X25519 public key is no point of the curve")
+    return point
+
+
+def _with_y(y: int, sign: int) -> _Point | None:
+    """Return the point with this y, by RFC 8032, section 5.1.3; None if it does not exist."""
+    square = (y * y - 1) * pow(_D * y * y + 1, -1, _P) % _P
+    x = pow(square, (_P + 3) // 8, _P)
+    if (x * x - square) % _P:
+        x = x * _ROOT_OF_MINUS_ONE % _P
+    if (x * x - square) % _P or (x == 0 and sign):
+        return None
+    x = x if x & 1 == sign else _P - x if x else 0
+    return (x, y, 1, x * y % _P)
+
+
+def _decompressed(data: bytes) -> _Point:
+    number = int.from_bytes(data, "little")
+    y, sign = number % 2**255, number >> 255
+    point = _with_y(y, sign) if y < _P else None
+    # Without the point 0, on which keys of low order agree.
+    if point is None or y == 1:
+        raise BrokenRuleError(Rule.EVIDENCE, "a proof names no point of the curve")
+    return point
+
+
+def _compressed(point: _Point) -> bytes:
+    x, y, z, _ = point
+    inverse = pow(z, -1, _P)
+    x, y = x * inverse % _P, y * inverse % _P
+    return (y | (x & 1) << 255).to_bytes(32, "little")
+
+
+def _plus(one: _Point, other: _Point) -> _Point:
+    """RFC 8032, section 5.1.4; complete: right for equal points and for zero, too."""
+    a = (one[1] - one[0]) * (other[1] - other[0]) % _P
+    b = (one[1] + one[0]) * (other[1] + other[0]) % _P
+    c = 2 * one[3] * other[3] * _D % _P
+    d = 2 * one[2] * other[2] % _P
+    e, f, g, h = b - a, d - c, d + c, b + a
+    return (e * f % _P, g * h % _P, f * g % _P, e * h % _P)
+
+
+def _minus(point: _Point) -> _Point:
+    x, y, z, t = point
+    return (-x % _P, y, z, -t % _P)
+
+
+def _times(scalar: int, point: _Point) -> _Point:
+    total = _ZERO
+    while scalar:
+        if scalar & 1:
+            total = _plus(total, point)
+        point = _plus(point, point)
+        scalar >>= 1
+    return total
+
+
+def _equal(one: _Point, other: _Point) -> bool:
+    crossed = one[0] * other[2] - other[0] * one[2], one[1] * other[2] - other[1] * one[2]
+    return not any(each % _P for each in crossed)
+
+
+_GENERATOR: Final = _lift((9).to_bytes(32, "little"))
+"""The point with an even x is that of RFC 8032."""

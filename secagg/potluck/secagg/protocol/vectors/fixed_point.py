@@ -1,0 +1,109 @@
+"""Numbers as words that can be summed modulo 2^32 or 2^64, such that no sum wraps.
+
+Words are two's complement: a sum is read as signed, which is exact as long as the true sum lies
+within ±(2^(w−1) − 1). That is made certain beforehand, from bounds on each input and the number of
+clients n in the roster:
+
+- counts: each input is at most `clip` ≤ 2^40 and n ≤ 2^16, so sums stay below 2^56;
+- fixed point: |x| ≤ clip and S · clip ≤ M − 1 with M = ⌊(2^(w−1) − 1) / n⌋, so that a value has
+  magnitude M at most, rounding of doubles and to the nearest whole number included;
+- head: integers bounded by n · weight_bound, and metrics in the fixed point of `metric_scale`.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.secagg.protocol.primitives.masks import Words, lane_dtype
+from potluck.secagg.protocol.rules import Rule, require
+from potluck.secagg.protocol.wire.messages import MAXIMUM_CLIENTS, Header, Lane, LaneEncoding
+
+COUNT_LIMIT: Final = 2**40
+"""Largest count of one client."""
+WEIGHT_LIMIT: Final = 2**40
+"""Largest weight bound."""
+HEAD_EXTRA: Final = 4
+"""Words of the head lane in addition to metrics: weight, clipped values, failed, and 1."""
+_EXACT: Final = 2**53
+_ROUNDING: Final = Fraction(1, 2**50)
+"""More than a few products of doubles are off by, relatively."""
+
+
+def largest_sum(modulus_bits: int) -> int:
+    """2^(w−1) − 1: the largest sum that reads back as itself."""
+    return (1 << (modulus_bits - 1)) - 1
+
+
+def lane_scale(lane: Lane, clients: int) -> float:
+    """Scale of a fixed-point lane: the word that stands for 1, with `clients` in the roster.
+
+    The lane's own scale, or the largest at which no sum can wrap.
+    """
+    if lane.scale:
+        return lane.scale
+    most = largest_sum(lane.modulus_bits) // clients - 1
+    if lane.modulus_bits == 64:
+        most //= 2  # doubles are too coarse for the last bits, and have none to put there
+    return most / lane.clip
+
+
+def metric_scale(header: Header, clients: int) -> int:
+    """Scale of metric times weight in the head: a power of two, so that products are exact."""
+    bound = max(1, header.weight_bound) * max(1.0, header.metric_bound) * clients
+    return 1 << max(0, min(32, math.floor(math.log2(2.0**62 / bound))))
+
+
+def check_lane(lane: Lane, header: Header, clients: int) -> None:
+    """Raise BrokenRuleError: malformed for an invalid lane, wrap if sums over `clients` clients
+    could wrap."""
+    where = f"lane {lane.name[:40]!r}"
+    require(lane.modulus_bits in (32, 64), Rule.MALFORMED, f"{where} has other than 32 or 64 bits")
+    require(lane.length >= 1, Rule.MALFORMED, f"{where} is empty")
+    require(math.isfinite(lane.clip) and lane.clip > 0, Rule.MALFORMED, f"{where} has no bound")
+    require(math.isfinite(lane.scale) and lane.scale >= 0, Rule.MALFORMED, f"{where} has no scale")
+    require(clients <= MAXIMUM_CLIENTS, Rule.WRAP, f"{clients} clients are too many")
+    if lane.encoding is LaneEncoding.COUNTS:
+        sound = lane.clip <= COUNT_LIMIT and lane.modulus_bits == 64
+    elif lane.encoding is LaneEncoding.HEAD:
+        sound = lane.modulus_bits == 64 and _head_fits(lane, header, clients)
+    else:
+        sound = _fixed_point_fits(lane, clients) and 1 <= header.weight_bound <= WEIGHT_LIMIT
+    require(sound, Rule.WRAP, f"sums in {where} could wrap with {clients} clients")
+
+
+def _fixed_point_fits(lane: Lane, clients: int) -> bool:
+    scale = lane_scale(lane, clients)
+    if not (math.isfinite(scale) and scale > 0):
+        return False
+    largest = Fraction(scale) * Fraction(lane.clip) * (1 + _ROUNDING) + Fraction(1, 2)
+    return largest <= largest_sum(lane.modulus_bits) // clients
+
+
+def _head_fits(lane: Lane, header: Header, clients: int) -> bool:
+    if not 1 <= header.weight_bound <= WEIGHT_LIMIT:
+        return False
+    if not math.isfinite(header.metric_bound) or header.metric_bound < 0:
+        return False
+    magnitude = header.weight_bound * header.metric_bound * metric_scale(header, clients) + 1
+    return (
+        lane.length == HEAD_EXTRA + len(header.metrics)
+        and clients * magnitude <= largest_sum(64)
+        and clients * header.weight_bound <= _EXACT
+    )
+
+
+def to_words(values: NDArray[Any], modulus_bits: int) -> Words:
+    """Whole numbers of any integer type as words of a lane, modulo 2^w."""
+    signed: NDArray[np.int64] = np.asarray(values, np.int64)
+    return signed.astype(np.uint64).astype(lane_dtype(modulus_bits))
+
+
+def to_integers(words: Words) -> NDArray[np.int64]:
+    """Return the signed numbers that words stand for. words: dtype `<u4` or `<u8`."""
+    signed = np.dtype(f"<i{words.dtype.itemsize}")
+    return words.view(signed).astype(np.int64)

@@ -1,0 +1,42 @@
+"""Histograms in a lane of 64-bit words: exact sums, or with each client's share of noise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.secagg.protocol.primitives.masks import Words
+from potluck.secagg.protocol.rules import Rule, require
+from potluck.secagg.protocol.vectors.fixed_point import to_integers, to_words
+from potluck.secagg.protocol.wire.messages import Lane, LaneEncoding
+
+
+def encode_counts(counts: Sequence[int], lane: Lane, noise: Sequence[int] | None = None) -> Words:
+    """Return one client's counts as words. noise: its share, one whole number for each count.
+
+    Raises BrokenRuleError (input) for another number of counts than the lane has, a count below 0
+    or above the lane's clip, or a lane that is not for counts.
+    """
+    require(lane.encoding is LaneEncoding.COUNTS, Rule.INPUT, f"lane {lane.name!r} holds no counts")
+    require(
+        len(counts) == lane.length,
+        Rule.INPUT,
+        f"there are {len(counts)} counts, lane {lane.name!r} has {lane.length}",
+    )
+    require(
+        all(0 <= count <= lane.clip for count in counts),
+        Rule.INPUT,
+        f"a count is negative or above {lane.clip:.0f}",
+    )
+    values = np.array([int(count) for count in counts], np.int64)
+    if noise is not None:
+        require(len(noise) == lane.length, Rule.INPUT, "the noise has another length")
+        values += np.array(noise, np.int64)
+    return to_words(values, lane.modulus_bits)
+
+
+def decode_counts(total: Words) -> NDArray[np.int64]:
+    """Return the sum of counts: exact; below 0 only with noise."""
+    return to_integers(total)

@@ -1,0 +1,149 @@
+"""Model updates as fixed point: a body of parameters, and a head of what weighs them.
+
+Body: for each parameter u, round(ω · S · clip(u)) with ω = min(n_k, W) / W, where n_k is the
+client's weight (its number of samples), W the header's `weight_bound`, and S the lane's scale.
+Head: [min(n_k, W), metric · min(n_k, W) for each metric, parameters clipped, 0, 1]. A client whose
+training failed sends zeros, and the head [0, …, 0, 1, 1]. The sums give the weighted mean,
+Σ body / S · W / Σ min(n_k, W), and the metrics' means; neither n_k nor a metric of one client is
+ever seen.
+
+Send differences from the round's model, not weights. What needs individual updates (medians,
+attention) can't be had from sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.secagg.protocol.primitives.masks import Words, lane_dtype
+from potluck.secagg.protocol.rules import Rule, require
+from potluck.secagg.protocol.vectors.fixed_point import (
+    lane_scale,
+    metric_scale,
+    to_integers,
+    to_words,
+)
+from potluck.secagg.protocol.wire.messages import Header, Lane, LaneEncoding
+
+
+class BodyEncoder:
+    """Turns one client's parameters into words, block by block; counts what it clips.
+
+    Not to be shared among threads; several of them may work on blocks of one vector, their counts
+    of clipped values added.
+    """
+
+    def __init__(self, header: Header, lane: Lane, clients: int, weight: int) -> None:
+        """clients: in the roster. weight: the client's n_k ≥ 1, capped at the header's bound."""
+        require(
+            lane.encoding is LaneEncoding.FIXED_POINT,
+            Rule.INPUT,
+            f"lane {lane.name!r} holds no parameters",
+        )
+        require(weight >= 1, Rule.INPUT, "the weight is below 1")
+        share = min(weight, header.weight_bound) / header.weight_bound
+        self._clip = lane.clip
+        self._factor = share * lane_scale(lane, clients)
+        self._signed = np.dtype(f"<i{lane.modulus_bits // 8}")
+        self._dtype = lane_dtype(lane.modulus_bits)
+        self._scratch = np.empty(0)
+        self.clipped = 0
+        """Values beyond the clip so far."""
+
+    def encode(self, block: NDArray[Any], out: Words) -> None:
+        """Fill `out` with the words of a block of floating-point values.
+
+        Raises BrokenRuleError (input) for NaN or infinity, another size, or words of another type
+        than the lane's.
+        """
+        require(out.shape == block.shape and out.dtype == self._dtype, Rule.INPUT, "wrong length")
+        if self._scratch.size < block.size:
+            self._scratch = np.empty(block.size)
+        values = self._scratch[: block.size].reshape(block.shape)
+        values[...] = block
+        # Least and largest are NaN where any value is.
+        largest = max(-float(values.min(initial=0.0)), float(values.max(initial=0.0)))
+        require(bool(np.isfinite(largest)), Rule.INPUT, "the update holds NaN or infinity")
+        if largest > self._clip:
+            self.clipped += int(np.count_nonzero(np.abs(values) > self._clip))
+            np.clip(values, -self._clip, self._clip, out=values)
+        values *= self._factor
+        np.rint(values, out=values)
+        np.copyto(out.view(self._signed), values, casting="unsafe")
+
+
+def encode_head(
+    header: Header, clients: int, *, weight: int, metrics: Sequence[float], clipped: int
+) -> Words:
+    """Return a client's head.
+
+    metrics: in the header's order, clipped to ± its `metric_bound`. Raises BrokenRuleError (input)
+    for a weight below 1, NaN, or another number of metrics.
+    """
+    require(weight >= 1, Rule.INPUT, "the weight is below 1")
+    require(len(metrics) == len(header.metrics), Rule.INPUT, "other metrics than the header names")
+    require(bool(np.isfinite(metrics).all()), Rule.INPUT, "a metric is NaN or infinite")
+    capped = min(weight, header.weight_bound)
+    scale = metric_scale(header, clients)
+    bound = header.metric_bound
+    scaled = [round(min(max(value, -bound), bound) * capped * scale) for value in metrics]
+    # More values than these can't be told from one another in a sum of all clients.
+    return to_words(np.array([capped, *scaled, min(clipped, 2**40), 0, 1], np.int64), 64)
+
+
+def encode_failed_head(header: Header) -> Words:
+    """Return the head of a client whose training failed: no weight, and counted as failed."""
+    zeros = [0] * (len(header.metrics) + 2)
+    return to_words(np.array([*zeros, 1, 1], np.int64), 64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadSum:
+    """The numbers in a sum of heads.
+
+    weight: 0 if every training failed. metrics: weighted means, by name; empty if the weight is 0.
+    clients: in the sum; failed: those of them whose training failed.
+    """
+
+    weight: int
+    metrics: dict[str, float]
+    clipped: int
+    failed: int
+    clients: int
+
+
+def decode_head(header: Header, clients: int, total: Words, survivors: int) -> HeadSum:
+    """Return the decoded sum of heads. clients: number in the roster; survivors: number in the sum.
+
+    Raises BrokenRuleError (reconstruction) for a sum that the heads of `survivors` clients can't
+    have.
+    """
+    weight, *scaled, clipped, failed, counted = (int(value) for value in to_integers(total))
+    trained = survivors - failed
+    plausible = counted == survivors and 0 <= failed <= survivors
+    plausible = plausible and trained <= weight <= trained * header.weight_bound
+    require(plausible, Rule.RECONSTRUCTION, "the head's sum does not count its clients")
+    scale = metric_scale(header, clients)
+    named = zip(header.metrics, scaled, strict=True)
+    means = {name: value / scale / weight for name, value in named} if weight else {}
+    return HeadSum(weight=weight, metrics=means, clipped=clipped, failed=failed, clients=counted)
+
+
+class BodyDecoder:
+    """Turns sums of bodies into weighted means, block by block."""
+
+    def __init__(self, header: Header, lane: Lane, clients: int, weight: int) -> None:
+        """clients: in the roster. weight: the sum of weights, from the head."""
+        self._factor = header.weight_bound / weight / lane_scale(lane, clients)
+
+    def decode(self, total: Words) -> NDArray[np.float64]:
+        """Return the weighted mean of a block of parameters."""
+        signed = np.dtype(f"<i{total.dtype.itemsize}")
+        values = total.view(signed).astype(np.float64)
+        values *= self._factor
+        return values

@@ -1,0 +1,150 @@
+"""Evidence that a client sealed a share that does not open.
+
+The accused has signed the sealed share; the accuser discloses the secret that their two channel
+keys agree on, with a proof. So any party can try to open the share, and neither key is disclosed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from datetime import datetime
+
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from potluck.secagg.protocol.primitives.agreement import agree, open_pair
+from potluck.secagg.protocol.primitives.agreement_proof import (
+    AgreementProof,
+    prove_agreement,
+    proven_agreement,
+)
+from potluck.secagg.protocol.primitives.sharing import Random
+from potluck.secagg.protocol.rules import BrokenRuleError, Rule, require
+from potluck.secagg.protocol.wire.message_encoding import decode, encode
+from potluck.secagg.protocol.wire.messages import (
+    Envelope,
+    Evidence,
+    GuiltyVerdict,
+    Header,
+    MessageType,
+    Shares,
+)
+from potluck.secagg.protocol.wire.transcript import (
+    FederationRoot,
+    Roster,
+    build_roster,
+    check_advert,
+    verify,
+)
+
+
+@dataclass(frozen=True)
+class Conviction:
+    """Proof that `accused` sealed a share for `accuser` that does not open."""
+
+    accused: str
+    accuser: str
+
+
+def gather_evidence(
+    roster: Roster,
+    accused: str,
+    accuser: str,
+    channel_key: X25519PrivateKey,
+    shares: Envelope,
+    random: Random,
+) -> Evidence:
+    """Return the accuser's evidence, after the accuser has received what the accused signed.
+
+    Raises BrokenRuleError unless the accused signed a share that does not open. Otherwise the
+    coordinator changed the share on its way, and evidence would disclose the secret with an honest
+    client.
+    """
+    sealed = _signed_for(roster, accused, accuser, shares)
+    other = roster.participants[accused].advert.channel_key
+    require(
+        not _opens(roster, accused, accuser, sealed, agree(channel_key, other)),
+        Rule.SHARE,
+        f"the coordinator did not deliver the share that {accused!r} has signed",
+    )
+    context = _context(roster, accused, accuser)
+    proof = prove_agreement(channel_key, other, context, random)
+    return Evidence(roster.digest, accuser, accused, proof.point, proof.challenge, proof.response)
+
+
+def check_evidence(roster: Roster, evidence: Evidence, shares: Envelope) -> Conviction:
+    """Return the conviction that evidence proves. shares: the `Shares` of the accused, as it signed
+    them.
+
+    Raises BrokenRuleError if nothing is proven against the accused.
+    """
+    accused, accuser = evidence.accused, evidence.client
+    named = roster.participants.keys() >= {accused, accuser}
+    require(named, Rule.EVIDENCE, "evidence names a stranger")
+    require(evidence.roster_sha256 == roster.digest, Rule.EVIDENCE, "evidence is of another roster")
+    sealed = _signed_for(roster, accused, accuser, shares)
+    secret = proven_agreement(
+        AgreementProof(evidence.point, evidence.challenge, evidence.response),
+        roster.participants[accuser].advert.channel_key,
+        roster.participants[accused].advert.channel_key,
+        _context(roster, accused, accuser),
+    )
+    require(
+        not _opens(roster, accused, accuser, sealed, secret),
+        Rule.EVIDENCE,
+        f"the share of {accused!r} opens, against what {accuser!r} says",
+    )
+    return Conviction(accused, accuser)
+
+
+def check_verdict(data: bytes, root: FederationRoot, at: datetime) -> Conviction:
+    """Return the conviction in a serialised `GuiltyVerdict`, as records of sessions keep it.
+
+    root: with the session's members. at: a moment of the session, when their records were valid.
+    Raises BrokenRuleError if nothing is proven.
+    """
+    verdict = decode(GuiltyVerdict, data)
+    header = decode(Header, verdict.header)
+    root.check_header(header)
+    header_sha256 = hashlib.sha256(verdict.header).digest()
+    adverts = [check_advert(each, header_sha256, root, at) for each in verdict.adverts]
+    roster = build_roster(header, header_sha256, adverts)
+    evidence = decode(Evidence, verdict.evidence.payload)
+    require(verdict.evidence.type is MessageType.EVIDENCE, Rule.EVIDENCE, "there is no evidence")
+    require(evidence.client in roster.participants, Rule.EVIDENCE, "evidence of a stranger")
+    verify(roster.participants[evidence.client].key, verdict.evidence, evidence.client)
+    return check_evidence(roster, evidence, verdict.shares)
+
+
+def verdict_bytes(roster: Roster, shares: Envelope, evidence: Envelope) -> bytes:
+    """Return all data that `check_verdict` needs, serialised."""
+    return encode(GuiltyVerdict(encode(roster.header), roster.adverts, shares, evidence))
+
+
+def _signed_for(roster: Roster, sender: str, receiver: str, shares: Envelope) -> bytes:
+    """Return the ciphertext that a client has signed for another. Raises BrokenRuleError."""
+    require(shares.type is MessageType.SHARES, Rule.EVIDENCE, "what is shown are no shares")
+    verify(roster.participants[sender].key, shares, sender)
+    message = decode(Shares, shares.payload)
+    require(
+        message.client == sender and message.roster_sha256 == roster.digest,
+        Rule.EVIDENCE,
+        "what is shown are another's shares, or those of another session",
+    )
+    sealed = [each.ciphertext for each in message.shares if each.client == receiver]
+    if len(sealed) != 1:
+        raise BrokenRuleError(Rule.EVIDENCE, f"{sender!r} has signed no share for {receiver!r}")
+    return sealed[0]
+
+
+def _opens(roster: Roster, sender: str, receiver: str, sealed: bytes, secret: bytes) -> bool:
+    numbers = [roster.participants[client].number for client in (sender, receiver)]
+    try:
+        open_pair(sealed, secret, roster.digest, *numbers)
+    except BrokenRuleError:
+        return False
+    return True
+
+
+def _context(roster: Roster, accused: str, accuser: str) -> bytes:
+    return roster.digest + accused.encode() + b"\0" + accuser.encode()

@@ -1,0 +1,197 @@
+"""Messages as bytes, and back: protobuf, one serialisation for each message.
+
+A sender serialises once; those bytes are signed, hashed and kept. A receiver parses them only to
+read them, and refuses bytes that it would have serialised differently: unknown fields, fields out
+of order, defaults spelled out. So every message has exactly one form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from functools import partial
+from types import UnionType
+from typing import Any, Final, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+
+from google.protobuf.message import DecodeError
+from google.protobuf.message import Message as ProtobufMessage
+
+from potluck.rpc.v1 import secure_aggregation_pb2 as wire
+from potluck.secagg.protocol.rules import BrokenRuleError, Rule
+from potluck.secagg.protocol.wire import messages
+
+_WIRE: Final[dict[type[Any], type[ProtobufMessage]]] = {
+    messages.Envelope: wire.SecureEnvelope,
+    messages.Lane: wire.SecureLane,
+    messages.Noise: wire.SecureNoise,
+    messages.Header: wire.SecureHeader,
+    messages.CertifiedSet: wire.SecureCertifiedSet,
+    messages.Invitation: wire.SecureInvitation,
+    messages.Advert: wire.SecureAdvert,
+    messages.RosterMessage: wire.SecureRoster,
+    messages.SealedShare: wire.SecureSealedShare,
+    messages.Shares: wire.SecureShares,
+    messages.Delivery: wire.SecureDelivery,
+    messages.MaskedInput: wire.SecureMaskedInput,
+    messages.Survivors: wire.SecureSurvivors,
+    messages.Consent: wire.SecureConsent,
+    messages.Endorsement: wire.SecureEndorsement,
+    messages.Certificate: wire.SecureCertificate,
+    messages.RevealedShare: wire.SecureRevealedShare,
+    messages.Reveal: wire.SecureReveal,
+    messages.RefusalMessage: wire.SecureRefusal,
+    messages.Abort: wire.SecureAbort,
+    messages.Dispute: wire.SecureDispute,
+    messages.Evidence: wire.SecureEvidence,
+    messages.GuiltyVerdict: wire.SecureVerdict,
+}
+
+_LENGTHS: Final = {
+    "session_id": (messages.SESSION_ID_BYTES,),
+    "signature": (0, messages.SIGNATURE_BYTES),
+    "model_digest": (0, messages.DIGEST_BYTES),
+    "training_sha256": (0, messages.DIGEST_BYTES),
+    "upload_digest": (messages.DIGEST_BYTES,),
+    "revealed": (messages.SESSION_ID_BYTES,),
+    "commitment": (messages.DIGEST_BYTES,),
+    "mask_key": (32,),
+    "channel_key": (32,),
+    "point": (32,),
+    "challenge": (32,),
+    "response": (32,),
+    "share": (33,),
+    "ciphertext": (82,),
+    **{
+        f"{what}_sha256": (messages.DIGEST_BYTES,)
+        for what in ("header", "membership", "roster", "sharers", "survivors")
+    },
+}
+"""Lengths that fields of bytes may have, wherever they occur."""
+
+
+class _Field(NamedTuple):
+    """The writing of a field. nested: it holds messages."""
+
+    name: str
+    repeated: bool
+    nested: bool
+
+
+class _Reading(NamedTuple):
+    """How a field is read.
+
+    optional: True if it may be absent. convert: converts the value, or raises ValueError; None if
+    the value stays as it is.
+    """
+
+    name: str
+    repeated: bool
+    optional: bool
+    convert: Callable[[Any], Any] | None
+
+
+MAXIMUM_TEXT: Final = 4096
+"""Characters in a text field."""
+
+
+def _described(kind: type[Any]) -> tuple[tuple[_Field, ...], tuple[_Reading, ...]]:
+    hints = get_type_hints(kind)
+    written, read = [], []
+    for each in fields(kind):
+        hint = hints[each.name]
+        repeated, optional = get_origin(hint) is tuple, isinstance(hint, UnionType)
+        if repeated or optional:
+            hint = get_args(hint)[0]
+        nested = is_dataclass(hint)
+        written.append(_Field(each.name, repeated, nested))
+        read.append(_Reading(each.name, repeated, optional, _converter(each.name, hint)))
+    return tuple(written), tuple(read)
+
+
+def _converter(name: str, kind: type[Any]) -> Callable[[Any], Any] | None:
+    """Return a function from protobuf's value of a field to ours; it raises ValueError for a bad
+    one."""
+    if is_dataclass(kind):
+        return lambda found: _from_wire(kind, found)
+    if kind is str:
+        return partial(_bounded, name)
+    if kind is bytes and name in _LENGTHS:
+        return partial(_of_length, name, _LENGTHS[name])
+    return kind if issubclass(kind, Enum) else None  # an enum raises ValueError for no member
+
+
+def _bounded(name: str, found: str) -> str:
+    if len(found) > MAXIMUM_TEXT:
+        raise ValueError(f"{name} has {len(found)} characters")
+    return found
+
+
+def _of_length(name: str, sizes: Sequence[int], found: bytes) -> bytes:
+    if len(found) not in sizes:
+        raise ValueError(f"{name} has {len(found)} bytes")
+    return found
+
+
+_DESCRIBED: Final = {kind: _described(kind) for kind in _WIRE}
+
+T = TypeVar("T")
+
+
+def encode(value: object) -> bytes:
+    """Return the serialised form of a value of any class of `messages`."""
+    serialised: bytes = _to_wire(value).SerializeToString(deterministic=True)
+    return serialised
+
+
+def decode(kind: type[T], data: bytes) -> T:
+    """Return the decoded value, of the given class. Raises BrokenRuleError (malformed), nothing
+    else."""
+    parsed = _WIRE[kind]()
+    try:
+        parsed.ParseFromString(data)
+        value: T = _from_wire(kind, parsed)
+    except (DecodeError, ValueError, RecursionError) as error:
+        raise _malformed(kind, str(error) if type(error) is ValueError else "not parsed") from None
+    parsed.DiscardUnknownFields()
+    if parsed.SerializeToString(deterministic=True) != data:
+        raise _malformed(kind, "not the one serialisation")
+    return value
+
+
+def check_names(names: Sequence[str], what: str) -> None:
+    """Raise BrokenRuleError (duplicate, or malformed) unless sorted and without repeats."""
+    if len(set(names)) != len(names):
+        raise BrokenRuleError(Rule.DUPLICATE, f"{what} name somebody twice")
+    if list(names) != sorted(names):
+        raise BrokenRuleError(Rule.MALFORMED, f"{what} are not sorted")
+
+
+def _malformed(kind: type[Any], why: str) -> BrokenRuleError:
+    return BrokenRuleError(Rule.MALFORMED, f"a message of type {kind.__name__}: {why}")
+
+
+def _to_wire(value: Any) -> Any:
+    kind = type(value)
+    values: dict[str, Any] = {}
+    for name, repeated, nested in _DESCRIBED[kind][0]:
+        item = getattr(value, name)
+        if not nested or item is None:
+            values[name] = item
+        else:
+            values[name] = [_to_wire(each) for each in item] if repeated else _to_wire(item)
+    return _WIRE[kind](**values)
+
+
+def _from_wire(kind: type[Any], parsed: Any) -> Any:
+    values: dict[str, Any] = {}
+    for name, repeated, optional, convert in _DESCRIBED[kind][1]:
+        if optional and not parsed.HasField(name):
+            values[name] = None
+            continue
+        found = getattr(parsed, name)
+        if repeated:
+            values[name] = tuple(found if convert is None else [convert(each) for each in found])
+        else:
+            values[name] = found if convert is None else convert(found)
+    return kind(**values)

@@ -1,0 +1,382 @@
+"""The messages of a session, as values.
+
+Each class is one message of `protos/potluck/rpc/v1/secure_aggregation.proto`, field by field; the
+schema says what the fields mean. `message_encoding` turns them into bytes and back, and holds
+incoming ones to the lengths and ranges given here. Lists of clients are sorted and hold no client
+twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from typing import ClassVar, Final
+
+from potluck.common.net.protocol import SECURE_SUM_VERSION
+from potluck.secagg.protocol.primitives.masks import StreamCipher
+
+VERSION: Final = SECURE_SUM_VERSION
+SESSION_ID_BYTES: Final = 16
+DIGEST_BYTES: Final = 32
+SIGNATURE_BYTES: Final = 64
+MAXIMUM_CLIENTS: Final = 2**16
+"""Most clients in a session; sums of counts stay exact up to here."""
+
+
+class MessageType(IntEnum):
+    """The type of a payload; part of the signed bytes."""
+
+    INVITATION = 1
+    ADVERT = 2
+    ROSTER = 3
+    SHARES = 4
+    DELIVERY = 5
+    MASKED_INPUT = 6
+    SURVIVORS = 7
+    CONSENT = 8
+    CERTIFICATE = 9
+    REVEAL = 10
+    REFUSAL = 11
+    ABORT = 12
+    DISPUTE = 13
+    EVIDENCE = 14
+
+
+class Stage(StrEnum):
+    """The stages of a session, in order; aborts name them."""
+
+    ADVERTISE = "advertise"
+    SHARE = "share"
+    UPLOAD = "upload"
+    CONSENT = "consent"
+    REVEAL = "reveal"
+
+
+class Purpose(IntEnum):
+    """The kind of input that is summed."""
+
+    HISTOGRAM = 1
+    UPDATE = 2
+    METRIC = 3
+
+
+class LaneEncoding(IntEnum):
+    """The encoding of a lane's numbers; see `vectors`."""
+
+    COUNTS = 1
+    FIXED_POINT = 2
+    HEAD = 3
+
+
+class Secret(IntEnum):
+    """The two secrets of a client that are shared."""
+
+    SEED = 1
+    MASK_KEY = 2
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """One message on its way. signature: 64 bytes of Ed25519; empty from the coordinator."""
+
+    type: MessageType
+    payload: bytes
+    signature: bytes = b""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lane:
+    """A vector of words, summed modulo 2^modulus_bits. scale: 0 for the largest possible."""
+
+    name: str
+    length: int
+    modulus_bits: int
+    encoding: LaneEncoding
+    clip: float
+    scale: float = 0.0
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return self.length * self.modulus_bits // 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noise:
+    """Noise that clients add so that a sum of counts has discrete Laplace noise.
+
+    epsilon: of the sum; sensitivity: 1 or 2, how far neighbouring data differ in L1; contributors:
+    how many clients' shares make the whole noise.
+    """
+
+    epsilon: float
+    sensitivity: int
+    contributors: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """The terms of a session, fixed before it begins; their digest is in all signed bytes.
+
+    Defaults are for sums that need no such field. Times are seconds since 1970. `degree`: 0 for
+    the complete graph.
+    """
+
+    version: int = VERSION
+    federation: str
+    session_id: bytes
+    run: str = ""
+    round: int = 0
+    attempt: int = 1
+    purpose: Purpose
+    subject: str
+    disclosure: str
+    lanes: tuple[Lane, ...]
+    metrics: tuple[str, ...] = ()
+    weight_bound: int = 0
+    metric_bound: float = 0.0
+    cipher: StreamCipher = StreamCipher.AES_256_CTR
+    least_hosts: int
+    colluding_hosts: int
+    degree: int = 0
+    threshold: int
+    quorum: int
+    noise: Noise | None = None
+    model_digest: bytes = b""
+    training_sha256: bytes = b""
+    membership_epoch: int = 0
+    membership_sha256: bytes = bytes(DIGEST_BYTES)
+    issued_at: int
+    expires_at: int
+
+    def lane(self, name: str) -> Lane:
+        """Return a lane by its name. Raises KeyError."""
+        for lane in self.lanes:
+            if lane.name == name:
+                return lane
+        raise KeyError(name)
+
+    @property
+    def upload_bytes(self) -> int:
+        """Bytes of a client's upload: all lanes' words."""
+        return sum(lane.size for lane in self.lanes)
+
+
+@dataclass(frozen=True)
+class Invitation:
+    """Invites a client. header: a serialised `Header`; certified: sets of earlier sessions over
+    what may be the same inputs."""
+
+    TYPE: ClassVar = MessageType.INVITATION
+    header: bytes
+    certified: tuple[CertifiedSet, ...] = ()
+
+
+@dataclass(frozen=True)
+class CertifiedSet:
+    """The set of an earlier session, with a quorum's consents to its sum."""
+
+    session_id: bytes
+    clients: tuple[str, ...]
+    endorsements: tuple[Endorsement, ...]
+
+
+@dataclass(frozen=True)
+class Advert:
+    """A client's public keys for one session.
+
+    revealed: the sessions over what may be the same input in which the client has given shares. The
+    advert promises that it has given none in others, and will give none but in its own session.
+    """
+
+    TYPE: ClassVar = MessageType.ADVERT
+    header_sha256: bytes
+    client: str
+    mask_key: bytes
+    channel_key: bytes
+    commitment: bytes
+    revealed: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True)
+class RosterMessage:
+    """All adverts, as their clients signed them."""
+
+    TYPE: ClassVar = MessageType.ROSTER
+    session_id: bytes
+    adverts: tuple[Envelope, ...]
+
+
+@dataclass(frozen=True)
+class SealedShare:
+    """Shares of both secrets of one client for another, encrypted."""
+
+    client: str
+    ciphertext: bytes
+
+
+@dataclass(frozen=True)
+class Shares:
+    """A client's shares for its neighbours."""
+
+    TYPE: ClassVar = MessageType.SHARES
+    roster_sha256: bytes
+    client: str
+    shares: tuple[SealedShare, ...]
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """The clients that have shared, and their shares for the receiver."""
+
+    TYPE: ClassVar = MessageType.DELIVERY
+    session_id: bytes
+    sharers: tuple[str, ...]
+    shares: tuple[SealedShare, ...]
+
+
+@dataclass(frozen=True)
+class MaskedInput:
+    """Vouches for an upload."""
+
+    TYPE: ClassVar = MessageType.MASKED_INPUT
+    sharers_sha256: bytes
+    client: str
+    upload_digest: bytes
+
+
+@dataclass(frozen=True)
+class Survivors:
+    """The clients whose uploads are complete."""
+
+    TYPE: ClassVar = MessageType.SURVIVORS
+    session_id: bytes
+    clients: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Consent:
+    """The statement that the sum over a set may be unmasked; the same bytes for all clients."""
+
+    TYPE: ClassVar = MessageType.CONSENT
+    roster_sha256: bytes
+    sharers_sha256: bytes
+    survivors_sha256: bytes
+
+
+@dataclass(frozen=True)
+class Endorsement:
+    """A client's signature over the consent."""
+
+    client: str
+    signature: bytes
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """A quorum's consents."""
+
+    TYPE: ClassVar = MessageType.CERTIFICATE
+    session_id: bytes
+    endorsements: tuple[Endorsement, ...]
+
+
+@dataclass(frozen=True)
+class RevealedShare:
+    """A share of one of a client's secrets."""
+
+    owner: str
+    secret: Secret
+    share: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Reveal:
+    """The shares that a client gives out, one for each owner."""
+
+    TYPE: ClassVar = MessageType.REVEAL
+    survivors_sha256: bytes
+    client: str
+    shares: tuple[RevealedShare, ...]
+
+
+@dataclass(frozen=True)
+class RefusalMessage:
+    """A client ends the session, naming the rule that was broken.
+
+    accused: client whose share does not open, if that is the reason.
+    """
+
+    TYPE: ClassVar = MessageType.REFUSAL
+    session_id: bytes
+    client: str
+    rule: str
+    detail: str
+    accused: str = ""
+
+
+@dataclass(frozen=True)
+class Abort:
+    """The coordinator ends the session without a sum.
+
+    have, need: of what `rule` counts. missing: clients waited for.
+    """
+
+    TYPE: ClassVar = MessageType.ABORT
+    session_id: bytes
+    stage: Stage
+    have: int
+    need: int
+    missing: tuple[str, ...]
+    rule: str
+
+
+@dataclass(frozen=True)
+class Dispute:
+    """Shows an accuser what the accused has signed: its `Shares`."""
+
+    TYPE: ClassVar = MessageType.DISPUTE
+    session_id: bytes
+    shares: Envelope
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The secret that the channel keys of two clients agree on, with an `AgreementProof` of it."""
+
+    TYPE: ClassVar = MessageType.EVIDENCE
+    roster_sha256: bytes
+    client: str
+    accused: str
+    point: bytes
+    challenge: bytes
+    response: bytes
+
+
+@dataclass(frozen=True)
+class GuiltyVerdict:
+    """All data needed to check which client sealed a share that does not open."""
+
+    header: bytes
+    adverts: tuple[Envelope, ...]
+    shares: Envelope
+    evidence: Envelope
+
+
+Message = (
+    Invitation
+    | Advert
+    | RosterMessage
+    | Shares
+    | Delivery
+    | MaskedInput
+    | Survivors
+    | Consent
+    | Certificate
+    | Reveal
+    | RefusalMessage
+    | Abort
+    | Dispute
+    | Evidence
+)
+"""The messages that an envelope may hold."""

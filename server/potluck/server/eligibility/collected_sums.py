@@ -1,0 +1,84 @@
+"""Label counts of a run's clients from secure sums, as the core sees them.
+
+`potluck.secagg` computes the sums. The coordinator finds it by name, in the group
+`potluck.secure_sums`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.common.settings import plugins
+from potluck.server.hosts.attendance import Attendance
+from potluck.server.profiles.trust import Trust
+from potluck.server.rounds.path_rules import COLLECTOR, collects_sums
+from potluck.server.rounds.plan import RunPlan
+from potluck.server.store.store_thread import InStore
+
+Counts = NDArray[np.float64]
+
+Say = Callable[..., None]
+"""Publishes a text for the operators; with `warning` a text to look into."""
+
+PhaseObserver = Callable[[str, float, int], None]
+"""Called after each phase of a sum: its name, its seconds, the number of clients that dropped out
+in it."""
+
+NO_SUMS = "this coordinator lacks the package potluck.secagg; install all of potluck"
+"""The reason for a missing collector, with the remedy."""
+
+
+class LabelSums:
+    """The label counts of one run that come from secure sums; this class has none. Lives on the
+    event loop.
+
+    totals: of all clients. cell_counts: by client, the mean of its cell; None if label counts do
+    not come by cell.
+    """
+
+    def __init__(self) -> None:
+        self.totals: Counts | None = None
+        self.cell_counts: dict[str, Counts] | None = None
+
+    async def find(self, clients: Sequence[str], present: Callable[[str], bool]) -> None:
+        """Find or compute the wanted sums over these clients. Raises RunError if the run can't
+        continue without."""
+
+
+class SumCollector(Protocol):
+    """Asks clients for secure sums of label counts. Lives on the event loop."""
+
+    observe: PhaseObserver
+
+    def of_run(self, run_id: str, plan: RunPlan, say: Say) -> LabelSums:
+        """Return the label counts of a run: by cell, or the total over all its clients."""
+        ...
+
+    async def at_step(
+        self,
+        run_id: str,
+        plan: RunPlan,
+        clients: Sequence[str],
+        present: Callable[[str], bool],
+        say: Say,
+    ) -> tuple[Sequence[str], NDArray[np.int64]] | None:
+        """Return the clients in the sum over these clients, and the sum.
+
+        Returns None, after a notice, if the sum failed.
+        """
+        ...
+
+
+def open_collector(
+    attendance: Attendance, in_store: InStore, trust: Trust, observe: PhaseObserver
+) -> SumCollector | None:
+    """Return what collects secure sums; None if secure aggregation is not installed."""
+    if not collects_sums():
+        return None
+    make: Callable[..., Any] = plugins.find_callable(plugins.SECURE_SUMS, COLLECTOR)
+    found: SumCollector = make(attendance, in_store, trust, observe)
+    return found

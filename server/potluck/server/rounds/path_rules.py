@@ -1,0 +1,90 @@
+"""The requirements of an update path on the plan of a run.
+
+A path leads the updates of a run from their announcement to the round's model: open, summed at the
+hosts, or masked. It is a plug-in of the group `potluck.update_paths`. `runs.update_path` has the
+part that works while the run is under way; a plan asks only what is here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from potluck.common.errors import ConfigurationError
+from potluck.common.learning.step_by_step import UNSAFE_STEPWISE
+from potluck.common.run_file.run_settings import RoundPolicy
+from potluck.common.run_file.runfile import RunFile
+from potluck.common.settings import plugins
+from potluck.common.settings.plugins import Plugin
+
+OPEN, SUMMED, MASKED = "open", "summed", "masked"
+
+COLLECTOR = "coordinator"
+"""Name of what collects secure sums of label counts, in the group `potluck.secure_sums`."""
+
+
+class PathRules(Plugin):
+    """The requirements of a path. This class requires nothing."""
+
+    group = plugins.UPDATE_PATHS
+
+    resumes: ClassVar[bool] = True
+    """False if an attempt is given up when the coordinator restarts."""
+    members_only: ClassVar[bool] = False
+    """True if only clients with a valid member record can be selected."""
+
+    @classmethod
+    def check_sizes(cls, run_file: RunFile) -> None:
+        """Raise ConfigurationError if the run's cohorts or rounds have sizes that the path does not
+        allow."""
+
+    @classmethod
+    def policy(cls, run_file: RunFile) -> RoundPolicy:
+        """Return the run's round policy as the path needs it."""
+        return run_file.round
+
+    @classmethod
+    def fewest_hosts(cls, run_file: RunFile) -> int:  # noqa: ARG003  # other paths read it
+        """Return the minimum number of hosts that a round's clients must be on; 0 for no
+        minimum."""
+        return 0
+
+    @classmethod
+    def suffices(cls, hosts: Sequence[str], run_file: RunFile) -> bool:  # noqa: ARG003  # likewise
+        """Return whether a cohort can end in a model if none of its clients is lost.
+
+        hosts: one entry per client; empty if unknown.
+        """
+        return True
+
+
+def path_name(run_file: RunFile) -> str:
+    """Return the name of the path that a run's updates take."""
+    if run_file.secure_aggregation:
+        return MASKED
+    return SUMMED if run_file.host_sums.enabled else OPEN
+
+
+def path_of(run_file: RunFile) -> type[PathRules]:
+    """Return the path that a run's updates take.
+
+    Raises ConfigurationError if the run wants secure sums and can't have them on this coordinator.
+    """
+    name, disclosure = path_name(run_file), run_file.profiles.disclosure
+    if disclosure in ("cells", UNSAFE_STEPWISE) and not collects_sums():
+        raise ConfigurationError(
+            f'profiles.disclosure = "{disclosure}" needs the package potluck.secagg, which this '
+            "coordinator does not have; install all of potluck, or choose another disclosure"
+        )
+    if name == MASKED and not plugins.is_present(plugins.UPDATE_PATHS, name):
+        raise ConfigurationError(
+            "secure_aggregation = true needs the package potluck.secagg, which this coordinator "
+            "does not have; install all of potluck, or remove secure_aggregation from the run file"
+        )
+    found: type[PathRules] = plugins.find(plugins.UPDATE_PATHS, name)
+    return found
+
+
+def collects_sums() -> bool:
+    """Return whether this coordinator can collect secure sums of label counts."""
+    return plugins.is_present(plugins.SECURE_SUMS, COLLECTOR)

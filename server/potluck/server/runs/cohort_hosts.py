@@ -1,0 +1,67 @@
+"""The hosts of a cohort: enough of them for the path that its updates take."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from potluck.server.cohorts.host_cover import cover, on_enough_hosts
+from potluck.server.eligibility.eligibility import ScarceError
+from potluck.server.rounds.plan import RunPlan
+from potluck.server.rounds.troubles import counted
+from potluck.server.runs.selecting import Selecting
+from potluck.server.selection import Rows, Selection, SelectionContext
+
+
+def check_hosts(selecting: Selecting, plan: RunPlan, round_number: int, available: Rows) -> None:
+    """Raise ScarceError if no cohort of these clients is on enough hosts for the round."""
+    least = plan.rules.hosts
+    if not least:
+        return
+    hosts = selecting.hosts()
+    limits = [(values, most) for _, values, most in selecting.tag_limits()]
+    if cover((), available.tolist(), hosts=hosts, least=least, limits=limits) is not None:
+        return
+    there = len({hosts[row] for row in available} - {""})
+    within = " within selector_limits.at_most_per" if limits else ""
+    raise ScarceError(
+        f"round {round_number}: {counted(len(available))} on {there} hosts may be selected, "
+        f"and a masked round needs a cohort on {least} hosts{within}; start more hosts"
+        f"{' or raise these limits' if limits else ''}"
+    )
+
+
+def complete(
+    selecting: Selecting, plan: RunPlan, selection: Selection, context: SelectionContext
+) -> Selection:
+    """Return the selection, completed if its hosts are too few for the path of its updates.
+
+    Added clients have that as their reason. If more clients are selected than the round waits for,
+    their hosts must also be even enough for its quorum, as far as there are hosts.
+    """
+    run_file, least = plan.run_file, plan.rules.hosts
+    if not least:
+        return selection
+    hosts = selecting.hosts()
+    if plan.path.suffices([hosts[int(row)] for row in selection.rows], run_file):
+        return selection
+    limits = [(values, most) for _, values, most in selecting.tag_limits()]
+    rows = selection.rows
+    for number in range(least, context.count + 1):
+        more = on_enough_hosts(
+            selection.rows,
+            context.available,
+            hosts=hosts,
+            least=number,
+            count=context.count,
+            limits=limits,
+            draw=context.generator("masking.hosts"),
+        )
+        if more is None:
+            break
+        rows = more
+        if plan.path.suffices([hosts[int(row)] for row in rows], run_file):
+            break
+    chosen_for = dict(zip(selection.rows.tolist(), selection.reasons, strict=True))
+    needed = f"needed for {len({hosts[row] for row in rows})} hosts"
+    reasons = [chosen_for.get(row, needed) for row in rows.tolist()]
+    return replace(selection, rows=rows, reasons=reasons)

@@ -1,0 +1,92 @@
+"""Proofs of what two keys agree on: right for all keys, and of nothing else."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from potluck.secagg.protocol.primitives import agreement_proof
+from potluck.secagg.protocol.primitives.agreement import public_bytes
+from potluck.secagg.protocol.primitives.agreement_proof import (
+    AgreementProof,
+    check_provable,
+    prove_agreement,
+    proven_agreement,
+)
+from potluck.secagg.protocol.rules import BrokenRuleError, Rule
+
+P = 2**255 - 19
+KEYS = st.binary(min_size=32, max_size=32)
+
+
+def proof_of(one: bytes, other: bytes, context: bytes = b"c") -> AgreementProof:
+    private = X25519PrivateKey.from_private_bytes(one)
+    return prove_agreement(private, public_bytes(other), context, random.Random(1).randbytes)
+
+
+@settings(max_examples=25, deadline=None)
+@given(one=KEYS, other=KEYS)
+def test_what_is_proven_is_what_x25519_agrees_on(one: bytes, other: bytes) -> None:
+    private = X25519PrivateKey.from_private_bytes(one)
+    wanted = private.exchange(X25519PublicKey.from_public_bytes(public_bytes(other)))
+    found = proven_agreement(proof_of(one, other), public_bytes(one), public_bytes(other), b"c")
+    assert found == wanted
+
+
+def of_two_points(proof: AgreementProof) -> bytes:
+    """The point of order two added, which X25519 would not see: (x, y) becomes (-x, -y)."""
+    number = int.from_bytes(proof.point, "little")
+    y, sign = number % 2**255, number >> 255
+    return ((P - y) | (1 - sign) << 255).to_bytes(32, "little")
+
+
+def test_a_proof_that_was_changed_does_not_hold() -> None:
+    one, other, third = (bytes([number]) * 32 for number in (1, 2, 3))
+    proof = proof_of(one, other)
+    mine, theirs, another = map(public_bytes, (one, other, third))
+    assert proven_agreement(proof, mine, theirs, b"c")
+
+    def refused(proof: AgreementProof, one: bytes, other: bytes, context: bytes) -> None:
+        with pytest.raises(BrokenRuleError) as error:
+            proven_agreement(proof, one, other, context)
+        assert error.value.rule is Rule.EVIDENCE
+
+    refused(proof, mine, theirs, b"d")
+    refused(proof, theirs, mine, b"c")
+    refused(proof, another, theirs, b"c")
+    refused(proof, mine, another, b"c")
+    order = agreement_proof._ORDER
+    response = int.from_bytes(proof.response, "little") + order
+    for changed in (
+        AgreementProof(of_two_points(proof), proof.challenge, proof.response),
+        AgreementProof(proof_of(one, third).point, proof.challenge, proof.response),
+        AgreementProof(bytes(32), proof.challenge, proof.response),
+        AgreementProof((1).to_bytes(32, "little"), proof.challenge, proof.response),
+        AgreementProof((P + 3).to_bytes(32, "little"), proof.challenge, proof.response),
+        AgreementProof(proof.point, bytes(32), proof.response),
+        AgreementProof(proof.point, proof.challenge, bytes(32)),
+        AgreementProof(proof.point, proof.challenge, response.to_bytes(32, "little")),
+    ):
+        refused(changed, mine, theirs, b"c")
+
+
+def test_keys_off_the_curve_are_refused() -> None:
+    off = 0
+    for number in range(2, 60):
+        key = number.to_bytes(32, "little")
+        square = (number**3 + 486662 * number**2 + number) % P
+        on_curve = pow(square, (P - 1) // 2, P) == 1
+        if on_curve:
+            check_provable(key)
+            continue
+        off += 1
+        with pytest.raises(BrokenRuleError) as refused:
+            check_provable(key)
+        assert refused.value.rule is Rule.KEY
+    assert off > 10
+    with pytest.raises(BrokenRuleError):
+        check_provable((P - 1).to_bytes(32, "little"))

@@ -1,0 +1,551 @@
+"""A coordinator that lies, and clients that do: refused by the party that sees it, by its rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from support.secure_sums import (
+    COUNTS,
+    HEAD,
+    ISSUED,
+    NOW,
+    Federation,
+    Run,
+    changed,
+    member_key,
+)
+
+from potluck.secagg.protocol import (
+    BrokenRuleError,
+    ClientPolicy,
+    Envelope,
+    Header,
+    Ledger,
+    MessageType,
+    Noise,
+    Purpose,
+    Rule,
+    StreamCipher,
+    client,
+    decode,
+    encode,
+)
+from potluck.secagg.protocol.client.client_session import Accusing
+from potluck.secagg.protocol.wire.messages import (
+    Advert,
+    Certificate,
+    Delivery,
+    Endorsement,
+    Invitation,
+    Reveal,
+    RosterMessage,
+    Secret,
+    Shares,
+    Stage,
+    Survivors,
+)
+from potluck.secagg.protocol.wire.transcript import sign
+
+
+def run_at(stage: Stage, **options: Any) -> Run:
+    """Six honest clients, whose next message is that of a stage."""
+    return Federation(clients=6, **options).run().until(stage)
+
+
+def refusal(run: Run, envelope: Envelope, name: str = "a") -> Rule:
+    """The rule that a client names; its session ends, and it has told the coordinator so."""
+    step = run.tell(name, envelope)
+    assert step.refusal is not None
+    assert step.session.over or isinstance(step.session.state, Accusing)
+    assert step.entries == ()
+    [reply] = step.replies
+    assert reply.type is MessageType.REFUSAL
+    return step.refusal.rule
+
+
+def rejection(run: Run, name: str, envelope: Envelope) -> Rule:
+    """The rule by which the coordinator refuses a message; its session is as before."""
+    fork = run.fork()
+    fork.hear(name, envelope)
+    assert fork.session == run.session
+    assert len(fork.rejected) == len(run.rejected) + 1
+    return fork.rejected[-1].rule
+
+
+def invitation(run: Run, **changes: Any) -> Envelope:
+    """The invitation with another header."""
+    header = replace(run.header, **changes)
+    return Envelope(MessageType.INVITATION, encode(Invitation(encode(header))))
+
+
+# The header against the client's policy.
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        ({"version": 1}, Rule.VERSION),
+        ({"federation": "g"}, Rule.VERSION),
+        ({"least_hosts": 3}, Rule.POLICY),
+        ({"disclosure": "protocol"}, Rule.POLICY),
+        ({"degree": 4}, Rule.POLICY),
+        ({"degree": 3}, Rule.POLICY),
+        ({"threshold": 1}, Rule.THRESHOLD),
+        ({"lanes": ()}, Rule.INPUT),
+        ({"lanes": (replace(COUNTS, length=6),)}, Rule.INPUT),
+        ({"lanes": (COUNTS, HEAD)}, Rule.INPUT),
+        ({"lanes": (replace(COUNTS, modulus_bits=32),)}, Rule.WRAP),
+        ({"lanes": (replace(COUNTS, modulus_bits=16),)}, Rule.MALFORMED),
+        ({"lanes": (replace(COUNTS, clip=2.0**41),)}, Rule.WRAP),
+        ({"lanes": (replace(COUNTS, clip=float("nan")),)}, Rule.MALFORMED),
+        ({"purpose": Purpose.METRIC}, Rule.HEADER),
+        ({"model_digest": bytes(32)}, Rule.HEADER),
+        ({"training_sha256": bytes(32)}, Rule.HEADER),
+        ({"metrics": ("loss",)}, Rule.HEADER),
+        ({"issued_at": ISSUED + 600, "expires_at": ISSUED + 900}, Rule.CLOCKS),
+        ({"issued_at": ISSUED - 600, "expires_at": ISSUED - 1}, Rule.EXPIRED),
+        ({"expires_at": ISSUED + 90_000}, Rule.CLOCKS),
+        ({"issued_at": ISSUED - 90_000}, Rule.CLOCKS),
+        ({"noise": Noise(epsilon=1.5, sensitivity=2, contributors=3)}, Rule.POLICY),
+        ({"noise": Noise(epsilon=float("nan"), sensitivity=2, contributors=3)}, Rule.POLICY),
+        ({"noise": Noise(epsilon=0.5, sensitivity=1, contributors=3)}, Rule.POLICY),
+        ({"noise": Noise(epsilon=0.5, sensitivity=3, contributors=3)}, Rule.MALFORMED),
+        ({"noise": Noise(epsilon=0.5, sensitivity=2, contributors=0)}, Rule.MALFORMED),
+        ({"noise": Noise(epsilon=1e-5, sensitivity=2, contributors=3)}, Rule.MALFORMED),
+        ({"noise": Noise(epsilon=0.5, sensitivity=2, contributors=3)}, Rule.BUDGET),
+    ],
+)
+def test_headers_weaker_than_the_policy_are_refused(changes: dict[str, Any], rule: Rule) -> None:
+    run = run_at(Stage.ADVERTISE)
+    expected = run.federation.expected(run.header)
+    party = run.federation.parties["a"]
+    step = client.begin(party, invitation(run, **changes), expected, run.situation("a"))
+    assert step.refusal is not None
+    assert step.refusal.rule is rule
+    assert step.session.over
+
+
+def test_a_session_is_not_used_twice() -> None:
+    run = run_at(Stage.ADVERTISE)
+    step = client.begin(
+        run.federation.parties["a"],
+        run.next("a"),
+        run.federation.expected(run.header),
+        run.situation("a"),
+        used={run.header.session_id},
+    )
+    assert step.refusal is not None
+    assert step.refusal.rule is Rule.SESSION
+
+
+def test_a_cipher_that_is_not_allowed_is_refused() -> None:
+    policy = ClientPolicy(
+        ciphers=frozenset({StreamCipher.CHACHA20}), disclosures=frozenset({"cells"})
+    )
+    run = Federation(clients=6, policy=policy).run()
+    assert refusal(run, run.next("a")) is Rule.POLICY
+
+
+def test_clients_with_different_models_never_form_a_roster() -> None:
+    run = Federation(clients=6, purpose=Purpose.UPDATE).run()
+    other = replace(run.header, model_digest=bytes([1] * 32))
+    step = client.begin(
+        run.federation.parties["a"],
+        Envelope(MessageType.INVITATION, encode(Invitation(encode(other)))),
+        run.federation.expected(other),
+        run.situation("a"),
+    )
+    assert rejection(run, "a", step.replies[0]) is Rule.HEADER
+    # A coordinator that does not mind is refused by the other clients.
+    honest = run.until(Stage.SHARE)
+    message = decode(RosterMessage, honest.pending["b"][0].payload)
+    forged = replace(message, adverts=(step.replies[0], *message.adverts[1:]))
+    assert refusal(honest, changed(honest.pending["b"][0], encode(forged)), "b") is Rule.HEADER
+
+
+# The roster.
+
+
+KEY = bytes([9] * 32)
+Edit = Callable[[Run, list[Envelope]], list[Envelope]]
+
+
+def forge(name: str, *, key: Ed25519PrivateKey | None = None, **changes: Any) -> Edit:
+    """Replace a client's advert by another, signed with a key that is not its member key."""
+
+    def edit(run: Run, adverts: list[Envelope]) -> list[Envelope]:
+        place = run.federation.names.index(name)
+        advert = replace(decode(Advert, adverts[place].payload), **changes)
+        signer = key or member_key("mallory")
+        adverts[place] = sign(signer, MessageType.ADVERT, encode(advert))
+        return adverts
+
+    return edit
+
+
+def replayed(run: Run, adverts: list[Envelope]) -> list[Envelope]:
+    other = run.federation.run(run.federation.header(session_id=bytes(16))).until(Stage.SHARE)
+    return [adverts[0], *decode(RosterMessage, other.pending["a"][0].payload).adverts[1:]]
+
+
+def shared_key(run: Run, adverts: list[Envelope]) -> list[Envelope]:
+    theirs = decode(Advert, adverts[1].payload)
+    return forge("f", key=member_key("f"), mask_key=theirs.mask_key)(run, adverts)
+
+
+@pytest.mark.parametrize(
+    ("edit", "rule"),
+    [
+        (forge("f"), Rule.SIGNATURE),
+        (forge("f", key=member_key("f"), client="g"), Rule.MEMBER),
+        (replayed, Rule.HEADER),
+        (shared_key, Rule.DUPLICATE),
+        (lambda run, adverts: [*adverts[:5], adverts[4]], Rule.DUPLICATE),
+        (lambda run, adverts: adverts[::-1], Rule.MALFORMED),
+        (lambda run, adverts: adverts[1:], Rule.ROSTER),
+        (forge("a", key=member_key("a"), channel_key=KEY), Rule.ROSTER),
+        (lambda run, adverts: adverts[:3], Rule.TOO_FEW),
+        (lambda run, adverts: [adverts[0]], Rule.TOO_FEW),
+        (
+            lambda run, adverts: [*adverts[:5], replace(adverts[5], type=MessageType.SHARES)],
+            Rule.MALFORMED,
+        ),
+        (
+            forge("f", key=member_key("f"), mask_key=bytes(32), channel_key=bytes(32)),
+            Rule.DUPLICATE,
+        ),
+    ],
+)
+def test_forged_rosters_are_refused(edit: Edit, rule: Rule) -> None:
+    run = run_at(Stage.SHARE)
+    envelope = run.next("a")
+    message = decode(RosterMessage, envelope.payload)
+    forged = replace(message, adverts=tuple(edit(run, list(message.adverts))))
+    assert refusal(run, changed(envelope, encode(forged))) is rule
+
+
+def test_a_key_of_low_order_is_refused() -> None:
+    run = run_at(Stage.SHARE)
+    envelope = run.next("a")
+    message = decode(RosterMessage, envelope.payload)
+    forged = forge("f", key=member_key("f"), channel_key=bytes(32))(run, list(message.adverts))
+    bad = changed(envelope, encode(replace(message, adverts=tuple(forged))))
+    assert refusal(run, bad) is Rule.KEY
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        ({"threshold": 3}, Rule.THRESHOLD),
+        ({"quorum": 3}, Rule.THRESHOLD),
+        ({"colluding_hosts": 0}, Rule.POLICY),
+        ({"noise": Noise(epsilon=0.5, sensitivity=2, contributors=4)}, Rule.POLICY),
+    ],
+)
+def test_thresholds_below_what_the_roster_needs_are_refused(
+    changes: dict[str, Any], rule: Rule
+) -> None:
+    federation = Federation(clients=6)
+    ledgers = {name: Ledger(epsilon_budget=1.0) for name in federation.names}
+    run = federation.run(federation.header(**changes), ledgers=ledgers).until(Stage.SHARE)
+    assert refusal(run, run.next("a")) is rule
+
+
+# Shares.
+
+
+def delivery(run: Run, name: str = "a") -> tuple[Envelope, Delivery]:
+    [envelope] = run.pending[name]
+    return envelope, decode(Delivery, envelope.payload)
+
+
+def test_flipped_swapped_and_missing_ciphertexts_are_refused() -> None:
+    run = run_at(Stage.UPLOAD)
+    envelope, message = delivery(run)
+    first, second, *rest = message.shares
+    flipped = replace(first, ciphertext=bytes([first.ciphertext[0] ^ 1]) + first.ciphertext[1:])
+    swapped = [
+        replace(first, ciphertext=second.ciphertext),
+        replace(second, ciphertext=first.ciphertext),
+    ]
+    for shares in ([flipped, second, *rest], [*swapped, *rest], [second, *rest]):
+        bad = changed(envelope, encode(replace(message, shares=tuple(shares))))
+        assert refusal(run, bad) is Rule.SHARE
+    others, _ = delivery(run, "b")
+    assert refusal(run, others) is Rule.SHARE  # what was meant for somebody else
+    extra = (*message.sharers, "z")
+    bad = changed(envelope, encode(replace(message, sharers=extra)))
+    assert refusal(run, bad) is Rule.SET
+    small = replace(message, sharers=("a", "b", "c"), shares=message.shares[:2])
+    assert refusal(run, changed(envelope, encode(small))) is Rule.TOO_FEW
+    without = replace(message, sharers=("b", "c", "d", "e", "f"))
+    assert refusal(run, changed(envelope, encode(without))) is Rule.SET
+
+
+def test_clients_that_were_shown_different_sharers_never_consent_to_one_sum() -> None:
+    run = run_at(Stage.UPLOAD)
+    envelope, message = delivery(run, "f")
+    split = replace(message, sharers=("b", "c", "d", "e", "f"), shares=message.shares[1:])
+    run.next("f")
+    run.pending["f"] = [changed(envelope, encode(split))]
+    run.answer()
+    # The coordinator sees it at once, being honest: the vector is for other sharers.
+    assert [each.rule for each in run.rejected] == [Rule.SET]
+
+
+# Consent and certificate.
+
+
+def test_a_client_consents_once() -> None:
+    run = run_at(Stage.CONSENT)
+    [first] = run.pending["a"]
+    step = run.tell("a", first)
+    run.sessions["a"] = step.session
+    again = run.tell("a", first)
+    assert again.repeated
+    assert again.replies == step.replies  # the same question has the same answer
+    message = decode(Survivors, first.payload)
+    other = changed(first, encode(replace(message, clients=message.clients[:-1])))
+    assert refusal(run, other) is Rule.STAGE
+
+
+@pytest.mark.parametrize(
+    ("clients", "rule"),
+    [
+        ("bcdef", Rule.SET),  # "you are dead"
+        ("abcdez", Rule.SET),
+        ("abc", Rule.TOO_FEW),
+        ("", Rule.SET),
+        ("abcdfe", Rule.MALFORMED),
+        ("abcdee", Rule.DUPLICATE),
+    ],
+)
+def test_bad_sets_of_survivors_are_refused(clients: str, rule: Rule) -> None:
+    run = run_at(Stage.CONSENT)
+    envelope = run.next("a")
+    message = Survivors(run.header.session_id, tuple(clients))
+    assert refusal(run, changed(envelope, encode(message))) is rule
+
+
+def certificate(run: Run, name: str = "a") -> tuple[Envelope, list[Endorsement]]:
+    [envelope] = run.pending[name]
+    return envelope, list(decode(Certificate, envelope.payload).endorsements)
+
+
+def test_certificates_need_a_quorum_of_distinct_consents_to_the_same_set() -> None:
+    run = run_at(Stage.REVEAL)
+    envelope, given = certificate(run)
+    assert len(given) == run.header.quorum == 4
+
+    def refused(endorsements: list[Endorsement]) -> Rule:
+        message = Certificate(run.header.session_id, tuple(endorsements))
+        return refusal(run, changed(envelope, encode(message)))
+
+    assert refused(given[:3]) is Rule.CERTIFICATE
+    assert refused([*given[:3], given[2]]) is Rule.DUPLICATE
+    assert refused([*given[:3], replace(given[3], client="f")]) is Rule.SIGNATURE
+    assert refused([*given[:3], replace(given[3], client="z")]) is Rule.CERTIFICATE
+    forged = sign(member_key("mallory"), MessageType.CONSENT, b"").signature
+    assert refused([*given[:3], replace(given[3], signature=forged)]) is Rule.SIGNATURE
+
+
+def test_a_certificate_for_another_set_is_refused() -> None:
+    # Set substitution: five consents to the whole set, shown to one who consented to a smaller one.
+    run = run_at(Stage.CONSENT)
+    victim = run.fork()
+    smaller = Survivors(run.header.session_id, tuple("abcde"))
+    victim.take("a", victim.tell("a", changed(victim.next("a"), encode(smaller))))
+    run.answer(closing=False)
+    [envelope] = run.pending["a"]
+    assert refusal(victim, envelope) is Rule.SIGNATURE
+
+
+def test_there_is_no_second_unmasking() -> None:
+    run = run_at(Stage.REVEAL)
+    [envelope] = run.pending["a"]
+    step = run.tell("a", envelope)
+    assert step.refusal is None
+    run.sessions["a"] = step.session
+    assert run.tell("a", envelope).replies == step.replies
+    message = Survivors(run.header.session_id, tuple("abcde"))
+    later = run.tell("a", Envelope(MessageType.SURVIVORS, encode(message)))
+    assert later.replies == ()
+    assert later.refusal is not None
+    assert later.refusal.rule is Rule.STAGE
+    assert b"share" not in repr(step.session).encode()
+
+
+@pytest.mark.parametrize("stage", [each for each in Stage if each is not Stage.ADVERTISE])
+def test_messages_of_other_sessions_and_stages_end_the_session(stage: Stage) -> None:
+    run = run_at(stage)
+    [envelope] = run.pending["a"]
+    other = run.federation.run(run.federation.header(session_id=bytes(16))).until(stage)
+    assert refusal(run, other.pending["a"][0]) is Rule.SESSION
+    wrong = Stage.REVEAL if stage is not Stage.REVEAL else Stage.UPLOAD
+    out_of_turn = run_at(wrong).pending["a"][0]
+    assert refusal(run, out_of_turn) is Rule.STAGE
+    assert refusal(run, Envelope(MessageType.CONSENT, b"")) is Rule.STAGE
+    assert refusal(run, replace(envelope, signature=bytes(64))) is Rule.MALFORMED
+    assert refusal(run, replace(envelope, payload=envelope.payload + b"\x98\x06\x01")) is (
+        Rule.MALFORMED
+    )
+
+
+def test_a_session_that_has_expired_answers_nothing() -> None:
+    run = run_at(Stage.REVEAL)
+    [envelope] = run.pending["a"]
+    late = replace(run.situation("a"), now=NOW + timedelta(seconds=600))
+    step = client.handle(run.sessions["a"], envelope, late)
+    assert step.refusal is not None
+    assert step.refusal.rule is Rule.EXPIRED
+
+
+# Clients that lie, at the coordinator.
+
+
+def test_a_member_of_another_host_is_refused_by_the_coordinator() -> None:
+    run = run_at(Stage.ADVERTISE)
+    genuine = run.tell("f", run.pending["f"][0]).replies[0]
+    advert = decode(Advert, genuine.payload)
+    key = member_key("f")
+
+    other = sign(key, MessageType.ADVERT, encode(replace(advert, channel_key=KEY)))
+    elsewhere = Federation(clients=6, hosts_of={"f": "h-elsewhere"})
+    moved = replace(run.session.setup, root=elsewhere.root)
+    run.session = replace(run.session, setup=moved)
+    assert rejection(run, "f", genuine) is Rule.MEMBER
+    run.session = replace(run.session, setup=replace(moved, root=run.federation.root))
+    assert rejection(run, "e", genuine) is Rule.MEMBER
+    assert rejection(run, "z", genuine) is Rule.MEMBER
+    run.hear("f", genuine)
+    assert run.rejected == []
+    run.hear("f", genuine)  # sent twice on a bad line: nothing happens
+    assert run.rejected == []
+    assert rejection(run, "f", other) is Rule.DUPLICATE
+
+
+@pytest.mark.parametrize("key", ["mask_key", "channel_key"])
+def test_a_client_with_a_key_of_low_order_is_refused_alone(key: str) -> None:
+    run = run_at(Stage.ADVERTISE)
+    run.answer(list("abcde"), closing=False)
+    genuine = Federation(clients=6).run()
+    advert = decode(Advert, genuine.tell("f", genuine.next("f")).replies[0].payload)
+    changes: dict[str, Any] = {key: bytes(32)}
+    bad = replace(advert, **changes)
+    run.hear("f", sign(member_key("f"), MessageType.ADVERT, encode(bad)))
+    assert [each.rule for each in run.rejected] == [Rule.KEY]
+    run.close()
+    assert run.finish().is_exact()
+
+
+def test_a_client_that_copies_anothers_key_is_refused_alone() -> None:
+    run = run_at(Stage.ADVERTISE)
+    run.answer(list("abcde"), closing=False)
+    theirs = run.sessions["b"].said[0]
+    advert = replace(decode(Advert, theirs.payload), client="f")
+    run.hear("f", sign(member_key("f"), MessageType.ADVERT, encode(advert)))
+    assert [each.rule for each in run.rejected] == [Rule.DUPLICATE]
+    run.close()
+    assert run.finish().is_exact()
+
+
+def test_a_vector_that_is_not_the_one_vouched_for_is_refused() -> None:
+    run = run_at(Stage.UPLOAD)
+    step = run.tell("a", run.next("a"))
+    vouched = client.uploaded(step.session, bytes(32)).replies[0]
+    fork = run.fork()
+    fork.hear("a", vouched, bytes([1] * 32))
+    fork.hear("a", vouched, None)
+    assert [each.rule for each in fork.rejected] == [Rule.UPLOAD, Rule.UPLOAD]
+    with pytest.raises(ValueError, match="nothing to upload"):
+        client.uploaded(run.sessions["b"], bytes(32))
+
+
+def test_shares_for_other_than_the_neighbours_are_refused() -> None:
+    run = run_at(Stage.SHARE)
+    [reply] = run.tell("a", run.next("a")).replies
+    message = decode(Shares, reply.payload)
+    fewer = replace(message, shares=message.shares[1:])
+    assert rejection(run, "a", sign(member_key("a"), reply.type, encode(fewer))) is Rule.SHARE
+    other = replace(message, roster_sha256=bytes(32))
+    assert rejection(run, "a", sign(member_key("a"), reply.type, encode(other))) is Rule.ROSTER
+
+
+def corrupt(run: Run, liars: str, owners: str) -> None:
+    """Let some clients reveal wrong shares of some owners' secrets, signed properly."""
+    for name in run.federation.names:
+        step = run.tell(name, run.next(name))
+        [reply] = step.replies
+        if name in liars:
+            message = decode(Reveal, reply.payload)
+            shares = tuple(
+                replace(each, share=bytes(32) + bytes([ord(name)]))
+                if each.owner in owners
+                else each
+                for each in message.shares
+            )
+            reply = sign(member_key(name), reply.type, encode(replace(message, shares=shares)))
+        run.hear(name, reply)
+
+
+@pytest.mark.parametrize("liars", ["a", "b", "f", "ab", "af"])
+def test_wrong_shares_do_no_harm_while_enough_are_right(liars: str) -> None:
+    run = run_at(Stage.REVEAL)
+    corrupt(run, liars, "abcdef")
+    assert run.is_exact()
+    unmasking = run.session.unmasking
+    assert unmasking is not None
+    # Liars are named if they lied before the sum was known; later messages are not read.
+    assert set(unmasking.suspects) <= set(liars)
+    assert unmasking.suspects or liars == "f"
+
+
+def test_too_many_wrong_shares_end_in_an_abort_that_names_suspects() -> None:
+    run = run_at(Stage.REVEAL)
+    corrupt(run, "abc", "d")
+    aborted = run.session.aborted
+    assert aborted is not None
+    assert aborted.abort.rule is Rule.RECONSTRUCTION
+    assert "d" in aborted.suspects
+
+
+def test_shares_of_the_wrong_secret_or_form_are_refused_by_the_coordinator() -> None:
+    run = run_at(Stage.REVEAL)
+    [reply] = run.tell("a", run.next("a")).replies
+    message = decode(Reveal, reply.payload)
+    first, *rest = message.shares
+    for shares in (
+        [replace(first, secret=Secret.MASK_KEY), *rest],
+        [replace(first, share=b"\xff" * 33), *rest],
+        rest,
+    ):
+        bad = sign(member_key("a"), reply.type, encode(replace(message, shares=tuple(shares))))
+        assert rejection(run, "a", bad) is Rule.SHARE
+    other = replace(message, survivors_sha256=bytes(32))
+    bad = sign(member_key("a"), reply.type, encode(other))
+    assert rejection(run, "a", bad) is Rule.SET
+    assert rejection(run, "b", reply) is Rule.SIGNATURE
+
+
+def test_refusals_are_signed_and_kept() -> None:
+    run = run_at(Stage.SHARE)
+    envelope = run.next("a")
+    step = run.tell("a", replace(envelope, payload=b"?"))
+    assert rejection(run, "b", step.replies[0]) is Rule.MEMBER
+    run.hear("a", step.replies[0])
+    assert run.session.refusals["a"].rule is Rule.MALFORMED
+    run.answer(list("bcdef"))
+    assert run.finish().is_exact()
+
+
+@pytest.mark.parametrize("kind", [Header, Advert, RosterMessage, Reveal])
+def test_nonsense_is_malformed(kind: type[Any]) -> None:
+    for data in (b"\xff", b"\x08", b"\x0a\x05ab", bytes(40), b"\x12\x04\xff\xff\xff\xff"):
+        with pytest.raises(BrokenRuleError) as refused:
+            decode(kind, data)
+        assert refused.value.rule is Rule.MALFORMED
