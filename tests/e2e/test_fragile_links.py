@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from potluck.rpc.v1 import operator_pb2
 CARRIES = 700_000
 MODEL_PARAMETERS = 1_000_000  # 4 MB
 _ATTENDS = '"event": "host attends"'
+_BREAK = re.compile("upload interrupted|not connected, trying again")
 _RESET = "connection reset during a call"
 
 
@@ -125,6 +127,39 @@ async def test_files_over_a_thin_line_behind_a_buffering_proxy_are_sent_once(
         ratios = link.up.sent / (2 * model_bytes), link.down.sent / model_bytes
         print("times the bytes, up and down:", ratios, f"{link.connections} connections")
         assert max(ratios) < 1.2
+
+
+@pytest.mark.slow
+async def test_seven_hosts_that_share_a_thin_line_send_their_updates_once(tmp_path: Path) -> None:
+    hosts, parameters = 7, 20_000
+    async with (
+        crash_federation(
+            tmp_path,
+            clients=hosts,
+            hosts=hosts,
+            count=hosts,
+            rounds=1,
+            assignments=[f"task.parameters={parameters}"],
+            coordinator={"heartbeat_seconds": 2.0},
+            start_hosts=False,
+        ) as federation,
+        thin_link(_port(federation), up=15_000, buffer_bytes=2 << 20, one_queue=True) as link,
+    ):
+        for path in federation.files.hosts:
+            set_values(path, {"coordinator": f"127.0.0.1:{link.port}"})
+        await federation.start_hosts()
+        await federation.until_attending()
+        before = link.up.sent
+        run_id = await federation.start_run()
+        await federation.finished(run_id)
+        [thin] = await federation.history(run_id)
+        assert {member.state for member in thin.members} == {operator_pb2.MEMBER_STATE_INCLUDED}
+        ratio = (link.up.sent - before) / (hosts * 4 * parameters)
+        logs = [federation.files.log(f"host-{number}").read_text() for number in range(hosts)]
+        breaks = [line for log in logs for line in log.splitlines() if _BREAK.search(line)]
+        print("times the bytes:", ratio, f"{link.connections} connections", breaks)
+        assert ratio < 1.2
+        assert len(breaks) < hosts
 
 
 def _attended_twice_since(log: Path, before: int) -> bool:

@@ -43,6 +43,9 @@ class Upload:
 
     header: transfer_pb2.UpdateHeader
     content: bytes = b""
+    confirmed: int = 0
+    """End of the last piece that was confirmed; the next piece of this attempt begins there."""
+    cut: int | None = None
     complete: bool = False
 
 
@@ -60,6 +63,7 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
     fetches: list[tuple[str, int]] = field(default_factory=list)
     uploads: dict[str, Upload] = field(default_factory=dict)
     headers: list[transfer_pb2.UpdateHeader] = field(default_factory=list)
+    """The header of the first piece of each attempt to send an update."""
     hosts: int = 0
     port: int = 0
     versions: Mapping[str, int] = field(default_factory=lambda: VERSIONS)
@@ -238,7 +242,10 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
         self, request_iterator: AsyncIterator[rpc.SubmitUpdateRequest], context: Context
     ) -> rpc.SubmitUpdateResponse:
         header = (await anext(request_iterator)).frame.header
-        self.headers.append(header)
+        upload = self.uploads.get(header.update_id)
+        follows = upload is not None and 0 < header.offset == upload.confirmed
+        if not follows:
+            self.headers.append(header)
         await self._note()
         if self.hold_uploads is not None:
             await self._hold(self.hold_uploads)
@@ -260,7 +267,9 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
             upload = self.uploads[header.update_id] = Upload(header)
         assert header.offset <= len(upload.content)
         upload.content = upload.content[: header.offset]
-        cut = self.cut_upload_after.pop(0) if self.cut_upload_after else None
+        if not follows:
+            upload.cut = self.cut_upload_after.pop(0) if self.cut_upload_after else None
+        cut = upload.cut
         async for request in request_iterator:
             if request.frame.WhichOneof("part") == "trailer":
                 break
@@ -270,6 +279,7 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "cut by the test")
         if header.until:
             assert len(upload.content) == header.until
+            upload.confirmed = header.until
             return rpc.SubmitUpdateResponse(received=header.until)
         if self.mismatches:
             self.mismatches -= 1

@@ -93,11 +93,16 @@ class Line:
     sent: int = 0
     _free: float = 0.0
 
-    async def carry(self, size: int) -> None:
-        """Wait until the line has carried this number of bytes more."""
-        clock = asyncio.get_running_loop().time
-        self._free = max(self._free, clock()) + size / self.bytes_per_second
-        await asyncio.sleep(self._free - clock())
+    def book(self, size: int) -> float:
+        """Return the time at which the line will have carried this number of bytes more."""
+        self._free = max(self._free, asyncio.get_running_loop().time())
+        self._free += size / self.bytes_per_second
+        return self._free
+
+    async def carry(self, size: int, booked: float | None) -> None:
+        """Wait until these bytes are through, which were booked before or are booked now."""
+        until = self.book(size) if booked is None else booked
+        await asyncio.sleep(until - asyncio.get_running_loop().time())
         self.sent += size
 
 
@@ -106,13 +111,15 @@ class ThinLink:
     """A proxy on loopback that takes bytes at once and sends them on at the rate of a thin line.
 
     All connections share the two lines; each has a buffer for each. The content of a buffer still
-    goes over its line when the connection is over.
+    goes over its line when the connection is over. `one_queue`: packets leave in the order in which
+    they came, whatever their connection; otherwise connections take turns.
     """
 
     onward: int
     up: Line
     down: Line
     buffer_bytes: int
+    one_queue: bool = False
     port: int = 0
     connections: int = 0
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
@@ -137,18 +144,21 @@ class ThinLink:
     async def _relay(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, line: Line
     ) -> None:
-        waiting: asyncio.Queue[bytes] = asyncio.Queue(max(1, self.buffer_bytes // _PACKET_BYTES))
+        waiting: asyncio.Queue[tuple[bytes, float | None]] = asyncio.Queue(
+            max(1, self.buffer_bytes // _PACKET_BYTES)
+        )
 
         async def fill() -> None:
             with contextlib.suppress(ConnectionError):
                 while data := await reader.read(_PACKET_BYTES):
-                    await waiting.put(data)
-            await waiting.put(b"")
+                    await waiting.put((data, line.book(len(data)) if self.one_queue else None))
+            await waiting.put((b"", None))
 
         filling = asyncio.create_task(fill())
         try:
-            while data := await waiting.get():
-                await line.carry(len(data))
+            while (packet := await waiting.get())[0]:
+                data, booked = packet
+                await line.carry(len(data), booked)
                 if not writer.transport.is_closing():
                     writer.write(data)
         finally:
@@ -158,10 +168,15 @@ class ThinLink:
 
 @contextlib.asynccontextmanager
 async def thin_link(
-    onward: int, *, up: float = math.inf, down: float = math.inf, buffer_bytes: int
+    onward: int,
+    *,
+    up: float = math.inf,
+    down: float = math.inf,
+    buffer_bytes: int,
+    one_queue: bool = False,
 ) -> AsyncIterator[ThinLink]:
     """A thin link before `onward`, in the event loop of the caller; rates in bytes per second."""
-    link = ThinLink(onward, Line(up), Line(down), buffer_bytes)
+    link = ThinLink(onward, Line(up), Line(down), buffer_bytes, one_queue)
     server = await asyncio.start_server(link.connected, "127.0.0.1", 0)
     link.port = server.sockets[0].getsockname()[1]
     try:
