@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 from support.federation import Federation, crash_federation, set_values, until
 from support.fragile_link import fragile_link, thin_link
+from support.raw_host import RawHost
 
+from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import operator_pb2
 
 CARRIES = 700_000
@@ -87,6 +89,42 @@ async def test_resets_amid_calls_are_lines_at_info_and_change_no_model(tmp_path:
         broken = [line["level"] for line in found if line["event"] == _RESET]
         print(f"{link.resets} resets, {len(broken)} lines")
         assert {*broken} <= {"info"}  # whether gRPC has something to say depends on the moment
+        assert not [line for line in found if line["level"] == "error" or "exception" in line]
+
+
+@pytest.mark.slow
+async def test_a_reset_while_models_are_sent_is_one_line_at_info_without_a_traceback(
+    tmp_path: Path,
+) -> None:
+    async with (
+        crash_federation(
+            tmp_path,
+            clients=1,
+            hosts=1,
+            count=1,
+            rounds=1,
+            assignments=[f"task.parameters={2 * MODEL_PARAMETERS}"],
+        ) as federation,
+        fragile_link(_port(federation), carries=1 << 40) as link,
+    ):
+        digest = await federation.finished(await federation.start_run())
+        log, [path] = federation.files.log("coordinator"), federation.files.hosts
+        set_values(path, {"coordinator": f"127.0.0.1:{link.port}"})
+        request = rpc.CoordinatorServiceFetchModelRequest(blake3=digest)
+        attempts = 0
+        while _RESET not in log.read_text():  # gRPC logs most of these resets, not all
+            attempts += 1
+            assert attempts < 100
+            async with RawHost.of(path, name=str(attempts)) as host:
+                calls = [host.stub.FetchModel(request) for _ in range(5)]
+                for call in 2 * calls:
+                    await call.read()
+                link.reset_all()
+                await until(lambda: link.open == 0)
+        found = [json.loads(line) for line in log.read_text().splitlines()]
+        levels = {line["level"] for line in found if line["event"] == _RESET}
+        print(f"{attempts} resets until gRPC failed to send")
+        assert levels == {"info"}
         assert not [line for line in found if line["level"] == "error" or "exception" in line]
 
 
