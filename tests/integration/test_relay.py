@@ -337,7 +337,7 @@ async def test_a_renewed_certificate_is_shown_at_once(federation: Federation, re
     async with behind(relay, federation, "host-0") as host:
         async with host.attending("client-0") as stream:
             certificate_register.renew(federation.files.folder / "pki", "gate")
-            with pytest.raises(grpc.aio.AioRpcError, match="the relay connects anew"):
+            with pytest.raises(grpc.aio.AioRpcError, match="the relay is reconnecting"):
                 await until_ended(stream)
         async with host.attending("client-0"):
             assert await federation.attending_hosts() == {"host-0"}

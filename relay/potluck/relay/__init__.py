@@ -1,6 +1,6 @@
 """A relay: the coordinator of the hosts behind it, and a host among many to its coordinator.
 
-It takes the calls that hosts make, with the guards of `potluck.server`, and makes them again with
-the links of `potluck.client`; so it may import both, and neither imports it. Control streams go
-through one by one; files are kept here, verified, on their way down and up.
+It receives the hosts' calls with the guards of `potluck.server`, and calls the coordinator with the
+links of `potluck.client`; so it may import both, and neither imports it. Each control stream is
+passed on by itself. Files are verified and stored here in both directions.
 """

@@ -111,7 +111,7 @@ def check(
 
 
 def _serve(config: RelayConfig) -> int:
-    """Relay until SIGTERM or SIGINT; the exit code."""
+    """Run the relay until SIGTERM or SIGINT. Return the exit code."""
     configure_logging(config.log_format, config.log_level)
     keep_freed_memory()
     log.info(

@@ -29,17 +29,18 @@ _EXAMPLES = {
 
 
 class RelayConfig(Settings):
-    """The settings of a relay: whom it dials, where it listens, what it keeps."""
+    """The settings of a relay: the coordinator, its own address, the stored files."""
 
     kind = RELAY
 
-    coordinator: str = Field(description="Where the coordinator listens, HOST:PORT.")
+    coordinator: str = Field(description="Address of the coordinator, HOST:PORT.")
     listen: str = Field(
         description="Where the hosts behind this relay dial: their `coordinator` setting. 0.0.0.0\n"
         "for every interface, port 0 for any free one."
     )
     state_directory: Path = Field(
-        description="Files on their way down and up; survives a restart. Each relay needs its own."
+        description="Folder for files in transfer; needed after a restart. Each relay needs\n"
+        "its own."
     )
     revoked: Path | None = Field(
         default=None,
@@ -48,51 +49,52 @@ class RelayConfig(Settings):
         "host that is revoked is cut off by this list.",
     )
     maximum_model_bytes: int = Field(
-        default=4 << 30, ge=1, description="No model or update may be larger than this."
+        default=4 << 30, ge=1, description="Maximum size of a model or update, in bytes."
     )
     cached_files: int = Field(
         default=4,
         ge=1,
-        description="Files kept on disk for hosts to fetch, those used last: models, and what\n"
-        "strategies send beside them.",
+        description="Number of files kept on disk for hosts, the last used ones: models, and\n"
+        "files that strategies send with them.",
     )
     concurrent_transfers: int = Field(
         default=8,
         ge=1,
         le=256,
-        description="Files on their way to or from the coordinator at once; the others wait. The\n"
-        "coordinator serves as many of one relay's as its transfers_per_peer allows.",
+        description="Maximum number of transfers with the coordinator at once; others wait. The\n"
+        "coordinator's transfers_per_peer limits them, too.",
     )
     transfers_per_peer: int = Field(
-        default=8, ge=1, description="Files on their way to or from one host at once."
+        default=8, ge=1, description="Maximum number of transfers with one host at once."
     )
     sum_wait_seconds: float = Field(
         default=30.0,
         ge=0,
         le=3600,
-        description="Where a run's hosts add up their clients' updates, their sums go on as one.\n"
-        "So long the first of them waits for hosts that still train; later ones go by themselves.",
+        description="Seconds for which a host's sum of updates waits for the sums of other hosts\n"
+        "that still train; the relay sends them as one. Later sums are sent by themselves.",
     )
     stall_seconds: float = Field(
         default=60.0,
         gt=0,
-        description="A host's transfer that makes no progress for so long is ended; it resumes it.",
+        description="Seconds without progress after which a host's transfer is ended; the host\n"
+        "resumes it.",
     )
     least_bytes_per_second: int = Field(
         default=10_000,
         ge=1,
-        description="A host's upload slower than this on average is ended as well, beyond\n"
-        "stall_seconds of patience.",
+        description="Minimum average rate of a host's upload; a slower one is ended after another\n"
+        "stall_seconds.",
     )
     reconnect_maximum_seconds: float = Field(
         default=5.0,
         gt=0,
         le=3600,
-        description="The longest pause between two attempts to transfer.",
+        description="Maximum seconds between two attempts at a transfer.",
     )
     metrics_address: MetricsAddress = Field(
         default="",
-        description="Where /metrics, /healthz and /readyz are served: a port (on 127.0.0.1) or\n"
+        description="Address of /metrics, /healthz and /readyz: a port (on 127.0.0.1) or\n"
         "HOST:PORT; empty: nowhere. Over plain HTTP, unless there is metrics_tls.",
     )
     metrics_tls: MetricsTls | None = Field(
@@ -107,7 +109,7 @@ class RelayConfig(Settings):
     )
     log_level: LogLevel = Field(default=LogLevel.INFO, description="debug, info, warning or error.")
     tls: TlsFiles = Field(
-        description="Who this relay is, to the coordinator and to its hosts; files made by\n"
+        description="Certificate of this relay for the coordinator and its hosts; files made by\n"
         "`potluck pki issue FOLDER relay NAME`."
     )
 

@@ -1,5 +1,7 @@
-"""Updates that the coordinator has asked of the hosts behind a relay, from the passing
-instructions."""
+"""Updates that the coordinator has requested from the hosts behind a relay.
+
+They are known from the instructions that pass through the relay.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,10 @@ from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import transfer_pb2
 
 GRACE_SECONDS = 3600.0
-"""Time for which an update is held beyond its deadline: a coordinator that was disconnected may
-still want it."""
+"""Seconds for which an update is held beyond its deadline.
+
+A coordinator that was disconnected may still accept it.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,10 +33,9 @@ class ExpectedUpdate:
 
 
 class ExpectedUpdates:
-    """The newest expected update of each client and run. Only the number of these pairs limits
-    theirs.
+    """The newest expected update of each client and run.
 
-    Lives on the event loop.
+    There is one per pair of client and run, without another limit. Lives on the event loop.
     """
 
     def __init__(
@@ -48,7 +51,7 @@ class ExpectedUpdates:
         self._drop = drop
         self._settled = settle
         self._newest: dict[tuple[str, str], ExpectedUpdate] = {}
-        self._awaited: dict[str, ExpectedUpdate] = {}  # by id: of sums, those still being made
+        self._awaited: dict[str, ExpectedUpdate] = {}  # by id: those for sums, not yet made
         self.changed = asyncio.Event()
         """Set when fewer updates are awaited; the task that waits for this clears it."""
 
@@ -87,8 +90,7 @@ class ExpectedUpdates:
             self.arrived([older.update_id])
 
     def _settle(self, instruction: rpc.Instruction) -> None:
-        """Stop awaiting the update of a client whose round is over, whatever the client still
-        makes."""
+        """Stop awaiting a client's update whose round is over, even if the client still trains."""
         expected = self._newest.get((instruction.client_id, instruction.run_id))
         if expected is not None:
             self.arrived([expected.update_id])
@@ -117,7 +119,7 @@ class ExpectedUpdates:
     def received(self, members: Iterable[transfer_pb2.SumMember]) -> None:
         """Stop awaiting the members of a host's sum that has arrived.
 
-        A member changes nothing if its update was asked of another client.
+        A member has no effect if its update was requested from another client.
         """
         self.arrived(
             each.update_id

@@ -1,6 +1,6 @@
-"""Updates that a relay holds until the coordinator has them: a file each, and its header.
+"""Updates that a relay holds until the coordinator has them: a file and a header for each.
 
-The header is written after the file, so a header found after a crash has a complete file.
+The header is written after the file. So after a crash, the file of every header is complete.
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ class HeldUpdates:
     """The updates in a folder. Not thread-safe; `path` may be called from any thread."""
 
     def __init__(self, folder: Path, *, now: float) -> None:
-        """Read the headers. Delete whatever is broken, lacks its other half or has expired, except
-        files that are still arriving.
+        """Read the headers.
+
+        Delete files and headers that are broken, expired or without the other one, except files
+        that are still arriving.
 
         `now`: seconds since 1970.
         """
@@ -84,10 +86,10 @@ class HeldUpdates:
         return held if held is not None and held.header.blake3 == blake3 else None
 
     def drop(self, update_id: str) -> None:
-        """Delete an update and what has arrived of it.
+        """Delete an update and the parts of it that have arrived.
 
-        A disk that refuses is logged: the next start reads what stayed there, and the coordinator
-        knows whether it still needs it.
+        A failure of the disk is logged. The next start then reads the update again, and the
+        coordinator decides if it still needs it.
         """
         self._updates.pop(update_id, None)
         path = self.path(update_id)

@@ -22,7 +22,7 @@ from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import coordinator_pb2_grpc
 
 _NO_RUN = "potluck-relay-check"
-"""The run asked for; ids of runs are hexadecimal, so no coordinator has it."""
+"""Id of the requested run. Ids of runs are hexadecimal, so no coordinator has this run."""
 _ANSWER_SECONDS = 20.0
 
 
@@ -69,8 +69,7 @@ def _check_address(listen: str) -> str:
 
 
 def _check_state(folder: Path) -> str:
-    """Check the state directory: try it if it exists, else try whether its parent may be written
-    to."""
+    """Check that the state directory is usable; if it is missing, that its parent is writable."""
     if folder.exists():
         RelayState(folder).close()
         return f"state directory  {folder}"
@@ -89,8 +88,10 @@ def _check_state(folder: Path) -> str:
 
 
 async def _check_coordinator(config: RelayConfig, material: TlsMaterial) -> str:
-    """Ask the coordinator about an upload of a run that can't exist: it answers only permitted
-    callers."""
+    """Check that the coordinator admits the relay, by a question about a run that can't exist.
+
+    It answers only permitted callers.
+    """
     [first, *_] = material.identity.claims
     request = rpc.LocateUploadRequest(
         client_id=next(first.ids()), run_id=_NO_RUN, update_id=_NO_RUN, blake3="0" * 64

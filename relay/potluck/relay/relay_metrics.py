@@ -1,4 +1,4 @@
-"""The metrics of a relay: its connection, the hosts behind it, files on both legs."""
+"""The metrics of a relay: its connection, the hosts behind it, transfers on both sides."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ from potluck.common.net.tls import TlsFiles
 
 
 class RelayMetrics:
-    """Metrics of a relay. Lives on the event loop, except for the lookups that each scrape
-    makes."""
+    """Metrics of a relay. Lives on the event loop, except for the lookups of each scrape."""
 
     def __init__(self, instruments: Instruments | None = None) -> None:
         self.instruments = instruments or Instruments(MeasuredParty.RELAY)
@@ -33,11 +32,11 @@ class RelayMetrics:
         self.attending(0, 0)
 
     def watch(self, *, state: Path, tls: TlsFiles, held: Callable[[], int]) -> None:
-        """Look these up at each scrape. `held`: returns the number of held updates."""
+        """Look up these values at each scrape. `held`: returns the number of held updates."""
 
         def refresh() -> None:
             show_disk(self.instruments, state)
-            with suppress(PotluckError):  # amid being replaced: what was shown before stands
+            with suppress(PotluckError):  # the files are being replaced: the last value stays
                 show_certificate(self.instruments, tls)
             self.instruments.set(metrics.RELAY_UPDATES_HELD, held())
 
@@ -49,12 +48,12 @@ class RelayMetrics:
         return "" if self._connected else "not connected to the coordinator"
 
     def connection(self, *, stands: bool) -> None:
-        """Record whether the connection to the coordinator stands."""
+        """Record if the relay is connected to the coordinator."""
         self._connected = stands
         self.instruments.set(metrics.RELAY_CONNECTED, float(stands))
 
     def attending(self, hosts: int, clients: int) -> None:
-        """Add numbers of hosts and clients connected through this relay; negative for fewer."""
+        """Add to the numbers of connected hosts and clients; negative values subtract."""
         self._hosts, self._clients = self._hosts + hosts, self._clients + clients
         self.instruments.set(metrics.RELAY_HOSTS, self._hosts)
         self.instruments.set(metrics.RELAY_CLIENTS, self._clients)
@@ -64,7 +63,7 @@ class RelayMetrics:
         self.instruments.count(metrics.RELAY_REFUSALS, reason=known_reason(reason))
 
     def lent(self, source: RelaySource) -> None:
-        """Count a host's request for a file, which was here or came from the coordinator."""
+        """Count a host's request for a file: stored here, or fetched from the coordinator."""
         self.instruments.count(metrics.RELAY_DOWNLOADS, source=source)
 
     def delivered(self, outcome: DeliveryOutcome) -> None:
@@ -82,7 +81,7 @@ class RelayMetrics:
         self._count(RelayLeg.COORDINATOR, direction, size)
 
     def retried(self, direction: Direction) -> None:
-        """Count a transfer to or from the coordinator that begins again."""
+        """Count a new attempt at a transfer to or from the coordinator."""
         self.instruments.count(metrics.RELAY_RETRIES, direction=direction)
 
     def _count(self, leg: RelayLeg, direction: Direction, size: int) -> None:

@@ -69,13 +69,13 @@ class RelayService(coordinator_pb2_grpc.CoordinatorServiceServicer):
                     self._metrics.attending(1, clients)
                     log.info("host attends", host=identity.name, clients=clients)
                 if response.HasField("welcome"):
-                    response.welcome.object_store = False  # files go through here
+                    response.welcome.object_store = False  # files of this host go through the relay
                 if response.HasField("instruction"):
                     self._updates.expected.see(response.instruction, identity.name)
                 yield response
         except PotluckError:
             if sending.done() and not sending.cancelled():
-                sending.result()  # what ended it, where it was the host
+                sending.result()  # raises the host's error if the host ended the stream
             raise
         finally:
             sending.cancel()
@@ -99,7 +99,7 @@ class RelayService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             if not relay.may_speak_for(client):
                 raise IdentityError(
                     f"relay '{relay.name}' may not speak for client '{client}'; issue the relay a "
-                    "certificate that does with `potluck pki issue … --clients`",
+                    "certificate with this client: `potluck pki issue … --clients`",
                     relay=relay.name,
                     client=client,
                 )
@@ -122,7 +122,7 @@ class RelayService(coordinator_pb2_grpc.CoordinatorServiceServicer):
                 await call.write(request)
             await call.done_writing()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            pass  # on a broken stream writing fails as well, but reading tells the status
+            pass  # writing fails on a broken stream, but only reading raises its status
         except PotluckError:
             call.cancel()
             raise
@@ -141,7 +141,7 @@ class RelayService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             try:
                 path = await stack.enter_async_context(self._files.lent(blake3))
             except StorageError as error:
-                # A host would take it for its own disk, and give up.
+                # A host would treat it as a failure of its own disk, and give up.
                 text = f"the coordinator can't send a file to the relay: {error.message}"
                 raise UnreachableError(text) from error
             except (IdentityError, ProtocolError) as error:
@@ -160,12 +160,11 @@ class RelayService(coordinator_pb2_grpc.CoordinatorServiceServicer):
     async def LocateUpload(
         self, request: rpc.LocateUploadRequest, context: Context
     ) -> rpc.LocateUploadResponse:
-        """Return how much of an update has arrived."""
+        """Return the number of bytes of an update that have arrived."""
         return await self._updates.locate(request, identity_of(context))
 
     async def SubmitUpdate(
         self, request_iterator: AsyncIterator[Any], context: Context
     ) -> rpc.SubmitUpdateResponse:
-        """Receive an update: one header, chunks as views of their bytes (see `guard.py`), one
-        trailer."""
+        """Receive an update: one header, chunks as memory views (see `guard.py`), one trailer."""
         return await self._updates.take(request_iterator, identity_of(context))

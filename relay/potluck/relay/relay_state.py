@@ -1,9 +1,9 @@
-"""The folder in which a relay keeps what must survive it.
+"""The folder with the data of a relay that must survive a restart.
 
 lock                     held while the process runs
 files/BLAKE3             files that hosts fetch, by their digest
-files.spare/N            one of them that is no longer needed, to be overwritten
-fetched/BLAKE3[.part]    files on their way down
+files.spare/N            a file that is no longer needed, to be overwritten
+fetched/BLAKE3[.part]    files that are being fetched from the coordinator
 updates/…                updates until the coordinator has them; see `held_updates`
 """
 
@@ -21,14 +21,14 @@ from potluck.common.process.folder_lock import FolderLock
 def relay_disk(path: Path) -> Iterator[None]:
     """Turn errors of this machine's disk in the block into RelayStorageError.
 
-    A host would take a StorageError for its own disk's, or the coordinator's.
+    A host would treat a StorageError as one of its own disk, or of the coordinator's.
     """
     try:
         yield
     except OSError as error:
         raise _relay_error(disk_error(error, path)) from error
     except StorageError as error:
-        if not isinstance(error.__cause__, OSError):  # the coordinator's disk
+        if not isinstance(error.__cause__, OSError):  # an error of the coordinator's disk
             raise
         raise _relay_error(error) from error
 
@@ -43,7 +43,8 @@ class RelayState:
     def __init__(self, path: Path) -> None:
         """Make the folder if it is missing, and lock it.
 
-        Raises ConfigurationError if another process holds it, StorageError if the disk refuses.
+        Raises ConfigurationError if another process holds it, StorageError if the folder can't be
+        made or locked.
         """
         self.path = path
         self.files = path / "files"
@@ -64,5 +65,5 @@ class RelayState:
         )
 
     def close(self) -> None:
-        """Let another process use the folder."""
+        """Release the folder for other processes."""
         self._lock.close()

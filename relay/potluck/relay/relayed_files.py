@@ -1,4 +1,4 @@
-"""Files on their way down: fetched once from the coordinator, and sent to every host that asks."""
+"""Files for hosts: fetched once from the coordinator, and sent to every host that requests them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from potluck.relay.relay_state import relay_disk
 
 
 class RelayedFiles:
-    """Files by their digest. Lives on the event loop; blocking work goes to threads."""
+    """Files by digest. Lives on the event loop; blocking work runs in threads."""
 
     def __init__(
         self,
@@ -37,12 +37,12 @@ class RelayedFiles:
 
     @contextlib.asynccontextmanager
     async def lent(self, blake3: str) -> AsyncIterator[Path]:
-        """Yield the path of a file that stays while the block runs. Requests for the same file
-        share one download.
+        """Yield the path of a file that is kept while the block runs.
 
-        Keeps trying for as long as the coordinator can't be reached. Raises NotFoundError if the
-        coordinator has no such file, DigestMismatchError, TooLargeError, ProtocolError,
-        StorageError for the coordinator's disk or RelayStorageError for this one.
+        Requests for the same file share one download. It is retried while the coordinator can't be
+        reached. Raises NotFoundError if the coordinator has no such file, DigestMismatchError,
+        TooLargeError, ProtocolError, StorageError for the coordinator's disk or RelayStorageError
+        for this one.
         """
         check_digest(blake3)
         with self._cache.pinned(blake3):

@@ -1,8 +1,9 @@
-"""Sums on their way up: a relay adds up the sums of the hosts behind it and sends one.
+"""Sums for the coordinator: a relay adds up the sums of the hosts behind it, and sends one.
 
-Adding is exact, so the round's model does not depend on which updates are in which sum. The relay's
-waiting decides only how many files there are. Each host's sum stays on disk until the coordinator
-has it. If the coordinator does not want a sum as it is, the relay makes another.
+Addition is exact, so the round's model does not depend on which updates are in which sum. The
+relay's waiting time only affects the number of files. Each host's sum stays on disk until the
+coordinator has it. If the coordinator refuses a sum because some members are no longer needed, the
+relay sends another without them.
 """
 
 from __future__ import annotations
@@ -29,13 +30,16 @@ log = structlog.get_logger()
 
 SUM: Final = transfer_pb2.ENCODING_SUM
 _MOST_MEMBERS: Final = 4096
-"""Updates in one sum: its header must fit into a message."""
+"""Maximum number of updates in one sum: its header must fit into a message."""
 
 
 @dataclass(kw_only=True, eq=False)
 class _Part:
-    """The sum that one host sent. vectors: lengths of its file's vectors, by name. delivered: done
-    once the coordinator has the sum, or has refused it."""
+    """The sum that one host sent.
+
+    vectors: lengths of its file's vectors, by name. delivered: done once the coordinator has
+    accepted or refused the sum.
+    """
 
     header: transfer_pb2.UpdateHeader
     path: Path
@@ -45,9 +49,9 @@ class _Part:
 
     @property
     def updates(self) -> set[tuple[str, str]]:
-        """Ids of the updates in it, each with its client.
+        """Ids of the updates in the sum, each with its client.
 
-        The client is one that the host may speak for. For the id there is only the host's word.
+        The host's certificate has the client. The id is only reported by the host.
         """
         return {(each.update_id, each.client_id) for each in self.header.members}
 
@@ -76,31 +80,30 @@ class RelayedSums:
         *,
         wait_seconds: float,
     ) -> None:
-        """`wait_seconds`: how long the first host's sum of a run waits for those of others."""
+        """`wait_seconds`: seconds for which a run's first sum waits for the sums of other hosts."""
         self._upstream = upstream
         self._held = held
         self._expected = expected
         self._wait_seconds = wait_seconds
-        self._gatherings: dict[str, _Gathering] = {}  # by run, those that wait
+        self._gatherings: dict[str, _Gathering] = {}  # by run: gatherings that wait for more parts
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def deliver(self, held: HeldUpdate, *, fresh: bool) -> None:
-        """Deliver a host's sum to the coordinator within a larger one; return when it is kept
-        there.
+        """Deliver a host's sum within a larger one; return once the coordinator has stored it.
 
-        fresh: True if nothing of it has been sent before. Raises LayoutError or OutOfBoundsError
-        for a file that does not match its header, and the errors that the coordinator answers with.
+        fresh: True if no part of it has been sent before. Raises LayoutError or OutOfBoundsError
+        for a file that does not match its header, and the errors of the coordinator's answer.
         """
         header = held.header
         path = self._held.path(header.update_id)
         ids = [each.update_id for each in header.members]
-        # Before it is added to what others sent: they must not be refused for it.
+        # Check the sum before it is added to others: a fault in it must not get theirs refused.
         vectors = await asyncio.to_thread(_checked_vectors, path, ids)
         delivered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         part = _Part(header=header, path=path, vectors=vectors, fresh=fresh, delivered=delivered)
         gathering = self._gathering(header.run_id)
         for other in gathering.parts:
-            if other.updates & part.updates:  # its host has put others together meanwhile
+            if other.updates & part.updates:  # the host has made a new sum of these updates
                 other.fail(RoundClosedError("its host has sent another sum of the same updates"))
         gathering.parts.append(part)
         self._expected.received(header.members)
@@ -143,7 +146,7 @@ class RelayedSums:
                 del self._gatherings[run_id]
 
     async def _gather(self, run_id: str, gathering: _Gathering) -> None:
-        """Wait for hosts that still train, but not for long."""
+        """Wait for hosts that still train, for `wait_seconds` at most."""
         changed, clock = self._expected.changed, asyncio.get_running_loop().time
         until = clock() + self._wait_seconds
         while any(not part.delivered.done() for part in gathering.parts):
@@ -168,7 +171,7 @@ class RelayedSums:
                 if len(parts) == 1:
                     parts[0].fail(error)
                     return
-                log.warning("a sum is refused; its parts go singly", error=error.message)
+                log.warning("sum refused, sending its parts one by one", error=error.message)
                 for part in parts:
                     await self._send([part])
             else:
@@ -192,7 +195,7 @@ class RelayedSums:
                 add_files, path, [part.path for part in parts], members
             )
             header.blake3, header.size, header.offset = written.blake3, written.size, 0
-            log.debug("hosts' sums are one", parts=len(parts), members=len(header.members))
+            log.debug("hosts' sums combined", parts=len(parts), members=len(header.members))
             await deliver_file(link, header, path, fresh=fresh)
         finally:
             with contextlib.suppress(OSError):  # the next start deletes it
@@ -210,7 +213,7 @@ def _checked_vectors(path: Path, update_ids: Sequence[str]) -> Mapping[str, int]
 
 
 def _addable(parts: Sequence[_Part]) -> list[list[_Part]]:
-    """Return groups of parts that may be one sum: of the same vectors, and not too many updates."""
+    """Return groups of parts that can be one sum: equal vectors, up to `_MOST_MEMBERS` updates."""
     found: list[list[_Part]] = []
     for part in sorted(parts, key=lambda each: each.header.update_id):
         for together in found:
@@ -224,8 +227,10 @@ def _addable(parts: Sequence[_Part]) -> list[list[_Part]]:
 
 
 def _close(parts: Sequence[_Part], error: RoundClosedError) -> None:
-    """Fail the parts of hosts whose clients are no longer awaited, with the names of these clients.
-    If the error names none, fail all parts."""
+    """Fail the parts with clients that are no longer awaited.
+
+    Each failure names these clients. If the error names no clients, all parts fail.
+    """
     gone = set(error.metadata.get("clients", "").split(","))
     clients = {part: [each.client_id for each in part.header.members] for part in parts}
     named = [part for part in parts if gone & set(clients[part])]

@@ -1,4 +1,4 @@
-"""Updates on their way up: received from a host, verified, held until the coordinator has them."""
+"""Updates for the coordinator: received from hosts, verified, held until delivered."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ log = structlog.get_logger()
 class RelayedUpdates:
     """The updates of the hosts behind a relay. Lives on the event loop.
 
-    A host gets the coordinator's answer, once that has come. So it keeps its update as long as it
-    would without a relay. A complete update is delivered even if its host disconnects or this
+    A host receives its answer only after the coordinator has answered. So it keeps its update as
+    long as without a relay. A complete update is delivered even if its host disconnects or this
     process is killed.
     """
 
@@ -51,8 +51,10 @@ class RelayedUpdates:
         clock: Callable[[], float],
         metrics: RelayMetrics,
     ) -> None:
-        """`wait_seconds`: how long a host's sum waits for those of others. `clock`: seconds since
-        1970."""
+        """`wait_seconds`: seconds for which a host's sum waits for the sums of other hosts.
+
+        `clock`: seconds since 1970.
+        """
         self.expected = ExpectedUpdates(clock, self._give_up, self._settle)
         self._sums = RelayedSums(upstream, held, self.expected, wait_seconds=wait_seconds)
         self._upstream = upstream
@@ -69,12 +71,12 @@ class RelayedUpdates:
         return self._upstream.link
 
     def go_on(self) -> None:
-        """Deliver the updates that an earlier process has left."""
+        """Deliver the updates that an earlier process has not delivered."""
         for held in self._held.all():
             self._delivery(held, fresh=False)
 
     async def close(self) -> None:
-        """Stop; what is held stays on disk."""
+        """Stop all deliveries; held updates stay on disk."""
         tasks = [*self._deliveries.values(), *self._settling]
         for task in tasks:
             task.cancel()
@@ -86,7 +88,7 @@ class RelayedUpdates:
     async def locate(
         self, request: rpc.LocateUploadRequest, identity: Identity
     ) -> rpc.LocateUploadResponse:
-        """Return how much of an update has arrived here, or that the coordinator has it."""
+        """Return how many bytes of an update have arrived, or that the coordinator has it."""
         check_client(request.client_id, identity)
         check_digest(request.blake3)
         if not request.resume:
@@ -111,7 +113,7 @@ class RelayedUpdates:
     async def take(
         self, frames: AsyncIterator[Any], identity: Identity
     ) -> rpc.SubmitUpdateResponse:
-        """Take one update and deliver it. Raises what the coordinator answers."""
+        """Receive one update and deliver it. Raises the coordinator's error."""
         frames = aiter(frames)
         header = update_header(await anext(frames, None))
         for client in (header.client_id, *(each.client_id for each in header.members)):
@@ -125,7 +127,7 @@ class RelayedUpdates:
                 expires = await self._require(header)
                 if expires is None:
                     return rpc.SubmitUpdateResponse(duplicate=True)
-                if self._held.holds(header.update_id):  # in another file, which this one replaces
+                if self._held.holds(header.update_id):  # other content, which this replaces
                     self._give_up(header.update_id)
                 with contextlib.ExitStack() as stack:
                     receiver, blake3 = await self._receive(header, frames, stack)
@@ -133,7 +135,7 @@ class RelayedUpdates:
                         return rpc.SubmitUpdateResponse(
                             received=receiver.received, waited_seconds=waited
                         )
-                    # All of it is here: it counts even if its host goes away now.
+                    # The update is complete: it is delivered even if its host disconnects now.
                     held = await shielded(self._keep(header, receiver, blake3, expires))
             delivery = self._delivery(held, fresh=fresh)
         try:
@@ -142,7 +144,7 @@ class RelayedUpdates:
             if not delivery.cancelled():
                 raise
             raise RoundClosedError(
-                f"update '{header.update_id[:200]}' is not waited for any more; drop it",
+                f"update '{header.update_id[:200]}' is no longer awaited; drop it",
                 update=header.update_id[:200],
                 client=header.client_id,
                 clients=header.client_id,
@@ -159,8 +161,8 @@ class RelayedUpdates:
         here = held_bytes(self._held.path(header.update_id))
         if expected is not None and header.offset <= here:
             return expected.expires
-        # Its instruction went through before this process began, or it was delivered since its
-        # host asked how much of it is here: the coordinator knows.
+        # Either its instruction passed before this process started, or it was delivered after its
+        # host asked for the received bytes. The coordinator can tell.
         located = await self._upstream.locate(
             rpc.LocateUploadRequest(
                 update_id=header.update_id,
@@ -173,7 +175,7 @@ class RelayedUpdates:
             return None
         if header.offset > here:
             raise TruncatedError(
-                f"only {here} bytes of the update are here, not {header.offset}; send the rest",
+                f"only {here} bytes of the update have arrived, not {header.offset}; send the rest",
                 received=here,
                 size=header.size,
             )
@@ -188,7 +190,7 @@ class RelayedUpdates:
         """Return the bytes of a file, in a receiver that `stack` closes, and the digest in its
         trailer.
 
-        None instead of the digest if the stream ends before the file does, as its header announces.
+                The digest is None if the stream ends before the file is complete.
         """
         path = self._held.path(header.update_id)
         async with self._order.receiving(header.update_id, header.blake3):
@@ -291,9 +293,9 @@ class RelayedUpdates:
         self._held.drop(update_id)
 
     def _settle(self, update_id: str) -> None:
-        """Drop what has arrived of an update whose round is over, soon.
+        """Schedule the deletion of an update whose round is over, and of its received part.
 
-        Its host stops sending when it learns that the round is over, and asks no more.
+        Its host stops sending when it learns that the round is over.
         """
         task = asyncio.create_task(self._drop_undelivered(update_id))
         self._settling.add(task)

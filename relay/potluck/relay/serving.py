@@ -1,4 +1,4 @@
-"""A relay on a port."""
+"""Serves a relay on a port."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from potluck.server.service.revocations import Revoking
 log = structlog.get_logger()
 
 STOP_SECONDS = 2.0
-"""Time for calls under way to end when the relay stops."""
+"""Seconds that active calls get to end when the relay stops."""
 
 
 @contextlib.asynccontextmanager
 async def serving(config: RelayConfig, state: RelayState) -> AsyncIterator[str]:
-    """Serve hosts; the address they can dial.
+    """Serve hosts while the block runs. Yield the address that they can dial.
 
     Raises ConfigurationError or IdentityError for certificates that can't be used, UnreachableError
-    for an address that can't be listened on.
+    if it can't listen at the address.
     """
     certificate = ServerCertificate(config.tls, Role.RELAY)
     if config.metrics_tls is not None:

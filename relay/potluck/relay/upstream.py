@@ -30,7 +30,7 @@ log = structlog.get_logger()
 
 
 class Upstream:
-    """The coordinator, as a relay reaches it. Lives on the event loop."""
+    """A relay's connections to its coordinator. Lives on the event loop."""
 
     def __init__(
         self, config: RelayConfig, *, generator: random.Random, metrics: RelayMetrics
@@ -55,8 +55,10 @@ class Upstream:
         )
 
     async def locate(self, request: rpc.LocateUploadRequest) -> rpc.LocateUploadResponse:
-        """Return how much of an update the coordinator has. Raises its error, in the form for
-        hosts."""
+        """Return the number of bytes of an update that the coordinator has.
+
+        Raises its error, in the form for hosts.
+        """
         try:
             with calling():
                 return await self.link.stub.LocateUpload(request)
@@ -74,7 +76,7 @@ class Upstream:
         return call
 
     def left(self, call: Any) -> None:
-        """Forget and cancel a control stream that is over."""
+        """Cancel a control stream that is over, and remove its record."""
         self._calls.discard(call)
         call.cancel()
 
@@ -92,11 +94,11 @@ class Upstream:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            raise UnreachableError("the relay connects anew; attend again") from None
+            raise UnreachableError("the relay is reconnecting; attend again") from None
         return response if isinstance(response, rpc.AttendResponse) else None
 
     async def watch(self) -> None:
-        """Keep the connection up, and follow the certificate's files, until cancelled."""
+        """Keep the connection up, and reload changed certificate files, until cancelled."""
         renewed = asyncio.create_task(self._certificate.until_renewed())
         connected = False
         try:
@@ -147,8 +149,8 @@ class Upstream:
 def for_hosts(error: PotluckError) -> PotluckError:
     """Return the error that a host behind the relay receives for the coordinator's answer.
 
-    A host must not end because of the relay's certificate, so that error becomes one that may pass.
-    Errors about the host or its clients are passed on.
+    A host must not exit because of a problem with the relay's certificate. So such an error becomes
+    a temporary one. Errors about the host or its clients are passed on.
     """
     of_host = isinstance(error, AttendsElsewhereError) or "client" in error.metadata
     if isinstance(error, IdentityError) and not of_host:
