@@ -110,7 +110,7 @@ def test_manners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.filterwarnings("ignore:Total length of .* across ranks is zero")
 def test_a_loader_without_batches_is_named() -> None:
     loader = DataLoader(samples(3), batch_size=4, drop_last=True)
-    with pytest.raises(TrainingError, match="took no batch"):
+    with pytest.raises(TrainingError, match="read no batch"):
         trained(LightningTrainer(MEASURES), new_model(), loader, settings_of())
 
 

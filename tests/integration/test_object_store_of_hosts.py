@@ -136,7 +136,7 @@ async def test_a_store_that_sends_another_model_is_waited_for(scene: Scene) -> N
         assert await scene.fetch() == CONTENT
     blamed = [line for line in logs if line["event"] == "object store sends other bytes"]
     assert [line["store"] for line in blamed] == [scene.store.origin]
-    assert logs[-1]["event"] == "object store sends the right bytes again"
+    assert logs[-1]["event"] == "object store recovered: its bytes match their digest"
     assert scene.fake.distrusted == 8
 
 

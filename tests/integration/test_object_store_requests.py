@@ -99,7 +99,7 @@ async def test_a_store_that_fails_is_not_asked_again_at_once(settings: FilesSett
     store = ObjectStore(nobody, Instruments(MeasuredParty.COORDINATOR))
     with pytest.raises(ObjectStoreError, match="failed"):
         await store.size_of("x")
-    with pytest.raises(ObjectStoreError, match="asked again soon"):
+    with pytest.raises(ObjectStoreError, match="the next attempt follows soon"):
         await store.size_of("x")
     assert "127.0.0.1:1" in await store.probe()
 

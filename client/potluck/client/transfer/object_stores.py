@@ -110,7 +110,7 @@ class ObjectStores:
     def sent_right_bytes(self) -> None:
         """Note that a file was transferred correctly; log it if a store had sent other bytes."""
         if self._wrong:
-            log.info("object store sends the right bytes again")
+            log.info("object store recovered: its bytes match their digest")
         self._wrong = False
 
     async def fetch(self, url: str, begin: Callable[[int], FileReceiver], *, offset: int) -> None:

@@ -1,4 +1,4 @@
-"""Base of all adapters: calls a script's functions and turns their means into sums."""
+"""Base of all adapters: calls a script's functions and converts their means to sums."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ _OF_THE_RUN: Final = (
 )
 """Keys of the run's `[training]` table that a function may take as parameters.
 
-The round's learning rate is offered in addition."""
+The round's learning rate is also available, as `learning_rate`.
+"""
 _ALWAYS: Final = ("client", "device", "seed")
 
 
@@ -35,7 +36,7 @@ class AdaptedTrainer(Trainer):
     """A trainer whose objects each declare their own metrics."""
 
     def __init__(self, measures: Mapping[str, Measure]) -> None:
-        self.measures = measures  # type: ignore[misc]  # other trainers' classes declare theirs
+        self.measures = measures  # type: ignore[misc]  # other trainers declare theirs in the class
 
     def over_samples(
         self, found: Mapping[str, Measured | float], samples: int, *, by: str
@@ -53,15 +54,15 @@ class AdaptedTrainer(Trainer):
                 continue
             try:
                 mean = float(value)
-            except (TypeError, ValueError, RuntimeError):  # the last of tensors
+            except (TypeError, ValueError, RuntimeError):  # tensors raise the last
                 raise TrainingError(
                     f"{by} returned a {type(value).__name__} as measure '{name}'; return a number, "
                     "or Measured(sum, count)"
                 ) from None
             if samples < 1:
                 raise TrainingError(
-                    f"{by} returned {mean} as measure '{name}', a mean over a number of samples "
-                    "that the loader does not tell; return Measured(sum, count)"
+                    f"{by} returned {mean} as measure '{name}', a mean over an unknown number of "
+                    "samples, since the loader has no length; return Measured(sum, count)"
                 )
             summed[name] = Measured(mean * samples, samples)
         return summed
@@ -95,7 +96,7 @@ def called(
     ]
     if missing:
         raise TrainingError(
-            f"`{name_of(function)}` has a parameter '{missing[0]}', which is not one that Potluck "
-            f"fills; give it a default, or call it one of: {', '.join(sorted(offered))}"
+            f"`{name_of(function)}` has a parameter '{missing[0]}', which Potluck can't fill; "
+            f"give it a default, or one of these names: {', '.join(sorted(offered))}"
         )
     return function(*given, **named)

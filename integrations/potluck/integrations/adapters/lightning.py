@@ -1,4 +1,4 @@
-"""PyTorch Lightning: a `LightningModule` is the model, its own steps train and measure it."""
+"""PyTorch Lightning: the model is a `LightningModule`, whose own steps train and measure it."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ with extra_named():
 class LightningTrainer(AdaptedTrainer):
     """Trains with `training_step`, measures with `validation_step`.
 
-    The task's model is a `LightningModule`. Data are loaders, or what `lightning.Trainer` takes in
-    their place. Measures are what `validation_step` logs, by the same names, as means over the
-    samples; `loss`, if declared, is also measured while training.
+    The task's model is a `LightningModule`. Data are loaders, or other objects that
+    `lightning.Trainer` accepts. Metrics are the values that `validation_step` logs, by the same
+    names, as means over the samples. `loss`, if declared, is also measured in training.
     """
 
     def __init__(
@@ -42,11 +42,13 @@ class LightningTrainer(AdaptedTrainer):
         learning_rate: str | None = None,
         **options: Any,
     ) -> None:
-        """learning_rate: the attribute of the module, e.g. "lr", that is set to the round's rate
-        before each training; by default the module has its own. options: of `lightning.Trainer`.
+        """options: options of `lightning.Trainer`.
 
-        Of the run's `[training]` table come `epochs`, `steps` and `gradient_clip` where `options`
-        has no max_epochs, max_steps, gradient_clip_val.
+        learning_rate: attribute of the module, such as "lr", that is set to the round's learning
+        rate before each training; None: the module's own rate.
+
+        `epochs`, `steps` and `gradient_clip` of the run's `[training]` table are used unless
+        `options` has max_epochs, max_steps or gradient_clip_val.
         """
         super().__init__(measures)
         self._learning_rate, self._options = learning_rate, options
@@ -73,8 +75,8 @@ class LightningTrainer(AdaptedTrainer):
             steps = trainer.global_step
         if not watching.samples:
             raise TrainingError(
-                f"client '{settings.client}': the training took no batch of its loader; see that "
-                "it has samples, and that drop_last does not drop them"
+                f"client '{settings.client}': the training read no batch of its loader; check "
+                "that the loader has samples, and that drop_last does not drop them"
             )
         measures: dict[str, Measured] = {}
         if "loss" in self.measures:
@@ -94,7 +96,7 @@ class LightningTrainer(AdaptedTrainer):
 
 
 def _check_module(model: Any) -> None:
-    """Raise TrainingError for a model that `lightning` does not take."""
+    """Raise TrainingError for a model that `lightning` can't train."""
     if isinstance(model, lightning.LightningModule):
         return
     name = type(model).__name__
@@ -110,7 +112,7 @@ def _check_module(model: Any) -> None:
 
 
 class _WatchedFit(lightning.Callback):
-    """Reports at each batch, and adds up samples and losses."""
+    """Reports progress at each batch, and sums samples and losses."""
 
     def __init__(self, report: TrainingProgress) -> None:
         self._report = report
@@ -133,13 +135,13 @@ class _WatchedFit(lightning.Callback):
         if trainer.current_epoch == 0:
             self.first_pass += samples
         loss = outputs["loss"] if isinstance(outputs, Mapping) else outputs
-        if loss is not None:  # Lightning has divided it by the batches that it accumulates
+        if loss is not None:  # Lightning has divided the loss by the number of accumulated batches
             self.loss += float(loss) * trainer.accumulate_grad_batches * samples
 
 
 @contextlib.contextmanager
 def _quiet_trainer(device: str, options: Mapping[str, Any]) -> Iterator[Any]:
-    """A `lightning.Trainer` for this device that logs, saves and prints nothing."""
+    """Yield a `lightning.Trainer` for this device that logs, saves and prints nothing."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     kind, _, index = device.partition(":")

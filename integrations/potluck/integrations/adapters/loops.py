@@ -1,4 +1,4 @@
-"""Plain loops over batches, as PyTorch scripts have them. Nothing here needs torch."""
+"""Plain loops over batches, as in PyTorch scripts. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -38,9 +38,11 @@ class LoopTrainer(AdaptedTrainer):
         evaluate: Callable[..., Found],
         measures: Mapping[str, Measure],
     ) -> None:
-        """train: takes the model and the training loader. evaluate: takes the model and the loader
-        of the held-out data. Both may take further parameters by name: see `adapted.called`.
-        measures: all metrics that they return, by name.
+        """train: takes the model and the training loader.
+
+        evaluate: takes the model and the loader of the held-out data. Both may have further
+        parameters, filled by name: see `adapted.called`. measures: all metrics that they return, by
+        name.
 
         They return metrics by name, or a number if one metric is declared. A number is the mean
         over the loader's samples; `Measured` gives its own count. train may return None.
@@ -59,14 +61,13 @@ class LoopTrainer(AdaptedTrainer):
         whose = f"client '{settings.client}': `{name_of(self._train)}`"
         if not loader.batches:
             raise TrainingError(
-                f"{whose} took no batch of its loader, and no step of an optimizer; see that the "
-                "loader has samples, and that drop_last does not drop them"
+                f"{whose} read no batch of its loader, and made no step of an optimizer; check "
+                "that the loader has samples, and that drop_last does not drop them"
             )
         if not loader.samples:
             raise TrainingError(
-                f"{whose} took its batches from a loader that it made itself, of a dataset without "
-                "a length; give the dataset a method __len__, or take the batches of the loader "
-                "that it gets"
+                f"{whose} used its own loader, of a dataset without a length; give the dataset a "
+                "method __len__, or use the loader that Potluck passes"
             )
         return Contribution(
             samples=loader.samples,
@@ -75,7 +76,7 @@ class LoopTrainer(AdaptedTrainer):
         )
 
     def evaluate(self, model: Any, data: Any, settings: EvaluationSettings) -> Measures:
-        """Call the function."""
+        """Call the evaluation function."""
         self._seed(data, settings.seed)
         found = called(self._evaluate, model, data, settings=settings)
         return self._named(found, dataset_size(data), self._evaluate)

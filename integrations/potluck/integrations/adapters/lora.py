@@ -1,4 +1,4 @@
-"""Low-rank adapters by `peft`: around a model's layers, and of a lower rank at some clients.
+"""Low-rank adapters by `peft` for a model's layers; some clients may train a lower rank.
 
 With `[model] trainable = ["*.lora_?.*"]` only these adapters are sent. The strategy `lora-stacking`
 also needs the weights below them, as `"*.base_layer.weight"`.
@@ -26,11 +26,11 @@ def with_lora(
     scaling: float = 1.0,
     **options: Any,
 ) -> Any:
-    """Add adapters to a model of torch or transformers, and freeze all its other parameters.
+    """Add low-rank adapters to a model of torch or transformers, and freeze its other parameters.
 
-    rank: rank of the adapters, ≥ 1; the largest that a client trains. targets: endings of the names
-    of the layers to adapt, or "all-linear" in a model of transformers. scaling: s > 0 of W + s·B·A,
-    the same for clients of every rank. options: further options of `peft.LoraConfig`.
+    rank: rank of the adapters, ≥ 1: the largest rank that a client trains. targets: endings of the
+    names of the layers to adapt, or "all-linear" in a model of transformers. scaling: s > 0 of W +
+    s·B·A, the same for clients of every rank. options: further options of `peft.LoraConfig`.
     """
     wanted = targets if isinstance(targets, str) else list(targets)
     alpha: Any = scaling * rank  # declared as an integer, used as a number
@@ -40,7 +40,7 @@ def with_lora(
 
 
 def keep_rank(model: Any, rank: int) -> None:
-    """Reduce all adapters of a model to this rank, by zeros in the rest of both factors.
+    """Reduce all adapters of a model to this rank: set the rest of both factors to zero.
 
     The zeros get no gradient and stay zero. Call it in `train`, before the first step. Raises
     ValueError if an adapter has a lower rank.

@@ -16,9 +16,9 @@ from potluck.integrations.adapters.lora import with_lora
 def low_rank(
     *, of: Mapping[str, Any], rank: PositiveInt = 16, scaling: PositiveFloat = 2.0
 ) -> nn.Module:
-    """Another model, each of its `nn.Linear` with an adapter; all else of it stays as it is.
+    """Another model with a low-rank adapter on each `nn.Linear`; its other layers are unchanged.
 
-    of: a table as [model] is, with the name of an installed model and its options. rank: of the
+    of: a table like [model]: the name of an installed model and its options. rank: rank of the
     adapters. scaling: s of W + s·B·A, lora_alpha / rank. Needs potluck[lora].
     """
     model = member_maker(of, whole="low-rank")()
@@ -26,7 +26,7 @@ def low_rank(
     if not targets:
         raise ConfigurationError(
             f"model low-rank: a {type(model).__name__} has no nn.Linear to adapt; name a model "
-            "that has"
+            "with one"
         )
     adapted: nn.Module = with_lora(model, rank=rank, targets=targets, scaling=scaling)
     return adapted

@@ -1,4 +1,4 @@
-"""MONAI: loops with its transforms, losses and metrics; and its engines."""
+"""MONAI: trainers for loops that use its transforms, losses and metrics, and for its engines."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ with extra_named():
 def measured(metric: Any) -> Measured:
     """Return sum and count of a metric's values over images, e.g. of a `DiceMetric`.
 
-    Call it after the last batch. An image's value is the mean over its channels. NaN does not
-    count: a class that an image does not have, or an image without any class.
+    Call it after the last batch. An image's value is the mean over its channels. NaN is skipped: it
+    marks a class that an image does not have, or an image without any class.
     """
     return _over_images(metric.get_buffer())
 
@@ -48,7 +48,7 @@ def _over_images(values: Any) -> Measured:
 
 
 def seed_transforms(loader: Any, seed: int) -> None:
-    """Seed the random transforms of a loader's data set, which have generators of their own."""
+    """Seed the random transforms of a loader's data set, which have their own generators."""
     seed_loader(loader, seed)
     set_rnd(getattr(loader, "dataset", loader), seed % MAX_SEED)
 
@@ -63,9 +63,9 @@ class MonaiLoopTrainer(LoopTrainer):
 class MonaiEngineTrainer(AdaptedTrainer):
     """Trains with a `monai.engines.Trainer`, measures with a `monai.engines.Evaluator`.
 
-    Data are loaders. Measures are the evaluator's metrics by the same names: over images, as
-    MONAI's metrics keep the value of each; others are means over the samples. `loss`, if declared,
-    is also measured while training.
+    Data are loaders. The metrics have the same names as the evaluator's. MONAI's metrics are means
+    over images, since they store each image's value; others are means over the samples. `loss`, if
+    declared, is also measured in training.
     """
 
     def __init__(
@@ -74,9 +74,11 @@ class MonaiEngineTrainer(AdaptedTrainer):
         evaluator: Callable[..., Any],
         measures: Mapping[str, Measure],
     ) -> None:
-        """trainer: takes the network and the training loader, and returns an engine. evaluator:
-        likewise, with the loader of the held-out data. Both may take further parameters by name:
-        see `adapted.called`."""
+        """trainer: takes the network and the training loader, and returns an engine.
+
+        evaluator: takes the network and the loader of the held-out data, and returns an engine.
+        Both may have further parameters, filled by name: see `adapted.called`.
+        """
         super().__init__(measures)
         self._trainer, self._evaluator = trainer, evaluator
 
@@ -92,8 +94,8 @@ class MonaiEngineTrainer(AdaptedTrainer):
         engine.run()
         if not watching.samples:
             raise TrainingError(
-                f"client '{settings.client}': the training took no batch of its loader; see that "
-                "it has samples, and that drop_last does not drop them"
+                f"client '{settings.client}': the training read no batch of its loader; check "
+                "that the loader has samples, and that drop_last does not drop them"
             )
         measures: dict[str, Measured] = {}
         if "loss" in self.measures:
@@ -115,7 +117,7 @@ class MonaiEngineTrainer(AdaptedTrainer):
 
 
 class _WatchedEngine:
-    """Reports at each batch, and adds up samples and losses."""
+    """Reports progress at each batch, and sums samples and losses."""
 
     def __init__(self, report: TrainingProgress) -> None:
         self._report = report

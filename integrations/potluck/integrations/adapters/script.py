@@ -11,11 +11,11 @@ from potluck.common.names import ClientId
 from potluck.common.task import ClientData, Recommended, Task
 from potluck.common.trainer import SHARE, Measure, Measured, Trainer
 
-__all__ = ["Measure", "Measured", "script_task", "share"]  # what scripts import
+__all__ = ["Measure", "Measured", "script_task", "share"]  # the names that scripts import
 
 
 def share(label: str) -> Measure:
-    """Declare a metric with means in [0, 1], the higher the better: accuracy, Dice."""
+    """Declare a metric whose mean is in [0, 1] and better if higher, such as accuracy or Dice."""
     return Measure(label=label, unit=SHARE, higher_is_better=True, lowest=0, highest=1)
 
 
@@ -31,8 +31,8 @@ def script_task(
 
     model: makes a new model. data: takes a client and its host's `data_directory`, and returns the
     client's training data and held-out data. trainer: serves all clients. evaluation_data: returns
-    the coordinator's own samples; by default it has none. training: settings for runs that choose
-    none, as in `[training]`. A task with options must derive from `Task` instead.
+    the coordinator's own samples; by default it has none. training: default values of a run's
+    `[training]` table. A task with options must derive from `Task` instead.
     """
     recommended, load, load_evaluation = training or {}, data, evaluation_data
 
@@ -46,7 +46,7 @@ def script_task(
         def client_data(self, client: ClientId, data: Path | None) -> ClientData[Any]:
             if data is None:
                 raise ConfigurationError(
-                    f"the data of client '{client}' are files; set data_directory in the "
+                    f"client '{client}' reads its data from files; set data_directory in the "
                     "configuration of its host"
                 )
             train, held_out = load(client, data)

@@ -31,18 +31,18 @@ _MAKE = Callable[[Any, Any, Any, Any], Any]
 class TransformersTrainer(AdaptedTrainer):
     """Trains and measures with the `transformers.Trainer` that a function makes.
 
-    Data are data sets with a length. Measures are what `Trainer.evaluate` returns, without its
-    prefix `eval_`, as means over the samples; `loss`, if declared, is also measured while training.
+    Data are data sets with a length. Metrics are the values that `Trainer.evaluate` returns,
+    without the prefix `eval_`, as means over the samples. `loss`, if declared, is also measured in
+    training.
     """
 
     def __init__(self, make: _MAKE, measures: Mapping[str, Measure], **arguments: Any) -> None:
-        """make: gets the model, `TrainingArguments`, the data set to train on and the one to
-        measure on, one of which is None, and returns a `Trainer`. arguments: of
-        `TrainingArguments`.
+        """make: function that returns a `Trainer`; arguments: options of `TrainingArguments`.
 
-        Of the run's `[training]` table come `epochs`, `steps`, `batch_size`, `weight_decay` and
-        this round's learning rate, where `arguments` has none of them. Its `optimizer` does not
-        count: `optim` and the schedule are those of `transformers`.
+        `make` takes the model, `TrainingArguments`, the training data and the evaluation data, one
+        of which is None. `epochs`, `steps`, `batch_size`, `weight_decay` and the round's learning
+        rate of the run's `[training]` table are used unless `arguments` has them. Its `optimizer`
+        is ignored: `optim` and the schedule are those of `transformers`.
         """
         super().__init__(measures)
         self._make, self._arguments = make, arguments
@@ -50,7 +50,7 @@ class TransformersTrainer(AdaptedTrainer):
     def train(
         self, model: Any, data: Any, settings: TrainerSettings, report: TrainingProgress
     ) -> Contribution:
-        """Make a `Trainer` and have it train."""
+        """Make a `Trainer` and train with it."""
         training = settings.training
         chosen = {
             "num_train_epochs": training.epochs,
@@ -73,7 +73,7 @@ class TransformersTrainer(AdaptedTrainer):
         return Contribution(samples=samples, steps=output.global_step, measures=measures)
 
     def evaluate(self, model: Any, data: Any, settings: EvaluationSettings) -> Measures:
-        """Make a `Trainer` and have it evaluate."""
+        """Make a `Trainer` and evaluate with it."""
         chosen = {"seed": settings.seed % 2**32, **self._arguments}
         with self._trainer(model, settings.device, chosen, held_out=data) as trainer:
             found = trainer.evaluate(data)
@@ -91,11 +91,11 @@ class TransformersTrainer(AdaptedTrainer):
         train: Any = None,
         held_out: Any = None,
     ) -> Iterator[Any]:
-        """A `Trainer` that logs, saves, uploads and prints nothing."""
+        """Yield a `Trainer` that logs, saves, uploads and prints nothing."""
         if device not in ("cpu", "cuda:0"):
             raise TrainingError(
-                f"transformers.Trainer has no way to train on {device} alone; start a host for "
-                "each GPU, with CUDA_VISIBLE_DEVICES"
+                f"transformers.Trainer can't train on {device} alone; start a host for each GPU, "
+                "with CUDA_VISIBLE_DEVICES"
             )
         with TemporaryDirectory(prefix="potluck-transformers-") as folder:
             arguments = transformers.TrainingArguments(
@@ -113,7 +113,7 @@ class TransformersTrainer(AdaptedTrainer):
                 }
             )
             if device != "cpu":
-                arguments._n_gpu = 1  # others are for other clients
+                arguments._n_gpu = 1  # other GPUs are for other clients
             trainer = self._make(model, arguments, train, held_out)
             for printing in (PrinterCallback, ProgressCallback):
                 trainer.remove_callback(printing)
@@ -121,7 +121,7 @@ class TransformersTrainer(AdaptedTrainer):
 
 
 class _WatchedSteps(transformers.TrainerCallback):
-    """Reports at each step."""
+    """Reports progress at each step."""
 
     def __init__(self, report: TrainingProgress) -> None:
         self._report = report

@@ -1,6 +1,6 @@
-"""Wrapped batch loaders that watch a training's progress, its samples and its randomness.
+"""Wrappers of batch loaders that report progress, count samples and set seeds.
 
-Nothing here needs torch.
+This module does not import torch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from potluck.common.trainer import TrainingProgress
 
 
 class WatchedLoader:
-    """A loader that reports at each batch. It has the attributes of the loader that it wraps.
+    """A loader that reports progress at each batch. It has the attributes of the wrapped loader.
 
     Some libraries, such as Opacus, make their own loader from these attributes. Then each step of
     the optimizer counts as a batch.
@@ -25,7 +25,7 @@ class WatchedLoader:
     def __init__(
         self, loader: Iterable[Any], training: LocalTraining, report: TrainingProgress
     ) -> None:
-        """training: gives the planned length of the training, for the progress."""
+        """training: has the planned length of the training, from which progress is computed."""
         self._loader, self._report = loader, report
         self._steps, self._epochs = training.steps, training.epochs
         self._passes = self._samples = self._rebuilt_steps = 0
@@ -45,24 +45,24 @@ class WatchedLoader:
         return len(self._loader)  # type: ignore[arg-type]  # not every loader has a length
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_loader":  # where it is copied, before it has one
+        if name == "_loader":  # a copy has no `_loader` at first
             raise AttributeError(name)
         return getattr(self._loader, name)
 
     def step(self) -> None:
-        """Note that an optimizer begins a step; see `watched_steps`. Raises RoundClosedError."""
+        """Record that an optimizer begins a step; see `watched_steps`. Raises RoundClosedError."""
         if not self._batches:
             self._report(self._share())
             self._rebuilt_steps += 1
 
     @property
     def batches(self) -> int:
-        """The number of batches so far."""
+        """Number of batches so far."""
         return self._batches or self._rebuilt_steps
 
     @property
     def samples(self) -> int:
-        """The number of samples: the dataset's length if known, else those of the first pass."""
+        """Number of samples: the dataset's length if known, else the samples of the first pass."""
         return dataset_size(self._loader) or self._samples
 
     def _share(self) -> float:
@@ -115,9 +115,9 @@ def samples_of(batch: Any) -> int:
 
 
 def seed_loader(loader: Any, seed: int) -> None:
-    """Seed the own generators of a loader and its sampler.
+    """Seed the generators of a loader and its sampler, if they have their own.
 
-    A loader or sampler without one draws from torch's global generator, which the host seeds.
+    Without its own generator, a loader or sampler uses torch's global one, which the host seeds.
     """
     for owner in (loader, getattr(loader, "sampler", None)):
         generator = getattr(owner, "generator", None)

@@ -1,4 +1,4 @@
-"""Source of the object store's credentials: a file, or the environment."""
+"""Reads the object store's credentials from a file or the environment."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def read_credentials(file: Path | None) -> Credentials:
     if not access_key or not secret_key:
         where = "the environment" if file is None else str(file)
         raise ConfigurationError(
-            f"{where} has no AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for the object store; set "
-            "them, or `credentials` in [files] to a file that has them"
+            f"{where} has no AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for the object store; "
+            "set them, or set `credentials` in [files] to a file that has them"
         )
     return Credentials(access_key=access_key, secret_key=secret_key, session_token=token)
 
@@ -36,9 +36,9 @@ def _read(file: Path) -> dict[str, str]:
         return {name.upper(): value for name, value in parser["default"].items()}
     except OSError as error:
         raise ConfigurationError(f"{file} can't be read: {error.strerror}", path=file) from error
-    except (configparser.Error, KeyError, UnicodeDecodeError):  # its text would show secrets
+    except (configparser.Error, KeyError, UnicodeDecodeError):  # their texts would show secrets
         raise ConfigurationError(
-            f"{file} is no credentials file; it must have a section [default] with "
+            f"{file} is not a credentials file; it must have a section [default] with "
             "aws_access_key_id and aws_secret_access_key",
             path=file,
         ) from None

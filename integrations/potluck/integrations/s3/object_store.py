@@ -1,8 +1,8 @@
 """The coordinator's client of an S3 bucket.
 
-After a failure the store gets no requests for a while; they fail at once, so that no caller waits
-in vain. If the store returns an object with other bytes than were uploaded, the object is checked
-again until its bytes are right.
+After a failure, no requests are sent for a while: calls fail at once, so that callers do not wait.
+If the store returns other bytes than were uploaded, the object is checked repeatedly until its
+bytes are right.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _PROBE_BYTES: Final = 64 << 10
 
 @dataclass(frozen=True)
 class _Checked:
-    """An object and the file that it must be."""
+    """An object, with the digest and size of the file that it must contain."""
 
     key: str
     blake3: str
@@ -66,7 +66,7 @@ class _Checked:
 
 @dataclass(frozen=True)
 class ListedObject:
-    """One object. key: without the store's prefix."""
+    """An object in a listing. key: its key without the store's prefix."""
 
     key: str
     modified: datetime
@@ -133,7 +133,7 @@ class ObjectStore:
 
     @property
     def address(self) -> str:
-        """The store's address, for people."""
+        """The store's address, as shown in logs and errors."""
         return f"{self._base}/{self._settings.prefix}".rstrip("/")
 
     # Objects ----------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ class ObjectStore:
                 digest.update(await self.read(key, begin, min(_CHECKED_AT_ONCE, size - begin)))
         if held == size and digest.hexdigest() == blake3:
             if self._wrong is not None:
-                log.info("object store sends the right bytes again", store=self.address)
+                log.info("object store recovered: its bytes match their digest", store=self.address)
             self._wrong = None
             self._instruments.set(metrics.STORE_UP, 1)
             return
@@ -242,7 +242,7 @@ class ObjectStore:
         raise ObjectStoreError(self._wrong_text())
 
     async def check_again(self) -> None:
-        """Check the object that was wrong, if there is one. Raises ObjectStoreError."""
+        """Check again the object whose bytes were wrong, if any. Raises ObjectStoreError."""
         if (wrong := self._wrong) is None:
             return
         if wrong.key != _PROBE_KEY and await self.size_of(wrong.key) is not None:
@@ -269,7 +269,7 @@ class ObjectStore:
     @contextlib.contextmanager
     def _asking(self) -> Iterator[None]:
         if now() < self._again:
-            raise ObjectStoreError(f"{self.trouble}; it is asked again soon")
+            raise ObjectStoreError(f"{self.trouble}; the next attempt follows soon")
         try:
             yield
         except (BaseError, OSError) as error:
@@ -284,7 +284,7 @@ class ObjectStore:
         pause = min(_MOST_PAUSE_SECONDS, _LEAST_PAUSE_SECONDS * 2.0**self._failures)
         self._failures = min(self._failures + 1, 16)
         self._again = now() + pause
-        # The rest of the text is what the server said, which may name the key.
+        # The rest of the text is the server's message, which may contain the key.
         cause = str(error).partition("\n")[0].partition(": <")[0][:300] or type(error).__name__
         trouble = f"the object store {self.address} failed: {cause}"
         if not self.trouble:

@@ -1,8 +1,7 @@
 """URLs that permit others to fetch or upload one object: Signature Version 4 in the query.
 
 Source: Amazon, "Authenticating Requests: Using Query Parameters (AWS Signature Version 4)". Signed
-headers must be sent with exactly these values, so that a URL for an upload is valid for one content
-only.
+headers must be sent with exactly the signed values, so an upload URL is valid for one content only.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _ALGORITHM = "AWS4-HMAC-SHA256"
 
 @dataclass(frozen=True, kw_only=True)
 class Credentials:
-    """Credentials that sign requests. session_token: empty unless they are temporary."""
+    """Credentials for signing requests. session_token: empty unless they are temporary."""
 
     access_key: str
     secret_key: str = field(repr=False)
@@ -38,8 +37,8 @@ def presigned_url(
 ) -> str:
     """Return `url`, which must have no query, signed for one kind of request.
 
-    It is valid from `at` (in UTC) for `seconds`. `headers`: by lower-case name, the headers that
-    the request must send besides the host.
+    It is valid from `at` (in UTC) for `seconds`. `headers`: headers that the request must send in
+    addition to Host, by lower-case name.
     """
     parts = urlsplit(url)
     path = quote(parts.path, safe="/-_.~")

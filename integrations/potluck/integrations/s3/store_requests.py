@@ -1,7 +1,7 @@
 """Requests to object stores, by presigned URLs. Blocking, with a short timeout for stalls.
 
-Every response ends in a verified file or in an exception: bytes beyond the announced size are not
-read, redirections are not followed, and texts are not read.
+Every call returns a verified file or raises an exception. Bytes beyond the announced size and error
+pages are not read, and redirections are not followed.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _OK: Final = 200
 _PARTIAL: Final = 206
 
 Begin = Callable[[int], FileReceiver]
-"""Makes the receiver of a file from an offset on."""
+"""Makes the receiver of a file that continues at the given offset."""
 
 Moved = Callable[[int], None]
-"""Called with the number of bytes moved. Raises an exception if the transfer is cancelled."""
+"""Called with the number of transferred bytes. Raises an exception if the transfer is cancelled."""
 
 
 class StoreRequests:
     """Downloads and uploads files. Thread-safe."""
 
     def __init__(self, authority: Path | None) -> None:
-        """`authority`: file of the TLS authority of the stores; None: those the system trusts.
+        """`authority`: file of the stores' TLS authority; None: the system's authorities.
 
         Raises ConfigurationError if it can't be used.
         """
@@ -56,10 +56,10 @@ class StoreRequests:
         )
 
     def fetch(self, url: str, begin: Begin, *, offset: int, moved: Moved) -> None:
-        """Fetch a file from `offset` on, or whole if the store sends no parts, and verify it.
+        """Fetch a file from `offset` on, or all of it if the store can't send parts, and verify it.
 
-        Raises ObjectStoreError if the store does not answer, refuses or breaks off, and as
-        `FileReceiver.finish` does.
+        Raises ObjectStoreError if the store does not answer, refuses or disconnects, and the errors
+        of `FileReceiver.finish`.
         """
         headers = {"Range": f"bytes={offset}-"} if offset else {}
         with _explained(url):
@@ -98,7 +98,7 @@ class StoreRequests:
 
 
 def _take(response: urllib3.BaseHTTPResponse, receiver: FileReceiver, moved: Moved) -> None:
-    """Write the received bytes, up to the announced end; verification fails if they are too few."""
+    """Write the received bytes, up to the announced size; verification finds missing ones."""
     for chunk in response.stream(CHUNK_BYTES, decode_content=False):
         receiver.write(chunk[: receiver.size - receiver.received])
         moved(len(chunk))
@@ -113,7 +113,9 @@ def _start(response: urllib3.BaseHTTPResponse, offset: int, url: str) -> int:
     if response.status == _PARTIAL:
         if response.headers.get("Content-Range", "").startswith(f"bytes {offset}-"):
             return offset
-        raise ObjectStoreError(f"{_host(url)} sent another part of the file than from {offset} on")
+        raise ObjectStoreError(
+            f"{_host(url)} sent another part of the file than the one from byte {offset}"
+        )
     raise _refused(url, response.status)
 
 
@@ -129,15 +131,15 @@ def _pieces(path: Path, moved: Moved) -> Iterator[bytes]:
 
 
 def _host(url: str) -> str:
-    """Return the part of a URL that may be shown: its query gives access like a key."""
+    """Return the host of a URL for messages: its query grants access and must not be shown."""
     return "/".join(url.split("/", 3)[:3])[:200]
 
 
 @contextlib.contextmanager
 def _explained(url: str) -> Iterator[None]:
-    """Turn what urllib3 raises in the block into ObjectStoreError."""
+    """Turn urllib3's exceptions in the block into ObjectStoreError."""
     try:
         yield
-    except HTTPError as error:  # its text holds the URL, which is as good as a key
+    except HTTPError as error:  # its text contains the URL, which grants access
         cause = type(error).__name__
         raise ObjectStoreError(f"the object store {_host(url)} failed: {cause}") from None

@@ -1,4 +1,4 @@
-"""Files in the object store: URLs by which hosts fetch and upload them, and their deletion."""
+"""Files in the object store: URLs with which hosts fetch and upload them, and their deletion."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ log = structlog.get_logger()
 
 _SWEEP_SECONDS: Final = 60.0
 _ABANDONED: Final = timedelta(hours=1)
-"""Age at which an update in the store is deleted; hosts upload it again if it is still wanted."""
+"""Age at which an update in the store is deleted; hosts upload it again if it is still needed."""
 _AT_ONCE: Final = 1000
 
 
@@ -46,25 +46,25 @@ class StoredFiles(FileStore):
 
     @property
     def address(self) -> str:
-        """The store's address, for people."""
+        """The store's address, as shown in logs and errors."""
         return self.store.address
 
     async def probe(self) -> str:
-        """Send a request to the store; return what is wrong with it, or an empty text."""
+        """Send a test request to the store; return the problem as text, or an empty text."""
         return await self.store.probe()
 
     def require_direct(self, host_name: str) -> None:
         """Raise ConfigurationError if files may go through the store only."""
         if not self._direct:
             raise ConfigurationError(
-                f"files of this federation move through {self.store.address} alone, which host "
+                f"this federation moves files only through {self.store.address}, which host "
                 f"'{host_name}' does not use; install the extra s3 there and name the store in its "
                 "`object_stores`, or set fallback = true in [files] of the coordinator",
                 host=host_name,
             )
 
     async def model(self, blake3: str, *, distrust: bool) -> transfer_pb2.StoredFile | None:
-        """Return the place from which a host may fetch a model; None: from the coordinator.
+        """Return the stored file to fetch as a model; None: fetch it from the coordinator.
 
         distrust: the host reports that the stored object is not the file. Raises NotFoundError,
         ObjectStoreError.
@@ -80,9 +80,9 @@ class StoredFiles(FileStore):
     async def place(
         self, header: transfer_pb2.UpdateHeader, sha256: str
     ) -> tuple[transfer_pb2.StoredFile | None, bool]:
-        """Return the place for an announced update, and whether it may already be stored there.
+        """Return the upload place of an announced update; True if it may already be stored there.
 
-        The place is None if the update must be sent to the coordinator. Raises ProtocolError,
+        The place is None if the host must send the update to the coordinator. Raises ProtocolError,
         ObjectStoreError.
         """
         try:
@@ -111,16 +111,17 @@ class StoredFiles(FileStore):
         self.updates.forget(header)
 
     async def doubt(self) -> None:
-        """Check the store, after an update in it was not what the host announced.
+        """Check the store, after a stored update differed from what its host announced.
 
-        The host or the store may be at fault."""
+        The host or the store may be at fault.
+        """
         with contextlib.suppress(ObjectStoreError):
             await self.store.check_probe()
 
     # Tidying up -------------------------------------------------------------------------------
 
     async def sweep_for_ever(self) -> None:
-        """Sweep now and then, until cancelled."""
+        """Call `sweep` at intervals, until cancelled."""
         while True:
             try:
                 await self.sweep()
@@ -150,10 +151,10 @@ class StoredFiles(FileStore):
         return {model_key(path.stem) for path in self._files.folder.glob("*.safetensors")}
 
     def _is_kept(self, key: str) -> bool:
-        """Return True if the coordinator has this model: it may be newer than the listing."""
+        """Return True if the coordinator has this model, which may be newer than the listing."""
         folder, _, name = key.partition("/")
         return f"{folder}/" == stored_models.FOLDER and (self._files.folder / name).is_file()
 
     async def close(self) -> None:
-        """Cancel deletions that are under way."""
+        """Cancel running deletions."""
         await self.updates.close()

@@ -24,7 +24,7 @@ def model_key(blake3: str) -> str:
 
 
 class StoredModels:
-    """Model files of which the store has a copy. Lives on the event loop."""
+    """Model files with a copy in the store. Lives on the event loop."""
 
     def __init__(self, store: ObjectStore, files: ModelFiles) -> None:
         self._store = store
@@ -49,7 +49,7 @@ class StoredModels:
     def _ended(self, blake3: str, task: asyncio.Task[None]) -> None:
         del self._under_way[blake3]
         if not task.cancelled():
-            task.exception()  # looked at, even if everyone who waited for it has gone
+            task.exception()  # retrieve it, even if no caller waits any more
 
     async def _ensure(self, blake3: str, *, distrust: bool) -> None:
         key = model_key(blake3)

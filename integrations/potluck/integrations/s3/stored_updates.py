@@ -27,7 +27,7 @@ def update_key(header: transfer_pb2.UpdateHeader) -> str:
 
 
 class StoredUpdates:
-    """Updates on their way through the store. Lives on the event loop."""
+    """Updates that hosts upload to the store. Lives on the event loop."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -41,8 +41,8 @@ class StoredUpdates:
             )
         if header.size > LARGEST_PUT_BYTES:
             raise ObjectStoreError(
-                f"an update of {header.size} bytes is too large for the object store, which takes "
-                f"{LARGEST_PUT_BYTES} at once",
+                f"an update of {header.size} bytes is too large for the object store, which "
+                f"accepts {LARGEST_PUT_BYTES} per request",
                 size=header.size,
             )
         return self._store.url_to_put(update_key(header), size=header.size, sha256=sha256)
@@ -52,7 +52,7 @@ class StoredUpdates:
         return await self._store.size_of(update_key(header)) == header.size
 
     async def settled(self, header: transfer_pb2.UpdateHeader) -> None:
-        """Wait for a running deletion of an update's object; an upload after this stays."""
+        """Wait for a running deletion of an update's object: it must not hit a later upload."""
         key = update_key(header)
         if key in self._deleting:
             await asyncio.wait({self._deleting[key]})
@@ -71,14 +71,14 @@ class StoredUpdates:
         held = await self._store.size_of(key)
         if held is None:
             raise ObjectStoreError(
-                f"update '{header.update_id[:200]}' is not in the object store (any more); put it "
-                "there anew",
+                f"update '{header.update_id[:200]}' is not in the object store; upload it again",
                 update=header.update_id[:200],
             )
         if held != size:
             self.forget(header)
             raise DigestMismatchError(
-                f"the object has {held} bytes, the update was announced with {size}; put it anew",
+                f"the object has {held} bytes, the update was announced with {size}; upload it "
+                "again",
                 held=held,
                 size=size,
             )
@@ -90,7 +90,7 @@ class StoredUpdates:
                 if not piece:
                     raise ObjectStoreError(
                         f"the object of update '{header.update_id[:200]}' ended at {begin} of "
-                        f"{size} bytes; put it anew"
+                        f"{size} bytes; upload it again"
                     )
                 begin += len(piece)
                 coming = self._begin(key, begin, size)
@@ -101,7 +101,7 @@ class StoredUpdates:
                 coming.cancel()
 
     def _begin(self, key: str, begin: int, size: int) -> asyncio.Task[memoryview] | None:
-        """Fetch the next piece while the one before is written; None at the end."""
+        """Start to fetch the next piece, while the previous one is written; None at the end."""
         if begin >= size:
             return None
         piece = min(_PIECE_BYTES, size - begin)

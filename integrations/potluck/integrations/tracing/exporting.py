@@ -39,7 +39,7 @@ _SECONDS: Final = 2.0
 """Timeout of an export; spans are lost if the collector does not answer in time."""
 _CLOSE_SECONDS: Final = 1.0
 _SAY_SECONDS: Final = 600.0
-"""Minimum time between two log lines about lost spans; otherwise one came every few seconds."""
+"""Minimum seconds between two log lines about lost spans, which may be frequent."""
 _PARENT: Final = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
 
 
@@ -56,7 +56,7 @@ class _Ids(IdGenerator):
 
 
 class _Seldom(logging.Filter):
-    """Lets one line through in ten minutes."""
+    """Log filter that passes one line in ten minutes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,9 +72,9 @@ class _Seldom(logging.Filter):
         return True
 
 
-otlp.logger.setLevel(logging.ERROR)  # not each attempt, only what is lost
+otlp.logger.setLevel(logging.ERROR)  # log only lost spans, not each attempt
 otlp.logger.addFilter(_Seldom())
-# It draws how long to wait before it tries again: likewise not from Python's own generator.
+# The exporter draws its retry pauses: these must not use Python's global generator either.
 otlp.__dict__["random"] = random.Random()
 
 
@@ -82,7 +82,7 @@ class CollectorTracer(Tracer):
     """Makes spans for a collector."""
 
     def __init__(self, settings: TracingSettings, service: str, instance: str) -> None:
-        """See `open_tracer`, which raises the same."""
+        """Connect to the collector. See `open_tracer` for arguments and errors."""
         self.share = settings.share
         described = {
             "service.name": service,

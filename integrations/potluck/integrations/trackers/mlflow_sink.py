@@ -30,11 +30,11 @@ _FORBIDDEN: Final = re.compile(r"[^\w\-. /:]", re.ASCII)
 
 
 class Mlflow(Sink):
-    """One run of MLflow for each run: settings as parameters, a step for each round.
+    """Records each run as one MLflow run: settings as parameters, one step per round.
 
-    A round's metrics are sent in one request, with `seconds` last; their time is that of the
-    commit. So a repeated request changes nothing, and the steps of `seconds` show which rounds are
-    recorded. A run that was deleted in MLflow is not recorded again.
+    A round's metrics are sent in one request, with `seconds` last and the commit's time. So a
+    repeated request changes nothing, and the steps of `seconds` show which rounds are recorded. A
+    run that was deleted in MLflow is not recorded again.
     """
 
     library = "mlflow"
@@ -43,8 +43,10 @@ class Mlflow(Sink):
     def __init__(
         self, *, tracking_uri: str = "sqlite:///mlflow.db", experiment: str = "potluck"
     ) -> None:
-        """tracking_uri: MLflow's URI of a server or a file. experiment: name of the experiment,
-        which is made if it is missing."""
+        """tracking_uri: MLflow's URI of a server or a file.
+
+        experiment: name of the experiment; created if missing.
+        """
         self._uri = tracking_uri
         self._experiment = experiment
         self._connected: MlflowClient | None = None
@@ -99,7 +101,10 @@ class Mlflow(Sink):
         client.set_terminated(of_mlflow, _STATES[run.state], _milliseconds(run.changed_at))
 
     def _last(self, run_id: str, names: Sequence[str]) -> int:
-        """Return the last complete step, and note later metrics, which are not logged again."""
+        """Return the last complete step.
+
+        Metrics of later steps are remembered and not logged again.
+        """
         client, of_mlflow = self._client(), self._ids[run_id]
         steps = {
             name: [each.step for each in client.get_metric_history(of_mlflow, name)]
@@ -129,7 +134,7 @@ def _batches(rounds: Sequence[TrackedRound], ahead: set[tuple[str, int]]) -> Ite
     for each in rounds:
         at = _milliseconds(each.committed_at)
         numbers = {_key(name): value for name, value in each.numbers.items()}
-        numbers[SECONDS] = numbers.pop(SECONDS)  # the last
+        numbers[SECONDS] = numbers.pop(SECONDS)  # move it to the end
         metrics = [
             Metric(name, value, at, each.number)
             for name, value in numbers.items()

@@ -15,7 +15,7 @@ from potluck.server.sink import Sink, TrackedRound, TrackedRun
 
 
 class CsvFiles(Sink):
-    """RUN.csv in a folder, a line for each round.
+    """Writes RUN.csv in a folder, one line per round.
 
     Lines are appended; if a round brings a new column, the whole file is written again.
     """
@@ -23,7 +23,7 @@ class CsvFiles(Sink):
     alone_in = "folder"
 
     def __init__(self, *, folder: str = ".") -> None:
-        """folder: of the files; made if it is missing."""
+        """folder: folder of the files; made if missing."""
         self._folder = Path(folder)
         self._columns: dict[str, list[str]] = {}
 
@@ -55,7 +55,7 @@ class CsvFiles(Sink):
             write_table(path, columns, [*before, *rows])
             self._columns[run.run_id] = columns
             return
-        with path.open("r+b") as file:  # if it was removed meanwhile, this fails; `open` makes one
+        with path.open("r+b") as file:  # fails if the file was removed; `open` makes a new one
             file.seek(0, os.SEEK_END)
             file.write(csv_text(columns, rows).encode())
             file.flush()
@@ -66,7 +66,7 @@ class CsvFiles(Sink):
 
 
 class ParquetFiles(Sink):
-    """RUN.parquet in a folder, a row for each round.
+    """Writes RUN.parquet in a folder, one row per round.
 
     Parquet can't be appended to, so new rounds rewrite the file, at most once per `seconds`.
     """

@@ -18,10 +18,10 @@ _FORBIDDEN: Final = re.compile(r"[^\w.-]", re.ASCII)
 
 
 class TensorBoard(Sink):
-    """One folder with one event file for each run, one event for each round.
+    """Writes a folder with one event file per run, and one event per round.
 
-    An event has all numbers of its round. An event that a kill has cut off is removed before the
-    next one is appended.
+    An event has all numbers of its round. An event that was cut off when the process was killed is
+    removed before the next one is appended.
     """
 
     alone_in = "folder"
@@ -80,7 +80,7 @@ def _event(**fields: object) -> Any:
 
 def _append(path: Path, events: Sequence[Any]) -> None:
     framed = b"".join(_framed(event.SerializeToString()) for event in events)
-    with path.open("r+b") as file:  # if it was removed meanwhile, this fails; `open` makes one
+    with path.open("r+b") as file:  # fails if the file was removed; `open` makes a new one
         file.seek(0, os.SEEK_END)
         file.write(framed)
         file.flush()

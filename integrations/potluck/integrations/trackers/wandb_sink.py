@@ -17,7 +17,7 @@ _ABOUT: Final = "potluck.json"
 
 
 class Wandb(Sink):
-    """A folder for each run, with a step for each round.
+    """Writes folders for each run, with one step per round.
 
     W&B writes a folder in the background and does not report its progress. So rounds are held back
     until the run ends, or until there are enough of them. Then a folder is written, and gets its
@@ -37,7 +37,7 @@ class Wandb(Sink):
         self._project = project
         self._entity = entity
         self._rounds = rounds
-        # Another coordinator may record to this folder too; no two work in the same place.
+        # Several coordinators may record to this folder, so each works in its own subfolder.
         self._draft = self._folder / f"draft-{digest_of(str(Path.cwd()).encode())[:12]}"
         self._held: dict[str, list[TrackedRound]] = {}
 
@@ -81,7 +81,7 @@ class Wandb(Sink):
             save_code=False,
             silent=True,
             x_disable_stats=True,
-            # The folder goes to a server: nothing of the coordinator's machine.
+            # The folder is sent to a server: exclude facts about the coordinator's machine.
             host="potluck",
             x_disable_meta=True,
             x_disable_machine_info=True,

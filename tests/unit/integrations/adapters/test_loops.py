@@ -137,7 +137,9 @@ def test_a_training_without_batches_is_said_with_its_function() -> None:
     def idle(model: nn.Module, loader: Any) -> None: ...
 
     loader = DataLoader(samples(), batch_size=4)
-    with pytest.raises(TrainingError, match=r"idle` took no batch of its loader, and no step of"):
+    with pytest.raises(
+        TrainingError, match=r"idle` read no batch of its loader, and made no step of"
+    ):
         trained(LoopTrainer(idle, error_of, MEASURES), new_model(), loader, settings_of())
 
 
@@ -171,13 +173,13 @@ def test_steps_in_another_thread_do_not_count() -> None:
         with ThreadPoolExecutor(1) as thread:
             thread.submit(fit, model, loader, settings).result()
 
-    with pytest.raises(TrainingError, match="took no batch of its loader"):
+    with pytest.raises(TrainingError, match="read no batch of its loader"):
         trained(LoopTrainer(idle, error_of, MEASURES), new_model(), loader, settings_of())
 
 
 def test_a_rebuilt_loader_of_a_stream_is_refused() -> None:
     trainer = LoopTrainer(fit_rebuilt, error_of, MEASURES)
-    with pytest.raises(TrainingError, match="fit_rebuilt` took its batches from a loader that it"):
+    with pytest.raises(TrainingError, match="fit_rebuilt` used its own loader"):
         trained(trainer, new_model(), DataLoader(Stream(), batch_size=4), settings_of())
 
 
@@ -202,7 +204,5 @@ def test_further_parameters_are_filled_by_their_names() -> None:
 
     def unknown(model: nn.Module, loader: Any, epoch: int) -> None: ...
 
-    with pytest.raises(
-        TrainingError, match=r"'epoch', which is not one that Potluck fills; .* epochs, "
-    ):
+    with pytest.raises(TrainingError, match=r"'epoch', which Potluck can't fill; .* epochs, "):
         trained(LoopTrainer(unknown, evaluate, MEASURES), new_model(), loader, settings_of())
