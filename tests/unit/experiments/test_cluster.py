@@ -155,14 +155,14 @@ def test_a_file_is_fetched_once_and_again_when_it_is_damaged(
 
 def test_what_comes_with_another_digest_is_not_used(tmp_path: Path, data_file: DataFile) -> None:
     node = NodeFolder(tmp_path / "node")
-    with pytest.raises(DigestMismatchError, match=r"mnist\.npz came with digest"):
+    with pytest.raises(DigestMismatchError, match=r"mnist\.npz has digest"):
         node.data_folder(tmp_path / "made", [data_file], lambda _: [memoryview(b"other")])
     assert [path.name for path in (tmp_path / "node" / "files").iterdir()] == ["lock"]
 
 
 def test_no_file_leads_out_of_the_data_directory(tmp_path: Path, data_file: DataFile) -> None:
     outside = DataFile(path="../outside", blake3=data_file.blake3, size=data_file.size)
-    with pytest.raises(StorageError, match="leads out of the data directory"):
+    with pytest.raises(StorageError, match="is outside the data directory"):
         NodeFolder(tmp_path / "node").data_folder(
             tmp_path / "made", [outside], lambda _: [memoryview(CONTENT)]
         )
@@ -184,7 +184,7 @@ def test_folders_of_cells_are_removed_at_the_latest_by_the_next(tmp_path: Path) 
 def test_a_folder_that_is_a_link_is_not_used(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "node").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(StorageError, match="belongs to somebody else"):
+    with pytest.raises(StorageError, match="belongs to another user"):
         NodeFolder(tmp_path / "node")
 
 
@@ -218,9 +218,9 @@ def test_reports_are_results_or_errors() -> None:
     with pytest.raises(ConfigurationError, match="versions"):
         result_of(text, one)
     text = CellReport(outcome="finished", result=finished(one, "0" * 32)).model_dump_json()
-    with pytest.raises(ProtocolError, match="the result of another cell came"):
+    with pytest.raises(ProtocolError, match="received the result of another cell"):
         result_of(text, one)
-    with pytest.raises(ProtocolError, match="no report on a cell"):
+    with pytest.raises(ProtocolError, match="is not a report on a cell"):
         result_of("{}", one)
 
 
@@ -228,7 +228,9 @@ def test_machines_must_have_the_same_versions() -> None:
     ours = software()
     assert {"Python", "potluck", "ray", "torch", "numpy"} == set(ours)
     check_software(ours, dict(ours), machine="machine 10.0.0.2")
-    with pytest.raises(ConfigurationError, match=r"^machine 10.0.0.2 has torch 1.0, and here is"):
+    with pytest.raises(
+        ConfigurationError, match=r"^machine 10.0.0.2 has torch 1.0, and this machine"
+    ):
         check_software(ours, ours | {"torch": "1.0"}, machine="machine 10.0.0.2")
     with pytest.raises(ConfigurationError, match="has Python not at all"):
         check_software(ours, {}, machine="machine 10.0.0.2")

@@ -160,7 +160,7 @@ def test_a_new_plugin_drops_the_options_of_the_old_one() -> None:
         ({"axes": {"seed": [1, 2]}}, "seeds are given as seeds"),
         ({"axes": {"clients_per_round": []}}, "axis 'clients_per_round' has no values"),
         ({"axes": {"clients_per_round": [1, 1]}}, "axis 'clients_per_round' has a value twice"),
-        ({"seeds": [1, 1]}, "different whole numbers"),
+        ({"seeds": [1, 1]}, "distinct whole numbers"),
         ({"reading": {"columns": "beta"}}, "there is no axis 'beta'"),
         ({"reading": {"baseline": {"selection": "kl"}}}, "axis 'selection' has no 'kl'"),
         ({"preset": "flower"}, "there is no preset 'flower'; there are: clustered-sampling, dc"),
@@ -201,16 +201,16 @@ def test_seeds_are_listed_by_numbers_and_ranges(text: str, seeds: tuple[int, ...
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", "takes numbers and ranges, such as 0-9 or 0,3,5-7; got ''"),
-        ("-1", "takes numbers and ranges"),
-        ("1.5", "takes numbers and ranges"),
-        ("0,,1", "takes numbers and ranges"),
-        ("0:9", "takes numbers and ranges"),
-        ("٣", "takes numbers and ranges"),
-        ("9-0", "has the range 9-0, which runs backwards"),
+        ("", "must be numbers and ranges, such as 0-9 or 0,3,5-7; got ''"),
+        ("-1", "must be numbers and ranges"),
+        ("1.5", "must be numbers and ranges"),
+        ("0,,1", "must be numbers and ranges"),
+        ("0:9", "must be numbers and ranges"),
+        ("٣", "must be numbers and ranges"),
+        ("9-0", "has the range 9-0, which is descending"),
         ("0-2,1", "has a seed twice"),
-        ("0-20261123", "takes 10000 seeds at most"),
-        ("0-9998,20000-20001", "takes 10000 seeds at most"),
+        ("0-20261123", "must have at most 10000 seeds"),
+        ("0-9998,20000-20001", "must have at most 10000 seeds"),
     ],
 )
 def test_what_is_no_list_of_seeds_is_refused(text: str, why: str) -> None:
@@ -520,7 +520,7 @@ def test_a_damaged_result_is_named(tmp_path: Path) -> None:
     folder = ResultsFolder(tmp_path)
     folder.opened().close()
     (folder.cells / f"{cell.digest}.json").write_text("{")
-    with pytest.raises(StorageError, match="remove it, and the cell will be run again"):
+    with pytest.raises(StorageError, match="remove it, and the cell will run again"):
         folder.find(cell)
 
 

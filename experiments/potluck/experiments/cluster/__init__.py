@@ -1,5 +1,4 @@
-"""Cells on the machines of a Ray cluster: what they need, the data they read, who runs them there.
+"""Runs cells on the machines of a Ray cluster: their resources, their data, and the actors.
 
-Imports `grid`. Cells go out to actors; reports of how they ended come back. Nothing else of Potluck
-imports Ray.
+Imports `grid`. Actors receive cells and return reports. No other part of Potluck imports Ray.
 """

@@ -1,4 +1,4 @@
-"""A machine's part in an experiment: runs cells that it is given, one after the other."""
+"""The actor on a machine of a cluster: it runs the cells that it receives, one after the other."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class CellActor:
             return ENDED if self._number > number or self._over else self._rounds
 
     def leave(self) -> None:
-        """End the cell that is under way, and all processes."""
+        """End the running cell, and all processes."""
         self._loop.do(self._cells.end())
 
     def _reported(self, work: CellWork) -> CellReport:
@@ -115,7 +115,7 @@ class CellActor:
 
 
 class _Cells:
-    """The federations of an actor's cells, forked from one process. In one event loop."""
+    """The federations of an actor's cells, forked from one process. Lives on one event loop."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -142,7 +142,7 @@ class _Cells:
             self._task = None
 
     async def end(self) -> None:
-        """End the cell that is under way, and all processes."""
+        """End the running cell, and all processes."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})

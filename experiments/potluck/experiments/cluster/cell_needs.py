@@ -13,7 +13,7 @@ Resources = Mapping[str, float]
 """Amounts as Ray names them: CPU and GPU in units, memory in bytes."""
 
 _BUSY_COORDINATOR = 0.1
-"""Share of a processor that is set aside for a coordinator whose hosts are elsewhere."""
+"""Share of a processor that is reserved for a coordinator whose hosts are on other machines."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,12 +30,12 @@ class CellNeed:
 
     @property
     def strategy(self) -> Literal["SPREAD", "STRICT_PACK"]:
-        """Ray's name for it."""
+        """Name of Ray's placement strategy."""
         return "SPREAD" if self.spread else "STRICT_PACK"
 
     @property
     def total(self) -> Resources:
-        """All bundles together."""
+        """Sum of all bundles."""
         names = {name: None for bundle in self.bundles for name in bundle}
         return {name: sum(each.get(name, 0.0) for each in self.bundles) for name in names}
 
@@ -55,9 +55,10 @@ def need_of(hosts: int, *, gpus: float, apart: bool) -> CellNeed:
 
 
 def places_for(need: CellNeed, nodes: Iterable[Resources]) -> int:
-    """Return how many cells the machines can run at a time, counting all resources that they have.
+    """Return the number of cells that the machines can run at a time with all their resources.
 
-    Exact if each cell runs on one machine. A spread cell may find its share fragmented and wait.
+    Exact if each cell runs on one machine. A cell that is spread over machines may have to wait,
+    since free resources can be fragmented.
     """
     if not need.spread:
         return sum(_times(need.total, node) for node in nodes)

@@ -1,4 +1,4 @@
-"""Records that go to a machine of a cluster, and records that come back. Nothing runs here."""
+"""Records that are sent to a machine of a cluster, and records that it returns. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from potluck.experiments.grid.results import CellResult
 from potluck.experiments.grid.running import CellLostError
 
 THE_SAME = ("potluck", "ray", "torch", "numpy")
-"""Distributions whose version may decide on a cell's result, or on whether the cell can be run."""
+"""Packages whose version may affect a cell's result, or prevent that the cell runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +35,8 @@ class SentFile:
 class CellWork:
     """A cell to run.
 
-    counts: of its `LabelMix`. host_actors: actors that run its hosts; none if hosts run on the
-    coordinator's machine. number: running number of the cells given to the actor.
+    counts: label counts of its `LabelMix`. host_actors: actors that run its hosts; none if hosts
+    run on the coordinator's machine. number: running number of the cells given to the actor.
     """
 
     number: int
@@ -49,7 +49,7 @@ class CellWork:
 
 
 class CellReport(BaseModel):
-    """The end of a cell. logs: the last bytes of each process, by name, if the cell failed."""
+    """The outcome of a cell. logs: end of each process's log, by name, if the cell failed."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -67,12 +67,12 @@ def software() -> dict[str, str]:
 
 
 def check_software(wanted: Mapping[str, str], found: Mapping[str, str], *, machine: str) -> None:
-    """Raise ConfigurationError if a machine's versions differ from those of the asking machine."""
+    """Raise ConfigurationError if a machine's versions differ from `wanted`."""
     for name, expected in wanted.items():
         if found.get(name) != expected:
             raise ConfigurationError(
-                f"{machine} has {name} {found.get(name, 'not at all')}, and here is {expected}; "
-                "install the same there",
+                f"{machine} has {name} {found.get(name, 'not at all')}, and this machine has "
+                f"{expected}; install the same version there",
                 machine=machine,
                 name=name,
             )
@@ -87,7 +87,9 @@ def result_of(text: str, cell: Cell) -> tuple[CellResult | None, RunError | None
     try:
         report = CellReport.model_validate_json(text)
     except ValidationError as error:
-        raise ProtocolError(f"{cell.title}: what came is no report on a cell: {error}") from None
+        raise ProtocolError(
+            f"{cell.title}: the machine's answer is not a report on a cell: {error}"
+        ) from None
     if report.outcome == "refused":
         raise ConfigurationError(report.reason)
     if report.outcome == "lost":
@@ -96,6 +98,6 @@ def result_of(text: str, cell: Cell) -> tuple[CellResult | None, RunError | None
         return None, RunError(report.reason), report
     if report.result.digest != cell.digest:
         raise ProtocolError(
-            f"{cell.title}: the result of another cell came: {report.result.digest}"
+            f"{cell.title}: received the result of another cell: {report.result.digest}"
         )
     return report.result, None, report

@@ -1,4 +1,4 @@
-"""One host of a cell on a machine of its own, and how the coordinator's machine sees it."""
+"""One host of a cell on its own machine, and its counterpart on the coordinator's machine."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def use_environment(environment: Mapping[str, str | None]) -> None:
 
 
 def node_address() -> str:
-    """This machine's address, as other machines of the cluster reach it."""
+    """Return the address at which other machines of the cluster reach this one."""
     untyped: Any = ray.util
     return str(untyped.get_node_ip_address())
 
@@ -59,7 +59,7 @@ def data_directory(folder: NodeFolder, place: Path, sent: Sequence[SentFile] | N
 
 
 def last_of_logs(folder: Path) -> dict[str, str]:
-    """The last bytes of each log in a folder, by the file's name."""
+    """Return the last bytes of each log in a folder, by file name."""
     found = {}
     for path in sorted(folder.glob("*.log")):
         with path.open("rb") as file:
@@ -82,7 +82,7 @@ class HostActor:
     def begin(
         self, name: str, files: Mapping[str, bytes], sent: Sequence[SentFile] | None
     ) -> tuple[int, str]:
-        """Start the host of these files. Return its process group, and an error if there is one."""
+        """Start the host with these files. Return its process group, and the error or ""."""
         self.end()
         try:
             place = self._around.enter_context(self._node.workplace())
@@ -121,7 +121,7 @@ async def _host_process(place: Path, config: Path, server: OneForkServer) -> Loc
 
 
 def _written(place: Path, name: str, files: Mapping[str, bytes], data: Path | None) -> Path:
-    """Write a host's files, its configuration with the data directory that is here."""
+    """Write a host's files. Its configuration gets this machine's data directory."""
     for path, content in files.items():
         target = place / path
         target.parent.mkdir(exist_ok=True)
@@ -171,12 +171,12 @@ class RemoteHost(LocalProcess):
 
 
 def lost(what: str, error: Exception) -> CellLostError:
-    """The error for an actor that is gone, and its machine perhaps with it."""
+    """Return the error for an actor that is lost, perhaps with its machine."""
     return CellLostError(f"the machine of {what} is gone ({type(error).__name__})")
 
 
 class SpreadFederation(LocalFederation):
-    """A federation whose coordinator is here and whose hosts are actors' processes."""
+    """A federation with its coordinator on this machine, and its hosts as processes of actors."""
 
     def __init__(
         self,
@@ -191,7 +191,7 @@ class SpreadFederation(LocalFederation):
 
     @override
     async def start_host(self, number: int) -> LocalProcess:
-        """Have a host started on its machine. Raises RunError, CellLostError."""
+        """Start a host on its machine, through its actor. Raises RunError, CellLostError."""
         path, actor = self.files.hosts[number], self._actors[number]
         try:
             group, problem = await actor.begin.remote(path.name, _contents(path), self._sent)
@@ -206,13 +206,13 @@ class SpreadFederation(LocalFederation):
 
     @override
     async def start(self) -> None:
-        """Start them all at once and wait until the coordinator serves."""
+        """Start all processes at once and wait until the coordinator accepts connections."""
         await self.start_coordinator()
         await asyncio.gather(*(self.start_host(each) for each in range(len(self.files.hosts))))
         await self.until_ready()
 
 
 def _contents(config: Path) -> dict[str, bytes]:
-    """A host's configuration file and what it names, by paths relative to its folder."""
+    """Return the content of a host's configuration and of the files it names, by relative path."""
     tls: Mapping[str, str] = tomllib.loads(config.read_text())["tls"]
     return {path: (config.parent / path).read_bytes() for path in (config.name, *tls.values())}

@@ -11,10 +11,10 @@ _Result = TypeVar("_Result")
 
 
 class LoopThread:
-    """Runs coroutines, of whichever thread, in one loop; ends with the process.
+    """Runs coroutines from any thread in one loop; ends with the process.
 
-    A Ray actor has a loop itself where its methods are coroutines, but one that may be unable to
-    start processes.
+    A Ray actor with coroutines as methods has its own loop, but that may be unable to start
+    processes.
     """
 
     def __init__(self) -> None:
@@ -22,5 +22,5 @@ class LoopThread:
         threading.Thread(target=self._loop.run_forever, name="federation", daemon=True).start()
 
     def do(self, work: Coroutine[Any, Any, _Result]) -> _Result:
-        """Run a coroutine to its end; what it returns or raises."""
+        """Run a coroutine to its end. Return its result, or raise its exception."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()

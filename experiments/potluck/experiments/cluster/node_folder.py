@@ -1,4 +1,4 @@
-"""The folder of a machine of a cluster: data by digest, and cells while they are under way."""
+"""The folder on a machine of a cluster: data files by digest, and folders of running cells."""
 
 from __future__ import annotations
 
@@ -22,25 +22,28 @@ from potluck.common.tensors.digest import digest_of_file, hasher
 from potluck.experiments.cluster.sent_data import DataFile
 
 Pieces = Callable[[DataFile], Iterable[memoryview]]
-"""Fetches the bytes of a file, piece by piece."""
+"""Yields the bytes of a file in pieces."""
 
 
 def usual_folder() -> Path:
-    """The folder on this machine: potluck-UID in the folder for temporary files."""
+    """Return the folder's path on this machine: potluck-UID in the folder for temporary files."""
     return Path(tempfile.gettempdir()) / f"potluck-{os.getuid()}"
 
 
 class NodeFolder:
-    """Shared by all processes of one user on a machine."""
+    """The folder that all processes of one user share on a machine."""
 
     def __init__(self, root: Path) -> None:
-        """Make it, for its owner alone. Raises StorageError where it is somebody else's."""
+        """Make the folder, accessible to its owner only.
+
+        Raises StorageError if another user owns it.
+        """
         self._files, self._cells = root / "files", root / "cells"
         try:
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
             if root.is_symlink() or root.stat().st_uid != os.getuid():
                 raise StorageError(
-                    f"{root} belongs to somebody else; remove it, or set TMPDIR on this machine",
+                    f"{root} belongs to another user; remove it, or set TMPDIR on this machine",
                     path=root,
                 )
             root.chmod(0o700)
@@ -51,7 +54,10 @@ class NodeFolder:
 
     @contextlib.contextmanager
     def workplace(self) -> Iterator[Path]:
-        """A new folder, removed at the end; those of processes that were killed are, too."""
+        """Yield a new folder, which is removed at the end.
+
+        Also remove the folders of killed processes.
+        """
         with self._alone(self._cells):
             self._sweep()
             folder = self._cells / secrets.token_hex(8)
@@ -66,15 +72,15 @@ class NodeFolder:
     def data_folder(self, folder: Path, files: Sequence[DataFile], pieces: Pieces) -> Path:
         """Make `folder` a data directory with these files, fetching those that are not here yet.
 
-        Each is verified by its digest, whether it was here or has come. Raises DigestMismatchError
-        or StorageError.
+        Each file is verified by its digest, fetched or not. Raises DigestMismatchError or
+        StorageError.
         """
         try:
             folder.mkdir()
             for file in files:
                 path = folder / file.path
                 if not path.resolve().is_relative_to(folder.resolve()):
-                    raise StorageError(f"{file.path} leads out of the data directory")
+                    raise StorageError(f"{file.path} is outside the data directory")
                 path.parent.mkdir(parents=True, exist_ok=True)
                 os.link(self._kept(file, pieces), path)
         except OSError as error:
@@ -95,8 +101,8 @@ class NodeFolder:
             if digest.hexdigest() != file.blake3:
                 partial.unlink()
                 raise DigestMismatchError(
-                    f"{file.path} came with digest {digest.hexdigest()[:12]}…, announced was "
-                    f"{file.blake3[:12]}…; was it changed meanwhile?",
+                    f"{file.path} has digest {digest.hexdigest()[:12]}…, announced was "
+                    f"{file.blake3[:12]}…; do not change data files during the run",
                     path=file.path,
                 )
             partial.chmod(0o400)
@@ -114,7 +120,7 @@ class NodeFolder:
 
     @contextlib.contextmanager
     def _alone(self, folder: Path) -> Iterator[None]:
-        """Hold a folder against other processes, which wait."""
+        """Lock a folder while the block runs; other processes wait."""
         with (folder / "lock").open("wb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield

@@ -1,4 +1,4 @@
-"""Cells on a Ray cluster: an actor runs one after the other, and is replaced when it is lost."""
+"""Runs cells on a Ray cluster: an actor runs one cell after the other; a lost actor is replaced."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class _Seat:
     given: int = field(default=0)
 
     def leave(self) -> None:
-        """Give it all back; processes end with their actors."""
+        """Release the resources; the processes end with their actors."""
         with contextlib.suppress(RayError):
             for actor in (*self.host_actors, self.actor):
                 ray.kill(actor)
@@ -76,8 +76,8 @@ class _Seat:
 class RayCells(CellRunner):
     """Runs cells on the machines of the cluster that this process is connected to.
 
-    A cell is always run from its start, since what a lost machine knew of it is lost: so its
-    records are those of a cell that was never interrupted.
+    A cell always runs from its start, since the state of a lost machine is lost. So its records
+    equal those of a cell that was never interrupted.
     """
 
     def __init__(self, folder: ResultsFolder, data: Path | None, options: ClusterOptions) -> None:
@@ -91,12 +91,12 @@ class RayCells(CellRunner):
         self._need = need_of(1, gpus=options.gpus, apart=options.apart)
 
     def check(self, cells: Sequence[Cell]) -> None:
-        """Raise ConfigurationError where the cluster can't run one of these cells."""
+        """Raise ConfigurationError if the cluster can't run one of these cells."""
         hosts = max((cell.hosts for cell in cells), default=1)
         self._need = self._need_of(hosts)
         if lacking := shortage(self._need, resources()):
             raise ConfigurationError(
-                f"a cell {lacking}; add machines, or let cells take less with --hosts"
+                f"a cell {lacking}; add machines, or reduce the need of a cell with --hosts"
                 f"{' or --ray-gpus' if self._options.gpus else ''}"
             )
 
@@ -107,7 +107,7 @@ class RayCells(CellRunner):
 
     @override
     async def run(self, cell: Cell, label_mix: LabelMix, progress: Progress) -> CellResult:
-        """Run a cell somewhere. Raises RunError, CellLostError."""
+        """Run a cell on the cluster. Raises RunError, CellLostError."""
         data = await self._data_of(cell)
         seat = self._seat(cell.hosts)
         self._taken.add(seat)
@@ -139,13 +139,13 @@ class RayCells(CellRunner):
 
     @override
     async def keep_for(self, cells: int) -> None:
-        """Give back what no cell needs."""
+        """Release resources that no running cell needs."""
         while self._free and len(self._free) + len(self._taken) > cells:
             await self._dismiss(self._free.pop())
 
     @override
     async def close(self) -> None:
-        """Give everything back."""
+        """Release all resources."""
         seats = [*self._free, *self._taken]
         self._free.clear()
         await asyncio.gather(*(self._dismiss(seat) for seat in seats))
@@ -157,7 +157,7 @@ class RayCells(CellRunner):
     def _give_back(self, seat: _Seat, *, unharmed: bool) -> None:
         self._taken.remove(seat)
         if unharmed:
-            self._free.append(seat)  # to be dismissed by `keep_for` or `close` at the latest
+            self._free.append(seat)  # `keep_for` or `close` releases it at the latest
         else:
             seat.leave()
 
@@ -177,7 +177,7 @@ class RayCells(CellRunner):
             self._free.pop().leave()
         need = self._need_of(hosts)
         if lacking := shortage(need, resources()):
-            raise RunError(f"it {lacking} now")
+            raise RunError(f"the cell {lacking} now")
         return _reserved(hosts, need)
 
     def _result(self, cell: Cell, text: str) -> CellResult:
@@ -189,7 +189,7 @@ class RayCells(CellRunner):
             workplace.mkdir(exist_ok=True)
             (workplace / Path(name).name).write_text(log)
         if error is None:
-            raise RunError("it ended without a result")
+            raise RunError("the cell ended without a result")
         if report.logs:
             raise RunError(f"{error.message}; its logs are in {workplace}", folder=workplace)
         raise error
@@ -241,7 +241,7 @@ def _reserved(hosts: int, need: CellNeed) -> _Seat:
 
 
 async def _watched(seat: _Seat, work: CellWork, progress: Progress) -> str:
-    """Let an actor run a cell, report the cell's rounds, and return the actor's report."""
+    """Run a cell on an actor, report its progress, and return the actor's report."""
     telling = asyncio.create_task(_tell(seat, work.number, progress))
     try:
         report: str = await seat.actor.run.remote(work)
@@ -259,7 +259,7 @@ async def _tell(seat: _Seat, number: int, progress: Progress) -> None:
 
 
 async def _end(seat: _Seat) -> None:
-    """Let actors end their processes; those that can't are killed afterwards."""
+    """Make actors end their processes; actors that do not answer are killed afterwards."""
     actors = (seat.actor, *seat.host_actors)
     with contextlib.suppress(RayError, TimeoutError):
         async with asyncio.timeout(END_SECONDS):

@@ -1,4 +1,4 @@
-"""The connection to a Ray cluster, and what is wrong with it in one line."""
+"""The connection to a Ray cluster, with its problems as one-line errors."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 
 from potluck.common.errors import ConfigurationError, UnreachableError
 
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # or it reports where it is used
-os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # or it warns of its future
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # otherwise Ray reports its use
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # otherwise Ray prints a warning
 
 import ray
 from ray.exceptions import RayError
@@ -24,7 +24,7 @@ from potluck.experiments.cluster.cell_needs import Resources
 from potluck.experiments.cluster.cell_report import THE_SAME, check_software, software
 
 AUTO = "auto"
-"""The address of the cluster that this machine is of."""
+"""Address that stands for the cluster of this machine."""
 
 _PATIENCE_SECONDS = 10.0
 _ANSWER_SECONDS = 120.0
@@ -33,15 +33,15 @@ _REMEDY = "start one with `ray start --head`, or name the HOST:PORT of another"
 
 @contextlib.contextmanager
 def connected(address: str) -> Iterator[None]:
-    """Connect this process to a cluster, as a machine of it.
+    """Connect this process to a cluster that this machine belongs to.
 
-    Call it in the main thread and before signals are handled: Ray sets handlers of its own.
-    Raises UnreachableError if the cluster doesn't exist, ConfigurationError if it can't be used.
+    Call it in the main thread and before signals are handled: Ray sets its own handlers. Raises
+    UnreachableError if the cluster doesn't exist, ConfigurationError if it can't be used.
     """
     if address.startswith("ray://"):
         raise ConfigurationError(
-            f"{address} is for Ray's client; run this command on a machine of the cluster, and "
-            "give it HOST:PORT, or nothing",
+            f"{address} is an address for Ray's client; run this command on a machine of the "
+            "cluster, with HOST:PORT or without an address",
             address=address,
         )
     where = "on this machine" if address == AUTO else f"at {address}"
@@ -59,7 +59,7 @@ def connected(address: str) -> Iterator[None]:
             )
     except ConnectionError:
         raise UnreachableError(
-            f"there is no Ray cluster {where}; {_REMEDY}", address=address
+            f"no Ray cluster found {where}; {_REMEDY}", address=address
         ) from None
     except (RuntimeError, ValueError, RayError) as error:
         cause = " ".join(str(error).split())
@@ -75,7 +75,7 @@ def connected(address: str) -> Iterator[None]:
 def _silence() -> None:
     """Keep Ray from printing messages about its machines.
 
-    Ray has no setting for that, and would print them on standard output, between the command's own
+    Ray has no setting for that. It would print them on standard output, between the command's own
     lines.
     """
     worker: Any = import_module("ray._private.worker")
@@ -95,14 +95,14 @@ def _knock(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), _PATIENCE_SECONDS).close()
     except (OSError, OverflowError) as error:
         raise UnreachableError(
-            f"there is no Ray cluster at {address}: {getattr(error, 'strerror', None) or error}; "
+            f"no Ray cluster found at {address}: {getattr(error, 'strerror', None) or error}; "
             f"{_REMEDY}",
             address=address,
         ) from None
 
 
 def machines() -> list[tuple[str, str, Resources]]:
-    """Return one entry per live machine: Ray's node id, the address, all its resources."""
+    """Return one entry per live machine: Ray's node id, its address, all its resources."""
     untyped: Any = ray
     return [
         (node["NodeID"], node["NodeManagerAddress"], node["Resources"])
@@ -119,7 +119,7 @@ def resources() -> list[Resources]:
 def check_machines() -> None:
     """Raise ConfigurationError if a machine lacks Potluck, or has other versions than this one."""
     ours = software()
-    # By value, since a machine without Potluck can't be asked by a function of Potluck.
+    # Pickle the function by value: a machine without Potluck can't import it.
     probe: Any = ray.remote(num_cpus=0)(_probe())
     asked = {
         address: probe.options(
@@ -132,8 +132,8 @@ def check_machines() -> None:
             found: Mapping[str, str] = ray.get(answer, timeout=_ANSWER_SECONDS)
         except RayError as error:
             raise UnreachableError(
-                f"machine {address} of the cluster does not answer ({type(error).__name__}); see "
-                "`ray status`",
+                f"machine {address} of the cluster does not answer ({type(error).__name__}); "
+                "check `ray status`",
                 machine=address,
             ) from None
         check_software(ours, found, machine=f"machine {address}")

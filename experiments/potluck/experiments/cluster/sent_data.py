@@ -1,4 +1,4 @@
-"""The files of a data directory that cells read, known by their digests."""
+"""The files of a data directory that cells read, identified by their digests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WEIGHTS = ".safetensors"
 
 @dataclass(frozen=True, kw_only=True)
 class DataFile:
-    """A file of a data directory. path: within it, with slashes. size: in bytes."""
+    """A file of a data directory. path: relative path, with slashes. size: in bytes."""
 
     path: str
     blake3: str
@@ -31,10 +31,10 @@ class DataFiles:
         self._known: dict[Path, DataFile] = {}
 
     def of(self, cell: Cell) -> list[DataFile]:
-        """The files that a cell's task and models are read from, as far as they are there.
+        """Return the existing files that a cell's task and models read.
 
-        Those of the whole directory where the task does not say which it reads. Raises
-        StorageError where one can't be read.
+        All files of the directory if the task does not declare which it reads. Raises StorageError
+        if one can't be read.
         """
         if self._data is None:
             return []
@@ -44,14 +44,16 @@ class DataFiles:
     def location(self, file: DataFile) -> Path:
         """Return the file's path on this machine. Raises StorageError without a data directory."""
         if self._data is None:
-            raise StorageError(f"{file.path} is of no data directory", path=file.path)
+            raise StorageError(
+                f"{file.path} can't be found: no data directory is set", path=file.path
+            )
         return self._data / file.path
 
     def _below(self, data: Path, name: str) -> Iterator[Path]:
         path = data / name
         if not path.resolve().is_relative_to(data.resolve()):
-            return  # the code that opens the file will refuse it
-        if path.is_file() and path.suffix == ".json":  # an index lies beside its shards
+            return  # the code that opens the file reports the problem
+        if path.is_file() and path.suffix == ".json":  # an index is in the folder of its shards
             yield from path.parent.glob(f"*{_WEIGHTS}")
         if path.is_file():
             yield path
@@ -71,7 +73,7 @@ class DataFiles:
 
 
 def _names(cell: Cell) -> list[str]:
-    """Return the names of files that a cell reads in the data directory; "." is all of it."""
+    """Return the names of files that a cell reads in the data directory; "." means all files."""
     of_task = cell.task().data_files()
     if of_task is None:
         return ["."]

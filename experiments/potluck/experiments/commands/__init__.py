@@ -1,5 +1,5 @@
 """The commands `potluck data`, `experiment`, `preset` and `pretrained`.
 
-Imports all other rooms. `potluck` finds them by their entry points in the group
+Imports all other subpackages. `potluck` finds the commands by their entry points in the group
 `potluck.commands`.
 """

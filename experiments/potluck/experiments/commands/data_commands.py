@@ -1,4 +1,4 @@
-"""`potluck data`: describe a task's partition, prepare a paper's data set."""
+"""`potluck data`: describes a task's partition, prepares a paper's data set."""
 
 from __future__ import annotations
 

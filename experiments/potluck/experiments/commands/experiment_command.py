@@ -107,7 +107,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 
 class ExperimentCommand(TyperCommand):
-    """Takes `--ray` with an address or without."""
+    """A command whose option `--ray` may have an address or none."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments, after adding the cluster's address if `--ray` has none."""
@@ -115,9 +115,9 @@ class ExperimentCommand(TyperCommand):
 
 
 def with_address(arguments: list[str]) -> list[str]:
-    """Arguments in which each `--ray` is followed by an address.
+    """Return the arguments with an address after each `--ray`; "auto" is inserted if it has none.
 
-    What follows it is one if it has a colon, or is "auto"; a file may follow as well.
+    The next argument is an address if it has a colon or is "auto"; otherwise it is a file.
     """
     found: list[str] = []
     for argument, following in itertools.pairwise([*arguments, ""]):
@@ -179,7 +179,7 @@ def experiment(
         outcome = GridOutcome(results=folder.finished(cells), failures={})
     else:
         with folder.opened():
-            import_module(_REPORTS)  # a library that is missing is missed before the work
+            import_module(_REPORTS)  # fails before the work if a library is missing
             work = _Work(cells, folder, _data_folder(data), device, jobs)
             outcome = _run(work, cluster, console)
     from potluck.experiments.reports.report_files import write_report_files
@@ -202,7 +202,7 @@ def _show_assumptions(plan: ExperimentFile, console: Console) -> None:
 
 
 def _data_folder(named: Path | None) -> Path | None:
-    """The folder that was named, else ./data where there is one."""
+    """Return the named folder, else ./data if it exists."""
     if named is None and _DATA.is_dir():
         return _DATA
     return named

@@ -15,7 +15,7 @@ from potluck.experiments.data_sets.search import LARGEST, Found, missing
 
 
 def cifar10(folder: Path) -> Found:
-    """CIFAR-10, in ascending order of the pixels' SHA-256: the same from any source.
+    """Return CIFAR-10, sorted by the pixels' SHA-256: the order is the same from any source.
 
     Raises ConfigurationError.
     """
@@ -30,7 +30,7 @@ def cifar10(folder: Path) -> Found:
 
 
 def cifar100(folder: Path) -> Found:
-    """CIFAR-100 with its twenty superclasses as labels. Raises ConfigurationError."""
+    """Return CIFAR-100 with its twenty superclasses as labels. Raises ConfigurationError."""
     found: Found = {}
     for split in ("train", "test"):
         records = _cifar_records(folder, (f"{split}.bin",), 2)
@@ -39,7 +39,7 @@ def cifar100(folder: Path) -> Found:
 
 
 def _cifar_records(folder: Path, names: tuple[str, ...], labels: int) -> NDArray[np.uint8]:
-    """Records of CIFAR's binary version: labels, then 3 × 32 × 32 bytes each."""
+    """Return the records of CIFAR's binary version: each has labels, then 3 × 32 × 32 bytes."""
     size = labels + 3072
     pieces: list[bytes] = []
     archives = sorted(folder.rglob("*binary*.tar.gz"))
@@ -59,7 +59,8 @@ def _cifar_records(folder: Path, names: tuple[str, ...], labels: int) -> NDArray
     data = np.frombuffer(b"".join(pieces), dtype=np.uint8)
     if len(data) == 0 or len(data) % size:
         raise ConfigurationError(
-            f"{', '.join(names)}: {len(data)} bytes are no whole number of records of {size}"
+            f"{', '.join(names)}: {len(data)} bytes are not a multiple of the record size {size}; "
+            "download the archive again"
         )
     return data.reshape(-1, size)
 
@@ -74,7 +75,7 @@ def _member(archive: Path, name: str) -> bytes:
                         return file.read()
     except (OSError, tarfile.TarError, EOFError, zlib.error) as error:
         raise ConfigurationError(f"can't read {archive}: {error}", path=archive) from None
-    raise ConfigurationError(f"{archive} holds no {name}", path=archive)
+    raise ConfigurationError(f"{archive} does not contain {name}", path=archive)
 
 
 def _images(records: NDArray[np.uint8], labels: int) -> NDArray[np.uint8]:

@@ -1,4 +1,4 @@
-"""Covertype: the seven-class table, and the two-class one in LIBSVM's format."""
+"""Reads Covertype: the seven-class table, and the two-class table in LIBSVM's format."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from potluck.experiments.data_sets.search import Found, one_of, unpacked
 
 
 def covertype(folder: Path) -> Found:
-    """Seven classes from 0: the first 15,120 rows, the published train and validation subsets.
+    """Return seven classes, 0 to 6, from the first 15,120 rows: the published subsets.
 
     Raises ConfigurationError.
     """
@@ -33,7 +33,9 @@ def covertype(folder: Path) -> Found:
 
 
 def covertype_binary(folder: Path) -> Found:
-    """Two classes: labels 1 and 2 become 0 and 1; a random 80 % train, the rest test.
+    """Return two classes: labels 1 and 2 become 0 and 1.
+
+    Random 80 % are for training, the rest for test.
 
     Raises ConfigurationError.
     """

@@ -1,4 +1,4 @@
-"""MNIST's and EMNIST's idx files."""
+"""Reads MNIST's and EMNIST's idx files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BYTES: Final = 8
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
-    """The array of an idx file of bytes, plain or as .gz. Raises ConfigurationError."""
+    """Return the array of an idx file of bytes, plain or as .gz. Raises ConfigurationError."""
     try:
         with unpacked(path) as file:
             head = file.read(4)
@@ -27,21 +27,21 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
             shape = np.frombuffer(file.read(4 * head[3]), dtype=">u4").tolist()
             size = math.prod(shape)
             if len(shape) != head[3] or size > LARGEST:
-                raise ConfigurationError(f"{path}: its shape {shape} makes no sense")
+                raise ConfigurationError(f"{path}: its shape {shape} is invalid; download it again")
             values = np.frombuffer(file.read(size + 1), dtype=np.uint8)
     except (OSError, EOFError, zlib.error) as error:
         raise ConfigurationError(f"can't read {path}: {error}", path=path) from None
     if len(values) != size:
         raise ConfigurationError(
-            f"{path} holds {len(values)} bytes where its shape {shape} wants {size}"
+            f"{path} holds {len(values)} bytes, but its shape {shape} needs {size}"
         )
     return values.reshape(shape)
 
 
 def from_idx(folder: Path, train: str, test: str, *, turned: bool = False) -> Found:
-    """The arrays of a data set whose files' names begin with `train` and `test`.
+    """Return the arrays of a data set whose file names begin with `train` and `test`.
 
-    turned: images lie on their side in the files. Raises ConfigurationError.
+    turned: True if the images in the files are transposed. Raises ConfigurationError.
     """
     found: Found = {}
     for split, prefix in (("train", train), ("test", test)):
@@ -52,16 +52,16 @@ def from_idx(folder: Path, train: str, test: str, *, turned: bool = False) -> Fo
 
 
 def _file(folder: Path, name: str, rank: int) -> Path:
-    """A file by its name; some copies have a dot where others have a dash."""
+    """Return the path of a file; some copies have a dot in the name where others have a dash."""
     names = [f"{name}{mark}idx{rank}-ubyte{end}" for end in ("", ".gz") for mark in "-."]
     return one_of(folder, *names)
 
 
 def mnist(folder: Path) -> Found:
-    """MNIST. Raises ConfigurationError."""
+    """Return MNIST. Raises ConfigurationError."""
     return from_idx(folder, "train", "t10k")
 
 
 def emnist(folder: Path) -> Found:
-    """EMNIST's split "byclass", its images turned upright. Raises ConfigurationError."""
+    """Return EMNIST's split "byclass", with upright images. Raises ConfigurationError."""
     return from_idx(folder, "emnist-byclass-train", "emnist-byclass-test", turned=True)

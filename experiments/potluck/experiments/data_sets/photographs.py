@@ -16,7 +16,7 @@ from potluck.experiments.data_sets.search import Found, inside, missing, one_of
 
 
 def cinic10(folder: Path) -> Found:
-    """CINIC-10; its validation images are left out. Raises ConfigurationError."""
+    """Return CINIC-10 without its validation images. Raises ConfigurationError."""
     names = (
         "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
     )  # fmt: skip
@@ -35,7 +35,7 @@ def cinic10(folder: Path) -> Found:
 
 
 def waterbirds(folder: Path, side: int) -> Found:
-    """WaterBirds by its metadata.csv: splits 0 and 2, `y` and `place`.
+    """Return WaterBirds by its metadata.csv: splits 0 and 2, with `y` and `place`.
 
     Raises ConfigurationError.
     """
@@ -46,7 +46,7 @@ def waterbirds(folder: Path, side: int) -> Found:
         wanted = {"img_filename", "y", "split", "place"}
         if not wanted <= set(reader.fieldnames or ()):
             raise ConfigurationError(
-                f"{table} has the columns {reader.fieldnames}, expected {sorted(wanted)} among them"
+                f"{table} has the columns {reader.fieldnames}, and must have {sorted(wanted)}"
             )
         for row in reader:
             if row["split"] in rows:
@@ -60,7 +60,7 @@ _PLACES: Final = ("beach", "snow")
 
 
 def spawrious(folder: Path, side: int) -> Found:
-    """Spawrious; a tenth of each cell, evenly for all cells, is kept for the test.
+    """Return Spawrious; the same number of images per cell, about a tenth, is kept for the test.
 
     Raises ConfigurationError.
     """
@@ -93,7 +93,7 @@ def _with_attributes(
     found: Found = {}
     for split, rows in (("train", train), ("test", test)):
         if not rows:
-            raise ConfigurationError(f"there are no {split} images")
+            raise ConfigurationError(f"no {split} images found")
         found[f"x_{split}"] = _photographs([path for path, _, _ in rows], side)
         found[f"y_{split}"] = np.array([label for _, label, _ in rows], dtype=np.uint8)
         found[f"a_{split}"] = np.array([place for _, _, place in rows], dtype=np.uint8)
@@ -101,7 +101,7 @@ def _with_attributes(
 
 
 def _photographs(paths: list[Path], side: int) -> NDArray[np.uint8]:
-    """n × side × side × 3: each image scaled, its longer side cut."""
+    """Return n × side × side × 3 pixels: each image is scaled, and its longer side cropped."""
     images = np.empty((len(paths), side, side, 3), dtype=np.uint8)
     for row, path in enumerate(paths):
         try:

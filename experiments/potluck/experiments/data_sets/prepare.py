@@ -1,4 +1,4 @@
-"""A download into a file of the data directory, its arrays checked where their sums are known."""
+"""Converts a download into a file of the data directory; checks arrays with known digests."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ from potluck.experiments.tasks.spurious import Spawrious, Waterbirds
 
 @dataclass(frozen=True, kw_only=True)
 class DataSet:
-    """read: folder of the download -> arrays. read_sized: likewise, with the side of images.
+    """A data set that can be prepared.
 
-    sums: SHA-256 of the arrays' bytes in C order, where we know them.
+    read: returns the arrays in a download's folder. read_sized: the same, with the side of images
+    in pixels. sums: known SHA-256 digests of the arrays' bytes in C order.
     """
 
     form: DataFormat
@@ -36,7 +37,7 @@ class DataSet:
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A file that was written. sums: SHA-256 by array; known: whether they were checked."""
+    """A written file. sums: SHA-256 by array. known: True if they were checked."""
 
     path: Path
     shapes: Mapping[str, tuple[int, ...]]
@@ -47,17 +48,17 @@ class Prepared:
 def prepare(name: str, source: Path, target: Path, side: int) -> Prepared:
     """Convert the download in `source` to a file in `target`. side: of photographs, in pixels.
 
-    Raises ConfigurationError where the download lacks something or is not what it should be, and
-    StorageError where the file can't be written.
+    Raises ConfigurationError if the download is incomplete or is another one, StorageError if the
+    file can't be written.
     """
     data_set = DATA_SETS.get(name)
     if data_set is None:
         raise ConfigurationError(
-            f"there is no data set '{name}'; there are: {', '.join(DATA_SETS)}", name=name
+            f"unknown data set '{name}'; known are: {', '.join(DATA_SETS)}", name=name
         )
     if not source.is_dir():
         raise ConfigurationError(
-            f"{source} is not a folder; it should hold {data_set.form.source}", path=source
+            f"{source} is not a folder; it should contain {data_set.form.source}", path=source
         )
     read = data_set.read
     if data_set.read_sized is not None:
@@ -68,7 +69,7 @@ def prepare(name: str, source: Path, target: Path, side: int) -> Prepared:
         found = {key: np.ascontiguousarray(value) for key, value in read(source).items()}
     except ConfigurationError as error:
         raise ConfigurationError(
-            f"{error.message}; `potluck data prepare {name}` wants {data_set.form.source}",
+            f"{error.message}; `potluck data prepare {name}` needs {data_set.form.source}",
             **error.metadata,
         ) from None
     checked(data_set.form, found, source=str(source))
@@ -76,8 +77,8 @@ def prepare(name: str, source: Path, target: Path, side: int) -> Prepared:
     wrong = [key for key, expected in data_set.sums.items() if sums[key] != expected]
     if wrong:
         raise ConfigurationError(
-            f"{', '.join(wrong)} from {source} has another SHA-256 than {name} should have; "
-            "download it anew"
+            f"{', '.join(wrong)} from {source} differs from the SHA-256 of {name}; download it "
+            "again"
         )
     return Prepared(
         path=_write(target / data_set.form.file_name, found),
@@ -92,7 +93,7 @@ def _sized(read: Callable[[Path, int], Found], side: int, folder: Path) -> Found
 
 
 def _write(path: Path, found: Found) -> Path:
-    """Write a file without compression, so that tasks can map it; whole or not at all."""
+    """Write a complete file or none, without compression, so that tasks can map it."""
     partial_path = path.with_name(f".{path.name}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The files of a download are found wherever they lie in its folder."""
+"""Finds the files of a download anywhere in its folder."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from numpy.typing import NDArray
 from potluck.common.errors import ConfigurationError
 
 Found = dict[str, NDArray[Any]]
-"""x_train, y_train, x_test, y_test, and a_train, a_test where samples have an attribute."""
+"""Arrays x_train, y_train, x_test, y_test; also a_train, a_test if samples have an attribute."""
 
 LARGEST: Final = 4 << 30
-"""Bytes of an unpacked array, at most: a small file must not unpack without end."""
+"""Maximum bytes of an unpacked array, since a small file could unpack to any size."""
 
 
 def missing(folder: Path, wanted: str) -> ConfigurationError:
-    """The error that says that nothing suitable is in the folder."""
+    """Return the error for a folder without a suitable file."""
     return ConfigurationError(f"{folder} holds no {wanted}", path=folder)
 
 
 @contextmanager
 def unpacked(path: Path) -> Iterator[BinaryIO]:
-    """Open a file; its bytes are unpacked as they are read where its name ends in .gz or .bz2."""
+    """Open a file; if its name ends in .gz or .bz2, its bytes are unpacked while they are read."""
     openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open}
     with openers.get(path.suffix, open)(path, "rb") as file:
         yield cast(BinaryIO, file)
 
 
 def one_of(folder: Path, *patterns: str) -> Path:
-    """The first file under the folder that matches a pattern. Raises ConfigurationError."""
+    """Return the first file below the folder that matches a pattern. Raises ConfigurationError."""
     for pattern in patterns:
         for path in sorted(folder.rglob(pattern)):
             if path.is_file():
@@ -43,8 +43,11 @@ def one_of(folder: Path, *patterns: str) -> Path:
 
 
 def inside(folder: Path, name: str) -> Path:
-    """A file of a folder by a name that a file gives. Raises ConfigurationError if it leads out."""
+    """Return the path of a file by a name from a download.
+
+    Raises ConfigurationError if the path is outside the folder.
+    """
     path = (folder / name).resolve()
     if not path.is_relative_to(folder.resolve()):
-        raise ConfigurationError(f"{name} leads out of {folder}", path=folder)
+        raise ConfigurationError(f"{name} is outside {folder}", path=folder)
     return path

@@ -60,7 +60,7 @@ def costs_of(cell: Cell, state: Path, run_id: str) -> CellCosts:
         triplets = store.profiles(signal=TRIPLET)
     simulated = plan.run_file.virtual_clock.enabled
     needed = {row.key.round: asked[row.key.round] | _members(row) for row in rows}
-    # A client that estimates a triplet needs the pre-trained model, and then has it for round 1.
+    # A client that estimates a triplet receives the pre-trained model, and can reuse it in round 1.
     estimated = {
         each.client_id
         for each in triplets
@@ -79,7 +79,7 @@ def costs_of(cell: Cell, state: Path, run_id: str) -> CellCosts:
 
 
 def _beside(strategy: Strategy, model: Weights) -> int:
-    """Bytes that a strategy sends to each client that trains, beside the model."""
+    """Return the bytes that a strategy sends to each training client in addition to the model."""
     if strategy.correction is None:
         return 0
     state = strategy.init(model)
@@ -105,5 +105,5 @@ def _asked(exchanges: Sequence[Exchange], roster: Sequence[str]) -> set[str]:
 
 def _needs_model(kind: object) -> bool:
     if not isinstance(kind, str) or kind not in plugins.installed(plugins.QUESTIONS):
-        return False  # of a secure sum
+        return False  # the answer is part of a secure sum
     return bool(plugins.find(plugins.QUESTIONS, kind).needs_model)

@@ -47,9 +47,10 @@ Progress = Callable[[int], None]
 class CellPlace:
     """The place in which a cell is run.
 
-    workplace: the cell's folder. device, data: of the hosts. federation: makes the federation's
-    processes from its files. address: the address on which the coordinator listens. choices:
-    folder in which hosts store how they train (`choices_directory`).
+    workplace: the cell's folder. device, data: training device and data folder of the hosts.
+    federation: makes the federation's processes from its files. address: the address on which the
+    coordinator listens. choices: folder for the hosts' measured training settings
+    (`choices_directory`).
     """
 
     workplace: Path
@@ -65,7 +66,7 @@ async def run_cell(
 ) -> CellResult:
     """Run a cell in its folder and return its result. The caller removes the folder.
 
-    If the folder holds the cell already, the cell is resumed: its coordinator knows the committed
+    If the folder already has the cell, the cell is resumed: its coordinator knows the committed
     rounds. Raises RunError if the run or one of its processes fails.
     """
     started = time.monotonic()
@@ -97,7 +98,7 @@ async def run_cell(
 
 
 def remove_workplace(workplace: Path) -> None:
-    """Remove the folder of a cell whose result is kept."""
+    """Remove the folder of a cell after its result was stored."""
     shutil.rmtree(workplace, ignore_errors=True)
 
 
@@ -117,7 +118,7 @@ def _files(cell: Cell, workplace: Path, machines: Machines, port: int) -> DemoFi
 
 
 async def _run_id(operator: OperatorClient, files: DemoFiles) -> str:
-    """Id of the run: the stored one, resumed if it has stopped, or a new one."""
+    """Return the run's id: the stored run, resumed if it has stopped, or a new run."""
     status = await operator.newest_run()
     if status is not None:
         if status.state in (operator_pb2.RUN_STATE_STOPPED, operator_pb2.RUN_STATE_FAILED):
@@ -127,7 +128,7 @@ async def _run_id(operator: OperatorClient, files: DemoFiles) -> str:
 
 
 class _Counter:
-    """Counts rounds in place of displaying them."""
+    """A display that only counts rounds."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -139,12 +140,12 @@ class _Counter:
         return None
 
     def show(self, view: RunView, event: operator_pb2.WatchRunResponse) -> None:
-        """Report the number of rounds committed."""
+        """Report the number of committed rounds."""
         if event.WhichOneof("event") == "committed":
             self._progress(len(view.committed))
 
     def connection(self, text: str, *, lost: bool) -> None:
-        """Nothing is counted when the connection is lost or found again."""
+        """Ignore changes of the connection."""
 
 
 def _result(

@@ -1,4 +1,4 @@
-"""Which cell is begun next, and whether one that went wrong is tried again. Pure."""
+"""Schedules cells: the next cell to start, and retries of failed cells. Pure."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from collections.abc import Sequence
 from potluck.experiments.grid.grid_cells import Cell
 
 ATTEMPTS = 2
-"""How often a cell is tried: on a busy machine a process may be too slow to start."""
+"""Maximum attempts at a cell: on a busy machine, a process may be too slow to start."""
 
 LOSSES = 10
-"""How often a cell's machine may be lost. More often it is not by chance: a cell that takes all
-memory ends each machine that it comes to."""
+"""Number of times that a cell may lose its machine.
+
+More losses are not chance: a cell that uses all memory ends every machine that runs it.
+"""
 
 
 class CellSchedule:
-    """The cells of an experiment that are waiting and those under way.
+    """The waiting and the running cells of an experiment.
 
-    Cells are begun in their order; one that is to be tried again goes first, since what it needs
-    is at hand. Cells with one digest are one cell.
+    Cells start in their order, but a retry comes first, since its resources are free. Cells with
+    the same digest are one cell.
     """
 
     def __init__(
@@ -32,11 +34,11 @@ class CellSchedule:
 
     @property
     def waiting(self) -> int:
-        """How many cells have still to be begun."""
+        """Number of cells that have not started yet."""
         return len(self._waiting)
 
     def next(self, places: int) -> Cell | None:
-        """Begin a cell; None where none is left or `places` cells are under way."""
+        """Start a cell and return it; None if no cell waits or `places` cells are running."""
         if not self._waiting or len(self._under_way) >= places:
             return None
         cell = self._waiting.popleft()
@@ -44,15 +46,18 @@ class CellSchedule:
         return cell
 
     def finished(self, cell: Cell) -> None:
-        """A cell that is under way has its result."""
+        """Record that a running cell has its result."""
         self._under_way.remove(cell.digest)
 
     def failed(self, cell: Cell) -> bool:
-        """A cell that is under way has failed; whether it is tried again."""
+        """Record that a running cell has failed. Return True if it will be retried."""
         return self._ended_badly(cell, self._failed, self._attempts)
 
     def lost(self, cell: Cell) -> bool:
-        """The machine of a cell that is under way is gone; whether the cell is tried again."""
+        """Record that the machine of a running cell is lost.
+
+        Return True if the cell will be retried.
+        """
         return self._ended_badly(cell, self._lost, self._losses)
 
     def _ended_badly(self, cell: Cell, count: Counter[str], most: int) -> bool:

@@ -1,4 +1,4 @@
-"""The experiment file: a base run, the axes it is varied along, and how results are read."""
+"""The experiment file: a base run, the axes along which it varies, and the reading of results."""
 
 from __future__ import annotations
 
@@ -21,49 +21,58 @@ from potluck.experiments.presets import Assumption, Preset, preset_named
 Metric = Literal["accuracy", "worst_group_accuracy", "weighted_f1", "loss"]
 Measure = Literal["accuracy", "worst_group_accuracy", "weighted_f1", "loss", "worst_tenth"]
 SEED = "seed"
-"""The axis that every experiment has: cells that differ in it alone are repetitions."""
+"""Name of the axis that every experiment has: cells that differ only in the seed are repetitions.
+"""
 
 
 class PublishedFigure(Settings):
-    """A figure that somebody published, to be shown beside one's own."""
+    """A published result, shown next to the experiment's own."""
 
-    where: dict[str, str] = Field(description="Which cells it stands for: axis = label.")
-    value: float = Field(description="The figure, in the units of the metric (shares in [0, 1]).")
-    deviation: float | None = Field(default=None, description="Its standard deviation, if known.")
-    source: str = Field(default="", description="Where it was published.")
+    where: dict[str, str] = Field(
+        description="Labels of the cells that it is compared with: axis = label."
+    )
+    value: float = Field(
+        description="The published value, in the metric's unit (shares in [0, 1])."
+    )
+    deviation: float | None = Field(
+        default=None, description="Standard deviation of the published value, if known."
+    )
+    source: str = Field(default="", description="Publication of the value.")
 
 
 class Reading(Settings):
-    """The way a cell's rounds become one number, and cells a table."""
+    """How a cell's rounds are reduced to one number, and cells to tables."""
 
-    metric: Metric = Field(default="accuracy", description="What the tables compare.")
+    metric: Metric = Field(default="accuracy", description="Metric that the tables compare.")
     last: int = Field(
         default=1,
         ge=1,
-        description="A cell's number is the mean over its last so many evaluations.",
+        description="Number of last evaluations of a cell whose mean is its result.",
     )
     columns: str | None = Field(
-        default=None, description="The axis whose labels become the table's columns."
+        default=None, description="Axis whose labels are the table's columns."
     )
     baseline: dict[str, str] = Field(
         default_factory=dict,
-        description="What the others are tested against, paired by seed: axis = label.",
+        description="Baseline arm that the others are tested against, paired by seed:\n"
+        "axis = label.",
     )
     compared: str | None = Field(
         default=None,
-        description="The axis whose arms compete: they are read at equal rounds, bytes and\n"
-        "simulated seconds, by whom they pick, and by their mean ranks over all else.",
+        description="Axis whose arms are compared in detail: at equal rounds, bytes and simulated\n"
+        "seconds, by the clients that they select, and by mean ranks over the other axes.",
     )
     also: tuple[Measure, ...] = Field(
         default=(),
-        description="What else competing arms are read for; worst_tenth is the mean accuracy of\n"
+        description="Further metrics of the compared arms; worst_tenth is the mean accuracy of\n"
         "the worst tenth of the clients, and needs evaluation.spread.",
     )
     targets: tuple[float, ...] = Field(
-        default=(), description="Values of the metric to whose first reaching costs are counted."
+        default=(),
+        description="Metric values for which the costs until first reaching them are reported.",
     )
     published: tuple[PublishedFigure, ...] = Field(
-        default=(), description="Published figures to show beside the own ones."
+        default=(), description="Published results to show next to the experiment's own."
     )
 
 
@@ -72,38 +81,43 @@ class ExperimentFile(Settings):
 
     kind = EXPERIMENT
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", description="Names its folder.")
-    title: str = Field(default="", description="One line above the report.")
-    text: str = Field(default="", description="What the experiment is about; Markdown.")
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$",
+        description="Name of the experiment, and of its folder.",
+    )
+    title: str = Field(default="", description="Title of the report, one line.")
+    text: str = Field(default="", description="Description of the experiment, in Markdown.")
     preset: str | None = Field(
-        default=None, description="A paper's settings to start from; see `potluck preset`."
+        default=None, description="Preset with a paper's settings as base; see `potluck preset`."
     )
     seeds: tuple[int, ...] = Field(
         default=(0, 1, 2),
         min_length=1,
-        description="Each cell is repeated with each; they become the run's and the task's seed.",
+        description="Seeds of the run and the task; each cell is repeated with each seed.",
     )
-    hosts: int = Field(default=2, ge=1, description="Client processes of each federation.")
+    hosts: int = Field(
+        default=2, ge=1, description="Number of client processes of each federation."
+    )
     run: dict[str, Any] = Field(
-        default_factory=dict, description="The base run, as in a run file; wins over the preset."
+        default_factory=dict, description="The base run, as in a run file; overrides the preset."
     )
     axes: dict[str, list[Any] | dict[str, dict[str, Any]]] = Field(
         default_factory=dict,
-        description="What is varied. A list: the axis is a dotted key of the run, such as\n"
+        description="Axes of the grid. A list: the axis is a dotted key of the run, such as\n"
         "task.alpha, and takes these values. A table: labels, each with the keys it sets.",
     )
     disclosure: dict[str, Any] = Field(
         default_factory=dict,
-        description="The hosts' [disclosure] table. Noise follows from the seed, so that an\n"
+        description="The hosts' [disclosure] table. Noise is derived from the seed, so that an\n"
         "experiment can be repeated.",
     )
-    reading: Reading = Field(default=Reading(), description="How results are read.")
+    reading: Reading = Field(default=Reading(), description="How results are evaluated.")
 
     @field_validator("seeds")
     @classmethod
     def _distinct(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
         if len(set(seeds)) < len(seeds) or min(seeds) < 0:
-            raise ValueError("must be different whole numbers from 0")
+            raise ValueError("must be distinct whole numbers from 0")
         return seeds
 
     @field_validator("axes")
@@ -163,11 +177,11 @@ class ExperimentFile(Settings):
 
     @property
     def paper(self) -> Preset | None:
-        """The preset."""
+        """The preset that the file names, if any."""
         return None if self.preset is None else preset_named(self.preset)
 
     def assumptions(self) -> list[Assumption]:
-        """The preset's defaults that its paper does not give and this file leaves as they are."""
+        """Our assumptions in the preset, which the paper does not give and this file keeps."""
         if self.paper is None:
             return []
         base = self._base()
@@ -182,7 +196,9 @@ class ExperimentFile(Settings):
 def load_experiment(
     path: Path, *, quick: bool, seeds: tuple[int, ...] | None = None
 ) -> ExperimentFile:
-    """Load an experiment; `quick` applies its [quick] table, `seeds` are instead of its own.
+    """Load an experiment file.
+
+    quick: True to apply its [quick] table. seeds: seeds to use instead of the file's.
 
     Raises ConfigurationError.
     """
@@ -199,8 +215,8 @@ def load_experiment(
     if quick:
         if not isinstance(shortened, dict):
             raise ConfigurationError(
-                f"{path} has no [quick] table; leave --quick out, or say there what is different "
-                "when it is to be quick",
+                f"{path} has no [quick] table; omit --quick, or add the table with the values for "
+                "a quick run",
                 path=path,
             )
         current = _with_current_names(shortened, source=f"{path}: [quick]")
@@ -248,7 +264,7 @@ def _renamed_axes(reading: Mapping[str, Any], names: Mapping[str, str]) -> dict[
 
 
 def label(value: Any) -> str:
-    """Name of an axis' value in tables."""
+    """Return the name of an axis value in tables."""
     return (
         value
         if isinstance(value, str)
@@ -296,7 +312,7 @@ def put(table: dict[str, Any], key: str, value: Any) -> None:
 
 
 def get(table: Mapping[str, Any], key: str) -> Any:
-    """The value of a dotted key, None where there is none."""
+    """Return the value of a dotted key; None if it is not set."""
     value: Any = table
     for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
@@ -312,7 +328,10 @@ def _choices(
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as dotted keys, names first, since a new name drops the old one's options."""
+    """Return nested tables as dotted keys.
+
+    Names come first, since a new name drops the options of the old one.
+    """
     flat: dict[str, Any] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping):
@@ -323,7 +342,7 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _always_set(values: list[Any] | dict[str, dict[str, Any]]) -> set[str]:
-    """The keys that every value of an axis sets: the base run's own values are never used."""
+    """Return the keys that every value of an axis sets: the base run's values are not used."""
     if not isinstance(values, dict):
         return set()
     return set.intersection(*(set(_flat(settings)) for settings in values.values()))

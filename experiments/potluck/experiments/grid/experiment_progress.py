@@ -86,13 +86,13 @@ class Board:
             self._bars.remove_task(bar)
 
     def note(self, text: str) -> None:
-        """Show a line."""
+        """Show a line of text."""
         self._say(text)
 
     def _end(self, cell: Cell, seconds: float) -> None:
         self._finished += 1
         committed = self._rounds.get(cell.digest, 0)
-        self._total -= cell.rounds - committed  # those that a run which stopped early spares
+        self._total -= cell.rounds - committed  # rounds that a run saved by stopping early
         if self._whole is not None:
             self._bars.update(self._whole, total=self._total)
         text = f"{self._finished}/{self._cells}  {cell.title}  {readable_seconds(seconds)}"
@@ -106,7 +106,7 @@ class Board:
         return self._before + sum(self._rounds.values())
 
     def remaining(self) -> float | None:
-        """Seconds to go at the pace so far; None where nothing is known."""
+        """Return the estimated remaining seconds at the pace so far; None if unknown."""
         done = self._done - self._before
         if done <= 0:
             return None
@@ -118,7 +118,7 @@ class Board:
 
 
 class _Remaining(ProgressColumn):
-    """Time to go, by the pace since the command began; cells finished earlier do not count."""
+    """Remaining time, from the pace since the command started, without cells finished earlier."""
 
     max_refresh = 0.5
 

@@ -1,4 +1,4 @@
-"""The cells of an experiment, each a run with a name that follows from its settings."""
+"""The cells of an experiment: each is a run with a name derived from its settings."""
 
 from __future__ import annotations
 
@@ -23,8 +23,11 @@ from potluck.experiments.grid.definition import SEED, ExperimentFile, get, put
 from potluck.server.rounds.plan import draw_up
 
 PATIENCE_SECONDS = 86_400.0
-"""How long a coordinator waits for clients, in everything that the experiment does not set itself:
-a busy or sleeping machine must not change results. A host that ends is noticed at once."""
+"""Default in seconds of all limits on waiting for clients that the experiment does not set.
+
+It is long, since a busy or sleeping machine must not change results. The end of a host is noticed
+at once.
+"""
 
 _WAITS = (
     "round.deadline_seconds",
@@ -37,9 +40,10 @@ _WAITS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """A run to be made. labels: by axis, the seed's included. rounds: to commit.
+    """A run of the grid.
 
-    digest: SHA-256 of all that decides on its result, so that a finished cell is found again.
+    labels: by axis, including the seed. rounds: number of rounds to commit. digest: SHA-256 of all
+    settings that affect the result, by which a finished cell is found.
     """
 
     labels: Mapping[str, str]
@@ -74,27 +78,27 @@ class Cell:
 
     @property
     def task_text(self) -> str:
-        """The task's table, the same text for the same task."""
+        """The task's table as text; equal for equal tasks."""
         table = parse_run_file(self.run_file, source="a cell").task
         return json.dumps({"name": table.name, "options": table.options}, sort_keys=True)
 
     def task(self) -> Task:
-        """The task of the run. Raises PluginError."""
+        """Task of the run. Raises PluginError."""
         table = json.loads(self.task_text)
         return plugins.create(Task, table["name"], table["options"])
 
     @property
     def title(self) -> str:
-        """The labels in one line."""
+        """All labels in one line."""
         return " · ".join(
             f"seed {value}" if axis == SEED else value for axis, value in self.labels.items()
         )
 
 
 def cells_of(experiment: ExperimentFile, *, hosts: int, source: Path) -> list[Cell]:
-    """All cells, those of the first seed first, so that early results tell most.
+    """Return all cells, ordered by seed, so that early results cover all settings.
 
-    Raises ConfigurationError or PluginError where a cell's run would be refused.
+    Raises ConfigurationError or PluginError if a coordinator would refuse a cell's run.
     """
     points = list(experiment.points())
     return [
@@ -121,7 +125,7 @@ def _cell(
         if get(complete, key) is None:
             put(complete, key, PATIENCE_SECONDS)
     if get(complete, "task.name") is None:
-        raise ConfigurationError(f"{source}: run.task.name is missing: what is to be learned?")
+        raise ConfigurationError(f"{source}: run.task.name is missing; name the task to learn")
     options = {key: value for key, value in complete["task"].items() if key != "name"}
     name = complete["task"]["name"]
     if get(complete, "task.seed") is None and "seed" in plugins.options_of(plugins.TASKS, name):
@@ -130,12 +134,12 @@ def _cell(
     clients = plugins.create(Task, name, options).clients
     if not clients:
         raise ConfigurationError(
-            f"{source}: task {name} does not say how many clients it has (an attribute `clients`)"
+            f"{source}: task {name} does not declare its number of clients (attribute `clients`)"
         )
     complete["expected_clients"] = clients
     run_file = tomlkit.dumps(complete)
     parsed = parse_run_file(run_file, source=source)
-    draw_up(run_file, source=source)  # as the coordinator will
+    draw_up(run_file, source=source)  # the same check as the coordinator's
     for objective in parsed.objective:
         plugins.check(plugins.OBJECTIVES, objective.name, objective.options)
     disclosure = {**experiment.disclosure, "simulation_seed": seed}

@@ -1,6 +1,6 @@
 """Facts about clients that an experiment knows and a coordinator may not know.
 
-These are the true labels, also if a task makes some labels wrong on purpose, and other traits.
+They are the true labels, even if a task falsifies some on purpose, and other traits.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RARE_CLASSES = "rare classes"
 RARE_GROUPS = "rare groups"
 SECONDS = "seconds per sample"
 DROP_OUTS = "chance to drop out"
-"""Names of clients' traits; the two of rare kinds are shares of a client's samples."""
+"""Names of clients' traits. The two on rare kinds are shares of a client's samples."""
 
 
 class LabelMix:
@@ -44,7 +44,7 @@ class LabelMix:
         self.traits = dict(traits or {})
 
     def entropy(self, clients: Sequence[str]) -> float:
-        """Entropy of these clients' labels together, in bits; 0 without any."""
+        """Return the entropy of these clients' combined labels, in bits; 0 without labels."""
         rows = [int(client.rpartition("-")[2]) for client in clients]
         total = self.counts[rows].sum(axis=0, dtype=np.float64)
         return float(entropy(total) / np.log(2))
@@ -58,11 +58,14 @@ class LabelMixes:
         self._known: dict[str, LabelMix] = {}
 
     def of(self, cell: Cell) -> LabelMix:
-        """The label mix of a cell's task. Raises what the task raises, as for missing data."""
+        """Return the label mix of a cell's task.
+
+        Raises the task's errors, such as for missing data.
+        """
         if cell.task_text not in self._known:
             task = cell.task()
             true = task
-            if isinstance(task, LabelNoise):  # which samples a client has does not depend on it
+            if isinstance(task, LabelNoise):  # label noise keeps the split
                 true = replace(task, label_noise=0.0)
             clients = [ClientId(f"client-{number}") for number in range(cell.clients)]
             parts = [true.client_data(client, self._data).train for client in clients]

@@ -1,4 +1,4 @@
-"""Cells as federations of processes on this machine."""
+"""Runs cells as federations of processes on this machine."""
 
 from __future__ import annotations
 
@@ -18,17 +18,20 @@ from potluck.experiments.grid.results import CellResult, ResultsFolder
 from potluck.experiments.grid.running import CellRunner
 
 BYTES_PER_PROCESS = 500 * 2**20
-"""Memory of a coordinator or host with torch and a small model, generously."""
+"""Generous estimate of the memory of a coordinator or host with torch and a small model."""
 
 BUSY_HOSTS = 0.6
-"""Share of the time that a host of a cell computes: it waits while models are combined and
-evaluated, and when it has fewer clients in a cohort than others."""
+"""Share of time in which a host of a cell computes.
+
+It waits while models are aggregated and evaluated, and if other hosts have more clients in a
+cohort.
+"""
 
 
 def jobs_for(hosts: int, cells: int, *, processors: int, memory: int) -> int:
-    """Cells to run side by side: hosts that compute fill the processors, processes fit in memory.
+    """Return the number of cells to run in parallel.
 
-    memory: bytes that may be used.
+    Busy hosts use all processors, and all processes fit in memory. memory: bytes that may be used.
     """
     by_processors = round(processors / (hosts * BUSY_HOSTS))
     by_memory = memory // ((hosts + 1) * BYTES_PER_PROCESS)
@@ -47,7 +50,7 @@ class OneForkServer:
         self._starting = asyncio.Lock()
 
     async def forks(self) -> ForkedProcesses | None:
-        """The fork server; None on a system without."""
+        """Return the fork server; None on a system without fork servers."""
         async with self._starting:
             if self._forks is not None and not self._forks.alive:
                 await self.close()
@@ -56,7 +59,7 @@ class OneForkServer:
             return self._forks
 
     async def close(self) -> None:
-        """End it, and what it has forked."""
+        """End the fork server and all processes that it forked."""
         forks, self._forks = self._forks, None
         if forks is not None:
             await forks.close()
@@ -64,17 +67,17 @@ class OneForkServer:
 
 
 class LocalCells(CellRunner):
-    """Runs cells here; one that was under way before is gone on with."""
+    """Runs cells on this machine; resumes a cell that was interrupted."""
 
     def __init__(self, folder: ResultsFolder, *, device: str, data: Path | None, jobs: int) -> None:
-        """jobs: cells side by side."""
+        """jobs: number of cells in parallel."""
         self._folder, self._device, self._data = folder, device, data
         self._jobs = jobs
         self._forks = OneForkServer(folder.running / "fork-server.log")
 
     @override
     def places(self) -> int:
-        """How many cells may be under way at a time."""
+        """Return the number of cells that may run at a time."""
         return self._jobs
 
     @override
@@ -91,9 +94,9 @@ class LocalCells(CellRunner):
 
     @override
     async def keep_for(self, cells: int) -> None:
-        """All that is kept for cells to come is one fork server."""
+        """Do nothing: only the fork server is kept for later cells."""
 
     @override
     async def close(self) -> None:
-        """End what is left."""
+        """End the remaining processes."""
         await self._forks.close()

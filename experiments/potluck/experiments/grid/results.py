@@ -19,12 +19,12 @@ from potluck.experiments.grid.grid_cells import Cell
 class RoundResult(BaseModel):
     """A committed round. Metrics: shares in [0, 1], None where not evaluated.
 
-    entropy: bits, of the true labels of all clients that became part of the model together.
-    downloads: clients that needed the model, to answer a question about it or to train.
-    simulated_seconds: how long the round took on a virtual clock, None on a real one. worst_tenth:
-    mean accuracy of the worst tenth of the clients, on what each holds out; None where
-    `evaluation.spread` is off. coverage: clients and samples behind metrics and `worst_tenth`, by
-    name; empty in results of earlier versions.
+    entropy: in bits, of the combined true labels of the included clients. downloads: number of
+    clients that received the model, to answer a question or to train. simulated_seconds: duration
+    of the round on a virtual clock; None on a real clock. worst_tenth: mean accuracy of the worst
+    tenth of the clients, each on its held-out data; None if `evaluation.spread` is off. coverage:
+    clients and samples behind metrics and `worst_tenth`, by name; empty in results of earlier
+    versions.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -45,7 +45,7 @@ class RoundResult(BaseModel):
     coverage: dict[str, CoverageSummary] = {}
 
     def is_partial(self, metric: str) -> bool:
-        """Return whether a metric is over fewer clients than the run demands."""
+        """Return True if a metric is over fewer clients than the run requires."""
         return metric in self.coverage and self.coverage[metric].partial
 
 
@@ -64,12 +64,12 @@ class Before(BaseModel):
 
 
 class Timings(BaseModel):
-    """Seconds that a cell took; no part of its result, since they differ each time."""
+    """Durations of a cell, in seconds; not part of its result, since they vary."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     rounds: list[float] = Field(description="Seconds from selection to commit, by round.")
-    total: float = Field(description="Seconds of all rounds and the federation's start.")
+    total: float = Field(description="Seconds of all rounds and of the federation's start.")
 
 
 class CellResult(BaseModel):
@@ -100,7 +100,7 @@ class CellResult(BaseModel):
 
     @property
     def stopped_early(self) -> bool:
-        """True where the run ended before all its rounds, as `[stop]` of its run file says."""
+        """True if `[stop]` of the run file ended the run before its last round."""
         values = tomllib.loads(self.run_file)
         planned = values.get("rounds", RunFile.model_fields["rounds"].default)
         return "stop" in values and len(self.rounds) < planned
@@ -115,9 +115,10 @@ class ResultsFolder:
         self.running = folder / "running"
 
     def opened(self) -> FolderLock:
-        """Make the folder, and hold it for as long as cells are run.
+        """Make the folder, and lock it while cells run.
 
-        Raises ConfigurationError where another process runs cells there, StorageError.
+        Raises ConfigurationError if another process runs cells in it, StorageError if it can't be
+        made.
         """
         try:
             for each in (self.cells, self.running):
@@ -134,11 +135,11 @@ class ResultsFolder:
         )
 
     def workplace(self, cell: Cell) -> Path:
-        """Folder of a cell's federation while it is under way."""
+        """Return the folder of a running cell's federation."""
         return self.running / cell.digest
 
     def find(self, cell: Cell) -> CellResult | None:
-        """The result of a cell that was finished before; its labels are as they are called now."""
+        """Return the result of a finished cell, with its current labels, or None if unfinished."""
         path = self._path(cell)
         try:
             kept = CellResult.model_validate_json(path.read_bytes())
@@ -146,14 +147,14 @@ class ResultsFolder:
             return None
         except (OSError, ValidationError) as error:
             raise StorageError(
-                f"{path} can't be read as a cell's result ({type(error).__name__}); remove it, and "
-                "the cell will be run again",
+                f"{path} can't be read as a cell's result ({type(error).__name__}); remove it, "
+                "and the cell will run again",
                 path=path,
             ) from error
         return kept.model_copy(update={"labels": dict(cell.labels)})
 
     def keep(self, cell: Cell, result: CellResult) -> None:
-        """Write a finished cell to disk, synced; a crash leaves the whole of it or nothing."""
+        """Write a finished cell to disk, synced; after a crash, the file is complete or missing."""
         path = self._path(cell)
         partial = path.with_suffix(".partial")
         with partial.open("w", encoding="utf-8") as file:
@@ -163,7 +164,7 @@ class ResultsFolder:
         partial.replace(path)
 
     def finished(self, cells: Iterable[Cell]) -> dict[str, CellResult]:
-        """Results of the finished cells, by digest."""
+        """Return the results of the finished cells, by digest."""
         return {cell.digest: result for cell in cells if (result := self.find(cell)) is not None}
 
     def _path(self, cell: Cell) -> Path:

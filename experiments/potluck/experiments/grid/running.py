@@ -17,7 +17,7 @@ from potluck.experiments.grid.results import CellResult, ResultsFolder
 
 
 class CellLostError(RunError):
-    """The machine that a cell was under way on is gone, and the cell with it."""
+    """The machine of a running cell was lost, and the cell with it."""
 
     reason = "CELL_LOST"
 
@@ -45,7 +45,7 @@ class CellRunner(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """End what is left."""
+        """End all remaining processes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,14 +71,14 @@ async def run_missing(
     """
     results = folder.finished(cells)
     for cell in cells:
-        if cell.digest in results:  # killed after the result was kept
+        if cell.digest in results:  # the command was killed after the result was stored
             remove_workplace(folder.workplace(cell))
     board.begin(cells, results)
     missing = [cell for cell in cells if cell.digest not in results]
     grid = _Grid(missing, folder, mixes, runner, board)
     try:
         if missing:
-            await asyncio.to_thread(mixes.of, missing[0])  # says at once that data are missing
+            await asyncio.to_thread(mixes.of, missing[0])  # raises at once if data are missing
             await grid.run()
     finally:
         await runner.close()

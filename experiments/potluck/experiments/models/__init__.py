@@ -1,5 +1,5 @@
 """The large models of papers, registered in the entry-point group `potluck.models`.
 
-Imports `potluck.common` only: hosts and coordinators load these models, and nothing else is here,
-since a run file may name any function of these modules as its model.
+Imports `potluck.common` only, since hosts and coordinators load these models. The modules contain
+only models, since a run file may name any of their functions as its model.
 """

@@ -1,4 +1,4 @@
-"""MobileNetV2 (Sandler et al. 2018) with group normalisation; `resnet.py` says why."""
+"""MobileNetV2 (Sandler et al. 2018) with group normalisation; see `resnet.py` for the reason."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 _STAGES: Final = (
-    # expansion, channels, blocks, stride of the first (Table 2)
+    # per stage: expansion, channels, number of blocks, stride of the first block (Table 2)
     (1, 16, 1, 1),
     (6, 24, 2, 2),
     (6, 32, 3, 2),
@@ -20,15 +20,15 @@ _STAGES: Final = (
 
 
 def mobilenet_v2_gn(classes: int = 1000, groups: int = 8, dropout: float = 0.2) -> MobileNetV2:
-    """3,504,872 parameters with 1,000 classes."""
+    """Return MobileNetV2: 3,504,872 parameters with 1,000 classes."""
     return MobileNetV2(classes, groups=groups, dropout=dropout)
 
 
 class MobileNetV2(nn.Module):
-    """Inverted residuals on b × 3 × height × width.
+    """Inverted residual blocks on b × 3 × height × width.
 
-    groups: of channels that are normalised together; must divide 8, as all widths are multiples of
-    it. dropout: before the classifier.
+    groups: number of channel groups; must divide 8, since all widths are multiples of 8. dropout:
+    probability of dropout before the classifier.
     """
 
     def __init__(self, classes: int, *, groups: int, dropout: float) -> None:
@@ -51,14 +51,14 @@ class MobileNetV2(nn.Module):
                 nn.init.zeros_(module.bias)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Logits, b × classes."""
+        """Return the logits, b × classes."""
         maps = self.layers(inputs)
         logits: Tensor = self.classifier(maps.mean(dim=(2, 3)))
         return logits
 
 
 class _InvertedResidual(nn.Module):
-    """Widen, convolve each channel by itself, narrow; added to the inputs where shapes allow."""
+    """Expand the channels, convolve each, reduce them; add the inputs if the shapes are equal."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, expansion: int, groups: int) -> None:
         super().__init__()

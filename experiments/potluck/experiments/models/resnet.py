@@ -14,30 +14,30 @@ from torch.nn import functional
 
 
 def resnet10_gn(classes: int = 1000, groups: int = 32, small_images: bool = False) -> ResNet:
-    """A block in each stage: 5,418,792 parameters with 1,000 classes."""
+    """Return ResNet-10, one block per stage: 5,418,792 parameters with 1,000 classes."""
     return ResNet(_Basic, (1, 1, 1, 1), classes, groups=groups, small_images=small_images)
 
 
 def resnet12_gn(classes: int = 1000, groups: int = 32, small_images: bool = False) -> ResNet:
-    """One block more, in the first stage: 5,492,776 parameters with 1,000 classes."""
+    """Return ResNet-12, two blocks in the first stage: 5,492,776 parameters with 1,000 classes."""
     return ResNet(_Basic, (2, 1, 1, 1), classes, groups=groups, small_images=small_images)
 
 
 def resnet18_gn(classes: int = 1000, groups: int = 32, small_images: bool = False) -> ResNet:
-    """Eighteen layers: 11,689,512 parameters with 1,000 classes."""
+    """Return ResNet-18: 11,689,512 parameters with 1,000 classes."""
     return ResNet(_Basic, (2, 2, 2, 2), classes, groups=groups, small_images=small_images)
 
 
 def resnet50_gn(classes: int = 1000, groups: int = 32, small_images: bool = False) -> ResNet:
-    """Fifty layers: 25,557,032 parameters with 1,000 classes."""
+    """Return ResNet-50: 25,557,032 parameters with 1,000 classes."""
     return ResNet(_Bottleneck, (3, 4, 6, 3), classes, groups=groups, small_images=small_images)
 
 
 class ResNet(nn.Module):
     """Four stages of residual blocks on b × 3 × height × width.
 
-    groups: of channels that are normalised together; must divide 64. small_images: for 32 × 32
-    pixels: a 3 × 3 convolution without stride and no pooling come first, not 7 × 7 with both.
+    groups: number of channel groups; must divide 64. small_images: True for 32 × 32 pixels: the
+    first layer is a 3 × 3 convolution without stride or pooling, instead of 7 × 7 with both.
     """
 
     def __init__(
@@ -70,14 +70,14 @@ class ResNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Logits, b × classes."""
+        """Return the logits, b × classes."""
         maps = self.stages(self.stem(inputs))
         logits: Tensor = self.classifier(maps.mean(dim=(2, 3)))
         return logits
 
 
 class _Basic(nn.Module):
-    """Two 3 × 3 convolutions beside a shortcut."""
+    """Two 3 × 3 convolutions with a shortcut."""
 
     expansion = 1
 
@@ -97,7 +97,7 @@ class _Basic(nn.Module):
 
 
 class _Bottleneck(nn.Module):
-    """A 3 × 3 convolution between two 1 × 1 ones, beside a shortcut."""
+    """A 3 × 3 convolution between two 1 × 1 convolutions, with a shortcut."""
 
     expansion = 4
 
@@ -121,7 +121,7 @@ class _Bottleneck(nn.Module):
 
 
 def _shortcut(inputs: int, outputs: int, stride: int, groups: int) -> nn.Module:
-    """The inputs themselves, or a projection where shapes differ."""
+    """Return the identity, or a projection if the shapes differ."""
     if inputs == outputs and stride == 1:
         return nn.Identity()
     return nn.Sequential(

@@ -1,9 +1,8 @@
-"""The settings of papers as run files to start from; assumptions of ours are marked.
+"""The settings of papers as run files to start from; our assumptions are marked.
 
-A preset is the paper's own scale. An assumption is a value that we chose because the paper names
-none, or names several, or because we have not read it: everybody who prints or uses a preset gets
-to see them. Each is a TOML file of this folder. Imports errors only; a name comes in, a run file
-goes out.
+A preset has the paper's own scale. An assumption is a value that we chose because the paper gives
+none or several, or because we have not read it. They are shown when a preset is printed or used.
+Each preset is a TOML file of this folder. Imports errors only. Input: a name. Output: a run file.
 """
 
 from potluck.experiments.presets.catalogue import preset_named, preset_names, preset_run_file

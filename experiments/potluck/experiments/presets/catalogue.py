@@ -1,4 +1,4 @@
-"""All presets, and each as a run file."""
+"""Lists all presets, and makes a run file from each."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _ENDING = ".toml"
 
 
 def preset_names() -> list[str]:
-    """Names of all presets."""
+    """Return the names of all presets."""
     names = (each.name for each in _FOLDER.iterdir())
     return sorted(name.removesuffix(_ENDING) for name in names if name.endswith(_ENDING))
 
 
 def preset_named(name: str) -> Preset:
-    """A preset. Raises ConfigurationError, listing what there is."""
+    """Return a preset. Raises ConfigurationError with the known names if it does not exist."""
     if name not in preset_names():
         raise ConfigurationError(
             f"there is no preset '{name}'{meant(name, preset_names())}; "
@@ -37,7 +37,7 @@ def preset_named(name: str) -> Preset:
 
 
 def preset_run_file(preset: Preset) -> str:
-    """The run file of a preset, with what is ours marked by its reason."""
+    """Return the run file of a preset; a comment states the reason of each assumption."""
     document = tomlkit.document()
     document.add(tomlkit.comment(preset.paper))
     if preset.disclosure:
@@ -61,7 +61,7 @@ def preset_run_file(preset: Preset) -> str:
 
 def _add(table: Any, key: str, value: Any, reason: str | None) -> None:
     item = tomlkit.item(value)
-    if reason is not None and isinstance(item, AoT):  # which has no line of its own
+    if reason is not None and isinstance(item, AoT):  # an array of tables has no line of its own
         table.add(tomlkit.comment(f"{key}: ours: {reason}"))
     elif reason is not None:
         item.comment(f"ours: {reason}")

@@ -1,4 +1,4 @@
-"""A preset: a paper's settings as a run file, and the values in it that are ours."""
+"""A preset: a paper's settings as a run file, and our assumptions in it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 
 class Assumption(BaseModel):
-    """A dotted key of the run file whose value is ours, and the reason for that value."""
+    """A dotted key of the run file whose value we chose, and the reason for the value."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -18,11 +18,11 @@ class Assumption(BaseModel):
 
 
 class Preset(BaseModel):
-    """A file of this folder.
+    """A preset, read from a file of this folder.
 
     paper: the paper and its data set. run: a run file, without seed and name. disclosure: settings
-    that hosts need in their table of that name, besides its defaults. assumptions: in the file a
-    table of reasons by key.
+    that hosts need in their [disclosure] table in addition to its defaults. assumptions: a table of
+    reasons by key in the file.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

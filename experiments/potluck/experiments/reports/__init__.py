@@ -1,4 +1,4 @@
 """Reports on experiments and data: tables, tests, plots, a web page, descriptions of partitions.
 
-Imports `grid` and `potluck.deploy.view`. Results come in; text, tables and pictures go out.
+Imports `grid` and `potluck.deploy.view`. Input: results. Output: text, tables and pictures.
 """

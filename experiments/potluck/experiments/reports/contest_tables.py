@@ -1,4 +1,4 @@
-"""Tables of arms that compete: at equal budgets, whom they pick, their mean ranks. In Markdown."""
+"""Markdown tables of compared arms: at equal budgets, their selected clients, their mean ranks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NONE = "–"
 
 
 def contest_table(summary: Summary, contest: Contest) -> list[str]:
-    """A row for each arm: every measure at the end, at its best and at equal budgets."""
+    """Return a table with one row per arm: each metric at the end, best, and at equal budgets."""
     axis = summary.experiment.reading.compared or ""
     columns: list[tuple[str, str, str]] = []
     for measure in measures_of(summary.experiment.reading):
@@ -80,7 +80,10 @@ def picks_table(summary: Summary, contest: Contest) -> list[str]:
 
 
 def rank_table(ranked_by: Sequence[RankedReading], axis: str, *, by_contest: bool) -> list[str]:
-    """A row for each arm, sorted by the first reading; then the critical differences and tests."""
+    """Return a table with one row per arm, sorted by the first reading, and rows of the tests.
+
+    The last rows are the critical differences and Friedman's tests.
+    """
     chosen = [(each, each.by_contest if by_contest else each.by_cell) for each in ranked_by]
     if not chosen:
         return []
@@ -200,7 +203,7 @@ def _number(value: float | None, form: str) -> str:
 def contest_sections(
     summary: Summary, contests: Sequence[Contest], ranked_by: Sequence[RankedReading]
 ) -> Iterator[tuple[str, list[str]]]:
-    """(title, table) of all that there is to tell of the contests."""
+    """Yield (title, table) of each section on the contests."""
     axis = summary.experiment.reading.compared or ""
     if ranked_by and len(contests) > 1:
         settings = readable_count(len(contests), "setting")

@@ -1,6 +1,6 @@
-"""Arms that compete: all points of a grid that differ in one axis only, read at equal budgets.
+"""Contests: points of a grid that differ in one axis only, compared at equal budgets. Pure.
 
-Pure: a summary comes in; numbers by arm and seed go out, and mean ranks over all contests.
+Input: a summary. Output: numbers by arm and seed, and mean ranks over all contests.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ LAST, BEST = "last", "best"
 EQUAL = "at equal "
 
 Values = Mapping[str, float]
-"""A number by seed."""
+"""Numbers by seed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Competitor:
     """An arm of a contest.
 
-    readings: by metric and reading. best_round: mean over seeds. picks: one per seed. leanings: by
-    trait, for the seeds in which the trait differs between clients. partial: the readings with a
-    partial evaluation in at least one seed.
+    readings: numbers by metric and reading. best_round: number of the best round, mean over seeds.
+    picks: one record per seed. leanings: by trait, for the seeds in which the trait differs between
+    clients. partial: the readings with a partial evaluation in at least one seed.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Competitor:
 
 @dataclass(frozen=True, kw_only=True)
 class Contest:
-    """Competing arms.
+    """Arms that are compared with each other.
 
     where: the labels that all arms share. budgets: by reading, the budget at which the arms are
     compared, mean over seeds; unknown budgets are omitted.
@@ -70,12 +70,12 @@ class Contest:
 
     @property
     def column(self) -> str:
-        """The same for the head of a column, where contests stand beside one another."""
+        """A shorter title, for the column of the contest in a table of contests."""
         return ", ".join(self.where.values()) or "all"
 
 
 def contests_of(summary: Summary) -> list[Contest]:
-    """The contests of an experiment, in the order of its grid; none where no axis is compared."""
+    """Return the contests of an experiment in grid order; none if it compares no axis."""
     axis = summary.experiment.reading.compared
     if axis is None:
         return []

@@ -1,4 +1,4 @@
-"""Competing arms against the baseline of their contest: which differences are significant.
+"""Differences between the arms of a contest and its baseline, with their significance.
 
 Pure: takes contests; returns paired tests with Holm's correction, and tables of them in Markdown.
 """
@@ -72,7 +72,7 @@ def difference_table(
     """Return a table of mean differences to the baseline with 95 % intervals.
 
     It has a row for each arm, a column for each contest and one for all contests together.
-    Significant differences are bold. name: of the reading. Empty without a baseline.
+    Significant differences are bold. name: name of the reading. Empty without a baseline.
     """
     contests = with_all(contests)
     columns = [differences(each, baseline_of(reading), measure, name) for each in contests]

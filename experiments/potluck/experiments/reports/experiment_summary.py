@@ -1,4 +1,4 @@
-"""The summary of an experiment: a number per cell, means over seeds, tests against a baseline."""
+"""Summary of an experiment: one number per cell, means over seeds, tests against a baseline."""
 
 from __future__ import annotations
 
@@ -20,9 +20,12 @@ Point = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class PairedTest:
-    """An arm less the baseline, by seed. p: of a two-sided paired t test; None where there is
-    nothing to test (fewer than two pairs, or all differences alike). low, high: the 95 %
-    confidence interval of the mean difference, None likewise."""
+    """The difference between an arm and the baseline, paired by seed.
+
+    p: p value of a two-sided paired t test; None if it can't be made (fewer than two pairs, or all
+    differences are equal). low, high: the 95 % confidence interval of the mean difference; None in
+    the same cases.
+    """
 
     pairs: int
     difference: float
@@ -33,8 +36,11 @@ class PairedTest:
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """Means over the seeds that reach a target. reached: how many of all do. round: the first
-    whose evaluation reaches it. bytes: moved both ways up to then."""
+    """Costs until a target is reached, means over the seeds that reach it.
+
+    reached: number of these seeds. round: the first round whose evaluation reaches it. bytes: bytes
+    sent in both directions up to this round.
+    """
 
     target: float
     reached: int
@@ -45,11 +51,12 @@ class Costs:
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """A point of the grid: its repetitions and what they come to.
+    """A point of the grid: its repetitions and their statistics.
 
-    values: the cells' numbers by seed. deviation: of the sample (n − 1), None for one seed.
-    clients: included per round, mean over rounds and seeds. entropy: bits, likewise. partial:
-    whether a cell's number is over fewer of the clients asked than its run demands.
+    values: the cells' numbers by seed. deviation: sample standard deviation (n − 1); None for one
+    seed. clients: included clients per round, mean over rounds and seeds. entropy: label entropy in
+    bits, mean over rounds and seeds. partial: True if a cell's number is over fewer clients than
+    its run requires.
     """
 
     labels: Labels
@@ -70,8 +77,10 @@ class Arm:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """An experiment's arms in the order of the grid. missing: cells that are not finished. quick:
-    whether the file's [quick] table was applied."""
+    """An experiment's arms in grid order.
+
+    missing: number of unfinished cells. quick: True if the file's [quick] table was applied.
+    """
 
     experiment: ExperimentFile
     arms: tuple[Arm, ...]
@@ -80,7 +89,7 @@ class Summary:
 
     @property
     def seeds(self) -> int:
-        """Repetitions that were asked for."""
+        """Number of requested repetitions."""
         return len(self.experiment.seeds)
 
 
@@ -91,7 +100,7 @@ def summarise(
     *,
     quick: bool = False,
 ) -> Summary:
-    """The summary of the finished cells; arms without any are left out."""
+    """Return the summary of the finished cells; arms without a finished cell are omitted."""
     reading = experiment.reading
     grouped: dict[Point, list[CellResult]] = {}
     for labels, _ in experiment.points():
@@ -141,7 +150,7 @@ def _arm(
 
 
 def paired_test(values: Mapping[str, float], baseline: Mapping[str, float]) -> PairedTest | None:
-    """Compares two arms over the seeds both have; None without any."""
+    """Compare two arms over their common seeds; None if there are none."""
     seeds = [seed for seed in values if seed in baseline]
     if not seeds:
         return None
@@ -160,7 +169,7 @@ def _point(labels: Labels) -> Point:
 
 
 def _baseline(labels: Labels, baseline: Labels) -> Point | None:
-    """The point that differs from this one only in what the baseline names."""
+    """Return the point that differs from this one only in the labels that the baseline names."""
     if not baseline:
         return None
     return tuple((axis, baseline.get(axis, value)) for axis, value in labels.items())

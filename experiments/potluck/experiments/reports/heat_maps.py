@@ -1,4 +1,4 @@
-"""Pictures of arms that compete: what each comes to in each contest, and whom it picks there."""
+"""Pictures of compared arms: the result of each arm in each contest, and the clients it selects."""
 
 from __future__ import annotations
 
@@ -27,22 +27,24 @@ from potluck.experiments.reports.titles import MEASURES
 
 _INK = "#333333"
 _FAR = 0.3
-"""A difference of a share that has the full colour."""
+"""Difference between two shares that is drawn in the full colour."""
 _COLUMN, _ROW, _NAMES, _HEAD = 0.46, 0.2, 1.4, 1.5
-"""Inches of a column, a row, the arms' names, and the heads."""
+"""Width of a column, height of a row, width of the arms' names, height of the heads; in inches."""
 _LEAST = 3.0
-"""The least columns that a panel is wide, for its title's sake."""
+"""Minimum width of a panel in columns, so that its title fits."""
 _DARK = 0.9
-"""From this colour on text is white."""
+"""Absolute colour value from which text is white."""
 
 Values = Mapping[tuple[str, str], float]
-"""By arm and column."""
+"""Numbers by arm and column."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """A grid of numbers. colours: in [-1, 1], blue is above 0. texts: what stands in a cell. told:
-    the cells whose text is bold."""
+    """A grid of numbers.
+
+    colours: in [-1, 1]; blue is above 0. texts: text of each cell. told: the cells with bold text.
+    """
 
     title: str
     columns: Sequence[str]
@@ -54,9 +56,9 @@ class Panel:
 def heat_maps(
     summary: Summary, contests: Sequence[Contest], ranked_by: Sequence[RankedReading]
 ) -> dict[str, bytes]:
-    """PNGs by name: one for each measure, with a panel for each reading, and one of the picks.
+    """Return PNGs by name: one per metric, with a panel for each reading, and one of the picks.
 
-    Rows are arms, the best mean rank first; none where nothing competes.
+    Rows are arms, the best mean rank first. Empty if no arms are compared.
     """
     arms = _in_order(contests, ranked_by)
     if not arms:
@@ -111,7 +113,7 @@ def measure_panel(
 
 
 def evenness_panel(contests: Sequence[Contest]) -> Panel:
-    """How evenly each arm picks clients; the full colour is 0, none is 1."""
+    """Return the panel of the evenness of each arm's picks; 0 has the full colour, 1 has none."""
     even = {
         (arm.name, contest.column): mean([each.evenness for each in arm.picks])
         for contest in contests
@@ -126,8 +128,11 @@ def evenness_panel(contests: Sequence[Contest]) -> Panel:
 
 
 def leaning_panels(contests: Sequence[Contest]) -> list[Panel]:
-    """For each trait of clients a panel of the contests that have it: the correlation of picks
-    with it, mean over seeds; red is avoided."""
+    """Return a panel per trait of clients: its correlation with picks, mean over seeds.
+
+    A panel has the contests in which the trait is known. Red: the arm avoids clients with a high
+    value.
+    """
     traits = dict.fromkeys(
         trait for contest in contests for arm in contest.arms for trait in arm.leanings
     )
@@ -152,7 +157,7 @@ def leaning_panels(contests: Sequence[Contest]) -> list[Panel]:
 
 
 def _in_order(contests: Sequence[Contest], ranked_by: Sequence[RankedReading]) -> list[str]:
-    """All arms: those that are ranked by their mean rank, then the others."""
+    """Return all arms: ranked arms by mean rank, then the others."""
     ranked = first_ranks(ranked_by[0]).means if ranked_by else {}
     return list(dict.fromkeys([*ranked, *(arm.name for each in contests for arm in each.arms)]))
 

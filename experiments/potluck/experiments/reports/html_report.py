@@ -107,7 +107,7 @@ def write_report(summary: Summary, path: Path, pictures: Mapping[str, bytes]) ->
 
 
 def html(summary: Summary, pictures: Mapping[str, bytes]) -> str:
-    """The page. All text from the experiment file is escaped.
+    """Return the page. All text from the experiment file is escaped.
 
     pictures: PNGs by name, `metric` and those of `contest_pictures`.
     """
@@ -141,7 +141,7 @@ def html(summary: Summary, pictures: Mapping[str, bytes]) -> str:
 
 
 def cost_table(summary: Summary) -> list[str]:
-    """Rounds, bytes and seconds to each target; empty where none is set."""
+    """Return a table of rounds, bytes and seconds to each target; empty without targets."""
     targets = summary.experiment.reading.targets
     if not targets:
         return []
@@ -162,7 +162,7 @@ def _cost(cost: Costs) -> Row:
 
 
 class _Tables:
-    """Renders a table that is given as lines of Markdown."""
+    """Renders tables whose rows are lines of Markdown."""
 
     def __init__(self, environment: Environment) -> None:
         self._template = environment.from_string(_TABLE)

@@ -1,4 +1,4 @@
-"""The line above an experiment's report: what its runs trained, and the version that ran them."""
+"""The line above an experiment's report: what its runs trained, and Potluck's version."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _MOST_NAMED = 4
 
 
 def origin(summary: Summary) -> str:
-    """Task, model, selector, strategy, objective, rounds and version of all cells, in one line.
+    """Return the line: task, model, selector, strategy, objective, rounds and version of all cells.
 
-    What differs between cells is listed, in their order.
+    If cells differ, all values are listed in cell order.
     """
-    runs = [_run_of(arm.cells[0].run_file) for arm in summary.arms]  # seeds differ in nothing here
+    runs = [_run_of(arm.cells[0].run_file) for arm in summary.arms]  # equal for all seeds
     named = {
         "task": (run.task.name for run in runs),
         "model": (run.model.name for run in runs if run.model is not None and run.model.name),
@@ -43,7 +43,7 @@ def _run_of(run_file: str) -> RunFile:
 
 
 def _listed(kind: str, names: Iterable[str]) -> str:
-    """`strategy fedavg`, `strategies fedavg, fednova`; empty for no names."""
+    """Return a list such as `strategies fedavg, fednova`; empty for no names."""
     found = list(dict.fromkeys(names))
     if len(found) > 1:
         kind = "strategies" if kind == "strategy" else f"{kind}s"

@@ -1,4 +1,4 @@
-"""The heterogeneity of a task's partition: each client's counts, and six metrics of all."""
+"""Heterogeneity of a task's partition: each client's counts, and six metrics over all clients."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ Share = float | None
 
 @dataclass(frozen=True, kw_only=True)
 class ClientDescription:
-    """A client's training samples. interaction_matrix: None where the task knows no attributes.
+    """A client's training samples.
 
-    triplet: (CI, AI, SC); AI and SC are None where the task knows no attributes.
+    interaction_matrix: None if the task has no attributes. triplet: (CI, AI, SC); AI and SC are
+    None if the task has no attributes.
     """
 
     id: str
@@ -35,7 +36,7 @@ class ClientDescription:
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionMetrics:
-    """See `FederatedHeterogeneity`; metrics of attributes are None where there are none."""
+    """See `FederatedHeterogeneity`; metrics of attributes are None if the task has none."""
 
     gci: float
     gai: Share
@@ -60,13 +61,13 @@ def describe_task(
 ) -> Description:
     """Load all clients' samples of a task and count them.
 
-    Raises PluginError for an unknown task or option, ConfigurationError where the task does not
-    say how many clients it has, and what the task raises.
+    Raises PluginError for an unknown task or option, ConfigurationError if the task does not
+    declare its number of clients, and the errors of the task.
     """
     task = plugins.create(Task, name, options)
     if not task.clients:
         raise ConfigurationError(
-            f"task {name} does not say how many clients it has: it needs an attribute `clients`, "
+            f"task {name} does not declare its number of clients: it needs an attribute `clients`, "
             "and data for client-0, client-1 …",
             task=name,
         )

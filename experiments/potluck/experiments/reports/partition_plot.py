@@ -18,7 +18,7 @@ _INK = "#333333"
 
 
 def plot_partition(description: Description, path: Path) -> None:
-    """Write a PNG: a bar per client, its samples by class. Raises StorageError."""
+    """Write a PNG with one bar per client: its samples by class. Raises StorageError."""
     counts = np.array([client.label_counts for client in description.clients])
     clients, classes = counts.shape
     figure = Figure(figsize=(float(np.clip(0.12 * clients, 7.0, 16.0)), 4.2), layout="constrained")

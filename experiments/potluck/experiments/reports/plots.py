@@ -1,4 +1,4 @@
-"""Pictures of an experiment: the metric and the cohorts' entropy by round, the selections."""
+"""Pictures of an experiment: the metric and the cohorts' label entropy by round, the selections."""
 
 from __future__ import annotations
 
@@ -20,17 +20,20 @@ from potluck.experiments.reports.experiment_summary import Arm, Summary
 from potluck.experiments.reports.readings import deviation, evaluations
 
 _INK = "#333333"
-# Okabe and Ito's palette, then the same dashed
+# Okabe and Ito's palette; further lines have the same colours, dashed
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#555555")
 _MOST_COLOURED = 14
-"""With more arms in a panel a few are in colour: the baseline, the best three and the worst two."""
+"""Maximum number of coloured arms in a panel.
+
+With more, only a few are coloured: the baseline, the best three and the worst two.
+"""
 _MOST_RASTERS = 12
 _FEW_ROUNDS = 30
 """Maximum number of rounds drawn as dots on a line; without dots, a single one is invisible."""
 
 
 def panels(summary: Summary) -> list[tuple[str, list[Arm]]]:
-    """Arms that are drawn together: those of one column, or all."""
+    """Return the arms by panel: one panel per column, or one for all arms."""
     axis = summary.experiment.reading.columns
     if axis is None:
         return [("", list(summary.arms))]
@@ -42,12 +45,12 @@ def panels(summary: Summary) -> list[tuple[str, list[Arm]]]:
 
 
 def plot_metric(summary: Summary) -> bytes:
-    """A PNG of `metric_figure`."""
+    """Return `metric_figure` as a PNG."""
     return png(metric_figure(summary))
 
 
 def metric_figure(summary: Summary) -> Figure:
-    """The metric by round: means over seeds, bands of one standard deviation."""
+    """Plot the metric by round: means over seeds, bands of one standard deviation."""
     metric = summary.experiment.reading.metric
     return _lines(
         summary,
@@ -59,7 +62,7 @@ def metric_figure(summary: Summary) -> Figure:
 
 
 def plot_entropy(summary: Summary) -> bytes:
-    """A PNG of the entropy of the cohorts' true labels by round, likewise."""
+    """Return a PNG of the entropy of the cohorts' true labels by round, with means and bands."""
 
     def entropies(cell: CellResult) -> list[tuple[int, float]]:
         return [(each.round, each.entropy) for each in cell.rounds]
@@ -68,12 +71,12 @@ def plot_entropy(summary: Summary) -> bytes:
 
 
 def plot_rasters(summary: Summary) -> bytes:
-    """A PNG of `raster_figure`."""
+    """Return `raster_figure` as a PNG."""
     return png(raster_figure(summary))
 
 
 def raster_figure(summary: Summary) -> Figure:
-    """The clients included in each round, for the first seed of each arm."""
+    """Plot the clients included in each round, for the first seed of each arm."""
     arms = summary.arms[:_MOST_RASTERS]
     columns = min(3, len(arms))
     rows = -(-len(arms) // columns)
@@ -89,7 +92,7 @@ def raster_figure(summary: Summary) -> Figure:
 
 
 def included_matrix(rounds: Sequence[RoundResult], clients: int) -> np.ndarray:
-    """clients × rounds, int8: 1 where the client's update became part of the model."""
+    """Return clients × rounds, int8: 1 if the client's update became part of the model."""
     matrix = np.zeros((clients, len(rounds)), dtype=np.int8)
     for column, each in enumerate(rounds):
         rows = [int(client.rpartition("-")[2]) for client in each.included]
@@ -111,7 +114,7 @@ def _raster(axes: Axes, cell: CellResult) -> None:
 
 
 def _whole_numbers(axis: Axis) -> None:
-    """Put ticks only at whole numbers: rounds and clients can't be halves."""
+    """Put ticks only at whole numbers, since rounds and clients are whole."""
     axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
@@ -154,7 +157,7 @@ def _lines(
 
 
 def in_colour(arms: Sequence[Arm], reading: Reading) -> list[Arm]:
-    """Those that get a colour and a place in the legend: all, or of very many a few."""
+    """Return the arms that get a colour and a legend entry: all, or a few of very many."""
     if len(arms) <= _MOST_COLOURED:
         return list(arms)
     sign = 1.0 if reading.metric == "loss" else -1.0
@@ -171,7 +174,7 @@ def in_colour(arms: Sequence[Arm], reading: Reading) -> list[Arm]:
 
 
 def held(cells: Sequence[list[tuple[int, float]]]) -> list[list[tuple[int, float]]]:
-    """(round, value) of each cell, with its last value in later rounds that other cells have."""
+    """Return (round, value) of each cell; its last value is repeated in later rounds of others."""
     rounds = sorted({number for values in cells for number, _ in values})
     return [
         [*values, *((number, values[-1][1]) for number in rounds if number > values[-1][0])]
@@ -189,7 +192,10 @@ def _band(
     *,
     hold: bool,
 ) -> None:
-    """Draw an arm's line and band. number: of its colour; None: a thin grey line, no band."""
+    """Draw an arm's line and band.
+
+    number: index of its colour; None: a thin grey line without band.
+    """
     by_round: dict[int, list[float]] = {}
     of_cells = [read(cell) for cell in arm.cells]
     for values in held(of_cells) if hold else of_cells:
@@ -219,7 +225,7 @@ def _name(arm: Arm) -> str:
 
 
 def png(figure: Figure) -> bytes:
-    """A figure as a PNG, the same bytes each time."""
+    """Return a figure as a PNG; equal figures give equal bytes."""
     buffer = io.BytesIO()
     figure.savefig(buffer, dpi=110, facecolor="white", metadata={"Software": "Potluck"})
     return buffer.getvalue()

@@ -18,11 +18,11 @@ _MOST = 6
 
 
 def plot_ranks(ranked_by: Sequence[RankedReading]) -> bytes | None:
-    """A PNG of mean ranks, a panel for each of the first six readings but the best rounds', which
-    are those that no run would know; None where nothing is ranked.
+    """Return a PNG of mean ranks, one panel per reading; None if nothing is ranked.
 
-    Over settings, as the first table of ranks; over cells where there is one setting. The bar is
-    the critical difference, from the best arm on; those within it are blue.
+    Shows the first six readings. Readings at the best rounds are excluded, since no run knows its
+    best round in advance. Ranks are over settings, or over cells if there is only one setting. The
+    bar is the critical difference, from the best arm on; arms within it are blue.
     """
     shown = [
         (each, first_ranks(each))

@@ -2,8 +2,8 @@
 
 J. Demšar: Statistical Comparisons of Classifiers over Multiple Data Sets, JMLR 7, 2006.
 
-scikit-posthocs decides alike, but has no function for the critical difference itself, which the
-tables print; it would bring seven packages for Holm's correction and one picture.
+scikit-posthocs gives the same decisions, but has no function for the critical difference, which the
+tables print. It would add seven packages for Holm's correction and one picture.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Name = TypeVar("Name", bound=Hashable)
 class Ranks:
     """Arms by their mean rank, the best first; 1 is the best in every block.
 
-    blocks: number of comparisons. p: of Friedman's test that all arms are alike; None if it can't
-    be made (fewer than three arms or two blocks, or all ranks tied). difference: the critical
+    blocks: number of comparisons. p: p value of Friedman's test that all arms are equal; None if it
+    can't be made (fewer than three arms or two blocks, or all ranks tied). difference: the critical
     difference (Nemenyi). Mean ranks that differ by less are not significantly different at the 5 %
-    level. None for fewer than two arms or blocks.
+    level. The difference is None for fewer than two arms or blocks.
     """
 
     means: Mapping[str, float]
@@ -38,7 +38,7 @@ class Ranks:
 
     @property
     def best(self) -> tuple[str, ...]:
-        """The first arm and all not significantly different from it; none if that is unknown.
+        """The first arm and all arms not significantly different from it; empty if unknown.
 
         If Friedman's test finds no significant difference between arms, all arms are included.
         """
@@ -51,10 +51,10 @@ class Ranks:
 
 
 def mean_ranks(blocks: Sequence[Mapping[str, float]], *, lower: bool = False) -> Ranks | None:
-    """The ranks of the arms that every block has a value of; None without any.
+    """Return the ranks of the arms that have a value in every block; None without such arms.
 
-    blocks: in each the arms' values, of which NaN is the worst. lower: whether less is better.
-    Equal values share the mean of their ranks.
+    blocks: one mapping per comparison, with values by arm; NaN is the worst. lower: True if less is
+    better. Equal values share the mean of their ranks.
     """
     arms = [arm for arm in (blocks[0] if blocks else ()) if all(arm in each for each in blocks)]
     if not arms:
@@ -73,7 +73,9 @@ def mean_ranks(blocks: Sequence[Mapping[str, float]], *, lower: bool = False) ->
 
 
 def critical_difference(arms: int, blocks: int) -> float | None:
-    """Nemenyi's, at the level of 5 %: q √(k (k + 1) / 6N), q from the studentized range over √2.
+    """Return Nemenyi's critical difference at the 5 % level: q √(k (k + 1) / 6N).
+
+    k: arms. N: blocks. q: quantile of the studentized range over √2.
 
     None for fewer than two arms or blocks.
     """
@@ -91,7 +93,7 @@ def _friedman(ranks: np.ndarray) -> float | None:
 
 
 def holm(values: Mapping[Name, float]) -> dict[Name, float]:
-    """Holm's corrected p values of several tests, by name."""
+    """Return the p values of several tests with Holm's correction, by name."""
     corrected: dict[Name, float] = {}
     largest = 0.0
     for place, name in enumerate(sorted(values, key=lambda name: values[name])):

@@ -1,6 +1,6 @@
-"""Readings of single cells and arms: best and last, equal budgets, picks, what was learnt.
+"""Readings of single cells and arms: best and last metrics, equal budgets, picks, traits.
 
-Pure functions of results. Shares in [0, 1], bytes, simulated seconds.
+Pure functions of results. Units: shares in [0, 1], bytes, simulated seconds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from potluck.experiments.grid.definition import Metric
 from potluck.experiments.grid.results import CellResult, RoundResult
 
 WORST_TENTH = "worst_tenth"
-"""Named as if it were a metric: the mean accuracy of the worst tenth of the clients."""
+"""Name, used like a metric's, of the mean accuracy of the worst tenth of the clients."""
 
 
 def evaluations(
@@ -41,16 +41,16 @@ def reading_of(rounds: Sequence[RoundResult], metric: str, last: int) -> float:
 
 
 def is_partial(rounds: Sequence[RoundResult], metric: str, last: int) -> bool:
-    """Return whether one of the most recent evaluations is partial."""
+    """Return True if one of the last `last` evaluations is partial."""
     numbers = {number for number, _ in evaluations(rounds, metric)[-last:]}
     return any(each.is_partial(metric) for each in rounds if each.round in numbers)
 
 
 def best_of(rounds: Sequence[RoundResult], metric: str) -> tuple[int, float] | None:
-    """(round, value) of the best evaluation, the first of equal ones; None without any. Partial
-    evaluations don't count.
+    """Return (round, value) of the best evaluation, the first of equal ones; None without any.
 
-    It is chosen by the test samples, so it is more than a run would give that had to choose.
+    Partial evaluations are skipped. The choice uses the test samples, so the value is higher than
+    that of a run which must choose without them.
     """
     sign = -1.0 if metric == "loss" else 1.0
     whole = evaluations(rounds, metric, partial=False)
@@ -58,8 +58,10 @@ def best_of(rounds: Sequence[RoundResult], metric: str) -> tuple[int, float] | N
 
 
 def reached(rounds: Sequence[RoundResult], metric: Metric, target: float) -> int | None:
-    """The first round whose evaluation reaches a target (for a loss: falls to it). Partial
-    evaluations don't count."""
+    """Return the first round whose evaluation reaches a target (for a loss: falls to it).
+
+    Partial evaluations are skipped.
+    """
     for number, value in evaluations(rounds, metric, partial=False):
         if value <= target if metric == "loss" else value >= target:
             return number
@@ -69,11 +71,11 @@ def reached(rounds: Sequence[RoundResult], metric: Metric, target: float) -> int
 # Budgets -----------------------------------------------------------------------------------------
 
 Spent = Callable[[CellResult], Sequence[float] | None]
-"""What a cell has spent by the end of each round; None where that is not known."""
+"""Returns what a cell has spent by the end of each round; None if unknown."""
 
 
 def spent_rounds(cell: CellResult) -> Sequence[float]:
-    """Rounds."""
+    """Return the number of rounds spent by the end of each round."""
     return [float(each.round) for each in cell.rounds]
 
 
@@ -100,7 +102,7 @@ def spent_bytes(cell: CellResult) -> Sequence[float] | None:
 
 
 def spent_seconds(cell: CellResult) -> Sequence[float] | None:
-    """Simulated seconds, those before the first round included; None on a real clock."""
+    """Return the simulated seconds, including those before round 1; None on a real clock."""
     found = [each.simulated_seconds for each in cell.rounds]
     known = [each for each in found if each is not None]
     if not known or len(known) < len(found):
@@ -141,12 +143,12 @@ def common_budget(cells: Sequence[CellResult], spent: Spent, metric: str) -> flo
 
 
 def within(cell: CellResult, spent: Spent, budget: float, metric: str, last: int) -> float:
-    """The reading of a cell that had stopped within a budget; NaN where nothing was evaluated."""
+    """Return a cell's reading as if it had stopped within a budget; NaN without evaluations."""
     return reading_of(rounds_within(cell, spent, budget), metric, last)
 
 
 def rounds_within(cell: CellResult, spent: Spent, budget: float) -> Sequence[RoundResult]:
-    """The rounds of a cell that end within a budget."""
+    """Return the rounds of a cell that end within a budget."""
     costs = spent(cell) or ()
     return [each for each, cost in zip(cell.rounds, costs, strict=False) if cost <= budget]
 
@@ -169,7 +171,7 @@ class Picks:
 
 
 def pick_counts(cell: CellResult) -> np.ndarray:
-    """How often each client was selected, client-0 first: K, float64."""
+    """Return the number of selections of each client, client-0 first: K, float64."""
     counted = Counter(client for each in cell.rounds for client in each.selected)
     counts = np.zeros(cell.clients)
     for client, picks in counted.items():
@@ -178,7 +180,7 @@ def pick_counts(cell: CellResult) -> np.ndarray:
 
 
 def picks_of(cell: CellResult) -> Picks:
-    """How its places were shared out."""
+    """Return the distribution of a cell's picks over clients."""
     counts = np.sort(pick_counts(cell))
     total, clients = counts.sum(), len(counts)
     if not total:
@@ -209,7 +211,7 @@ class Leaning:
 
 
 def leaning(cell: CellResult, trait: str) -> Leaning | None:
-    """How its picks lean; None where the trait is unknown, or the same for all clients."""
+    """Return the relation of its picks to a trait; None if the trait is unknown or constant."""
     values = np.array(cell.traits.get(trait, ()), dtype=np.float64)
     counts = pick_counts(cell)
     if len(values) != len(counts) or np.ptp(values) == 0 or not counts.sum():
@@ -225,10 +227,10 @@ def leaning(cell: CellResult, trait: str) -> Leaning | None:
 
 
 def mean(values: Sequence[float]) -> float:
-    """Their mean; NaN without any."""
+    """Return the mean; NaN without values."""
     return float(np.mean(values)) if values else math.nan
 
 
 def deviation(values: Sequence[float]) -> float | None:
-    """Their sample deviation (n − 1); None for fewer than two."""
+    """Return the sample standard deviation (n − 1); None for fewer than two values."""
     return float(np.std(values, ddof=1)) if len(values) > 1 else None

@@ -1,4 +1,4 @@
-"""The files that an experiment's folder gets: a page, its text, and tables."""
+"""Writes the report files of an experiment: an HTML page, its text, and tables."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def write_report_files(
     *,
     quick: bool = False,
 ) -> str:
-    """Write them; the report as text, with the page's path as its last line.
+    """Write the files. Return the report as text, with the page's path as its last line.
 
-    results: by digest of their cells. quick: whether the plan is the cut-down one. Raises
-    ConfigurationError where there are none.
+    results: by the digests of their cells. quick: True if the plan is the quick one. Raises
+    ConfigurationError without results.
     """
     done = [
         results[cell.digest].model_copy(update={"labels": dict(cell.labels)})
@@ -38,7 +38,7 @@ def write_report_files(
         if cell.digest in results
     ]
     if not done:
-        raise ConfigurationError(f"no cell is finished in {folder}; there is nothing to report")
+        raise ConfigurationError(f"no cell is finished in {folder}; run the experiment first")
     summary = summarise(plan, done, len(cells) - len(done), quick=quick)
     write_tables(done, folder)
     text, page = report_text(summary), folder / "report.html"
@@ -52,7 +52,7 @@ def write_report_files(
 
 
 def contest_pictures(summary: Summary) -> dict[str, bytes]:
-    """PNGs of arms that compete, by name; none where no axis is compared."""
+    """Return PNGs of compared arms, by name; empty if no axis is compared."""
     contests = contests_of(summary)
     ranked_by = ranked_readings(summary, contests)
     ranks = plot_ranks(ranked_by)
@@ -61,7 +61,7 @@ def contest_pictures(summary: Summary) -> dict[str, bytes]:
 
 
 def report_text(summary: Summary) -> str:
-    """The report for people: what every experiment has, then contests where there are any."""
+    """Return the report as text: the sections of every experiment, then those of contests."""
     contests = contests_of(summary)
     if not contests:
         return markdown(summary)

@@ -1,4 +1,4 @@
-"""An experiment's results as tables: tidy ones for programs, one in Markdown for people."""
+"""An experiment's results as tables: tidy tables for programs, Markdown for people."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TITLES = {
 
 
 def tidy_rows(results: Sequence[CellResult]) -> list[dict[str, Any]]:
-    """A row for each cell and round; the same for the same experiment, to the last digit."""
+    """Return one row per cell and round; repeated experiments give identical digits."""
     return [
         {
             **cell.labels,
@@ -54,14 +54,14 @@ def tidy_rows(results: Sequence[CellResult]) -> list[dict[str, Any]]:
 
 
 def _behind(result: RoundResult, metric: str) -> dict[str, int | bool | None]:
-    """The clients and samples behind a metric, by name; None where they are not known."""
+    """Return the clients and samples behind a metric, by column; None if unknown."""
     if metric not in result.coverage:
         return dict.fromkeys(("clients", "asked", "samples", "partial"))
     return result.coverage[metric].model_dump()
 
 
 def timing_rows(results: Sequence[CellResult]) -> list[dict[str, Any]]:
-    """A row for each cell and round: the seconds it took, another number each time."""
+    """Return one row per cell and round with its seconds, which vary between repetitions."""
     return [
         {**cell.labels, "round": each.round, "seconds": seconds}
         for cell in results
@@ -82,7 +82,7 @@ def write_tables(results: Sequence[CellResult], folder: Path) -> None:
 
 
 def markdown(summary: Summary) -> str:
-    """The results for people: one table of the metric, one of what it took."""
+    """Return the results in Markdown: a table of the metric, and a table of the costs."""
     experiment = summary.experiment
     reading = experiment.reading
     parts = [f"# {experiment.title or experiment.name}", "", f"{origin(summary)}.", ""]
@@ -108,7 +108,7 @@ def markdown(summary: Summary) -> str:
 
 
 def metric_table(summary: Summary) -> list[str]:
-    """Rows are arms, columns the labels of the axis that the experiment names."""
+    """Return the metric's table: rows are arms, columns are labels of axis `reading.columns`."""
     column_axis = summary.experiment.reading.columns
     axes = [axis for axis in summary.experiment.axes if axis != column_axis]
     columns = list(
@@ -138,7 +138,10 @@ def metric_table(summary: Summary) -> list[str]:
 
 
 def ranked(values: Sequence[float], *, lower: bool) -> Callable[[float, str], str]:
-    """Marks a text by its value's rank among all: best bold, second underlined; ties alike."""
+    """Return a function that marks a text by its value's rank: best bold, second underlined.
+
+    Equal values have equal marks.
+    """
     known = sorted(
         {round(value, 9) for value in values if not math.isnan(value)}, reverse=not lower
     )
@@ -214,7 +217,7 @@ def notes(summary: Summary) -> Iterator[str]:
 
 
 def _coverage_notes(summary: Summary) -> Iterator[str]:
-    """The clients behind the metric, and its partial evaluations."""
+    """Yield notes on the clients behind the metric, and on partial evaluations."""
     metric = summary.experiment.reading.metric
     rounds = [each for arm in summary.arms for cell in arm.cells for each in cell.rounds]
     measured = [each for each in rounds if getattr(each, metric) is not None]
@@ -248,7 +251,7 @@ def _range(values: Sequence[int]) -> str:
 
 
 def timing_line(summary: Summary) -> str:
-    """The time that all cells took; for the report, not for the tables, since it varies."""
+    """Return the time that all cells took; it is not in the tables, since it varies."""
     total = sum(cell.timings.total for arm in summary.arms for cell in arm.cells)
     return f"{readable_seconds(total)} of federations, one after another"
 
@@ -268,7 +271,7 @@ def _tested(test: PairedTest | None) -> tuple[str, str]:
 
 
 def _corrected(summary: Summary) -> dict[int, str]:
-    """Holm's p values by the arm's number: tests against one baseline arm are one family."""
+    """Return Holm's corrected p by arm index; tests against one baseline are a family."""
     named = summary.experiment.reading.baseline
     families: dict[tuple[str, ...], dict[int, float]] = {}
     for number, arm in enumerate(summary.arms):
@@ -287,10 +290,10 @@ def _published(arm: Arm) -> Iterator[str]:
 
 
 def line(entries: Sequence[str]) -> str:
-    """A row of a table in Markdown."""
+    """Return a row of a Markdown table."""
     return "| " + " | ".join(entry.replace("|", "\\|") for entry in entries) + " |"
 
 
 def rule(labels: int, numbers: int) -> str:
-    """The line under a table's head: columns of text, then columns of numbers."""
+    """Return the line below a table's head: columns of text, then columns of numbers."""
     return line(["---"] * labels + ["---:"] * numbers)

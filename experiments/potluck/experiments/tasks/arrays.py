@@ -1,8 +1,8 @@
-"""Data sets as they lie in a data directory: NAME.npz with x_train, y_train, x_test and y_test.
+"""Data sets in a data directory: files NAME.npz with x_train, y_train, x_test and y_test.
 
-Arrays are mapped, not read: several processes share the pages, and only what is used is in memory.
-That needs arrays stored without compression, as `numpy.savez` and `potluck data prepare` write
-them; of a compressed file each process holds its own copy. Nothing is ever unpickled.
+Arrays are memory-mapped: several processes share the pages, and only used pages are in memory.
+Mapping needs arrays stored without compression, as `numpy.savez` and `potluck data prepare` write
+them. Each process holds its own copy of compressed arrays. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from potluck.common.errors import ConfigurationError
 
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
-"""Of a member of a zip archive: signature, …, length of its name, length of the extra field."""
+"""Header of a zip archive's member: signature, …, length of its name, length of the extra field."""
 
 REQUIRED = ("x_train", "y_train", "x_test", "y_test")
 
@@ -34,9 +34,9 @@ class DataFormat:
     """Required content of a data set's file.
 
     shape: of one sample; None if any shape is valid (images of a size chosen when preparing).
-    dtype: of the samples. classes: labels are in [0, classes). attributes: True if the file also
-    has `a_train` and `a_test` with a binary attribute of each sample. source: the origin of the
-    data, in a sentence for a person who does not have them.
+    dtype: type of the samples. classes: labels are in [0, classes). attributes: True if the file
+    also has `a_train` and `a_test` with a binary attribute of each sample. source: the origin of
+    the data, in a sentence for a person who does not have them.
     """
 
     name: str
@@ -48,7 +48,7 @@ class DataFormat:
 
     @property
     def file_name(self) -> str:
-        """The file in the data directory."""
+        """Name of the file in the data directory."""
         return f"{self.name}.npz"
 
 
@@ -65,10 +65,10 @@ class Arrays:
 
 
 def open_arrays(form: DataFormat, data: Path | None) -> Arrays:
-    """The arrays of a data set, checked against its format; samples are mapped copy-on-write.
+    """Return the arrays of a data set, checked against its format; samples are memory-mapped.
 
-    Raises ConfigurationError where the file is missing or is something else, saying what to put
-    where.
+    The mapping is copy-on-write. Raises ConfigurationError, with the needed file and its place, if
+    it is missing or invalid.
     """
     if data is None:
         raise ConfigurationError(
@@ -99,13 +99,13 @@ def _recipe(form: DataFormat) -> str:
 
 @lru_cache(maxsize=8)
 def _open(form: DataFormat, path: Path, _size: int, _modified: int) -> Arrays:
-    """Open a file once per size and time of change: all clients of a host share the mapping."""
+    """Open a file once per size and modification time: all clients of a host share the mapping."""
     arrays = mapped_arrays(path)
     return checked(form, arrays, source=str(path))
 
 
 def checked(form: DataFormat, arrays: Mapping[str, NDArray[Any]], *, source: str) -> Arrays:
-    """Arrays that fit a format. Raises ConfigurationError naming array, value and expectation."""
+    """Return arrays that fit a format. Raises ConfigurationError with array, value, expectation."""
     names = [*REQUIRED, *(("a_train", "a_test") if form.attributes else ())]
     missing = [name for name in names if name not in arrays]
     if missing:
@@ -155,7 +155,7 @@ def _labels(values: NDArray[Any], samples: int, limit: int, what: str) -> NDArra
 
 
 def mapped_arrays(path: Path) -> dict[str, NDArray[Any]]:
-    """All arrays of an .npz file by name: mapped copy-on-write where stored without compression.
+    """Return all arrays of an .npz file by name; uncompressed ones are mapped copy-on-write.
 
     Raises ConfigurationError if it is not an .npz file, or holds objects.
     """
@@ -183,7 +183,7 @@ def _array(
     file.seek(member.header_offset)
     signature, name, extra = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
     if signature != b"PK\x03\x04":
-        raise ValueError(f"{member.filename} does not begin where it should")
+        raise ValueError(f"{member.filename} has an invalid zip header")
     file.seek(name + extra, 1)
     end = file.tell() + member.file_size
     version = npy.read_magic(file)
@@ -202,5 +202,5 @@ def _array(
 
 
 def array_sha256(array: NDArray[Any]) -> str:
-    """SHA-256 of an array's bytes in C order, in hexadecimal digits."""
+    """Return the SHA-256 of an array's bytes in C order, in hexadecimal digits."""
     return hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()

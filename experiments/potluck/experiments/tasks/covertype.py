@@ -1,4 +1,4 @@
-"""The kind of forest on a patch of land, from 54 columns of numbers about it."""
+"""Covertype: the kind of forest on a patch of land, from 54 numbers."""
 
 from __future__ import annotations
 
@@ -63,6 +63,6 @@ class Covertype(LabelSkewTask):
 def _standardised(arrays: Arrays) -> Columns:
     samples = arrays.x_train
     deviations = samples.std(axis=0, dtype=np.float64)
-    deviations[deviations == 0] = 1.0  # a column that never changes
+    deviations[deviations == 0] = 1.0  # a constant column
     means = samples.mean(axis=0, dtype=np.float64)
     return Columns(means=tuple(means.tolist()), deviations=tuple(deviations.tolist()))

@@ -101,11 +101,11 @@ class Heart(Task):
         return ClientData(train=examples(train), held_out=examples(held_out))
 
     def data_files(self) -> tuple[str, ...]:
-        """None: the patients come with Potluck."""
+        """Return no files: the patients come with Potluck."""
         return ()
 
     def evaluation_data(self, data: Path | None) -> Examples | None:  # noqa: ARG002 - as above
-        """None: the hospitals evaluate, the coordinator holds no patients."""
+        """Return None: the hospitals evaluate, and the coordinator holds no patients."""
         return None
 
 

@@ -1,4 +1,4 @@
-"""Recognising images, split over clients by label: MNIST, EMNIST, CIFAR-10, CIFAR-100, CINIC-10."""
+"""Images, split over clients by label: MNIST, EMNIST, CIFAR-10, CIFAR-100, CINIC-10."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks whose samples lie in a data directory and are split over clients by label."""
+"""Tasks with samples in a data directory, split over clients by label."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from potluck.experiments.tasks.splitting import (
 )
 
 _TEST_SEED = 1
-"""Of the choice of test samples, so that it is the same whatever the partition's seed."""
+"""Seed for the choice of test samples, which must not depend on the partition's seed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabelSkewTask(Splitting, LabelNoise, Task):
-    """Base of tasks split by label; each names its format, networks and preparing.
+    """Base class of tasks split by label; subclasses set the format, networks and preparation.
 
     network: the model, by name. Other options are `Splitting`'s and `LabelNoise`'s.
     """
@@ -50,11 +50,11 @@ class LabelSkewTask(Splitting, LabelNoise, Task):
         return self._form().classes
 
     def model(self) -> nn.Module:
-        """The network."""
+        """Return the network."""
         return self.networks[self.network]()
 
     def client_data(self, client: ClientId, data: Path | None) -> ClientData:
-        """The part that the number at the end of the client's id names."""
+        """Return the part of the data whose index is the number at the end of the client's id."""
         part = part_number(client, self.clients, task=self.name)
         arrays = open_arrays(self._form(), data)
         mine = _split(arrays, splitting_of(self))[part]
@@ -77,13 +77,13 @@ class LabelSkewTask(Splitting, LabelNoise, Task):
         )
 
     def evaluation_data(self, data: Path | None) -> Examples | None:
-        """The test samples."""
+        """Return the test samples."""
         arrays = open_arrays(self._form(), data)
         chosen = used(arrays.y_test, self.test_samples, np.random.default_rng(_TEST_SEED))
         return stored_examples(arrays.x_test, arrays.y_test, chosen, self._prepare(arrays))
 
     def public_data(self, data: Path | None) -> Tensor | None:
-        """The training samples put aside."""
+        """Return the training samples that were reserved as public data."""
         if not self.public:
             return None
         arrays = open_arrays(self._form(), data)
@@ -91,7 +91,7 @@ class LabelSkewTask(Splitting, LabelNoise, Task):
         return stored_examples(arrays.x_train, arrays.y_train, rows, self._prepare(arrays)).inputs
 
     def data_files(self) -> tuple[str, ...]:
-        """The data set's file."""
+        """Return the name of the data set's file."""
         return (self._form().file_name,)
 
     def _form(self) -> DataFormat:
@@ -113,7 +113,7 @@ def stored_examples(
     prepare: Prepare,
     groups: NDArray[np.int64] | None = None,
 ) -> StoredExamples:
-    """Some samples of a mapped array. groups: of these samples, n, int64."""
+    """Return samples of a mapped array. rows: their indices. groups: their groups, n, int64."""
     return StoredExamples(
         inputs=Stored(
             array=torch.from_numpy(samples), rows=torch.from_numpy(rows), prepare=prepare

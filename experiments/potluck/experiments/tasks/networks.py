@@ -11,7 +11,7 @@ Networks = Mapping[str, Build]
 
 
 def small_cnn(channels: int = 1, classes: int = 10) -> nn.Module:
-    """Two 5 × 5 convolutions with 6 and 16 channels, each pooled, layers of 120 and 84; 28 × 28.
+    """Return a CNN for 28 × 28: two pooled 5 × 5 convolutions (6, 16), layers of 120 and 84.
 
     The widths are NIID-Bench's: 44,426 parameters with one channel and ten classes.
     """
@@ -32,8 +32,9 @@ def small_cnn(channels: int = 1, classes: int = 10) -> nn.Module:
 
 
 def dropout_cnn(channels: int = 1, classes: int = 10) -> nn.Module:
-    """Two 5 × 5 convolutions with 10 and 20 channels, each pooled, then two linear layers with
-    dropout (0.5) between, of 50 and `classes`; 28 × 28.
+    """Return a CNN for 28 × 28: two pooled 5 × 5 convolutions (10, 20 channels), two linear layers.
+
+    The linear layers have 50 and `classes` outputs, with dropout (0.5) between.
 
     Distribution-controlled selection trains two convolutions and two linear layers with dropout on
     MNIST. The widths are ours, since the paper gives none: 21,840 parameters.

@@ -1,4 +1,4 @@
-"""Turns stored samples into inputs: scaled numbers, channels first. Pure."""
+"""Converts stored samples to network inputs: scaled numbers, channels first. Pure."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class Images:
-    """uint8 images, b × height × width (× 3), into b × channels × height × width, float32.
+    """Converts uint8 images, b × height × width (× 3), to float32, b × channels × height × width.
 
-    means, deviations: of the channels, of values in [0, 1].
+    means, deviations: per channel, for values in [0, 1].
     """
 
     means: tuple[float, ...]
     deviations: tuple[float, ...]
 
     def __call__(self, samples: Tensor, groups: Tensor | None) -> Tensor:  # noqa: ARG002 - the seam hands it over
-        """(value / 255 − mean) / deviation."""
+        """Return (value / 255 − mean) / deviation."""
         images = samples[..., None] if samples.dim() == 3 else samples
         shape = (1, 1, 1, -1)
         scale = torch.tensor(self.deviations, device=images.device).view(shape) * 255.0
@@ -29,13 +29,13 @@ class Images:
 
 @dataclass(frozen=True, kw_only=True)
 class Colored:
-    """Grey images (uint8, b × height × width) into red or green ones, b × 3 × height × width.
+    """Colours grey images (uint8, b × height × width) red or green: b × 3 × height × width.
 
-    The colour is the parity of the sample's group: 0 red, 1 green; blue stays empty.
+    The parity of the sample's group gives the colour: 0 red, 1 green. The blue channel is 0.
     """
 
     def __call__(self, samples: Tensor, groups: Tensor | None) -> Tensor:
-        """Values in [0, 1]."""
+        """Return the coloured images, with values in [0, 1]."""
         if groups is None:
             raise ValueError("coloured images need groups")
         inputs = torch.zeros(len(samples), 3, *samples.shape[1:], device=samples.device)
@@ -46,13 +46,13 @@ class Colored:
 
 @dataclass(frozen=True, kw_only=True)
 class Columns:
-    """Numbers, b × columns, float32; each column less its mean, over its deviation."""
+    """Standardises numbers, b × columns, float32, by each column's mean and deviation."""
 
     means: tuple[float, ...]
     deviations: tuple[float, ...]
 
     def __call__(self, samples: Tensor, groups: Tensor | None) -> Tensor:  # noqa: ARG002 - the seam hands it over
-        """(value − mean) / deviation."""
+        """Return (value − mean) / deviation."""
         shift = torch.tensor(self.means, device=samples.device)
         return (
             samples.float().sub_(shift).div_(torch.tensor(self.deviations, device=samples.device))

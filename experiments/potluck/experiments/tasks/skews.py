@@ -1,6 +1,6 @@
-"""The kinds of skew in the papers' partitions: pure functions of labels and a generator.
+"""Partitions with the kinds of skew of papers: pure functions of labels and a generator.
 
-`partition` has the Dirichlet rule and what all share.
+The module `partition` has the Dirichlet rule and shared functions.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from potluck.common.tasks.partition import Indices
 def few_labels(
     labels: NDArray[np.int64], clients: int, per_client: int, generator: np.random.Generator
 ) -> list[Indices]:
-    """A partition in which every client holds `per_client` classes.
+    """Return a partition in which every client holds `per_client` classes.
 
-    As NIID-Bench does it: client i holds class i mod C and others at random; a class's samples are
+    As in NIID-Bench, client i holds class i mod C and others at random; a class's samples are
     shared out evenly among the clients that hold it. Classes that no client drew are omitted; this
     can happen if there are fewer clients than classes. Disjoint; the indices of each client are
     sorted. Raises ConfigurationError if there are fewer than `per_client` classes.
@@ -54,7 +54,7 @@ def mostly_one_class(
     *,
     main: float = 0.8,
 ) -> list[Indices]:
-    """A partition in which a share of the clients hold mostly one class (FLASH).
+    """Return a partition in which a share of the clients hold mostly one class (FLASH).
 
     All hold n // clients samples; the remainder is omitted. ⌊skewed · clients + ½⌋ random clients
     are skewed: a share `main` of their samples is of one class. Their classes follow each other in
@@ -75,8 +75,8 @@ def mostly_one_class(
         wanted = int(main * size + 0.5)
         if len(pools[label]) < wanted:
             raise ConfigurationError(
-                f"class {label} has too few samples for the clients that hold mostly it: "
-                f"{wanted} more are wanted, {len(pools[label])} are left; use more clients, or a "
+                f"class {label} has too few samples for the clients that hold mostly this class: "
+                f"{wanted} more are needed, {len(pools[label])} are left; use more clients, or a "
                 "smaller share of skewed ones"
             )
         mains[client] = label
@@ -87,7 +87,7 @@ def mostly_one_class(
         suitable = np.flatnonzero(~taken & (labels[left] != label))[: size - len(parts[client])]
         taken[suitable] = True
         parts[client] += left[suitable].tolist()
-    for client in mains:  # where the last ones found only their own class left
+    for client in mains:  # the last clients may find only samples of their own class
         spare = np.flatnonzero(~taken)[: size - len(parts[client])]
         taken[spare] = True
         parts[client] += left[spare].tolist()
@@ -105,10 +105,11 @@ def uneven_sizes(
     *,
     minimum: int = 10,
 ) -> list[Indices]:
-    """A partition with quantity skew: sizes by a Dirichlet(alpha) draw, samples at random.
+    """Return a partition with quantity skew: sizes by a Dirichlet(alpha) draw, samples at random.
 
-    Every client gets `minimum` samples first, and the draw shares out the others, so no draw needs
-    repeating. Disjoint, complete; sorted. Raises ConfigurationError where there are too few.
+    Every client gets `minimum` samples first, and the draw splits the others, so no draw needs
+    repeating. Disjoint, complete; the indices are sorted. Raises ConfigurationError if there are
+    too few samples.
     """
     if clients * minimum > samples:
         raise ConfigurationError(
@@ -128,7 +129,7 @@ def without_drop(
     """Return the samples that remain after a global imbalance: each class loses a share.
 
     The shares are one Dirichlet(alpha) draw over classes, so they sum to 1 (distribution-controlled
-    selection §4); small alpha makes one class rare or absent. Sorted.
+    selection §4); small alpha makes one class rare or absent. The indices are sorted.
     """
     classes = np.unique(labels)
     shares = generator.dirichlet(np.full(len(classes), alpha))

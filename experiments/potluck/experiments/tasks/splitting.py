@@ -1,4 +1,4 @@
-"""How a task splits its training samples over clients: options, and the partition they name."""
+"""Options for splitting a task's training samples over clients, and the resulting partition."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ class Splitting:
 
 
 def split_by(options: Splitting, labels: NDArray[np.int64]) -> list[Indices]:
-    """The clients' samples, as positions in `labels` (n, int64); a pure function of both.
+    """Return the clients' samples as indices of `labels` (n, int64). Pure.
 
-    Raises ConfigurationError where there are too few samples for what the options want.
+    Raises ConfigurationError if there are too few samples for the options.
     """
     generator = np.random.default_rng(options.seed)
     kept, _ = _with_public(options, labels, generator)
@@ -85,20 +85,20 @@ def split_by(options: Splitting, labels: NDArray[np.int64]) -> list[Indices]:
 
 
 def public_of(options: Splitting, labels: NDArray[np.int64]) -> Indices:
-    """The samples put aside, as positions in `labels`. Raises ConfigurationError."""
+    """Return the public samples, as indices of `labels`. Raises ConfigurationError."""
     return _with_public(options, labels, np.random.default_rng(options.seed))[1]
 
 
 def _with_public(
     options: Splitting, labels: NDArray[np.int64], generator: np.random.Generator
 ) -> tuple[Indices, Indices]:
-    """(the clients' samples, the public ones)."""
+    """Return (the clients' samples, the public samples), as indices."""
     chosen = used(labels, options.samples, generator)
     return put_aside(chosen, options.public, options.seed, clients=options.clients)
 
 
 def used(labels: NDArray[np.int64], wanted: int, generator: np.random.Generator) -> Indices:
-    """Positions of `wanted` random samples (0: all), as many of each class as there are; sorted."""
+    """Return the sorted indices of `wanted` random samples (0: all), evenly from all classes."""
     if wanted == 0 or wanted >= len(labels):
         return np.arange(len(labels), dtype=np.int64)
     per_class = -(-wanted // len(np.unique(labels)))
@@ -107,5 +107,5 @@ def used(labels: NDArray[np.int64], wanted: int, generator: np.random.Generator)
 
 
 def splitting_of(options: Splitting) -> Splitting:
-    """Only what decides on the split; for caches that tasks with other options share."""
+    """Return only the options that affect the split, as a cache key that different tasks share."""
     return Splitting(**{field.name: getattr(options, field.name) for field in fields(Splitting)})

@@ -1,4 +1,4 @@
-"""FedDiverse's tasks: images with an attribute that gives the class away at most clients only.
+"""FedDiverse's tasks: images with an attribute that correlates with the class at most clients.
 
 Clients are split by Table 6 of the FedDiverse paper, each by its interaction matrix of class and
 attribute. Groups are class × 2 + attribute.
@@ -57,21 +57,21 @@ class SpuriousTask(Task):
 
     @property
     def clients(self) -> int:  # type: ignore[override]  # follows from the options
-        """As many as the partition has."""
+        """Number in the partition."""
         return len(self.matrices())
 
     @property
     def classes(self) -> int:  # type: ignore[override]  # likewise
-        """As many as the partition has."""
+        """Number in the partition."""
         return int(self.matrices().shape[1])
 
     @property
     def groups(self) -> int:  # type: ignore[override]  # likewise
-        """One for each class and attribute."""
+        """Number of groups: one per class and attribute."""
         return 2 * self.classes
 
     def matrices(self) -> NDArray[np.int64]:
-        """Clients × classes × 2: samples of each client."""
+        """Samples of each client, clients × classes × 2."""
         return _matrices(self.distribution, self.share)
 
 
@@ -113,10 +113,10 @@ class ColoredMnist(SpuriousTask):
         "attribute_learning_rate": 1.0,
         "attribute_steps": 500,
     }
-    """From scratch a network sees nothing at first, then colours alone, long before shapes."""
+    """Without pre-training, a network first learns nothing, then only colours, and shapes late."""
 
     def model(self) -> nn.Module:
-        """The network."""
+        """Return the network."""
         return self.networks[self.network]()
 
     def data_files(self) -> tuple[str, ...]:
@@ -134,7 +134,7 @@ class ColoredMnist(SpuriousTask):
         )
 
     def evaluation_data(self, data: Path | None) -> Examples | None:
-        """All test images, those of a digit red and green in turn."""
+        """Return all test images; those of each digit are alternately red and green."""
         arrays = open_arrays(Mnist.form, data)
         colors = np.zeros(len(arrays.y_test), dtype=np.int64)
         for digit in range(10):
@@ -158,7 +158,7 @@ def _colored(
 def _colored_parts(
     arrays: Arrays, seed: int, share: float
 ) -> tuple[list[Indices], NDArray[np.int64]]:
-    """(clients' images, the colour of every image)."""
+    """Return (indices of each client's images, the colour of every image)."""
     matrices = _matrices("cmnist-gsc", share)
     large = (arrays.y_train >= 5).astype(np.int64)
     parts = by_counts(large, matrices.sum(axis=2), np.random.default_rng(seed))
@@ -170,12 +170,12 @@ def _colored_parts(
 
 @dataclass(frozen=True, kw_only=True)
 class _PhotographTask(SpuriousTask):
-    """Photographs with an attribute each, of a size chosen when they were prepared."""
+    """Base class of tasks of photographs with an attribute; their size is chosen in preparation."""
 
     form: ClassVar[DataFormat]
 
     def model(self) -> nn.Module:
-        """The network."""
+        """Return the network."""
         return _photograph_cnn(self.classes)
 
     def data_files(self) -> tuple[str, ...]:
@@ -196,7 +196,7 @@ class _PhotographTask(SpuriousTask):
         )
 
     def evaluation_data(self, data: Path | None) -> Examples | None:
-        """The test images of the classes that the partition has."""
+        """Return the test images of the partition's classes."""
         arrays = open_arrays(self.form, data)
         rows = np.flatnonzero(arrays.y_test < self.classes).astype(np.int64)
         return _photographs(arrays.x_test, arrays.y_test, arrays.a_test, rows)
@@ -221,7 +221,7 @@ def _parts(arrays: Arrays, distribution: str, seed: int, share: float) -> list[I
 
 
 def _photograph_cnn(classes: int) -> nn.Module:
-    """Three convolutions; a stand-in for a pre-trained network, quick on a processor."""
+    """Return three convolutions: a replacement for a pre-trained network, fast on a CPU."""
     return nn.Sequential(
         nn.Conv2d(3, 16, 3, padding=1),
         nn.ReLU(),

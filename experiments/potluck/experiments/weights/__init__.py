@@ -1,4 +1,4 @@
-"""Weights trained elsewhere, made to fit a model.
+"""Adapts weights of other trainings to a model.
 
-Imports `potluck.common` only. Files of weights come in; arrays go out.
+Imports `potluck.common` only. Input: files of weights. Output: arrays.
 """

@@ -1,8 +1,8 @@
-"""Makes weights trained elsewhere fit a model of Potluck. Pure.
+"""Adapts weights of other trainings to a model of Potluck. Pure.
 
-torchvision's networks and Potluck's compute the same except for normalisation: torchvision's is
-over batches, Potluck's over groups of channels. So a batch normalisation's learned values (scale
-and shift) are kept, and its statistics (running means and variances) are dropped.
+torchvision's networks and Potluck's compute the same except for normalisation: torchvision
+normalises over batches, Potluck over groups of channels. So a batch normalisation's learned values
+(scale and shift) are kept, and its statistics (running means and variances) are dropped.
 """
 
 from __future__ import annotations
@@ -24,9 +24,12 @@ _COUNTED = ("running_mean", "running_var", "num_batches_tracked")
 
 @dataclass(frozen=True, kw_only=True)
 class Fitted:
-    """A model's tensors by name. fresh: those that stay as the model was made, since the weights
-    have none of that shape (as a rule the last layer, of other classes). dropped: names of weights
-    that the model has no place for."""
+    """A model's tensors by name.
+
+    fresh: names of tensors that keep their initial values, since the weights have none of that
+    shape (usually the last layer, because of other classes). dropped: names of weights that the
+    model does not use.
+    """
 
     arrays: dict[str, NDArray[Any]]
     fresh: list[str]
@@ -34,10 +37,10 @@ class Fitted:
 
 
 def fitted(weights: Arrays, model: Arrays) -> Fitted:
-    """`weights` in the names of `model` (its tensors as it was made), the rest from the model.
+    """Return the model's tensors with values from `weights`; missing ones stay initial.
 
-    Takes our own names, and torchvision's of MobileNetV2 and ResNets. Raises LayoutError where
-    another tensor than the last layer's would stay as it was made, naming it.
+    model: the initial tensors. weights: may have Potluck's names, or torchvision's of MobileNetV2
+    and ResNets. Raises LayoutError, with the name, if a tensor outside the last layer is missing.
     """
     renamed = torchvision_names(weights)
     names = {renamed.get(name, name): name for name in weights}
@@ -63,13 +66,13 @@ def _check(weights: Arrays, names: Mapping[str, str], model: Arrays, fresh: list
             what = "is missing" if given is None else f"has shape {given}"
             raise LayoutError(
                 f"the weights do not fit the model: '{name}' {what}, expected "
-                f"{model[name].shape}; name the model they were trained as",
+                f"{model[name].shape}; name the model with which they were trained",
                 tensor=name,
             )
 
 
 def torchvision_names(weights: Arrays) -> dict[str, str]:
-    """Potluck's names by torchvision's, for MobileNetV2 and ResNets."""
+    """Return Potluck's names by torchvision's, for MobileNetV2 and ResNets."""
     if any(name.startswith("layer1.") for name in weights):
         return _resnet(weights)
     return {
@@ -80,7 +83,7 @@ def torchvision_names(weights: Arrays) -> dict[str, str]:
 
 
 def _resnet(weights: Arrays) -> dict[str, str]:
-    """conv1, bn1, layerL.B.convN, bnN and downsample, fc."""
+    """Return Potluck's names for conv1, bn1, layerL.B.convN, bnN, downsample and fc."""
     blocks = sorted(
         {(int(found[1]), int(found[2])) for name in weights if (found := _BLOCK.match(name))}
     )

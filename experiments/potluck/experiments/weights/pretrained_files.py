@@ -1,4 +1,4 @@
-"""Files of weights trained elsewhere: tensors by name, nothing else."""
+"""Reads weights of other trainings from files that contain only tensors by name."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from potluck.common.tensors.shards import INDEX_ENDING, opened_weights
 
 
 def read_weights(path: Path) -> dict[str, NDArray[Any]]:
-    """The tensors of a .safetensors file or of shards, or of a .pth file that holds a state dict
-    and no more; floating-point ones as float32.
+    """Return the tensors of a .safetensors file, of shards, or of a .pth file.
+
+    The .pth file must contain only a state dict. Floating-point tensors become float32.
 
     Raises ConfigurationError.
     """
@@ -29,28 +30,28 @@ def read_weights(path: Path) -> dict[str, NDArray[Any]]:
                 return {t.name: _float32(weights.arrays[t.name], t) for t in weights.layout.tensors}
         except (LayoutError, StorageError) as error:
             raise ConfigurationError(
-                f"{path} is no file of plain tensors: {error.message}", path=path
+                f"{path} is not a file of plain tensors: {error.message}", path=path
             ) from None
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of other pickle protocols, which are refused anyway
+            warnings.simplefilter("ignore")  # on pickle protocols that are refused anyway
             state = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise ConfigurationError(f"can't read {path}: {error.strerror}", path=path) from None
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ConfigurationError(
-            f"{path} is no file of plain tensors: {reason}", path=path
+            f"{path} is not a file of plain tensors: {reason}", path=path
         ) from None
     if not isinstance(state, dict) or not all(
         isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in state.items()
     ):
-        raise ConfigurationError(f"{path} is no state dict: tensors by name", path=path)
+        raise ConfigurationError(f"{path} is not a state dict (tensors by name)", path=path)
     return {name: np.asarray(value.float().numpy()) for name, value in state.items()}
 
 
 def _float32(array: NDArray[Any], tensor: TensorSpec) -> NDArray[Any]:
-    """A copy; tensors of other types than floating-point keep theirs."""
+    """Return a copy as float32; tensors that are not floating-point keep their type."""
     if tensor.dtype == "BF16":
         values = empty(array.shape, np.float32)
         bits = values.view(np.uint32)

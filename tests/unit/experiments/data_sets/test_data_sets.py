@@ -51,9 +51,9 @@ def test_idx_files_are_read_packed_or_not(tmp_path: Path) -> None:
     ("content", "why"),
     [
         (b"", "not an idx file of bytes"),
-        (idx_file(some_images(2, 3, 3))[:-1], "holds 17 bytes where its shape"),
-        (idx_file(some_images(2, 3, 3)) + b"x", "holds 19 bytes where its shape"),
-        (bytes([0, 0, 8, 3]) + b"\xff" * 12, "makes no sense"),
+        (idx_file(some_images(2, 3, 3))[:-1], "holds 17 bytes, but its shape"),
+        (idx_file(some_images(2, 3, 3)) + b"x", "holds 19 bytes, but its shape"),
+        (bytes([0, 0, 8, 3]) + b"\xff" * 12, "shape .* is invalid"),
     ],
 )
 def test_a_damaged_idx_file_is_refused(tmp_path: Path, content: bytes, why: str) -> None:
@@ -73,7 +73,7 @@ def test_other_images_than_mnist_are_refused_by_their_sum(tmp_path: Path) -> Non
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"train-images-idx3-ubyte.*wants MNIST's four"):
+    with pytest.raises(ConfigurationError, match=r"train-images-idx3-ubyte.*needs MNIST's four"):
         prepare("mnist", tmp_path, tmp_path / "data", 224)
 
 
@@ -157,7 +157,7 @@ def test_waterbirds_by_its_metadata(tmp_path: Path) -> None:
 
 
 def test_a_name_that_leads_out_of_the_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="leads out of"):
+    with pytest.raises(ConfigurationError, match="is outside"):
         inside(tmp_path, "../secret.png")
 
 
