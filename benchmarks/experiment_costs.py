@@ -46,7 +46,7 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """core_hours: of all cells. million_steps: local ones. gpu_hours: of these alone."""
+    """Estimated cost of all cells: core hours, million local steps, GPU hours of these steps."""
 
     experiment: str
     cells: int
@@ -97,7 +97,7 @@ def measure(experiment: ExperimentFile, data: Path, rounds: int) -> Measured:
 
 
 def own_method(experiment: ExperimentFile) -> Mapping[str, Any]:
-    """The first point of the grid that has the selector of the experiment's preset."""
+    """Return the first point of the grid that has the selector of the experiment's preset."""
     wanted = None if experiment.paper is None else get(experiment.paper.run, "selector.name")
     for _, run in experiment.points():
         if get(run, "selector.name") == wanted:
@@ -106,7 +106,7 @@ def own_method(experiment: ExperimentFile) -> Mapping[str, Any]:
 
 
 def steps(cell: CellResult) -> int:
-    """Local steps of all its rounds, by its clients' numbers of samples."""
+    """Return the number of local steps of all rounds, from the clients' numbers of samples."""
     training = tomlkit.parse(cell.run_file).unwrap()["training"]
     epochs, batch = int(training["epochs"]), int(training["batch_size"])
     kept = 1.0 - float(training.get("validation_share", 0.0))
@@ -135,7 +135,7 @@ def cost_of(experiment: ExperimentFile, measured: Measured, step: float) -> Cost
 
 
 def pretraining(run: Mapping[str, Any]) -> int:
-    """Rounds before a run's own, which cost as much."""
+    """Return the number of pre-training rounds of a run; each costs as much as its own rounds."""
     return int(get(run, "profiles.triplet.pretraining_rounds") or 0)
 
 

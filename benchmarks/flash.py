@@ -7,10 +7,11 @@ Each seed has another partition, other noise and other durations.
 
     python benchmarks/flash.py [--seeds 5] [--rounds 60] [--draw client] [--tail 10] [--json]
 
-It also prints what the bandit learns from: how far clients' robust losses moved in the rounds they
-trained in; the losses of all clients in the last 20 rounds, as a ratio to their first; and the
-slope of the moves over the ratios. `pooled` is the slope over all rounds together, as the bandit
-sees them; `within` is the slope within a round, which would distinguish clients from each other.
+It also prints the inputs from which the bandit learns: the change of clients' robust losses in the
+rounds in which they trained; the losses of all clients in the last 20 rounds, as a ratio to their
+first; and the slope of the changes over the ratios. `pooled` is the slope over all rounds together,
+as the bandit sees them; `within` is the slope within a round, which would distinguish clients from
+each other.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class Setting:
         ]
 
     def kinds(self, seed: int) -> tuple[Flags, Flags]:
-        """(clean, fast): of each client."""
+        """Return (clean, fast), each with one flag per client."""
         task = self.task(seed)
         names = [ClientId(f"client-{client}") for client in range(self.clients)]
         seconds = np.array([len(task.client_data(name, None).train) for name in names], dtype=float)
@@ -91,7 +92,10 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """One run. Shares are of the cohorts, `expected` of the federation; the rest as above."""
+    """Result of one run. Shares are of the cohorts; `expected` is of the whole federation.
+
+    The other fields are explained in the module's docstring.
+    """
 
     arm: str
     seed: int
@@ -111,7 +115,7 @@ class Outcome:
 
 
 async def played(client: OperatorClient, text: str) -> tuple[str, list[Any]]:
-    """A run's id and its committed rounds."""
+    """Run a run file to its end. Return the run's id and its committed rounds."""
     run_id = await client.start_run(text)
     rounds: list[Any] = []
     async for event in client.watch_run(run_id):
@@ -125,7 +129,10 @@ async def played(client: OperatorClient, text: str) -> tuple[str, list[Any]]:
 
 
 def measured(arm: str, seed: int, setting: Setting, rounds: list[Any], told: Floats) -> Outcome:
-    """told: rounds × clients, the robust losses, NaN where they weren't asked."""
+    """Return the outcome.
+
+    told: robust losses, rounds × clients, NaN for clients that were not asked.
+    """
     clean, fast = setting.kinds(seed)
     picked = np.zeros((len(rounds), setting.clients), dtype=bool)
     for row, committed in enumerate(rounds):
@@ -170,7 +177,7 @@ def learned_from(told: Floats, picked: Flags, clean: Flags) -> dict[str, float]:
 
 
 def losses_told(store: Store, run_id: str, setting: Setting) -> Floats:
-    """The robust losses that clients told: rounds × clients, NaN where they weren't asked."""
+    """Return the robust losses that clients reported: rounds × clients, NaN if not asked."""
     numbers = np.array([int(each.removeprefix("client-")) for each in store.roster(run_id)])
     told = np.full((setting.rounds, setting.clients), np.nan)
     for row, committed in enumerate(store.rounds(run_id)):
@@ -219,7 +226,7 @@ async def measure(setting: Setting, arms: Sequence[str], seeds: int, folder: Pat
 
 
 def means(outcomes: list[Outcome]) -> Iterator[tuple[str, dict[str, float], float]]:
-    """(arm, the mean of each number over seeds, the deviation of the share of fast and clean)."""
+    """Yield (arm, means over seeds, standard deviation of the share of fast and clean clients)."""
     names = [each.name for each in fields(Outcome) if each.name not in ("arm", "seed")]
     for arm in dict.fromkeys(each.arm for each in outcomes):
         mine = [each for each in outcomes if each.arm == arm]

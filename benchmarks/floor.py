@@ -1,4 +1,4 @@
-"""The floor: plain grpcio with mTLS streaming the same bytes, nothing else.
+"""Lower bound of a round's time: plain grpcio with mTLS that streams the same bytes.
 
 One server process, N client processes; each client takes a model of M bytes down and sends one up,
 from memory, in 1 MiB messages. No files, no digests, no checks, and nothing is kept of what
@@ -32,14 +32,14 @@ OPTIONS = [
 
 @dataclass(frozen=True, kw_only=True)
 class Floor:
-    """Wall-clock seconds of each round, and processor seconds of one, of all processes."""
+    """Wall-clock seconds of each round, and processor seconds of all processes per round."""
 
     seconds: list[float]
     processor_seconds: float
 
 
 def pieces(model: bytes) -> Iterator[bytes]:
-    """One mebibyte sent over and over would never leave the processor's cache; a model does."""
+    """Yield the model in pieces; one repeated mebibyte would stay in the processor's cache."""
     return (model[begin : begin + CHUNK] for begin in range(0, len(model), CHUNK))
 
 
@@ -138,7 +138,7 @@ async def take_part(folder: Path, name: str, port: int, size: int, rounds: int) 
 
 
 def measure(folder: Path, hosts: list[str], size: int, rounds: int) -> Floor:
-    """The floor; `folder` holds the certificates made by `potluck pki`."""
+    """Measure the lower bound. folder: has the certificates made by `potluck pki`."""
     command = [sys.executable, __file__, str(folder), str(size), str(rounds)]
     processes = [_started([*command, "--serve", str(len(hosts))])]
     try:

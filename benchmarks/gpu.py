@@ -58,12 +58,12 @@ NO_GPU = "a processor has no such thing; run this on a GPU"
 
 
 class LeftOutError(Exception):
-    """Why something was not measured."""
+    """A section can't be measured; the message is the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A network, its inputs' shape, its classes, and samples of a measurement."""
+    """A network, its input shape, its number of classes, and the number of samples."""
 
     make: Callable[[], nn.Module]
     shape: tuple[int, ...]
@@ -104,7 +104,7 @@ def samples_of(case: Case, device: torch.device) -> Examples:
 
 
 def train_once(case: Case, data: Examples, device: torch.device, **settings: Any) -> nn.Module:
-    """A network trained by Potluck's loop, waited for."""
+    """Train a network by Potluck's loop, wait for the device, and return it."""
     torch.manual_seed(1)
     model = case.make()
     context = TrainingContext(classes=case.classes, seed=1, round=1, device=device)
@@ -125,7 +125,7 @@ def digest(model: nn.Module) -> str:
 
 
 def speed(setting: Setting) -> dict[str, Any]:
-    """Samples per second of the bare loop, of Potluck's, and of a task's own trainer."""
+    """Measure samples per second of the bare loop, of Potluck's, and of a task's own trainer."""
     return {
         name: training.compare(case.make, samples_of(case, setting.device), setting.repeats)
         for name, case in setting.cases().items()
@@ -133,9 +133,9 @@ def speed(setting: Setting) -> dict[str, Any]:
 
 
 def bfloat16(setting: Setting) -> dict[str, Any]:
-    """How many times as fast with bfloat16 products, and how far the weights end from float32's."""
+    """Measure the speed-up by bfloat16 products, and the distance of the weights from float32's."""
     if not setting.on_gpu:
-        raise LeftOutError("on a processor training is in float32, whatever the setting says")
+        raise LeftOutError("on a processor, training always uses float32")
     found = {}
     for name, case in setting.cases().items():
         data = samples_of(case, setting.device)
@@ -159,7 +159,7 @@ def bfloat16(setting: Setting) -> dict[str, Any]:
 
 
 def side_by_side(setting: Setting) -> dict[str, Any]:
-    """Samples per second of all of 1, 2 and 4 processes that train on the device at once."""
+    """Measure total samples per second of 1, 2 and 4 processes that train on the device at once."""
     numbers = (1, 2, 4) if setting.on_gpu else (1, 2)
     found = {}
     for number in numbers:
@@ -178,7 +178,7 @@ def side_by_side(setting: Setting) -> dict[str, Any]:
 
 
 def _beside_others(name: str, barrier: Barrier, speeds: Any) -> None:
-    """One of several processes: puts its samples per second into `speeds`."""
+    """Run one of several processes: put its samples per second into `speeds`."""
     torch.set_num_threads(1)
     device = torch.device(name)
     case = Setting(device=device, repeats=1, data=Path(), rounds=0).cases()["LeNet-5"]
@@ -193,7 +193,7 @@ def _beside_others(name: str, barrier: Barrier, speeds: Any) -> None:
 
 
 def memory(setting: Setting) -> dict[str, Any]:
-    """The most that was allocated on the device, as a multiple of the bare loop's."""
+    """Measure the peak of allocated device memory, as a multiple of the bare loop's."""
     if not setting.on_gpu:
         raise LeftOutError(NO_GPU)
     found = {}
@@ -240,7 +240,7 @@ def _child(which: str, device: torch.device) -> dict[str, Any]:
 
 
 def triplets(setting: Setting) -> dict[str, Any]:
-    """Seconds of a client's estimate, there and on the processor, and how far they are apart."""
+    """Measure seconds of a client's estimate on device and processor, and their difference."""
     task = ColoredDigits()
     data = task.client_data(ClientId("client-2"), None).train
     settings = TripletSettings(bias_steps=5, attribute_steps=100, learning_rate=0.1)
@@ -262,7 +262,7 @@ def triplets(setting: Setting) -> dict[str, Any]:
 
 
 def flash(setting: Setting) -> dict[str, Any]:
-    """A cell of `experiments/flash-cifar10.toml` with ResNet-18: seconds of a round, accuracy."""
+    """Run a cell of `experiments/flash-cifar10.toml`, ResNet-18: seconds per round, accuracy."""
     if not (setting.data / "cifar10.npz").is_file():
         raise LeftOutError(
             f"there is no cifar10.npz in {setting.data}; name its folder with --data"

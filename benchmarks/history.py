@@ -1,7 +1,7 @@
 """Cost of a long history to a coordinator: its start, a commit, operator requests, many clients.
 
-Histories are written straight into the database. Timed are the coordinator's own parts on them,
-over gRPC if real requests would come over it.
+Histories are written directly into the database. The benchmark times the coordinator's own
+functions on them, over gRPC if real requests use it.
 
     python benchmarks/history.py
     python benchmarks/history.py --quick --json
@@ -144,7 +144,7 @@ def fill(url: str, *, rounds: int, runs: int, clients: int, run_file: str) -> No
 
 
 def commits(url: str, folder: Path, rounds: int, times: int) -> dict[str, float]:
-    """Milliseconds of a commit: the store and tidying up after it; the journal."""
+    """Return the milliseconds of a commit: in the store with its clean-up, and in the journal."""
     update = UpdateRow(
         blake3="e" * 64, size=1, encoding="float32", delta=False, compressed=False, samples=57,
         steps=8, seconds=1.0, loss=0.5,
@@ -197,7 +197,7 @@ def commits(url: str, folder: Path, rounds: int, times: int) -> dict[str, float]
 
 @contextmanager
 def federation(clients: int, hosts: int, database: str) -> Iterator[tuple[DemoFiles, str]]:
-    """Files of a coordinator and its hosts; and the database's URL."""
+    """Yield the files of a coordinator and its hosts, and the database's URL."""
     options = DemoOptions(
         task="digits", selector="uniform", strategy="fedavg", clients=clients, hosts=hosts,
         count=10, rounds=1, seed=7, device="cpu",
@@ -213,7 +213,7 @@ def federation(clients: int, hosts: int, database: str) -> Iterator[tuple[DemoFi
 
 
 async def coordinator(files: DemoFiles) -> dict[str, float]:
-    """Seconds of a start, of what operators ask, and of an end."""
+    """Return the seconds of a start, of operators' requests, and of a stop."""
     config = load(CoordinatorConfig, files.coordinator, environment_prefix="NONE")
     found: dict[str, float] = {}
     begun = time.perf_counter()
@@ -255,7 +255,7 @@ async def attending(files: DemoFiles, clients: int) -> dict[str, float]:
 
 
 async def hello(settings: ClientConfig) -> None:
-    """Attend until the coordinator's welcome."""
+    """Connect as a host, until the coordinator's welcome arrives."""
     credentials = channel_credentials(settings.tls)
     options = (*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
     async with grpc.aio.secure_channel(settings.coordinator, credentials, options) as channel:
@@ -273,7 +273,7 @@ async def hello(settings: ClientConfig) -> None:
 
 
 def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """One result for each length of a run."""
+    """Return one result for each length of a run."""
     results: list[dict[str, Any]] = []
     sizes: Sequence[int] = (10, 200, 2_000) if options.quick else (10, 1_000, 50_000)
     runs, clients = (200, 1_000) if options.quick else (20_000, 100_000)
@@ -296,7 +296,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
             result |= commits(url, models, rounds, options.commits)
             results.append(result)
         if options.database:
-            break  # it is not empty any more
+            break  # the database is no longer empty
     number = 200 if options.quick else 2_000
     with federation(number, 20, "") as (files, _):
         results.append({"attending": number, "hosts": 20} | asyncio.run(attending(files, number)))

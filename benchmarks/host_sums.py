@@ -1,4 +1,4 @@
-"""Bytes and seconds of rounds in which hosts add up their clients' updates, beside rounds without.
+"""Bytes and seconds of rounds with and without sums of updates on hosts.
 
 A coordinator and H host processes on this machine with N clients between them, all of them in every
 round; a model of M megabytes (10^6 bytes) of float32, every parameter of which changes by 0.01 or
@@ -48,7 +48,10 @@ SUMS = ("host_sums.enabled=true", "host_sums.weight_unit=2")
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """One run. seconds: of each round but the first. bytes_up: of a round. digest: its model's."""
+    """Result of one run. seconds: per round, without the first. bytes_up: per round.
+
+    digest: digest of the last model.
+    """
 
     seconds: Sequence[float]
     bytes_up: float
@@ -100,7 +103,7 @@ async def federation(
     kinds: Sequence[Sequence[str]],
     relay_count: int = 0,
 ) -> list[Measured]:
-    """These kinds of runs, one after another on the same processes."""
+    """Run these kinds of runs, one after another on the same processes."""
     demo = DemoOptions(
         task="shifted",
         clients=options.clients,

@@ -1,4 +1,4 @@
-"""FedAvg without a network: the rounds that benchmarks look into."""
+"""FedAvg in this process, without a network, for benchmarks that inspect rounds."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True, kw_only=True)
 class PlayedRound:
-    """received: the model that all trained from. results: each trained client's, by number.
+    """A finished round.
 
-    steps: that each took. model: the mean, weighted by samples.
+    received: the model at its start. results: trained weights by client number. steps: local steps
+    by client number. model: the mean, weighted by samples.
     """
 
     received: Weights
@@ -38,7 +39,7 @@ class PlayedRound:
 
 
 def initial(task: Task, seed: int) -> tuple[nn.Module, Weights]:
-    """A new model, and its weights."""
+    """Return a new model and its weights."""
     torch.manual_seed(seed)
     model = task.model()
     return model, copied(model)
@@ -78,7 +79,7 @@ def play(
     number: int,
     data: Path | None = None,
 ) -> PlayedRound:
-    """One round with these clients."""
+    """Play one round with these clients."""
     results, steps, samples = dict[int, Weights](), dict[int, int](), dict[int, int]()
     for client in sorted(cohort):
         load_arrays(model, weights)
@@ -100,7 +101,7 @@ def play(
 
 
 def mean(results: Mapping[int, Weights], samples: Mapping[int, int]) -> Weights:
-    """Weighted by samples; sums in float64."""
+    """Return the mean weighted by samples; sums are in float64."""
     shares = np.array([samples[client] for client in results], dtype=np.float64)
     shares /= shares.sum()
     [first, *_] = results.values()

@@ -1,4 +1,4 @@
-"""Rates of false alarms about honest clients, and of detected liars, of the label count audit.
+"""Error rates of the audit of label counts: false alarms on honest clients, detected liars.
 
 It plays FedAvg on the task digits, without a network. Honest clients claim their own label counts,
 exactly or with noise (add-remove). Liars claim other counts in the same way. `uniform` liars claim
@@ -72,7 +72,7 @@ CLAIMS: dict[str, Callable[[Counts], Counts]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Rate:
-    """The share of clients called suspicious, over seeds and draws of the noise."""
+    """Share of clients reported as suspicious, over seeds and draws of the noise."""
 
     alpha: float
     cohort: int
@@ -83,7 +83,7 @@ class Rate:
 
 
 def played(alpha: float, cohort: int, rounds: int, seed: int) -> tuple[Counts, list[BiasUpdates]]:
-    """The clients' true label counts, and what the coordinator sees."""
+    """Return the clients' true label counts, and the updates that the coordinator sees."""
     task = Digits(clients=CLIENTS, alpha=alpha, seed=seed)
     counts = np.stack(
         [
@@ -126,7 +126,7 @@ def claims(truth: Counts, epsilon: float, seed: int) -> NDArray[np.float64]:
 def suspicious(
     counts: Counts, seen: list[BiasUpdates], claim: str, epsilon: float
 ) -> tuple[float, float]:
-    """The shares of clients called suspicious with the steps known, and from signs alone."""
+    """Return the share of suspicious clients, with known steps, and from signs only."""
     told = np.stack([CLAIMS[claim](row) for row in counts])
     signs = [BiasUpdates(changes=updates.changes, spans=updates.spans) for updates in seen]
     found: dict[bool, list[bool]] = {True: [], False: []}

@@ -1,4 +1,4 @@
-"""Rounds of a model larger than everything else: seconds, and private memory relative to its size.
+"""Rounds of a very large model: seconds, and private memory relative to the model's size.
 
 A coordinator and a few hosts on this machine, one client each, all selected. The model's tensors
 all get a gradient, one step of SGD is taken, and the coordinator evaluates each round. Memory is
@@ -45,7 +45,7 @@ class Peaks:
         return {process.name: resident(process)["RssAnon"] for process in self._processes}
 
     def _processor(self) -> float:
-        """Seconds that all of them have computed."""
+        """Return the processor seconds of all processes."""
         ticks = 0
         for process in self._processes:
             fields = (system_files(process) / "stat").read_text().rpartition(")")[2].split()
@@ -53,18 +53,18 @@ class Peaks:
         return ticks / os.sysconf("SC_CLK_TCK")
 
     def next_round(self) -> None:
-        """A round is committed."""
+        """Begin the next round's measurement, after a commit."""
         self.rounds.append({})
         self.processor.append(self._processor())
 
     def look(self) -> None:
-        """Look once."""
+        """Sample the memory once."""
         peaks = self.rounds[-1]
         for name, held in self._now().items():
             peaks[name] = max(peaks.get(name, 0), held - self._before[name])
 
     def of(self, *, hosts: bool, rounds: slice) -> int:
-        """Return the maximum of one side in some rounds."""
+        """Return the maximum over hosts, or of the coordinator, in some rounds."""
         return max(
             held
             for peaks in self.rounds[rounds]
@@ -74,7 +74,7 @@ class Peaks:
 
 
 async def run(files: DemoFiles, clients: int) -> tuple[list[float], Peaks]:
-    """Seconds of each round, and the memory that it took."""
+    """Return the seconds of each round, and its peak memory."""
     async with LocalFederation(files) as federation:
         await federation.start()
         async with federation.operator() as client:
@@ -105,7 +105,7 @@ async def run(files: DemoFiles, clients: int) -> tuple[list[float], Peaks]:
 def measure(
     megabytes: float, tensors: int, hosts: int, rounds: int, assignments: list[str]
 ) -> dict[str, Any]:
-    """One federation, and what its rounds took."""
+    """Run one federation. Return the costs of its rounds."""
     install_plugin()
     size = int(megabytes * 1e6)
     options = DemoOptions(

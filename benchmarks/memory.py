@@ -1,4 +1,4 @@
-"""Memory of a federation's processes while it is at work; for benchmarks that bound it."""
+"""Memory of a federation's processes while they work; for benchmarks that limit it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _LOOK_SECONDS = 0.05
 class PeakMemory:
     """Maximum private memory of each process, in bytes, while `watch` runs.
 
-    peaks: maximum by process; a restarted process has an entry of its own. idle: memory at the
-    first look at the process.
+    peaks: maximum by process; a restarted process has its own entry. idle: memory at the first
+    sample of each process.
     """
 
     def __init__(self, federation: LocalFederation) -> None:
@@ -25,10 +25,10 @@ class PeakMemory:
         self.idle: dict[str, int] = {}
 
     async def watch(self) -> None:
-        """Look now and then until cancelled."""
+        """Sample repeatedly until cancelled."""
         while True:
             for number, process in enumerate(self._federation.processes):
-                with contextlib.suppress(OSError, ValueError, KeyError):  # one that was killed
+                with contextlib.suppress(OSError, ValueError, KeyError):  # the process was killed
                     name, held = f"{process.name} ({number})", resident(process)["RssAnon"]
                     self.idle.setdefault(name, held)
                     self.peaks[name] = max(self.peaks.get(name, 0), held)

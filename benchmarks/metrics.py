@@ -44,7 +44,7 @@ from potluck.server.watching.run_metrics import RunObserver
 
 @dataclass
 class Meter:
-    """Processor seconds spent in functions that are there for metrics only."""
+    """Processor seconds spent in functions that serve metrics only."""
 
     seconds: float = 0.0
     calls: int = 0
@@ -64,7 +64,7 @@ class Meter:
 
 @contextmanager
 def metered(meter: Meter) -> Iterator[None]:
-    """Time everything that rounds do for metrics, in this process."""
+    """Time all functions that rounds call for metrics, in this process."""
     own = ("noted", "failed", "profile", "sent", "upload_begins", "received", "committed", "cohort")
     more = ("picks", "heterogeneity", "privacy", "began", "resumed", "ended")
     places: list[tuple[Any, str]] = [(RunObserver, name) for name in own + more]
@@ -82,8 +82,10 @@ def metered(meter: Meter) -> Iterator[None]:
 
 
 async def rounds(files: DemoFiles) -> list[float]:
-    """Run the federation with its coordinator in this process; seconds of each round but the
-    first."""
+    """Run the federation with its coordinator in this process.
+
+    Return the seconds of each round except the first.
+    """
     config = load(CoordinatorConfig, files.coordinator, environment_prefix="NONE")
     seconds: list[float] = []
     async with (
@@ -166,7 +168,7 @@ def _row(run: str) -> RunRow:
 
 
 async def scrapes(clients: int, times: int = 50) -> dict[str, float]:
-    """Milliseconds from asking to the last byte, and bytes, over HTTP on loopback."""
+    """Return the time (ms) and size (bytes) of a metrics scrape over HTTP on loopback."""
     instruments = Instruments(MeasuredParty.COORDINATOR)
     with tempfile.TemporaryDirectory() as name:
         attending(instruments, clients, Path(name))

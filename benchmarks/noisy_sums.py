@@ -1,4 +1,4 @@
-"""Cost of noise in totals and cells: in the cohorts' distances to their target, and in scores.
+"""Effect of noise in totals and cells on the cohorts' distances to their target, and on scores.
 
     potluck data prepare mnist --from FOLDER --to data     # and cifar10
     python benchmarks/noisy_sums.py dc --data data
@@ -58,9 +58,10 @@ COUNTS_EPSILON = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """A selector and its input. counts: each client's label counts, `exact`, `noisy` or by `cells`.
+    """A selector and its input. counts: kind of label counts: `exact`, `noisy` or `cells`.
 
-    sums: ε of cells and of the total; None for exact ones. total: True if it has a secure total.
+    sums: ε of cells and of the total; None for exact values. total: True if the arm has a secure
+    total.
     """
 
     selector: str
@@ -160,7 +161,7 @@ def population(arm: Arm, counts: Floats, seed: int) -> Population:
 def cohorts(
     selector: Selector, known: Population, run: Mapping[str, Any], seed: int
 ) -> Iterator[Any]:
-    """The rows selected in each round."""
+    """Yield the selected rows of each round."""
     state, everybody = selector.init(known), np.arange(len(known))
     for number in range(1, run["rounds"] + 1):
         context = SelectionContext(
@@ -180,7 +181,7 @@ def cohorts(
 
 
 def played(job: tuple[Arm, int], experiment: str, data: Path, *, training: bool) -> Played:
-    """One run."""
+    """Play one run. Return its result."""
     torch.set_num_threads(1)
     arm, seed = job
     file = load_experiment(Path("experiments") / f"{FILES[experiment]}.toml", quick=True)
@@ -205,14 +206,14 @@ def played(job: tuple[Arm, int], experiment: str, data: Path, *, training: bool)
 
 
 def with_count(run: Mapping[str, Any], arm: Arm) -> Mapping[str, Any]:
-    """The dc selectors add five clients to ten."""
+    """Return the run with the arm's cohort size: the dc selectors add five clients to ten."""
     return {**run, "clients_per_round": 15} if arm.selector.startswith("dc-") else run
 
 
 def learned(
     task: Task, run: Mapping[str, Any], chosen: Sequence[Any], seed: int, data: Path, reading: Any
 ) -> float:
-    """The metric's mean over the last evaluations, of FedAvg with these cohorts."""
+    """Return the metric's mean over the last evaluations of FedAvg with these cohorts."""
     settings = training_for(task, run["training"], source="benchmark")
     held_out = task.evaluation_data(data)
     assert held_out is not None
@@ -231,7 +232,7 @@ def learned(
 
 
 def shown(found: Sequence[Played]) -> Table:
-    """A row for each arm: mean ± standard deviation over seeds."""
+    """Return a table with one row per arm: mean ± standard deviation over seeds."""
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("", "from even", "from the federation's", "score"):
         table.add_column(name)

@@ -20,7 +20,7 @@ NOTEBOOK = Path(__file__).parents[1] / "examples" / "notebooks" / "first-federat
 
 
 def first_cell() -> tuple[str, str]:
-    """The import, and the lines after it."""
+    """Return the import of the first cell, and the lines after it."""
     cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
     lines = next(cell["source"] for cell in cells if cell["cell_type"] == "code")
     code = "".join(lines)
@@ -29,7 +29,7 @@ def first_cell() -> tuple[str, str]:
 
 
 def measure() -> dict[str, float]:
-    """Seconds of the import and of the rest, in a new kernel."""
+    """Return the seconds of the import and of the rest, in a new kernel."""
     manager, client = start_new_kernel()
     try:
         seconds = {}

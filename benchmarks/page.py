@@ -33,7 +33,7 @@ from potluck.deploy.local.demo_files import DemoFiles, DemoOptions, reserved_por
 from potluck.deploy.local.local_federation import LocalFederation
 
 BLOCK = 3
-"""Rounds of a block that count."""
+"""Number of measured rounds per block."""
 _REFRESH_SECONDS = 5.0
 CHROMIUM = "/usr/bin/chromium"
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run")
@@ -85,13 +85,13 @@ async def request(
 
 
 def processor_seconds(pid: int) -> float:
-    """Seconds that a process has computed so far."""
+    """Return the processor seconds of a process so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class OpenPages:
-    """Pages of a run, which ask what a browser's ask; what they are sent is read and counted."""
+    """Simulated pages of a run: send a browser's requests, and read and count the answers."""
 
     def __init__(self, origin: str, cookie: str, run_id: str) -> None:
         self._origin, self._cookie, self._run_id = origin, cookie, run_id
@@ -113,7 +113,7 @@ class OpenPages:
         await self._read(f"/api/events?run={self._run_id}")
 
     async def _ask(self) -> None:
-        """Request what was disclosed, as often as `refresh.js` does while rounds are committed."""
+        """Request the disclosures, as often as `refresh.js` does while rounds are committed."""
         while True:
             await self._read(f"/api/runs/{self._run_id}/disclosed")
             await asyncio.sleep(_REFRESH_SECONDS)
@@ -128,7 +128,7 @@ class OpenPages:
 
 
 async def first_paint(origin: str, cookie: str, run_id: str) -> tuple[float, float]:
-    """Seconds to the first paint of the run's page, and until all of it is drawn."""
+    """Return the seconds to the first paint of the run's page, and until it is complete."""
     from playwright.async_api import async_playwright
 
     async with async_playwright() as playwright:
@@ -183,7 +183,7 @@ async def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, floa
                 if place == BLOCK:
                     after = processor_seconds(coordinator), processor_seconds(server)
                     computed.append((after[0] - before[0], after[1] - before[1]))
-                    # The next block is the other way.
+                    # Alternate: the next block is with pages if this one was without.
                     await (pages.open(arguments.pages) if block % 2 == 0 else pages.close())
         await pages.close()
         painted, drawn = await first_paint(origin, cookie, run_id)
@@ -205,9 +205,10 @@ async def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, floa
 
 
 def cost(blocks: Sequence[Sequence[float]]) -> tuple[float, float, float]:
-    """Seconds of a round with pages by those without: median of pairs of blocks, and quartiles.
+    """Return the ratio of a round's seconds with pages to those without: median and quartiles.
 
-    Each block with pages, which come second, is held against the mean of its neighbours without.
+    Blocks alternate, starting without pages. Each block with pages is compared with the mean of its
+    neighbours without.
     """
     medians = [statistics.median(block) for block in blocks]
     ratios = [

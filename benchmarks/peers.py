@@ -1,4 +1,4 @@
-"""The same work on Potluck and on its peers, on this machine, one after another.
+"""The same work on Potluck, Flower and NVFlare, on this machine, one after another.
 
 N clients, all selected in every round, no training, a model of M megabytes (10^6 bytes) of float32
 down and up, FedAvg. Flower and NVFlare run as their own documentation deploys them, each in a
@@ -34,7 +34,8 @@ from rich.table import Table
 from potluck.common.errors import PotluckError
 
 FLOWER = "1.34.0"
-"""Speaks gRPC everywhere, as up to 1.36; from 1.40 on Flower speaks HTTP."""
+"""Flower's version: uses gRPC everywhere, like all versions up to 1.36; from 1.40 on it uses HTTP.
+"""
 NVFLARE = "2.9.0"
 SYSTEMS = ("potluck", "flower", "nvflare")
 COMPARED = (
@@ -87,7 +88,7 @@ def plain(measured: Measurement) -> dict[str, Any]:
 
 
 def ratios(systems: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Each peer's figures divided by Potluck's."""
+    """Return each peer's numbers divided by Potluck's."""
     ours = systems.get("potluck")
     if ours is None:
         return {}
@@ -207,7 +208,7 @@ def arguments() -> argparse.Namespace:
 
 
 async def until_interrupted(options: argparse.Namespace) -> dict[str, Any]:
-    """`run`, ending all it started on SIGTERM too, as on Ctrl-C."""
+    """Call `run`; on SIGTERM or Ctrl-C, end all processes that it started."""
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)

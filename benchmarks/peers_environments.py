@@ -21,8 +21,9 @@ async def environment(
     extra: str = "",
     others: Sequence[str] = ("numpy",),
 ) -> Path:
-    """The `bin` folder of an environment that holds that version of that distribution, with one of
-    its extras, and others.
+    """Return the `bin` folder of an environment with this version of a distribution.
+
+    extra: an extra of it. others: further distributions.
 
     Raises ConfigurationError if it can't be made.
     """
@@ -41,12 +42,12 @@ async def environment(
         except TimeoutError:
             raise ConfigurationError(
                 f"{requirement} is not installed after {INSTALL_SECONDS:.0f} s; "
-                "look at the network and try again"
+                "check the network and try again"
             ) from None
         except ConfigurationError as error:
             raise ConfigurationError(
                 f"{requirement} can't be installed into {home}: {error}; "
-                "name another version, or leave that peer out with --only"
+                "name another version, or exclude this peer with --only"
             ) from None
         complete.touch()
     return home / "bin"

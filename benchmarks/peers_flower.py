@@ -1,8 +1,8 @@
 """The same work on Flower's deployment: a SuperLink, a SuperNode per client, `flwr run`.
 
-Versions from 1.40 on speak HTTP instead of gRPC. What nodes and operators reach uses TLS with the
-server's certificate; nodes are not authenticated, and by gRPC the processes of one machine talk in
-plain text to each other, as Flower does by default.
+Versions from 1.40 on use HTTP instead of gRPC. Connections of nodes and operators use TLS with the
+server's certificate. Nodes are not authenticated. With gRPC, processes of one machine use plain
+text among each other, as is Flower's default.
 """
 
 from __future__ import annotations
@@ -43,16 +43,19 @@ def settings(home: Path, binaries: Path) -> list[str]:
 
 
 def check(version: str) -> None:
-    """Raises ConfigurationError for versions that speak both gRPC and HTTP."""
+    """Raise ConfigurationError for versions that use both gRPC and HTTP."""
     if FIRST_WITH_SOME_HTTP <= Version(version) < FIRST_WITH_HTTP:
         raise ConfigurationError(
-            f"Flower {version} speaks partly gRPC, partly HTTP; name a version below "
+            f"Flower {version} uses both gRPC and HTTP; name a version below "
             f"{FIRST_WITH_SOME_HTTP}, or {FIRST_WITH_HTTP} or newer"
         )
 
 
 def superlink(issued: pki.IssuedFiles, ports: Sequence[int], *, http: bool) -> list[str]:
-    """`ports`: of the Control API, the Fleet API and the Runtime API; HTTP takes the first only."""
+    """Return the command of the SuperLink.
+
+    ports: of the Control API, the Fleet API and the Runtime API; HTTP uses only the first.
+    """
     control, fleet, runtime = (f"{LOOPBACK}:{port}" for port in ports)
     grpc = ["--control-api-address", control, "--fleet-api-address", fleet]
     return [
@@ -66,7 +69,7 @@ def superlink(issued: pki.IssuedFiles, ports: Sequence[int], *, http: bool) -> l
 
 
 def supernode(authority: Path, fleet: int, runtime: int, *, http: bool) -> list[str]:
-    """The command of a SuperNode."""
+    """Return the command of a SuperNode."""
     return [
         "flower-supernode",
         *("--root-certificates", str(authority)),
@@ -81,7 +84,7 @@ def listening(port: int) -> list[str]:
 
 
 def write_home(home: Path, authority: Path, control: int) -> None:
-    """Flower's configuration file."""
+    """Write Flower's configuration file."""
     home.mkdir()
     connection = {"address": f"{LOOPBACK}:{control}", "root-certificates": str(authority)}
     table = {"superlink": {"default": CONNECTION, CONNECTION: connection}}
@@ -89,7 +92,7 @@ def write_home(home: Path, authority: Path, control: int) -> None:
 
 
 async def measure(folder: Path, binaries: Path, version: str, work: Work) -> Measurement:
-    """Run it, in a version that `check` lets pass. Raises RunError."""
+    """Run the work on Flower, in a version that `check` accepts. Raises RunError."""
     loop = asyncio.get_running_loop()
     http = Version(version) >= FIRST_WITH_HTTP
     async with programs_in(folder) as programs, contextlib.AsyncExitStack() as stack:
@@ -147,7 +150,7 @@ async def measure(folder: Path, binaries: Path, version: str, work: Work) -> Mea
 
 
 async def traffic(programs: Programs, environment: Sequence[str]) -> int:
-    """Bytes between SuperLink and SuperNodes, as Flower counts them."""
+    """Return the bytes between SuperLink and SuperNodes, as Flower counts them."""
     listing = await programs.start(
         "list", ["flwr", "list", CONNECTION, "--format", "json"], environment
     )

@@ -48,14 +48,14 @@ class Memory:
             await asyncio.sleep(SAMPLE_SECONDS)
 
     def at(self, moment: float) -> int:
-        """The sum in the last sample before then."""
+        """Return the sum in the last sample before a moment."""
         sums = [sum(sizes.values()) for at, sizes in self.samples if at <= moment]
         if not sums:
             raise RunError("no process of the server was seen before the run was submitted")
         return sums[-1]
 
     def peak(self, start: float, end: float) -> tuple[int, dict[str, int]]:
-        """The largest sum between two moments, and the largest of each process by name."""
+        """Return the largest sum between two moments, and the maximum of each process by name."""
         within = [sizes for at, sizes in self.samples if start <= at <= end]
         largest: dict[str, int] = {}
         for sizes in within:
@@ -66,7 +66,7 @@ class Memory:
 
 
 def command_line(pid: int) -> list[str]:
-    """The arguments of a process; empty if it is gone."""
+    """Return the arguments of a process; empty if it has ended."""
     return [part.decode(errors="replace") for part in read(pid, "cmdline").split(b"\0")]
 
 
@@ -87,7 +87,7 @@ def pids() -> list[int]:
 def read(pid: int, name: str) -> bytes:
     try:
         return Path(f"/proc/{pid}/{name}").read_bytes()
-    except OSError:  # it has ended, or belongs to somebody else
+    except OSError:  # it has ended, or belongs to another user
         return b""
 
 

@@ -1,6 +1,6 @@
-"""The same work on NVFlare as it is provisioned: a server, a client per site, and a job.
+"""The same work on NVFlare with its own provisioning: a server, a client per site, and a job.
 
-Everything between server and clients is gRPC with mTLS, which is what NVFlare provisions.
+Server and clients communicate by gRPC with mTLS, as NVFlare provisions them.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def names(clients: int) -> list[str]:
 
 
 def write_job(job: Path, model: Path, notes: Path, work: Work) -> None:
-    """FedAvg as NVFlare's recipe for it sets it up, with the persistor that notes rounds."""
+    """Write the job: FedAvg as in NVFlare's recipe, with the persistor that records rounds."""
     application = job / "app"
     shutil.copytree(
         APP,
@@ -120,7 +120,7 @@ async def start_party(programs: Programs, kit: Path, environment: Sequence[str])
 
 
 async def provision(programs: Programs, work: Work, port: int, environment: Sequence[str]) -> Path:
-    """Make the startup kits; the folder they are in."""
+    """Make the startup kits. Return their folder."""
     description = programs.folder / "project.yml"
     description.write_text(json.dumps(project(work.clients, port)))  # JSON is YAML
     workspace = programs.folder / "workspace"
@@ -138,7 +138,7 @@ async def provision(programs: Programs, work: Work, port: int, environment: Sequ
 
 
 async def measure(folder: Path, binaries: Path, version: str, work: Work) -> Measurement:
-    """Run it. Raises RunError."""
+    """Run the work on NVFlare. Raises RunError."""
     loop = asyncio.get_running_loop()
     async with programs_in(folder) as programs:
         environment = [f"HOME={folder}", f"PATH={binaries}:/usr/bin:/bin", "PYTHONPATH="]
@@ -182,12 +182,12 @@ async def measure(folder: Path, binaries: Path, version: str, work: Work) -> Mea
 
 
 def server_processes(server: TetheredProcess) -> list[int]:
-    """The server itself without what started it; the job's process is its child."""
+    """Return the server's process without its launcher; the job's process is its child."""
     return processes_of("nvflare.private.fed.app.server.server_train", [server.group])
 
 
 def traffic(kits: Path) -> int:
-    """Bytes of all models taken by either side, from the logs of the job's processes."""
+    """Return the bytes of all models received by server and clients, from the job's logs."""
     logs = [log.read_text(errors="replace") for log in kits.glob("*/*/log.txt")]
     moved = [match for log in logs for match in MODEL_MOVED.findall(log)]
     return sum(int(number.replace(",", "")) for number in moved)

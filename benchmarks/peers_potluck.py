@@ -1,4 +1,4 @@
-"""The same work on Potluck: `round.py`, weighed like the peers."""
+"""The same work on Potluck: `round.py`, measured like the peers."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ BENCHMARK = Path(__file__).parent / "round.py"
 
 
 def command(work: Work) -> list[str]:
-    """How `round.py` is called."""
+    """Return the command line of `round.py`."""
     sizes = ["--clients", str(work.clients), "--megabytes", str(work.megabytes)]
     settings = [part for setting in work.transport for part in ("-o", setting)]
     return [sys.executable, str(BENCHMARK), *sizes, "--rounds", str(work.rounds), *settings]
 
 
 async def measure(folder: Path, work: Work) -> Measurement:
-    """Run it. Raises RunError."""
+    """Run the work on Potluck. Raises RunError."""
     async with programs_in(folder) as programs:
         process = await programs.start("round", [*command(work), "--json"])
         memory = Memory(lambda: processes_of("potluck-server", [process.group]))

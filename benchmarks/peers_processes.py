@@ -24,10 +24,10 @@ LOOK_SECONDS = 0.03
 
 
 class Programs:
-    """The processes of one system; ends all of them, their children and grandchildren too.
+    """The processes of one system; ends all of them, including their descendants.
 
-    Some peers put children into sessions of their own, which no process group reaches. All inherit
-    the environment, so a mark in it finds them.
+    Some peers put children into separate sessions, which a process group does not reach. All
+    children inherit the environment, so a marker variable identifies them.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -52,7 +52,7 @@ class Programs:
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
     async def end(self) -> None:
-        """End whatever was started."""
+        """End all started processes."""
         await stop_all(self._processes)
         for number in (signal.SIGTERM, signal.SIGKILL):
             for pid in self._marked():
@@ -64,7 +64,7 @@ class Programs:
                 await asyncio.sleep(LOOK_SECONDS)
 
     def pids(self) -> list[int]:
-        """All processes that run now."""
+        """Return all running processes."""
         return self._marked()
 
     def _marked(self) -> list[int]:
@@ -72,7 +72,7 @@ class Programs:
 
 
 def processor_seconds(processes: Iterable[int]) -> float:
-    """Processor time that processes have taken so far, with that of children that have ended."""
+    """Return the processor time of processes so far, with that of their ended children."""
     ticks = 0
     for pid in processes:
         fields = read(pid, "stat").rpartition(b")")[2].split()
@@ -81,8 +81,10 @@ def processor_seconds(processes: Iterable[int]) -> float:
 
 
 def busy_seconds() -> float:
-    """Processor time that all processes of the machine have taken since it was started, and what a
-    hypervisor kept from it."""
+    """Return the processor time of all processes of the machine since its start.
+
+    Includes the time that the hypervisor gave to other machines.
+    """
     user, nice, system, _idle, _waiting, *others = map(
         int, Path("/proc/stat").read_text().split(maxsplit=9)[1:9]
     )
@@ -91,7 +93,7 @@ def busy_seconds() -> float:
 
 @contextlib.asynccontextmanager
 async def programs_in(folder: Path) -> AsyncIterator[Programs]:
-    """Processes that are gone at the end of the block."""
+    """Yield programs whose processes are ended at the end of the block."""
     running = Programs(folder)
     try:
         yield running
@@ -107,10 +109,10 @@ async def until(
     lasting: Sequence[TetheredProcess] = (),
     passing: Sequence[TetheredProcess] = (),
 ) -> None:
-    """Wait until it is done. Raises RunError if that takes more than `patience` seconds, or
-    processes end meanwhile.
+    """Wait until `done` returns True.
 
-    `lasting` ones may not end at all, `passing` ones may end if all went well.
+    Raises RunError if that takes more than `patience` seconds, if a `lasting` process ends, or if a
+    `passing` process ends with an error.
     """
     ends = {asyncio.create_task(process.ended()): process for process in [*lasting, *passing]}
     deadline = time.monotonic() + patience

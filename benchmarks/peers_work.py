@@ -1,4 +1,4 @@
-"""The work of every system, the notes it writes meanwhile, and the measurements."""
+"""The work that every system does, the notes that it writes, and the measurements."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Work:
 
     @property
     def parameters(self) -> int:
-        """Number of float32."""
+        """Number of float32 parameters."""
         return int(self.megabytes * 1e6) // 4
 
 
@@ -62,7 +62,7 @@ class Notes:
         return [note for note in map(json.loads, lines) if note["what"] == what]
 
     def commits(self) -> list[float]:
-        """When rounds were committed."""
+        """Return the times at which rounds were committed."""
         return [float(note["at"]) for note in self.read("committed")]
 
 
@@ -75,7 +75,7 @@ def measurement(
     memory: Memory,
     bytes_per_client: float | None,
 ) -> Measurement:
-    """From what was noted and sampled; the first round warms up and is counted apart."""
+    """Return the measurement, from notes and samples; the first round warms up and is separate."""
     commits = notes.commits()
     seconds = [after - before for before, after in itertools.pairwise(commits)]
     submitted = float(notes.read("submitted")[0]["at"])

@@ -1,11 +1,11 @@
-"""How fast a round's updates are reduced, against what the memory lets numpy do at all.
+"""Speed at which a round's updates are reduced, compared with the memory bound of numpy.
 
     python benchmarks/reduce.py --clients 10 --megabytes 100
 
-Update files are written once and read from the page cache, as in a round. The bound, taken in the
-same run with as many threads, is numpy summing the same bytes, read from the files: the least that
-anything can do which reads them all. Speeds count the model's float32 bytes, times the clients;
-encoded files are smaller than that.
+Update files are written once and read from the page cache, as in a round. The bound, measured in
+the same run with as many threads, is numpy's sum of the same bytes read from the files: every
+method must at least read them. Speeds are in float32 bytes of the model, times the number of
+clients; encoded files are smaller.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def main() -> None:
 def measure(
     folder: Path, clients: int, megabytes: float, threads: int, repeats: int
 ) -> dict[str, float]:
-    """GB/s of each way to reduce, the best of `repeats`, by name; `bound` first."""
+    """Return the GB/s of each reduction, the best of `repeats`, by name; `bound` first."""
     generator = np.random.Generator(np.random.SFC64(1))
     elements = int(megabytes * 1e6 / 4 / TENSORS)
     arrays = {
@@ -68,7 +68,7 @@ def measure(
         return total / 1e9 / min(seconds(work) for _ in range(repeats))
 
     def reducing(updates: list[EncodedUpdate], combine: Combine) -> float:
-        norms = np.ones(clients)  # the pass that computes them is measured on its own
+        norms = np.ones(clients)  # the pass that computes norms is measured separately
         return speed(lambda: reduce(updates, combine, model, norms=norms, threads=threads))
 
     plain: list[EncodedUpdate] = []
@@ -99,7 +99,7 @@ def encoded(
     arrays: dict[str, np.typing.NDArray[np.float32]],
     model: TensorFile,
 ) -> list[EncodedUpdate]:
-    """Differences from the model in files of an encoding."""
+    """Write deltas from the model to files in an encoding."""
     generator = np.random.Generator(np.random.PCG64(1))
     layout = encoded_layout(model.layout, encoding)
     updates = []
@@ -114,7 +114,7 @@ def encoded(
 
 
 def sum_all(updates: list[EncodedUpdate], threads: int) -> float:
-    """The sum of all weights of all updates, in float32, blocks shared among threads."""
+    """Return the sum of all weights of all updates, in float32; threads share the blocks."""
     size = updates[0].parameters
     begins = iter(range(0, size, 2 * BLOCK_ELEMENTS))
 

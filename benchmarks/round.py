@@ -42,13 +42,13 @@ class PrivateMemory:
         self._page = os.sysconf("SC_PAGE_SIZE")
 
     def now(self) -> int:
-        """All resident pages but those of files and of shared memory."""
+        """Return all resident pages except those of files and of shared memory."""
         _, resident, shared = self._path.read_bytes().split()[:3]
         return (int(resident) - int(shared)) * self._page
 
 
 def processor_seconds(federation: LocalFederation) -> dict[str, float]:
-    """Seconds that the coordinator and all hosts together have computed."""
+    """Return the processor seconds of the coordinator, and of all hosts together."""
     found = {"coordinator": 0.0, "hosts": 0.0}
     for process in federation.processes:
         fields = (system_files(process) / "stat").read_text().rpartition(")")[2].split()
@@ -94,7 +94,7 @@ def write_files(
 
 
 async def run(files: DemoFiles, rounds: int) -> dict[str, Any]:
-    """Seconds between commits, and the coordinator's private memory while they happen."""
+    """Return the seconds between commits, and the coordinator's private memory meanwhile."""
     launched = time.perf_counter()
     commits: list[float] = []
     bytes_moved: list[int] = []
@@ -147,9 +147,9 @@ async def run(files: DemoFiles, rounds: int) -> dict[str, Any]:
 
 
 def latencies(files: DemoFiles) -> list[float]:
-    """Milliseconds from an instruction's queueing to its handler, from both sides' debug logs.
+    """Return the milliseconds from an instruction's queueing to its handler, from debug logs.
 
-    Both sides log the same monotonic clock; they run on one machine.
+    Coordinator and hosts log the same monotonic clock, since they run on one machine.
     """
     queued: dict[str, float] = {}
     entered: dict[str, float] = {}
@@ -177,7 +177,8 @@ def measure(clients: int, megabytes: float, rounds: int, transport: list[str]) -
         before = floor.measure(files.folder / "pki", hosts, size, rounds)
         result = asyncio.run(run(files, rounds + 1))
         after = floor.measure(files.folder / "pki", hosts, size, rounds)
-        # Logging every instruction costs time, so latency is measured apart, with a tiny model.
+        # Logging every instruction takes time, so latency is measured separately, with a tiny
+        # model.
         talkative = write_files(folder / "t", port, clients, 1000, rounds + 1, [], "debug")
         asyncio.run(run(talkative, rounds + 1))
         latency = statistics.median(latencies(talkative))

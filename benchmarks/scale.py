@@ -1,7 +1,6 @@
-"""A thousand clients on ten hosts: how long until they attend, and a round with a hundred of them.
+"""A thousand clients on ten hosts: time until all are connected, and of a round with a hundred.
 
-Tiny models, one step of training: what is measured is the coordinator's and the hosts' handling
-of many clients.
+With tiny models and one training step, it measures how coordinator and hosts handle many clients.
 
     python benchmarks/scale.py --clients 1000 --hosts 10 --clients-per-round 100 --rounds 3
 
@@ -42,7 +41,7 @@ _LOOK_SECONDS = 0.02
 
 
 def install_plugin() -> None:
-    """Let this process and those it starts find the task."""
+    """Make the task importable in this process and its child processes."""
     os.environ["PYTHONPATH"] = os.pathsep.join(
         [str(PLUGIN), *filter(None, [os.environ.get("PYTHONPATH")])]
     )
@@ -70,7 +69,7 @@ def system_files(process: LocalProcess) -> Path:
 
 
 def resident(process: LocalProcess) -> dict[str, int]:
-    """Bytes of a process's memory: private (RssAnon) and of mapped files (RssFile)."""
+    """Return the bytes of a process's memory: private (RssAnon) and of mapped files (RssFile)."""
     lines = (system_files(process) / "status").read_text().splitlines()
     fields = dict(line.split(":", 1) for line in lines)
     return {name: int(fields[name].split()[0]) * 1024 for name in ("RssAnon", "RssFile")}
@@ -110,7 +109,7 @@ async def run(files: DemoFiles, clients: int) -> dict[str, float]:
 
 
 def memory(found: dict[str, dict[str, int]], when: str) -> dict[str, float]:
-    """Megabytes (10^6) of the coordinator, and of the host that takes most."""
+    """Return the megabytes (10^6 bytes) of the coordinator, and of the largest host."""
     hosts = [each for name, each in found.items() if name.startswith("host")]
     result: dict[str, float] = {}
     for field, what in (("RssAnon", "private"), ("RssFile", "mapped")):
@@ -122,7 +121,7 @@ def memory(found: dict[str, dict[str, int]], when: str) -> dict[str, float]:
 def measure_mnist(
     clients: int, hosts: int, count: int, rounds: int, data: Path
 ) -> dict[str, float]:
-    """One federation that trains on MNIST."""
+    """Run a federation that trains on MNIST. Return its measurements."""
     run_file = MNIST.format(rounds=rounds, count=count, clients=clients)
     machines = Machines(clients=clients, hosts=hosts, data=data)
     with tempfile.TemporaryDirectory(prefix="potluck-scale-") as name, reserved_port() as port:
@@ -131,7 +130,7 @@ def measure_mnist(
 
 
 def measure(clients: int, hosts: int, count: int, rounds: int) -> dict[str, float]:
-    """One federation, from launch to the last commit."""
+    """Run a federation from launch to the last commit. Return its measurements."""
     install_plugin()
     options = DemoOptions(
         task="benchmark",

@@ -75,7 +75,7 @@ BLOCK = 2**16
 CLIP = 0.25
 WEIGHT = 500
 MEASURED = "c000"
-"""The client whose time is taken; it also does what others may have remembered."""
+"""The measured client; it repeats work whose results the other clients may have cached."""
 
 BEFORE_UPLOAD = (MessageType.INVITATION, MessageType.ROSTER)
 Vectors = dict[str, NDArray[Any]]
@@ -108,7 +108,7 @@ def main() -> None:
 
 @dataclass
 class Bench:
-    """A federation, one session of it, and how long what took."""
+    """A federation with one session, and the seconds of each kind of work."""
 
     clients: int
     length: int
@@ -185,14 +185,14 @@ class Bench:
         )
 
     def clocked(self, what: str, work: Callable[[], Any]) -> Any:
-        """Add the CPU seconds that some work takes."""
+        """Do some work and add its CPU seconds under a name."""
         begun = time.process_time()
         result = work()
         self.seconds[what] = self.seconds.get(what, 0.0) + time.process_time() - begun
         return result
 
     def tell(self, name: str, envelope: Envelope) -> tuple[tuple[Envelope, ...], bytes | None]:
-        """A client's replies, and the digest of its upload if there is one."""
+        """Deliver a message to a client. Return its replies, and its upload's digest if any."""
         party = self.parties[name]
 
         def work() -> Any:
@@ -236,7 +236,7 @@ class Bench:
             self.clocked("other", encode)
             spare = {lane: values.copy() for lane, values in words.items()}
             self.seconds["mask"] = least(self.repeats, mask)
-            words |= spare  # masked several times: once is what is wanted
+            words |= spare  # masking was repeated for the measurement: keep only one result
             mask()
         else:
             encode()
@@ -261,7 +261,7 @@ class Bench:
                 continue
             replies, digest = self.tell(name, envelope)
             for reply in replies:
-                self.seconds["rebuild"] = 0.0  # the last one that is taken rebuilds the secrets
+                self.seconds["rebuild"] = 0.0  # only the last received message rebuilds the secrets
                 step = self.clocked("rebuild", lambda: self.receive(session, name, reply, digest))  # noqa: B023  called at once
                 session, queue = step.session, [*queue, *step.messages]
         if session.aborted is not None:
@@ -275,7 +275,7 @@ class Bench:
 
 
 def measure(clients: int, length: int, drop: int, repeats: int) -> dict[str, Any]:
-    """CPU milliseconds of one session, and of as many keystreams as it needs."""
+    """Return the CPU milliseconds of one session, and of as many keystreams as it needs."""
     bench = Bench(clients, length, repeats)
     dropped = {f"c{index:03}" for index in range(clients - drop, clients)}
     mask_limit = [keystream_seconds(clients, 4 * length)]
@@ -336,7 +336,7 @@ def is_exact(bench: Bench, survivors: tuple[str, ...], sums: Vectors) -> bool:
 
 
 def least(repeats: int, work: Callable[[], Any]) -> float:
-    """CPU seconds of the fastest of some repeats."""
+    """Return the CPU seconds of the fastest repetition."""
     found = []
     for _ in range(repeats):
         begun = time.process_time()
@@ -360,7 +360,7 @@ def keystream_seconds(streams: int, size: int) -> float:
 
 
 def measure_flower(options: argparse.Namespace) -> dict[str, Any]:
-    """The same work with Flower's functions. Raises PotluckError."""
+    """Measure the same work with Flower's functions. Raises PotluckError."""
     folder = options.environments.expanduser().absolute()
     place = environment(folder, "flwr", options.flower_version)
     python = asyncio.run(place) / "python"
@@ -379,13 +379,13 @@ def measure_flower(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def ratios(ours: dict[str, Any], flower: dict[str, Any]) -> dict[str, float]:
-    """Flower's times divided by these."""
+    """Return Flower's times divided by Potluck's."""
     keys = ("client_mask_ms", "client_other_ms", "unmask_ms")
     return {key: flower[key] / ours[key] for key in keys}
 
 
 def show(result: dict[str, Any]) -> None:
-    """Print it for people."""
+    """Print the result as text."""
     print(
         f"{result['clients']} clients, {result['length']:,} parameters, {result['drop']} lost; "
         f"CPU milliseconds\n"

@@ -57,7 +57,7 @@ from potluck.server.service.guard import Guard
 from potluck.server.service.host_service import CoordinatorService
 
 GOALS = {10: 0.3, 100: 4.0}
-"""Seconds, by number of clients, on two cores."""
+"""Target durations in seconds, by number of clients, on two cores."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +66,11 @@ class Federation:
 
     folder: Path
     clients: dict[str, list[str]]
-    """By host."""
+    """Clients by host."""
 
     @classmethod
     def make(cls, folder: Path, clients: int, hosts: int) -> Federation:
-        """Write them."""
+        """Make the certificates and records of a new federation."""
         found: dict[str, list[str]] = {f"host-{number}": [] for number in range(hosts)}
         for number in range(clients):
             found[f"host-{number % hosts}"].append(f"client-{number}")
@@ -91,7 +91,7 @@ class Federation:
         )
 
     def agent(self, host: str, port: int) -> Agent:
-        """The program of a host."""
+        """Return the agent of a host."""
         root = self.folder / "root"
         config = ClientConfig(
             coordinator=f"127.0.0.1:{port}",
@@ -136,13 +136,13 @@ def main() -> None:
 
 
 async def attend(federation: Federation, port: int, hosts: Sequence[str]) -> None:
-    """Some hosts' agents, until this process is ended."""
+    """Run some hosts' agents until this process is ended."""
     await asyncio.gather(*(federation.agent(host, port).run() for host in hosts))
 
 
 @contextlib.asynccontextmanager
 async def serving(federation: Federation) -> AsyncIterator[tuple[Coordinator, int]]:
-    """A coordinator, and the port it listens at."""
+    """Yield a coordinator, and the port on which it listens."""
     root = federation.folder / "root"
     config = CoordinatorConfig.model_validate(
         {
@@ -207,7 +207,7 @@ async def measure(federation: Federation, processes: int, repeats: int) -> dict[
 
 
 async def one_sum(coordinator: Coordinator, names: list[str], pids: list[int]) -> dict[str, float]:
-    """One session: seconds, and processor seconds of both sides."""
+    """Run one session. Return its seconds, and the processor seconds of coordinator and hosts."""
     terms = SumTerms(
         run_id="bench",
         kind=SumKind.TOTAL,
@@ -226,7 +226,7 @@ async def one_sum(coordinator: Coordinator, names: list[str], pids: list[int]) -
     seconds = time.perf_counter() - begun
     if outcome.total is None or len(outcome.record.clients) != len(names):
         raise SystemExit(f"no sum over all clients: {outcome.explain()}")
-    await settled(pids)  # the last shares are still on their way
+    await settled(pids)  # the last shares may still arrive
     return {
         "seconds": seconds,
         "coordinator_cpu_seconds": cpu() - own,
@@ -236,7 +236,7 @@ async def one_sum(coordinator: Coordinator, names: list[str], pids: list[int]) -
 
 
 async def settled(pids: list[int]) -> None:
-    """Wait until the hosts have nothing to do but heartbeats."""
+    """Wait until the hosts do nothing except heartbeats."""
     before = -1.0
     while (now := sum(map(cpu_of, pids))) - before > 0.02:
         before = now
@@ -244,19 +244,19 @@ async def settled(pids: list[int]) -> None:
 
 
 def cpu() -> float:
-    """Processor seconds of this process."""
+    """Return the processor seconds of this process."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 
 
 def cpu_of(pid: int) -> float:
-    """Processor seconds of another."""
+    """Return the processor seconds of another process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def verification() -> float:
-    """Processor microseconds of one Ed25519 verification, now."""
+    """Return the processor microseconds of one Ed25519 verification, measured now."""
     key, message = Ed25519PrivateKey.generate(), bytes(800)
     public, signature = key.public_key(), key.sign(message)
     begun = time.thread_time()
@@ -266,7 +266,7 @@ def verification() -> float:
 
 
 def shown(result: dict[str, Any]) -> str:
-    """For people."""
+    """Return the result as text."""
     goal = result["goal_seconds"]
     lines = [
         (

@@ -3,9 +3,9 @@
     python benchmarks/selection.py --clients 1000000 --clients-per-round 100 --json
     python benchmarks/selection.py
 
-The first prints `{"seconds": {selector: s}}`, the second a table from 10^3 to 10^6 clients. Ten
-classes; making the profiles is not counted, the best of a few rounds is, with the making of answers
-to what selectors ask.
+The first prints `{"seconds": {selector: s}}`, the second a table from 10^3 to 10^6 clients. There
+are ten classes. The time is that of the fastest of a few rounds. It includes the answers to
+selectors' questions, but not the creation of profiles.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CLASSES = 10
 ADDED = 0.9
 """Share of the cohort that the dc selectors choose by target."""
 BUDGETS = {"fedentopt": 5.0, "dc-balanced": 5.0, "dc-real": 5.0, "neural-bandit": 5.0}
-"""Seconds for 100 of a million clients; 1 for all others."""
+"""Time limits in seconds for choosing 100 of a million clients; 1 s for all others."""
 
 NAMES = (
     "uniform",
@@ -62,7 +62,7 @@ NAMES = (
 
 
 def profiles(clients: int) -> Population:
-    """Clients with labels by Dirichlet(0.3) and two attributes, 20 to 500 samples each."""
+    """Return clients with labels by Dirichlet(0.3) and two attributes, 20 to 500 samples each."""
     generator = np.random.default_rng(0)
     samples = generator.integers(20, 500, clients)
     shares = generator.standard_gamma(0.3, (clients, CLASSES)) + 1e-12
@@ -80,8 +80,10 @@ def profiles(clients: int) -> Population:
 
 
 def played(selecting: Selection | Interview, number: int) -> tuple[Selection, Sequence[Answers]]:
-    """The selection of a round, and the answers to what was asked before: everybody gives numbers
-    from 0.5 to 1.5."""
+    """Return the selection of a round, and the answers to the questions before it.
+
+    All clients answer with numbers from 0.5 to 1.5.
+    """
     if isinstance(selecting, Selection):
         return selecting, ()
     generator, answers = np.random.default_rng(number), list[Answers]()
@@ -97,7 +99,7 @@ def played(selecting: Selection | Interview, number: int) -> tuple[Selection, Se
 
 
 def seconds_per_round(selector: Selector, population: Population, count: int, rounds: int) -> float:
-    """The shortest time of select and observe together, of a few successive rounds."""
+    """Return the shortest total time of `select` and `observe`, over a few successive rounds."""
     everybody = np.arange(len(population))
     state = selector.init(population)
     times = []
@@ -121,7 +123,7 @@ def seconds_per_round(selector: Selector, population: Population, count: int, ro
 
 
 def measure(clients: int, count: int, names: Sequence[str]) -> dict[str, float]:
-    """Seconds per round by selector."""
+    """Return the seconds per round, by selector."""
     population = profiles(clients)
     rounds = 2 if clients >= 100_000 else 5
     result = {}
@@ -133,7 +135,7 @@ def measure(clients: int, count: int, names: Sequence[str]) -> dict[str, float]:
 
 
 def print_growth(count: int, names: Sequence[str]) -> None:
-    """A table of milliseconds per round from 10^3 to 10^6 clients."""
+    """Print a table of milliseconds per round, from 10^3 to 10^6 clients."""
     sizes = [10**power for power in range(3, 7)]
     columns = {size: measure(size, count, names) for size in sizes}
     print(f"ms per round, {count} clients selected, {CLASSES} classes")

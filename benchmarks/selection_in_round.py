@@ -62,7 +62,7 @@ _ROUNDS = 15
 
 
 def plan_of(name: str, count: int) -> RunPlan:
-    """A run with this selector."""
+    """Return the plan of a run with this selector."""
     options = f"added = {count // 2}\n" if name.startswith("dc-") else ""
     task = '[task]\nname = "colored-digits"\n'
     text = f'clients_per_round = {count}\n{task}[selector]\nname = "{name}"\n'
@@ -109,19 +109,19 @@ def stored_profiles(plan: RunPlan, clients: list[str]) -> list[Profile]:
 
 @dataclass(frozen=True)
 class _Stored:
-    """A store with nothing but profiles: putting thousands of them on disk would take longest."""
+    """A store that has only profiles in memory: writing thousands of them would take longest."""
 
     held: Sequence[Profile]
 
     def profiles(self, *, signal: str, **_: object) -> list[Profile]:
-        """Those of a signal."""
+        """Return the profiles of a signal."""
         return [profile for profile in self.held if profile.signal == signal]
 
 
 async def milliseconds(
     name: str, clients: int, count: int, folder: Path, *, cpu: bool = False
 ) -> float:
-    """The median of what selecting takes in some successive rounds."""
+    """Return the median milliseconds of selection over some successive rounds."""
     ids = [f"client-{number:06}" for number in range(clients)]
     plan = plan_of(name, count)
     files = ModelFiles(folder)

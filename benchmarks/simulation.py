@@ -1,8 +1,8 @@
 """Simulated rounds on Potluck, bare PyTorch loops, pfl-research and Flower's simulation.
 
-The same networks, clients, cohorts' sizes and local steps; FedAvg; nothing is evaluated. Systems
-take turns on this machine. Peers lie in virtual environments of their own, which the first run
-makes.
+All systems use the same networks, clients, cohort sizes, local steps and FedAvg; nothing is
+evaluated. They take turns on this machine. Peers are installed in their own virtual environments,
+which the first run makes.
 
     python benchmarks/simulation.py
     python benchmarks/simulation.py --case lenet5 --only potluck --only bare_per_core --rounds 3
@@ -52,9 +52,12 @@ LOOK_SECONDS = 0.25
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """Cost of a system's rounds in one turn, except the first. processor: processor seconds of all
-    its processes, for each round. elsewhere: mean number of processors busy with anything else
-    meanwhile. training: how clients were trained, and the reason; Potluck only."""
+    """Cost of a system's rounds in one turn, except the first.
+
+    processor: processor seconds of all its processes, by round. elsewhere: mean number of
+    processors busy with other work meanwhile. training: method of training clients, and the reason;
+    Potluck only.
+    """
 
     seconds: Sequence[float]
     processor: float
@@ -79,7 +82,7 @@ class Processor:
             await asyncio.sleep(LOOK_SECONDS)
 
     def spent(self, begin: float, end: float) -> tuple[float, float]:
-        """Seconds of the system's processes between two times, and of all processes."""
+        """Return the processor seconds of the system, and of all processes, between two times."""
         ours = at(self.samples, end) - at(self.samples, begin)
         return ours, at(self.machine, end) - at(self.machine, begin)
 
@@ -95,7 +98,7 @@ def at(samples: Sequence[tuple[float, float]], moment: float) -> float:
 async def commands(
     system: str, case: str, rounds: int, notes: Path, options: argparse.Namespace
 ) -> list[tuple[list[str], list[str]]]:
-    """The processes of a system: command and environment. Raises PotluckError."""
+    """Return command and environment of each process of a system. Raises PotluckError."""
     processes = 1 if system.endswith("one_process") else options.processes
     told = [case, str(processes), str(rounds), str(notes)]
     scripts = HERE / "peers" / "simulation"
@@ -128,7 +131,7 @@ async def commands(
 
 
 async def take_turn(system: str, case: str, options: argparse.Namespace, folder: Path) -> Turn:
-    """Some rounds of a case on a system. Raises PotluckError."""
+    """Run some rounds of a case on a system. Raises PotluckError."""
     rounds = options.rounds + 1
     async with programs_in(folder) as programs:
         notes = Notes(folder / "notes")
@@ -147,7 +150,7 @@ async def take_turn(system: str, case: str, options: argparse.Namespace, folder:
                 patience=options.timeout,
                 passing=started,
             )
-            await asyncio.sleep(LOOK_SECONDS)  # for one more sample
+            await asyncio.sleep(LOOK_SECONDS)  # wait for one more sample
         finally:
             sampling.cancel()
     commits = notes.commits()
@@ -167,7 +170,7 @@ async def take_turn(system: str, case: str, options: argparse.Namespace, folder:
 async def run(options: argparse.Namespace) -> dict[str, Any]:
     """Measure all systems on all cases; report and skip those that fail."""
     folder = Path(tempfile.mkdtemp(prefix="potluck-simulation-"))
-    # Paths of Ray's sockets have room for a hundred characters, of which Ray takes most.
+    # Paths of sockets have at most about a hundred characters, and Ray needs most of them.
     options.short_folder = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))
     turns: dict[tuple[str, str], list[Turn]] = {}
     failures: dict[str, str] = {}
@@ -206,7 +209,7 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def figures(case: str, turns: Mapping[tuple[str, str], Sequence[Turn]]) -> dict[str, Any]:
-    """Samples per second of each system, processor seconds of a round, and Potluck's ratios."""
+    """Return samples per second of each system, processor seconds per round, and ratios."""
     samples = CASES[case].samples_per_round
     speeds: dict[str, float] = {}
     processor: dict[str, float] = {}
@@ -283,7 +286,7 @@ def arguments() -> argparse.Namespace:
 
 
 async def until_interrupted(options: argparse.Namespace) -> dict[str, Any]:
-    """`run`, ending all it started on SIGTERM too, as on Ctrl-C."""
+    """Call `run`; on SIGTERM or Ctrl-C, end all processes that it started."""
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)

@@ -20,7 +20,7 @@ CLASSES = 10
 
 
 def lenet() -> nn.Module:
-    """LeNet-5 with ReLU, for CIFAR-10's shapes: 62,006 parameters."""
+    """Return LeNet-5 with ReLU, for CIFAR-10's shapes: 62,006 parameters."""
     return nn.Sequential(
         nn.Conv2d(3, 6, 5),
         nn.ReLU(),
@@ -38,7 +38,7 @@ def lenet() -> nn.Module:
 
 
 def perceptron() -> nn.Module:
-    """As for Covertype: 54-45-30-15-C, with dropout."""
+    """Return the perceptron for Covertype: layers 54-45-30-15-C (C classes), with dropout."""
     layers: list[nn.Module] = []
     for before, after in ((54, 45), (45, 30), (30, 15)):
         layers += [nn.Linear(before, after), nn.ReLU(), nn.Dropout(0.2)]
@@ -46,7 +46,7 @@ def perceptron() -> nn.Module:
 
 
 def simple_cnn() -> nn.Module:
-    """The network of pfl-research's CIFAR-10 benchmark: two convolutions, two full layers."""
+    """Return the CNN of pfl-research's CIFAR-10 benchmark: two convolutions, two linear layers."""
     return nn.Sequential(
         nn.Conv2d(3, 32, 3),
         nn.ReLU(),
@@ -63,13 +63,16 @@ def simple_cnn() -> nn.Module:
 
 
 def tiny() -> nn.Module:
-    """For 32 features: 698 parameters."""
+    """Return a tiny network for 32 features: 698 parameters."""
     return nn.Sequential(nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, CLASSES))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """An experiment. count: clients of a round. samples: of each client. shape: of a sample."""
+    """A simulated experiment. count: clients per round. samples: number per client.
+
+    shape: shape of a sample.
+    """
 
     network: Callable[[], nn.Module]
     shape: tuple[int, ...]
@@ -82,17 +85,17 @@ class Case:
 
     @property
     def samples_per_round(self) -> int:
-        """Samples that go through models in a round, with repetitions."""
+        """Number of samples processed in a round, counting repetitions."""
         return self.count * self.samples * self.epochs
 
     def data(self, client: int) -> tuple[Tensor, Tensor]:
-        """A client's inputs, n × shape, and labels, n."""
+        """Return a client's inputs, n × shape, and labels, n."""
         generator = torch.Generator().manual_seed(client)
         inputs = torch.randn(self.samples, *self.shape, generator=generator)
         return inputs, torch.randint(CLASSES, (self.samples,), generator=generator)
 
     def initial(self) -> nn.Module:
-        """The network that all begin with."""
+        """Return the initial network."""
         torch.manual_seed(1)
         return self.network()
 
@@ -122,22 +125,22 @@ CASES: Mapping[str, Case] = {
 
 @cache
 def kept_data(name: str, client: int) -> tuple[Tensor, Tensor]:
-    """A client's samples, made once in each process."""
+    """Return a client's samples, made once in each process."""
     return CASES[name].data(client)
 
 
 class RoundNotes:
-    """Writes down when rounds are committed: a JSON object a line, with a monotonic time."""
+    """Records when rounds are committed: one JSON object per line, with a monotonic time."""
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)
 
     def committed(self) -> None:
-        """A round is over."""
+        """Record that a round is over."""
         self._note(what="committed", at=time.monotonic())
 
     def trained(self, way: str, reason: str) -> None:
-        """How clients were trained, and why so."""
+        """Record how clients were trained, and the reason."""
         self._note(what="trained", at=time.monotonic(), way=way, reason=reason)
 
     def _note(self, **values: str | float) -> None:
@@ -146,7 +149,7 @@ class RoundNotes:
 
 
 def cohort(case: Case, number: int) -> list[int]:
-    """The clients of a round."""
+    """Return the clients of a round."""
     order = torch.Generator().manual_seed(1000 + number)
     return torch.randperm(case.clients, generator=order)[: case.count].tolist()
 
@@ -165,5 +168,5 @@ def train(network: nn.Module, inputs: Tensor, labels: Tensor, case: Case, seed: 
 
 
 def cores() -> int:
-    """Processors that this process may use."""
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0))

@@ -31,7 +31,7 @@ LOOK_SECONDS = 0.02
 def options(
     name: str, case: Case, workers: int, rounds: int, assignments: Sequence[str]
 ) -> DemoOptions:
-    """The run of a case."""
+    """Return the options of a case's run."""
     return DemoOptions(
         task="simulated",
         selector="uniform",
@@ -58,7 +58,7 @@ def options(
 
 
 async def run(files: DemoFiles, clients: int, notes: RoundNotes) -> None:
-    """Run it to its end. Raises RuntimeError where it fails."""
+    """Run the federation's run to its end. Raises RuntimeError if it fails."""
     said = False
     async with LocalFederation(files) as federation:
         await federation.start()
@@ -90,7 +90,7 @@ def main() -> None:
 
 
 def ways(log: str) -> tuple[str, str]:
-    """How a host trained its clients, and why, as its log says."""
+    """Return how a host trained its clients, and the reason, from its log."""
     way = "batched" if "trained in one batched step" in log else "one by one"
     found = re.findall(r"a step takes a client [^'\"]+ in a batched one", log)
     found += re.findall(r"clients are trained one by one .*reason=['\"]([^'\"]+)", log)

@@ -1,4 +1,4 @@
-"""Rounds of a model of many gigabytes, the coordinator killed after the first: private memory.
+"""Private memory in rounds of a model of many gigabytes; the coordinator is killed after round 1.
 
 A coordinator and two hosts run on this machine, one client each. The model's tensors are zeros,
 except a tiny classifier, the only part that is trained. All files of the model are sparse, so that
@@ -47,7 +47,7 @@ def allow(files: DemoFiles, size: int) -> None:
 
 
 async def run(files: DemoFiles, hosts: int) -> tuple[list[float], PeakMemory, str]:
-    """Seconds from start to each commit, the memory that was taken, and the model's digest."""
+    """Return the seconds from start to each commit, the peak memory, and the model's digest."""
     async with LocalFederation(files) as federation:
         await federation.start()
         peaks = PeakMemory(federation)
@@ -84,12 +84,12 @@ async def run(files: DemoFiles, hosts: int) -> tuple[list[float], PeakMemory, st
 
 
 def disk(folder: Path) -> int:
-    """Bytes that the files of a folder take."""
+    """Return the bytes of disk that the files of a folder take."""
     return sum(path.lstat().st_blocks * 512 for path in folder.rglob("*"))
 
 
 def measure(gigabytes: float, tensors: int, assignments: list[str]) -> dict[str, Any]:
-    """One federation, and what its rounds took."""
+    """Run one federation. Return the costs of its rounds."""
     install_plugin()
     size = int(gigabytes * 1e9)
     options = DemoOptions(

@@ -1,4 +1,4 @@
-"""Training on more samples than a host has memory: a file that is read while it is trained on.
+"""Training on a file of samples that is larger than a host's memory: it is read during training.
 
 A coordinator and a host run on this machine, with one client. The task's own trainer makes one pass
 over a file of samples, a batch at a time. The file is sparse: its samples are zeros, and reading
@@ -38,13 +38,13 @@ print(next(l.split()[1] for l in open("/proc/self/status") if l.startswith("RssA
 
 
 def torch_bytes() -> int:
-    """Private memory of a process that has imported torch and done nothing."""
+    """Return the private memory of a process that has only imported torch."""
     told = subprocess.run([sys.executable, "-c", _TORCH], check=True, capture_output=True)
     return int(told.stdout) * 1024
 
 
 async def run(files: DemoFiles) -> tuple[float, PeakMemory]:
-    """Seconds of the round, and the memory that was taken."""
+    """Return the seconds of the round, and the peak memory."""
     async with LocalFederation(files) as federation:
         await federation.start()
         peaks = PeakMemory(federation)
@@ -64,7 +64,7 @@ async def run(files: DemoFiles) -> tuple[float, PeakMemory]:
 
 
 def measure(gigabytes: float) -> dict[str, Any]:
-    """One round, and what it took."""
+    """Run one round. Return its costs."""
     install_plugin()
     size = int(gigabytes * 1e9) // _SAMPLE_BYTES * _SAMPLE_BYTES
     options = DemoOptions(

@@ -2,8 +2,8 @@
 
 python benchmarks/tracing.py --clients 20 --rounds 40 --epochs 100
 
-Processor time of the coordinator and of all hosts, by round. Each process sends its spans every
-five seconds; that falls on traced rounds and on others.
+It measures the processor time of the coordinator and of all hosts, by round. Each process sends its
+spans every five seconds, both in traced and in other rounds.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Cost:
 
 
 def collect(port_file: Path) -> None:
-    """Take spans and look at none, as a process of its own; its port goes into a file."""
+    """Run a collector that ignores all spans, in its own process. Write its port to a file."""
 
     def take(request: Any, context: grpc.ServicerContext) -> bytes:
         return b""
@@ -65,7 +65,7 @@ def collect(port_file: Path) -> None:
 
 @contextmanager
 def running_collector(folder: Path) -> Iterator[int]:
-    """The port of a collector."""
+    """Run a collector and yield its port."""
     port_file = folder / "port"
     process = subprocess.Popen([sys.executable, __file__, "--collect", str(port_file)])
     try:
@@ -78,7 +78,7 @@ def running_collector(folder: Path) -> Iterator[int]:
 
 
 def processor_seconds(folder: Path) -> float:
-    """Sum over all threads of the processes whose command line names the federation's folder."""
+    """Return the processor seconds of all processes with the folder in their command line."""
     total = 0
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -92,7 +92,7 @@ def processor_seconds(folder: Path) -> float:
 
 
 async def costs(files: DemoFiles) -> list[Cost]:
-    """Run a federation; the cost of each round but the first two."""
+    """Run a federation. Return the cost of each round except the first two."""
     found: list[Cost] = []
     async with LocalFederation(files) as processes, processes.operator() as operator:
         await processes.start_coordinator()

@@ -1,9 +1,9 @@
 """Samples per second of a client's training, side by side with a bare PyTorch loop.
 
-The built-in loop, and the bare loop as a task's own trainer. All take the same steps on the same
-batches, in turns, in one process; the medians are compared. The trainer's time is that of all that
-a host does for it: the weights are read from a file, and what it returns is checked. On
-a CPU it is the process's own time that counts, so that others on the machine don't matter.
+It measures the built-in loop, and the bare loop as a task's own trainer. All make the same steps on
+the same batches, in turns, in one process; the medians are compared. The trainer's time includes
+all the work of a host for it: the weights are read from a file, and its result is checked. On a
+CPU, the process's own processor time is used, so that other processes don't matter.
 
     python benchmarks/training.py [--device cuda:0] [--threads 1] [--repeats 9] [--json]
 """
@@ -85,7 +85,7 @@ def potluck_loop(model: nn.Module, data: Examples) -> None:
 
 
 class Bare(Trainer):
-    """The bare loop, which reports at every step."""
+    """The bare loop as a trainer that reports at every step."""
 
     measures: ClassVar = {"loss": Measure(label="loss")}
 
@@ -101,7 +101,7 @@ class Bare(Trainer):
 
 @dataclass(frozen=True, kw_only=True)
 class Own(Task):
-    """A task with that trainer, of a model and samples that are there."""
+    """A task with that trainer, and with given model and samples."""
 
     network: nn.Module
     samples: Examples
@@ -167,7 +167,7 @@ def compare(make: Callable[[], nn.Module], data: Examples, repeats: int) -> dict
 
 
 def overhead(times: Sequence[float], bare: Sequence[float]) -> float:
-    """The median of the ratios, each of a turn."""
+    """Return the median over turns of the ratio to the bare loop."""
     return statistics.median(a / b for a, b in zip(times, bare, strict=True)) - 1
 
 

@@ -86,7 +86,7 @@ def data_of(client: int) -> Examples:
 
 @cache
 def true_matrices() -> NDArray[np.int64]:
-    """K × classes × 2, from the colours that the estimate never sees."""
+    """Return the true matrices, K × classes × 2, from colours that the estimate does not see."""
     rows = [data_of(client).groups for client in range(TASK.clients)]
     counts = [np.bincount(row.numpy(), minlength=TASK.groups) for row in rows if row is not None]
     return np.stack(counts).reshape(-1, TASK.classes, 2)
@@ -104,7 +104,7 @@ def pretrained(seed: int, rounds: int, count: int) -> Weights:
 def estimate(
     seed: int, client: int, settings: TripletSettings, data: Examples | None = None
 ) -> MatrixEstimate:
-    """A client's estimated matrix; the seed is that of pre-training, too."""
+    """Return a client's estimated matrix. seed: also the seed of pre-training."""
     count = TASK.clients if settings.pretraining_participation == "all" else COUNT
     return estimate_matrix(
         TASK.model(),
@@ -146,7 +146,7 @@ def constants() -> dict[str, Error]:
 
 
 def grid() -> Iterator[TripletSettings]:
-    """Other settings: the paper's three together, then the head alone, then the start."""
+    """Yield other settings: first the paper's three together, then the head's, then the start's."""
     rates, bias, attribute = (1e-3, 1e-2, 1e-1), (5, 25, 50, 100), (5, 10, 25, 50, 100)
     for rate, bias_steps, attribute_steps in itertools.product(rates, bias, attribute):
         yield TripletSettings(

@@ -42,7 +42,7 @@ _ADAM = 'optimizer = "adam"\n'
 
 
 def built_in(group: str) -> list[str]:
-    """Names of the plug-ins that come with Potluck."""
+    """Return the names of the plug-ins that come with Potluck."""
     return [n for n in plugins.installed(group) if plugins.origin(group, n).startswith(_OWN)]
 
 
@@ -54,7 +54,7 @@ def run_text(
     options: str = "",
     training: str = "",
 ) -> str:
-    """A run file that names these."""
+    """Return a run file with these plug-ins and options."""
     return (
         f'{_TASK}[selector]\nname = "{selector}"\n[strategy]\nname = "{strategy}"\n{options}'
         f'[objective]\nname = "{objective}"\n[training]\n{training}'
@@ -62,7 +62,7 @@ def run_text(
 
 
 def try_all() -> Tables:
-    """Draw every combination up."""
+    """Plan a run for every combination of plug-ins."""
     tables = Tables()
     selectors, objectives = built_in(plugins.SELECTORS), built_in(plugins.OBJECTIVES)
     strategies = built_in(plugins.STRATEGIES)
@@ -74,7 +74,7 @@ def try_all() -> Tables:
                 for selector, objective in itertools.product(selectors, objectives)
             ],
         )
-        if every == "no":  # perhaps for the objectives alone
+        if every == "no":  # perhaps refused only because of the objective
             plain = [run_text(strategy, selector=selector) for selector in selectors]
             every = "no" if _tried(tables, plain) == "no" else "with `cross-entropy`"
         tables.combinations += len(selectors) * len(objectives)
@@ -88,7 +88,10 @@ def try_all() -> Tables:
 
 
 def _mask(strategy: str) -> Sequence[str]:
-    """Draw up a masked run. Its remark on what masks promise is the same for every strategy."""
+    """Plan a run with masks.
+
+    Return its remarks, without the one that is the same for every strategy.
+    """
     draw_up(f"secure_aggregation = true\n{run_text(strategy)}", source="run file")
     return ()
 
@@ -101,7 +104,7 @@ def _tried(tables: Tables, texts: Sequence[str]) -> str:
 
 
 def _checked(tables: Tables, attempt: Callable[[], Sequence[str]]) -> str:
-    """`yes`, `said` where there are remarks, or `no`; what is said or the reason is noted."""
+    """Return `yes`, `said` for a run with remarks, or `no`; store the remarks or the reason."""
     try:
         remarks = attempt()
     except ConfigurationError as error:
@@ -112,7 +115,7 @@ def _checked(tables: Tables, attempt: Callable[[], Sequence[str]]) -> str:
 
 
 def markdown(tables: Tables) -> str:
-    """The tables as they stand in the docs."""
+    """Return the tables in the Markdown of the docs."""
     selectors, objectives = built_in(plugins.SELECTORS), built_in(plugins.OBJECTIVES)
     head = [
         "strategy",

@@ -18,7 +18,7 @@ metadata:
 
 
 def kubernetes_rules() -> str:
-    """The text of deploy/assets/kubernetes/base/rules.yaml."""
+    """Return the text of deploy/assets/kubernetes/base/rules.yaml."""
     files = (_RULES / f"{name}.rules.yml" for name in ("recording", "alerts"))
     groups = [group for path in files for group in yaml.safe_load(path.read_text())["groups"]]
     spec = yaml.safe_dump({"spec": {"groups": groups}}, sort_keys=False, width=10_000)

@@ -1,4 +1,4 @@
-"""The page docs/reference/metrics.md, made from the definitions.
+"""Makes the page docs/reference/metrics.md from the definitions of the metrics.
 
 .venv/bin/python tools/metrics_page.py > docs/reference/metrics.md
 """
@@ -46,7 +46,7 @@ _SECTIONS = (
 
 
 def metrics_page() -> str:
-    """The page."""
+    """Return the page as Markdown."""
     parts = [_HEAD]
     for title, parties in _SECTIONS:
         metrics = [metric for metric in METRICS if metric.parties == parties]

@@ -1,9 +1,9 @@
-"""Notebooks as they are kept: without outputs, in one form, so that a diff shows what changed.
+"""Normalises notebooks: removes outputs and formats the JSON, so that diffs are readable.
 
     python tools/notebook_files.py [--code FOLDER] NOTEBOOK…
 
-rewrites notebooks in that form. With --code it leaves them, and writes the code of each as a module
-into a folder, for type checkers.
+rewrites notebooks in that form. With --code, it does not change them, but writes the code of each
+as a module into a folder, for type checkers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SHOWN = "# pyright: strict, reportUnusedExpression=false, reportUnknownMemberTy
 
 
 def cleaned(text: str) -> str:
-    """A notebook's JSON without outputs and without traces of who ran it; cells named in order."""
+    """Return a notebook's JSON without outputs and execution metadata; cell ids are numbered."""
     cells = [_clean_cell(cell, number) for number, cell in enumerate(json.loads(text)["cells"])]
     notebook = {"cells": cells, "metadata": _METADATA, "nbformat": 4, "nbformat_minor": 5}
     return json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
@@ -36,13 +36,13 @@ def _clean_cell(cell: dict[str, Any], number: int) -> dict[str, Any]:
 
 
 def source_of(cell: dict[str, Any]) -> str:
-    """The text of a cell, which may be kept as lines."""
+    """Return the text of a cell, which may be stored as a list of lines."""
     source = cell["source"]
     return source if isinstance(source, str) else "".join(source)
 
 
 def code_of(text: str) -> str:
-    """The code cells of a notebook as one module."""
+    """Return the code cells of a notebook as one module."""
     cells = json.loads(text)["cells"]
     return _SHOWN + "\n".join(
         f"# cell {number}\n{source_of(cell)}\n"
@@ -52,7 +52,7 @@ def code_of(text: str) -> str:
 
 
 def markdown_of(text: str) -> str:
-    """A notebook as a page of Markdown, its code as blocks."""
+    """Return a notebook as a Markdown page with code blocks."""
     return "\n\n".join(
         source_of(cell)
         if cell["cell_type"] == "markdown"

@@ -2,9 +2,9 @@
 
     .venv/bin/python tools/package_tables.py
 
-writes both again. A source root is a folder with a folder `potluck`; a package is a folder in there
-with Python in it; a subpackage is such a folder in a package. The first sentence of a subpackage's
-docstring is what the table on the architecture page shows of it.
+rewrites both. A source root is a folder with a folder `potluck`. A package is a folder with Python
+files in that folder, and a subpackage is such a folder in a package. The table on the architecture
+page shows the first sentence of each subpackage's docstring.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ HOUSE = Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- packages -->\n", "<!-- /packages -->"
 MARKED = re.compile(f"{BEGIN}.*{END}", re.DOTALL)
 GENERATED = "rpc"
-"""The package of stubs, which has versions for subpackages."""
+"""Package of generated stubs; its subfolders are versions, not subpackages."""
 
 
 def source_roots() -> list[str]:
-    """Names of the folders that hold a part of the namespace package."""
+    """Return the names of the folders with a part of the namespace package."""
     return sorted(folder.parent.name for folder in HOUSE.glob("*/potluck"))
 
 
 def subfolders(folder: Path) -> list[Path]:
-    """The folders in a folder that hold Python, sorted by name."""
+    """Return the subfolders with Python files, sorted by name."""
     return sorted(f for f in folder.iterdir() if f.is_dir() and any(f.rglob("*.py")))
 
 
 def packages() -> Iterator[tuple[str, Path]]:
-    """Each package with its source root; the package of the root's own name comes first."""
+    """Yield each package with its source root; the package named like the root is first."""
     for root in source_roots():
         found = subfolders(HOUSE / root / "potluck")
         for package in sorted(found, key=lambda folder: (folder.name != root, folder.name)):
@@ -41,12 +41,12 @@ def packages() -> Iterator[tuple[str, Path]]:
 
 
 def subpackages(package: Path) -> list[Path]:
-    """The subpackages of a package; generated stubs have none."""
+    """Return the subpackages of a package; none for generated stubs."""
     return [] if package.name == GENERATED else subfolders(package)
 
 
 def summary(folder: Path) -> str:
-    """The first sentence of the docstring of a package, empty if it has none."""
+    """Return the first sentence of a package's docstring; empty if it has none."""
     module = folder / "__init__.py"
     text = ast.get_docstring(ast.parse(module.read_text())) if module.is_file() else None
     paragraph = " ".join((text or "").partition("\n\n")[0].split())
@@ -54,7 +54,7 @@ def summary(folder: Path) -> str:
 
 
 def short_table() -> str:
-    """One row per package, with the names of its subpackages."""
+    """Return a table with one row per package, and the names of its subpackages."""
     lines = ["| source root | package | subpackages |", "|---|---|---|"]
     for root, package in packages():
         inside = ", ".join(f"`{folder.name}`" for folder in subpackages(package))
@@ -63,7 +63,7 @@ def short_table() -> str:
 
 
 def long_table() -> str:
-    """One row per subpackage, and per package without any, with what it says of itself."""
+    """Return a table with one row per subpackage (or package without one), and its summary."""
     lines = ["| where | what is in it |", "|---|---|"]
     for root, package in packages():
         for folder in subpackages(package) or [package]:
@@ -75,7 +75,7 @@ def long_table() -> str:
 
 
 def filled(text: str, table: str) -> str:
-    """The text of a page with the table between the marks."""
+    """Return the text of a page with the table between its marks."""
     return MARKED.sub(lambda _: f"{BEGIN}{table}{END}", text)
 
 

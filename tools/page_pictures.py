@@ -1,8 +1,8 @@
-"""Pictures of the page for the docs, taken in Debian's Chromium from a federation that runs here.
+"""Takes the docs' pictures of the web UI in Debian's Chromium, from a federation that runs here.
 
     .venv/bin/python tools/page_pictures.py docs/images
 
-Two runs with another selector each are finished, a third one is under way.
+Two runs with different selectors are finished, and a third one is running.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ async def finished(client: OperatorClient, run_id: str) -> None:
 async def tab(
     browser: Browser, access: PageAccess, origin: str, scheme: Literal["light", "dark"], width: int
 ) -> AsyncIterator[Page]:
-    """A tab of a new profile, in which the page is open."""
+    """Yield a tab of a new browser profile, with the web UI open."""
     context = await browser.new_context(
         viewport={"width": width, "height": 860}, color_scheme=scheme, locale="en-GB"
     )

@@ -1,11 +1,12 @@
-"""Each arm of an experiment less those before it, by seed, as docs/research shows them.
+"""Differences between all pairs of an experiment's arms, by seed, for docs/research.
 
     .venv/bin/python tools/paired_differences.py experiments/flash-table.toml FOLDER --quick
 
 FOLDER holds the results of `potluck experiment`, finished or not. A report tests all arms against
-one baseline; here are all pairs, at their last evaluations, at their best, and at equal bytes and
-equal simulated seconds, with 95 % intervals of the mean difference. Nothing corrects for how many
-pairs there are. With --axis another axis than `reading.compared` is the one whose arms compete.
+one baseline. This program compares all pairs: at their last evaluations, at their best, and at
+equal bytes and equal simulated seconds, with 95 % intervals of the mean difference. There is no
+correction for the number of pairs. --axis names the axis whose arms are compared, instead of
+`reading.compared`.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def summary_of(plan: ExperimentFile, source: Path, folder: Path) -> Summary:
 
 
 def pair_table(contest: Contest, measure: str) -> Iterator[str]:
-    """A row for each pair of arms, a column for each reading that both have."""
+    """Yield a table with a row for each pair of arms, and a column for each reading of both."""
     shown = [
         reading
         for reading in READINGS
@@ -83,7 +84,7 @@ def pair_table(contest: Contest, measure: str) -> Iterator[str]:
 
 
 def difference(first: Mapping[str, float], second: Mapping[str, float]) -> str:
-    """The mean difference with its interval and p, and of how many pairs it is."""
+    """Return the mean difference as text, with its interval, its p and the number of pairs."""
     test = paired_test(first, second)
     if test is None or math.isnan(test.difference):
         return "–"

@@ -58,7 +58,7 @@ def marked(text: str, mark: str, content: str) -> str:
 
 
 def filled(group: str, name: str, text: str) -> str:
-    """Return the page of a plug-in with its facts and options as the code has them."""
+    """Return the page of a plug-in, with its facts and options from the code."""
     facts = selector_facts(name) if group == plugins.SELECTORS else strategy_facts(name)
     rows = "\n".join(f"| {what} | {value} |" for what, value in facts)
     text = marked(text, "facts", f"| with the default options | |\n|---|---|\n{rows}")
@@ -71,7 +71,7 @@ def summary(text: str) -> str:
 
 
 def overview(group: str) -> str:
-    """Return the table of all plug-ins of a group, with what decides a choice among them."""
+    """Return the table of all plug-ins of a group, with the facts that matter for a choice."""
     if group == plugins.SELECTORS:
         head, cells = "needs", {name: _short_needs(name) for name in pages(group)}
     else:
@@ -87,7 +87,7 @@ def overview(group: str) -> str:
 
 
 def selector_facts(name: str) -> Iterator[tuple[str, str]]:
-    """Yield what a selector declares, in words."""
+    """Yield (name, text) of each fact that a selector declares."""
     selector = cast(Selector, plugins.find(plugins.SELECTORS, name)())
     yield "profiles that clients disclose once", _names(selector.needs)
     yield "questions that hosts must allow", _names(selector.asks)
@@ -100,7 +100,7 @@ def selector_facts(name: str) -> Iterator[tuple[str, str]]:
 
 
 def strategy_facts(name: str) -> Iterator[tuple[str, str]]:
-    """Yield what a strategy declares, in words, and what it is compatible with."""
+    """Yield (name, text) of each fact that a strategy declares, and of its compatibility."""
     strategy = cast(Strategy, plugins.find(plugins.STRATEGIES, name)())
     _, _, adam, step, masked = _compatibility()[name]
     yield "tensors beside the weights, in both directions", _names(strategy.auxiliary)
@@ -118,7 +118,7 @@ def strategy_facts(name: str) -> Iterator[tuple[str, str]]:
 
 
 def option_table(plugin: type[plugins.Plugin], text: str) -> str:
-    """Return the table of a plug-in's options; their effects are those of the present text."""
+    """Return the table of a plug-in's options; their effects are kept from the current text."""
     parameters = inspect.signature(plugin).parameters
     if not parameters:
         return "No options."
@@ -141,7 +141,7 @@ def _hints(plugin: type[plugins.Plugin]) -> dict[str, Any]:
 
 
 def values(hint: Any, *, bounds: Sequence[object] = ()) -> str:
-    """Return the values that an annotation allows, in words."""
+    """Return the values that an annotation allows, as text."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
         return ", ".join(f"`{each}`" for each in arguments)
@@ -174,7 +174,7 @@ def _bound(bound: object) -> str:
             return f"≤ {value}"
         case Lt(lt=value):
             return f"< {value}"
-    raise ValueError(f"no words for this bound: {bound}; add them")
+    raise ValueError(f"no text for this bound: {bound}; add it to `values`")
 
 
 def _default(value: object) -> str:
@@ -205,7 +205,7 @@ def _short_traffic(name: str) -> str:
 
 
 def _refused(strategy: str, group: str) -> str:
-    """Name the plug-ins of a group that a run with this strategy is refused with."""
+    """Return the names of the plug-ins of a group that are incompatible with a strategy."""
     kind = "selector" if group == plugins.SELECTORS else "objective"
     found = [name for name in built_in(group) if not _accepted(strategy, {kind: name})]
     return "all but `cross-entropy`" if len(found) == len(built_in(group)) - 1 else _names(found)
@@ -222,7 +222,9 @@ def _accepted(strategy: str, parts: Mapping[str, str]) -> bool:
 def _masked(group: str, name: str) -> str:
     if group == plugins.STRATEGIES:
         return _compatibility()[name][-1]
-    added = "added = 2\n" if name == "dc-exhaustive" else ""  # else too many subsets
+    added = (
+        "added = 2\n" if name == "dc-exhaustive" else ""
+    )  # with more, there are too many subsets
     try:
         draw_up(f'{_MASKED}[selector]\nname = "{name}"\n{added}', source="run file")
     except ConfigurationError as error:
@@ -238,7 +240,7 @@ def _compatibility() -> dict[str, list[str]]:
 
 
 def rendered() -> Iterator[tuple[Path, str]]:
-    """Yield each page with the text that it must have."""
+    """Yield the path of each page with its required text."""
     for group, folder in FOLDERS.items():
         for name, page in pages(group).items():
             yield page, filled(group, name, page.read_text(encoding="utf-8"))

@@ -1,10 +1,10 @@
-"""Bring an experiment's report onto a page of the docs: its tables and its pictures.
+"""Copy the tables and pictures of an experiment's report to a page of the docs.
 
     .venv/bin/python tools/report_page.py potluck-experiments/NAME docs/research/PAGE.md
 
-Between `<!-- report NAME: TITLE -->` and `<!-- /report -->` the page gets the table under that
-title of the folder's report.md; `Results` is the first one, which has no title. Every picture that
-the page shows as `../images/NAME-PICTURE.png` is the folder's PICTURE.png, with fewer colours.
+The table with that title of the folder's report.md is written between `<!-- report NAME: TITLE -->`
+and `<!-- /report -->`; `Results` stands for the first table, which has no title. Every picture that
+the page shows as `../images/NAME-PICTURE.png` becomes the folder's PICTURE.png, with fewer colours.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MARKED = re.compile(r"(<!-- report ([\w.-]+): (.+?) -->\n).*?(<!-- /report -->)
 
 
 def tables(report: str) -> dict[str, str]:
-    """The first table of each section of a report.md, by the section's title."""
+    """Return the first table of each section of a report.md, by the section's title."""
     found: dict[str, str] = {}
     for section in re.split(r"^## ", f"{FIRST}\n{report}", flags=re.MULTILINE):
         title, _, text = section.partition("\n")
@@ -33,7 +33,7 @@ def tables(report: str) -> dict[str, str]:
 
 
 def filled(page: str, report: str, name: str) -> str:
-    """The page with the tables of the experiment's report. Raises SystemExit where it lacks one."""
+    """Return the page with the tables of the report. Raises SystemExit if the report lacks one."""
     known = tables(report)
 
     def table(match: re.Match[str]) -> str:
@@ -47,12 +47,12 @@ def filled(page: str, report: str, name: str) -> str:
 
 
 def pictures(page: str, name: str) -> list[str]:
-    """The pictures of an experiment that a page shows, without their ending."""
+    """Return the names of an experiment's pictures on a page, without suffix."""
     return re.findall(rf"/images/{re.escape(name)}-(\w+)\.png\)", page)
 
 
 def with_fewer_colours(png: bytes) -> bytes:
-    """A PNG of a diagram, much smaller and hardly different."""
+    """Return a PNG of a diagram with fewer colours: much smaller, and hardly different."""
     buffer = io.BytesIO()
     with Image.open(io.BytesIO(png)) as image:
         image.convert("RGB").quantize(_COLOURS).save(buffer, "PNG", optimize=True)
@@ -60,7 +60,7 @@ def with_fewer_colours(png: bytes) -> bytes:
 
 
 def write(results: Path, page: Path) -> None:
-    """Write the page, and its pictures beside it."""
+    """Write the page and its pictures."""
     text = page.read_text(encoding="utf-8")
     report = (results / "report.md").read_text(encoding="utf-8")
     page.write_text(filled(text, report, results.name), encoding="utf-8")

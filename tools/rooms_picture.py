@@ -47,7 +47,7 @@ COLOURS = {
 
 @dataclass(frozen=True)
 class Package:
-    """A package: modules by room, the modules at its root, and which room imports which."""
+    """A package: modules by subpackage, modules at its root, and imports between subpackages."""
 
     name: str
     rooms: Mapping[str, int]
@@ -56,7 +56,7 @@ class Package:
 
 
 def package_folders() -> list[Path]:
-    """The packages that have rooms; generated stubs have none."""
+    """Return the packages with subpackages; generated stubs are excluded."""
     return sorted({room.parents[1] for room in HOUSE.glob("*/potluck/*/*/__init__.py")})
 
 
@@ -72,7 +72,7 @@ def imported_names(module: Path) -> Iterator[list[str]]:
 
 
 def read_package(folder: Path) -> tuple[Package, set[str]]:
-    """A package, and the packages that it imports."""
+    """Return a package, and the names of the packages that it imports."""
     rooms = {
         room.name: sum(module.name != "__init__.py" for module in room.rglob("*.py"))
         for room in sorted(folder.iterdir())
@@ -92,7 +92,7 @@ def read_package(folder: Path) -> tuple[Package, set[str]]:
 
 
 def reduced(graph: Graph) -> Graph:
-    """A graph without circles, without the arrows that follow from others."""
+    """Return an acyclic graph without the arrows that follow from others."""
 
     def reachable(name: str) -> set[str]:
         return graph[name].union(*(reachable(other) for other in graph[name]))
@@ -107,7 +107,7 @@ def reduced(graph: Graph) -> Graph:
 
 
 def levels(graph: Graph) -> dict[str, int]:
-    """The level of each name: 0 where it points to nothing, else one above all it points to."""
+    """Return the level of each name: 0 if it points to nothing, else one above all its targets."""
     found: dict[str, int] = {}
 
     def level(name: str) -> int:
@@ -122,7 +122,7 @@ def levels(graph: Graph) -> dict[str, int]:
 
 @dataclass
 class Arrangement:
-    """Positions of a package's boxes. paths: the points on each arrow's way."""
+    """Positions of a package's boxes. paths: points that each arrow passes."""
 
     columns: int
     height: int
@@ -131,7 +131,7 @@ class Arrangement:
 
 
 def arranged(package: Package) -> Arrangement:
-    """Boxes in levels; where an arrow passes a level it has a place there, as a box would."""
+    """Arrange boxes in levels; an arrow that crosses a level has a place there, like a box."""
     level_of = levels(package.arrows)
     height = max(level_of.values(), default=0) + 1
     rows: list[list[str]] = [[] for _ in range(height)]
@@ -160,7 +160,7 @@ def arranged(package: Package) -> Arrangement:
 
 
 def set_row(plan: Arrangement, row: list[str], neighbours: Graph, level: int) -> None:
-    """Order a level by the mean place of what its boxes are tied to, and spread it evenly."""
+    """Order a level's boxes by the mean position of their neighbours, and space them evenly."""
 
     def wish(name: str) -> float:
         tied = [plan.places[n][0] for n in neighbours.get(name, ()) if n in plan.places]
@@ -176,7 +176,7 @@ def set_row(plan: Arrangement, row: list[str], neighbours: Graph, level: int) ->
 
 
 def curve(points: Sequence[tuple[float, float]]) -> str:
-    """An arrow through points, each left and entered downwards."""
+    """Return an arrow as a curve through points, vertical at each."""
     (x, y), *others = points
     steps = [f"M{x:g} {y:g}"]
     for to_x, to_y in others:
@@ -198,7 +198,7 @@ class Block:
 
 
 def draw_package(package: Package) -> Block:
-    """The block of a package: its name, its rooms, the arrows between them, its doors."""
+    """Draw a package: its name, its subpackages with arrows between them, its public modules."""
     plan = arranged(package)
     lines = wrapped(package.doors, width=max(34, 18 * plan.columns))
     width = max(plan.columns * (BOX_WIDTH + GAP) - GAP + 2 * PADDING, 300)
@@ -236,17 +236,17 @@ def draw_package(package: Package) -> Block:
 
 
 def counted(modules: int) -> str:
-    """A number of modules in words."""
+    """Return a number of modules as text."""
     return f"{modules} module{'s' * (modules != 1)}"
 
 
 def wrapped(doors: Sequence[str], *, width: int) -> list[str]:
-    """The modules at a package's root, in lines."""
+    """Return the names of a package's public modules, in lines of `width` characters."""
     return textwrap.wrap(f"at the root: {', '.join(doors)}", width)
 
 
 def picture() -> str:
-    """The picture of all packages, those that import others above them."""
+    """Return the picture of all packages; importing packages are above the imported ones."""
     found = [read_package(folder) for folder in package_folders()]
     names = {package.name for package, _ in found}
     arrows = reduced({package.name: imported & names for package, imported in found})

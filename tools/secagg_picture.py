@@ -1,8 +1,8 @@
-"""Draw a secure sum for docs/security/specification.md: who sends what, from top to bottom.
+"""Draw a secure sum for docs/security/specification.md: its messages, from top to bottom.
 
     .venv/bin/python tools/secagg_picture.py > docs/images/secure-sum.svg
 
-Names of messages and stages are those of the code.
+Names of messages and stages come from the code.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ STAGES: dict[Stage, list[Message | Note]] = {
 
 
 def drawn_message(message: Message, y: float) -> tuple[list[str], float]:
-    """An arrow with its name above and what it holds below, and the height that it takes."""
+    """Return an arrow with its name above and its content below, and the height of the drawing."""
     middle = (message.start + message.end) / 2
     inwards = 3 if message.end > message.start else -3
     dashes = "" if message.type else " stroke-dasharray='5 4'"
@@ -98,7 +98,7 @@ def drawn_message(message: Message, y: float) -> tuple[list[str], float]:
 
 
 def drawn_note(note: Note, y: float) -> tuple[list[str], float]:
-    """A box on somebody's line, and the height that it takes."""
+    """Return a box on a participant's line, and the height of the drawing."""
     lines = textwrap.wrap(note.words, NOTE_LETTERS)
     height = 10 + 15 * len(lines)
     left = note.at - NOTE_WIDTH / 2
@@ -110,7 +110,7 @@ def drawn_note(note: Note, y: float) -> tuple[list[str], float]:
 
 
 def picture() -> str:
-    """The picture of all stages."""
+    """Return the picture of all stages."""
     bands: list[str] = []
     steps: list[str] = []
     y = float(TOP)

@@ -1,4 +1,4 @@
-"""An extension of griffe: the description of a setting is the docstring of its attribute."""
+"""An extension of griffe that uses a setting's description as its attribute's docstring."""
 
 from __future__ import annotations
 

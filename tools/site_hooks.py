@@ -1,8 +1,8 @@
 """MkDocs hooks that add pages from outside `docs` and rewrite the links to them.
 
-Pages link to files as they lie in the repository. In the site, README.md is the first page, and
-examples and notebooks are pages. Any other linked file becomes a page that shows its text, so that
-every link works without a network.
+Pages link to files by their paths in the repository. In the site, README.md is the first page, and
+examples and notebooks are pages. Any other linked file becomes a page with its text, so that every
+link works without a network.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ MOVED = {
     "writing-a-task.md": "guides/writing-a-task.md",
     "writing-a-trainer.md": "guides/writing-a-trainer.md",
 }
-"""Pages of the site by their former path. A page here sends its readers to the new one."""
+"""Current path of moved pages by their former path; the former path redirects to it."""
 MOVED_FOLDERS = {"adr": "contributing/adr", "api": "reference/api"}
 _REDIRECT = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>This page has moved</title>
@@ -91,14 +91,14 @@ def site_path(path: str) -> str:
 
 
 def linked_in_site(markdown: str, path: str) -> str:
-    """A page's Markdown with its links as the site has them; path: the page's in the repository."""
+    """Return a page's Markdown with the site's links. path: the page's path in the repository."""
     here = posixpath.dirname(site_path(path))
 
     def link(match: re.Match[str]) -> str:
         target, anchor = match[1], match[2] or ""
         goal = posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
         if goal.startswith("../") or not (ROOT / goal).exists():
-            return match[0]  # wrong, which MkDocs says
+            return match[0]  # a broken link, which MkDocs reports
         return posixpath.relpath(site_path(goal), here) + anchor
 
     parts = _FENCE.split(markdown)
@@ -108,14 +108,14 @@ def linked_in_site(markdown: str, path: str) -> str:
 
 
 def links_of(markdown: str, path: str) -> set[str]:
-    """The files and folders of the repository that a page links to."""
+    """Return the files and folders of the repository to which a page links."""
     prose = _FENCE.sub("", markdown)
     targets = {posixpath.join(posixpath.dirname(path), match[1]) for match in _LINK.finditer(prose)}
     return {goal for goal in map(posixpath.normpath, targets) if (ROOT / goal).exists()}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add what lies outside `docs`, and what that links to."""
+    """Add pages from outside `docs`, and the files to which they link."""
     sources = {file.src_uri: f"docs/{file.src_uri}" for file in files.documentation_pages()}
     pending = {path for path in sources.values() if not path.startswith("docs/reference/api/")}
     pending |= {*_NAMED, *map(_relative, ROOT.glob("examples/notebooks/*.ipynb"))}
@@ -135,7 +135,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Turn the links of a page of `docs`; those of other pages are turned already."""
+    """Rewrite the links of a page of `docs`; links of other pages are already rewritten."""
     del config, files
     if page.file.generated_by is not None:
         return markdown
@@ -171,7 +171,7 @@ def _relative(path: Path) -> str:
 
 
 def _place(path: str) -> str:
-    """The file that is shown for a file or a folder with a README.md."""
+    """Return the path of the shown file: the file itself, or the README.md of a folder."""
     return f"{path}/README.md" if (ROOT / path).is_dir() else path
 
 
@@ -181,7 +181,7 @@ def _text(path: str) -> str:
 
 
 def _shown(path: str) -> str:
-    """A page with a file's text, or with what is in a folder."""
+    """Return a page with a file's text, or with a folder's list of files."""
     if (ROOT / path).is_dir():
         listed = subprocess.run(
             ["git", "ls-files", path], cwd=ROOT, capture_output=True, text=True, check=True

@@ -1,4 +1,4 @@
-"""Parts of which the pictures that scripts draw are made, as SVG."""
+"""SVG parts for the pictures that scripts draw."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def text(
     weight: str = "normal",
     anchor: Literal["start", "middle", "end"] = "middle",
 ) -> str:
-    """A line of text; anchor: which part of it stands at x."""
+    """Return a line of text. anchor: its part at x: start, middle or end."""
     return (
         f"<text x='{x:g}' y='{y:g}' font-size='{size}' font-weight='{weight}' "
         f"text-anchor='{anchor}' fill='#222'>{words}</text>"
@@ -29,12 +29,12 @@ def text(
 
 
 def rectangle(x: float, y: float, width: float, height: float, style: str) -> str:
-    """A box."""
+    """Return a box."""
     return f"<rect x='{x:g}' y='{y:g}' width='{width:g}' height='{height:g}' {style}/>"
 
 
 def line(start: tuple[float, float], end: tuple[float, float], style: str) -> str:
-    """A straight line; the style `ARROW` gives it a head."""
+    """Return a straight line; the style `ARROW` gives it a head."""
     (x, y), (to_x, to_y) = start, end
     return f"<path d='M{x:g} {y:g}L{to_x:g} {to_y:g}' fill='none' stroke='#555' {style}/>"
 
@@ -43,7 +43,7 @@ ARROW = "stroke-width='1.4' marker-end='url(#to)'"
 
 
 def drawing(parts: Sequence[str], *, width: float, height: float, title: str) -> str:
-    """The whole picture, on white, with an element on each line."""
+    """Return the whole picture on white, with one element per line."""
     size = f"viewBox='0 0 {width:g} {height:g}' width='{width:g}' height='{height:g}'"
     lines = [
         f"<svg xmlns='http://www.w3.org/2000/svg' {size} {_FONT}>",

@@ -1,8 +1,8 @@
 """One client's and the server's work of a SecAgg+ round, done with Flower's own functions.
 
 Run by `benchmarks/secagg.py` in an environment that holds flwr. Prints CPU milliseconds as one JSON
-object. Everybody is everybody's neighbour, as in SecAgg; the threshold is two thirds. Messages are
-not sent, and what Flower does not do (signatures, consent) is not there.
+object. All clients are neighbours of each other, as in SecAgg; the threshold is two thirds.
+Messages are not sent. Steps that Flower does not have (signatures, consent) are omitted.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def agree(private: bytes, public: bytes) -> bytes:
 
 
 def client(keys, update, threshold) -> tuple[float, float]:
-    """Client 0's CPU seconds: to mask, and for all else."""
+    """Return client 0's CPU seconds: for masking, and for everything else."""
     clients = len(keys[0])
     begun = time.process_time()
     mask_key, channel_key = pair()[0], pair()[0]
@@ -88,7 +88,7 @@ def client(keys, update, threshold) -> tuple[float, float]:
         channels[peer] = agree(channel_key, keys[1][peer][1])
         plain = share_keys_plaintext_concat(0, peer, shares[0][peer], shares[1][peer])
         sealed[peer] = encrypt(channels[peer], plain)
-    for peer in range(1, clients):  # what the others sent costs as much to open
+    for peer in range(1, clients):  # decrypting the others' messages costs as much
         share_keys_plaintext_separate(decrypt(channels[peer], sealed[peer]))
     words = factor_combine(TARGET // 2, quantize(parameters_multiply(update, 0.5), CLIP, TARGET))
     secrets = [agree(mask_key, keys[0][peer][1]) for peer in range(1, clients)]
@@ -103,7 +103,7 @@ def client(keys, update, threshold) -> tuple[float, float]:
 
 
 def server(keys, clients, length, drop, threshold) -> float:
-    """The server's CPU seconds to rebuild secrets and take masks off."""
+    """Return the server's CPU seconds for rebuilding secrets and removing masks."""
     alive = range(clients - drop)
     seeds = [os.urandom(32) for _ in range(clients)]
     shares = [

@@ -12,7 +12,7 @@ from potluck.common.task import ClientData, Examples
 
 
 class _Network(nn.Module):
-    """A tiny classifier beside a parameter that takes no part in it."""
+    """A tiny classifier, and a large parameter that it does not use."""
 
     def __init__(self, parameters: int) -> None:
         super().__init__()
@@ -42,12 +42,12 @@ class Ballast:
         return ClientData(train=_two_samples())
 
     def evaluation_data(self, data: Path | None) -> Examples | None:
-        """None."""
+        """Return None: the coordinator evaluates nothing."""
         return None
 
 
 class _Shifted(nn.Module):
-    """A tiny classifier beside a parameter all of which moves by noise in each step."""
+    """A tiny classifier, and a large parameter whose every value changes by noise in each step."""
 
     def __init__(self, parameters: int) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Shifted(Ballast):
 
 
 class _Deep(nn.Module):
-    """A tiny classifier beside many equal parameters, each of which gets a gradient."""
+    """A tiny classifier, and many equal parameters that all get a gradient."""
 
     def __init__(self, parameters: int, tensors: int) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class _Deep(nn.Module):
 
 
 class Deep:
-    """Like `Ballast`, in `tensors` tensors, all of them trained; the coordinator evaluates it."""
+    """Like `Ballast`, with `tensors` tensors, all of them trained; the coordinator evaluates it."""
 
     classes = 2
     groups = 0
@@ -106,12 +106,12 @@ class Deep:
         return ClientData(train=_two_samples())
 
     def evaluation_data(self, data: Path | None) -> Examples | None:
-        """The same two."""
+        """Return the same two examples as `client_data`."""
         return _two_samples()
 
 
 class _Frozen(nn.Module):
-    """A tiny classifier beside tensors of zeros that are not trained."""
+    """A tiny classifier, and tensors of zeros that are not trained."""
 
     def __init__(self, parameters: int, tensors: int) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ class _Frozen(nn.Module):
 
 
 class Sparse(Ballast):
-    """Like `Ballast`, in `tensors` tensors, all zeros: its files take hardly any space."""
+    """Like `Ballast`, with `tensors` tensors of zeros: its sparse files take little space."""
 
     def __init__(self, parameters: int = 1000, tensors: int = 10) -> None:
         super().__init__(parameters)

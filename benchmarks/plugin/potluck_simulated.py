@@ -18,14 +18,14 @@ from potluck.common.task import ClientData, Examples, Task
 
 @cache
 def _examples(case: str, client: int) -> Examples:
-    """A client's samples, made once, as all systems here do."""
+    """Return a client's samples, made once per process, as in all measured systems."""
     inputs, labels = CASES[case].data(client)
     return Examples(inputs=inputs, labels=labels)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Simulated(Task):
-    """A case by its name."""
+    """The task of a named case."""
 
     case: str
 
@@ -36,13 +36,13 @@ class Simulated(Task):
         return CASES[self.case]
 
     def model(self) -> Any:
-        """Its network."""
+        """Return the case's network."""
         return self._case.network()
 
     def client_data(self, client: ClientId, data: Path | None) -> ClientData:
-        """Those of the client's number."""
+        """Return the samples of the client's number."""
         return ClientData(train=_examples(self.case, int(client.rpartition("-")[2])))
 
     def evaluation_data(self, data: Path | None) -> Examples | None:
-        """None."""
+        """Return None: nothing is evaluated."""
         return None

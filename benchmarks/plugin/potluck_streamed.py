@@ -27,12 +27,12 @@ from potluck.common.trainer import (
 )
 
 WIDTH = 1023
-"""Inputs of a sample; its target follows them, so that a sample takes 4 KiB."""
+"""Number of inputs of a sample; with its target, a sample takes 4 KiB."""
 _BATCH = 4096
 
 
 def batches(path: Path) -> Iterator[torch.Tensor]:
-    """Batches of a file, b × (inputs and target), float32: no more than one is in memory."""
+    """Yield the batches of a file, b × (inputs and target), float32; only one is in memory."""
     with path.open("rb", buffering=0) as file:
         while content := file.read(_BATCH * 4 * (WIDTH + 1)):
             yield torch.from_numpy(np.frombuffer(bytearray(content), np.float32)).view(
@@ -41,14 +41,14 @@ def batches(path: Path) -> Iterator[torch.Tensor]:
 
 
 class Streaming(Trainer):
-    """One pass over the file, least squares."""
+    """Trains by least squares, in one pass over the file."""
 
     measures: ClassVar = {"loss": Measure(label="squared error", lowest=0)}
 
     def train(
         self, model: Any, data: Any, settings: TrainerSettings, report: TrainingProgress
     ) -> Contribution:
-        """A step for each batch."""
+        """Make one step per batch."""
         optimizer = torch.optim.SGD(model.parameters(), lr=settings.learning_rate)
         total, samples, steps = 0.0, 0, 0
         for batch in batches(data):
@@ -64,7 +64,7 @@ class Streaming(Trainer):
         )
 
     def evaluate(self, model: Any, data: Any, settings: EvaluationSettings) -> Measures:
-        """Over the first batch."""
+        """Measure over the first batch."""
         batch = next(batches(data))
         with torch.no_grad():
             loss = functional.mse_loss(model(batch[:, :-1]), batch[:, -1:])
@@ -73,23 +73,23 @@ class Streaming(Trainer):
 
 @dataclass(frozen=True, kw_only=True)
 class Streamed(Task):
-    """`samples.bin` in the host's data directory."""
+    """The task: `samples.bin` in the host's data directory."""
 
     training: ClassVar = {"learning_rate": 1e-4}
 
     def model(self) -> nn.Module:
-        """A linear one."""
+        """Return a linear model."""
         return nn.Linear(WIDTH, 1)
 
     def trainer(self) -> Trainer:
-        """It reads as it trains."""
+        """Return the trainer, which reads the file while it trains."""
         return Streaming()
 
     def client_data(self, client: ClientId, data: Path | None) -> ClientData[Path]:
-        """The path alone."""
+        """Return the path of the file only."""
         if data is None:
             raise ConfigurationError("set data_directory to the folder of samples.bin")
         return ClientData(train=data / "samples.bin", held_out=data / "samples.bin")
 
     def evaluation_data(self, data: Path | None) -> None:
-        """The clients evaluate."""
+        """Return None: the clients evaluate."""

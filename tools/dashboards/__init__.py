@@ -1,6 +1,6 @@
-"""The dashboards that come with Potluck; written by `make pages`.
+"""The dashboards that come with Potluck; `make pages` writes their JSON files.
 
-Edit here, not the JSON: a test compares the two.
+Edit this package, not the JSON files: a test compares the two.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DASHBOARDS = {
 
 
 def dashboard_files() -> dict[str, str]:
-    """The JSON of each dashboard, by file name."""
+    """Return the JSON text of each dashboard, by file name."""
     return {
         f"{name}.json": json.dumps(dashboard_json(dashboard), indent=2, ensure_ascii=False) + "\n"
         for name, dashboard in DASHBOARDS.items()

@@ -1,4 +1,4 @@
-"""Writes the JSON files into the folder that is named."""
+"""Writes the JSON files into the folder in the first argument."""
 
 from __future__ import annotations
 

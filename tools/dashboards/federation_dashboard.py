@@ -1,4 +1,4 @@
-"""Is it healthy, at a glance."""
+"""Dashboard of the federation's health."""
 
 from __future__ import annotations
 

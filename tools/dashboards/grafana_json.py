@@ -1,4 +1,4 @@
-"""Grafana's dashboards from a few words each: panels in a grid, queries, units."""
+"""Makes Grafana's dashboards from short definitions: panels in a grid, queries, units."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DATA_SOURCE = {"type": "prometheus", "uid": "prometheus"}
 
 @dataclass(frozen=True)
 class Query:
-    """A PromQL expression, and what its series are called: text, or {{label}}."""
+    """A PromQL expression, and the name of its series: text, or {{label}}."""
 
     expression: str
     legend: str = ""
@@ -21,7 +21,7 @@ class Query:
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """One panel. kind: timeseries, stat, gauge, bargauge or table. unit: Grafana's id of it."""
+    """A panel. kind: timeseries, stat, gauge, bargauge or table. unit: Grafana's id of a unit."""
 
     title: str
     queries: Sequence[Query]
@@ -39,7 +39,7 @@ class Panel:
 
 @dataclass(frozen=True, kw_only=True)
 class Dashboard:
-    """Rows of panels under headings. by_run: whether a run can be chosen at the top."""
+    """Rows of panels under headings. by_run: True if a run can be chosen at the top."""
 
     uid: str
     title: str
@@ -49,7 +49,7 @@ class Dashboard:
 
 
 def dashboard_json(dashboard: Dashboard) -> dict[str, Any]:
-    """The dashboard as Grafana stores it."""
+    """Return the dashboard in Grafana's JSON form."""
     return {
         "uid": dashboard.uid,
         "title": dashboard.title,

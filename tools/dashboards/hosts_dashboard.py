@@ -1,4 +1,4 @@
-"""The machines that train, and the relays before them."""
+"""Dashboard of the hosts and relays."""
 
 from __future__ import annotations
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dashboards.grafana_json import Panel, Query
 
 OF_RUN = '{run=~"$run"}'
-"""Series of the runs chosen at the top."""
+"""Label matcher for the series of the runs chosen at the top."""
 
 BY_RUN = "{{run}}"
-"""Legend that names them."""
+"""Legend with the name of the run."""
 
 
 def rate(metric: str, *by: str, labels: str = "") -> str:
@@ -17,12 +17,12 @@ def rate(metric: str, *by: str, labels: str = "") -> str:
 
 
 def increase(metric: str, *by: str, labels: str = "") -> str:
-    """Return the increase of a counter, likewise."""
+    """Return the increase of a counter, summed by labels; `labels` selects series."""
     return f"sum by ({', '.join(by)}) (increase({metric}{labels}[$__rate_interval]))"
 
 
 def quantiles(metric: str, *by: str) -> tuple[Query, ...]:
-    """Median and 95 % of a histogram, by labels."""
+    """Return queries of a histogram's median and 95 % quantile, by labels."""
     grouped = ", ".join(("le", *by))
     legend = " ".join(f"{{{{{label}}}}}" for label in by)
     return tuple(

@@ -1,4 +1,4 @@
-"""`flwr run` as soon as the SuperLink listens; imported by then, which spares Flower that time.
+"""Calls `flwr run` once the SuperLink listens; the imports are done before, in Flower's favour.
 
 python submit.py PORT RECORD ARGUMENTS…
 """

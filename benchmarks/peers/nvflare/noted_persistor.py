@@ -1,4 +1,4 @@
-"""Keeps the model in a file as NVFlare's own persistor does, noting when each round is saved."""
+"""Stores the model in a file like NVFlare's own persistor, and records when each round is saved."""
 
 import json
 import time

@@ -1,6 +1,6 @@
 """Submits a job as soon as all clients are there: `python submit.py ADMIN_KIT JOB CLIENTS RECORD`.
 
-Imported while the server starts, which spares NVFlare that time.
+The imports are done while the server starts, in NVFlare's favour.
 """
 
 import json
@@ -20,7 +20,7 @@ def connect(kit):
             return new_secure_session(
                 username=Path(kit).name, startup_kit_location=kit, timeout=PATIENCE_SECONDS
             )
-        except Exception:  # whatever it raises while the server does not answer yet
+        except Exception:  # NVFlare raises various errors until the server answers
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""Sends the model back, each of its values changed."""
+"""Returns the model with each value changed."""
 
 import numpy as np
 import nvflare.client as flare

@@ -1,6 +1,6 @@
 """FedAvg by a bare PyTorch loop in several processes: CASE PROCESSES ROUNDS NOTES.
 
-The model and the sums lie in memory that all processes share.
+The model and the sums are in shared memory of all processes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 def work(
     case: Case, share: list[list[int]], model: Tensor, total: Tensor, begin: object, end: object
 ) -> None:
-    """Train this process's clients of each round, and add their weights up."""
+    """Train this process's clients in each round, and sum their weights."""
     torch.set_num_threads(1)
     clients = sorted({client for each in share for client in each})
     data = {client: case.data(client) for client in clients}

@@ -84,4 +84,4 @@ if __name__ == "__main__":
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()
-        os._exit(1)  # threads that Flower and Ray leave behind would keep it alive
+        os._exit(1)  # remaining threads of Flower and Ray would keep the process alive

@@ -1,7 +1,7 @@
 """FedAvg on pfl-research's simulated backend: CASE PROCESSES ROUNDS NOTES.
 
-With several processes this is one of them, told by PFL_WORKER_ADDRESSES and PFL_WORKER_RANK, as
-pfl-research has it. Nothing is evaluated but in the first round, which is not counted.
+With several processes, this is one of them: PFL_WORKER_ADDRESSES and PFL_WORKER_RANK set its role,
+as usual in pfl-research. Only the first round is evaluated; it is not counted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 
 class Network(nn.Module):
-    """The network with what pfl-research asks of it."""
+    """The network with the interface that pfl-research needs."""
 
     def __init__(self, case: Case) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Network(nn.Module):
 
 
 class Noted(TrainingProcessCallback):
-    """Notes rounds."""
+    """Records when rounds end."""
 
     def __init__(self, notes: RoundNotes) -> None:
         self._notes = notes

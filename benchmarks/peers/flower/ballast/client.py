@@ -1,7 +1,7 @@
-"""Sends the model back, each of its values changed.
+"""Returns the model with each value changed.
 
-Flower keeps what it moves by digest and moves nothing twice; an update that equals the model would
-cost it no bytes.
+Flower stores messages by digest and sends nothing twice, so an update that equals the model would
+need no bytes.
 """
 
 import numpy as np

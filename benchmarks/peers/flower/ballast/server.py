@@ -1,4 +1,4 @@
-"""FedAvg over all nodes, noting when each round is aggregated."""
+"""FedAvg over all nodes; records when each round is aggregated."""
 
 import json
 import time
