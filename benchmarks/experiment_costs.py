@@ -60,9 +60,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("files", nargs="+", type=Path, help="experiment files of one paper")
     parser.add_argument("--data", type=Path, default=Path("data"))
-    parser.add_argument("--quick", action="store_true", help="of the quick versions")
-    parser.add_argument("--rounds", type=int, default=5, help="N")
-    parser.add_argument("--step", type=float, default=1.0, help="milliseconds of a GPU's step")
+    parser.add_argument("--quick", action="store_true", help="apply the files' [quick] tables")
+    parser.add_argument("--rounds", type=int, default=5, help="number N of rounds of the first run")
+    parser.add_argument(
+        "--step", type=float, default=1.0, help="assumed milliseconds per step on a GPU"
+    )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     experiments = [load_experiment(file, quick=options.quick) for file in options.files]

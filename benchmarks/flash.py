@@ -288,8 +288,12 @@ def main() -> None:
     parser.add_argument("--clients-per-round", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--noise", type=float, default=0.15, help="mean share of wrong labels")
-    parser.add_argument("--noisy", type=float, default=0.4, help="share of clients with any")
-    parser.add_argument("--tail", type=float, default=10.0, help="λ_T")
+    parser.add_argument(
+        "--noisy", type=float, default=0.4, help="share of clients with wrong labels"
+    )
+    parser.add_argument(
+        "--tail", type=float, default=10.0, help="λ of the shifted-exponential durations"
+    )
     parser.add_argument("--draw", choices=("client", "round"), default="client")
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=["uniform", "flash"])
     parser.add_argument("--json", action="store_true", help="print one JSON object")

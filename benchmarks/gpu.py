@@ -315,11 +315,13 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--only", action="append", choices=SECTIONS, help="default: all")
-    parser.add_argument("--repeats", type=int, help="default: 9 on a GPU, 2 on a processor")
+    parser.add_argument(
+        "--only", action="append", choices=SECTIONS, help="section to run; default: all"
+    )
+    parser.add_argument("--repeats", type=int, help="repetitions; default: 9 on a GPU, 2 on a CPU")
     parser.add_argument("--data", type=Path, default=Path("data"), help="folder of cifar10.npz")
     parser.add_argument(
-        "--rounds", type=int, help="of FLASH; default: the paper's 1,500, on a processor 2"
+        "--rounds", type=int, help="rounds of FLASH; default: the paper's 1,500, 2 on a CPU"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--child", choices=["free", "deterministic"], help=argparse.SUPPRESS)

@@ -188,7 +188,7 @@ def main() -> None:
         nargs="*",
         default=[4],
         metavar="H",
-        help="numbers of hosts to compare the model with",
+        help="other numbers of hosts, whose model must be the same",
     )
     parser.add_argument(
         "--relays",
@@ -196,7 +196,7 @@ def main() -> None:
         nargs="*",
         default=[2],
         metavar="R",
-        help="numbers of relays to put before the hosts",
+        help="numbers of relays between coordinator and hosts",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()

@@ -259,7 +259,9 @@ def main() -> None:
     parser.add_argument("experiment", choices=sorted(FILES))
     parser.add_argument("--data", type=Path, default=Path("data"))
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--selections", type=int, help="only choose cohorts, for so many seeds")
+    parser.add_argument(
+        "--selections", type=int, help="only choose cohorts, for this number of seeds"
+    )
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     options = parser.parse_args()

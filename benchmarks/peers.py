@@ -196,9 +196,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--flower-version", default=FLOWER)
     parser.add_argument("--nvflare-version", default=NVFLARE)
-    parser.add_argument(
-        "--timeout", type=float, default=900.0, help="seconds that a system may take"
-    )
+    parser.add_argument("--timeout", type=float, default=900.0, help="maximum seconds per system")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     options.environments = options.environments.expanduser().absolute()

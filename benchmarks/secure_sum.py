@@ -112,7 +112,7 @@ def main() -> None:
     """Parse the command line, measure, print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--clients", type=int, default=10)
-    parser.add_argument("--hosts", type=int, default=0, help="0: as many as clients")
+    parser.add_argument("--hosts", type=int, default=0, help="number of hosts; 0: one per client")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", action="store_true", help="print one line of JSON")

@@ -147,9 +147,13 @@ def print_growth(count: int, names: Sequence[str]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Seconds that selectors take for one round.")
-    parser.add_argument("--clients", type=int, help="how many; a table of growth if not given")
+    parser.add_argument(
+        "--clients", type=int, help="number of clients; default: a table of 10^3 to 10^6"
+    )
     parser.add_argument("--clients-per-round", type=int, default=100, help="clients selected (100)")
-    parser.add_argument("--selector", action="append", choices=NAMES, help="only these")
+    parser.add_argument(
+        "--selector", action="append", choices=NAMES, help="selector to measure; default: all"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     arguments = parser.parse_args()
     names = arguments.selector or NAMES

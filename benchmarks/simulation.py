@@ -260,15 +260,24 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--case", action="append", choices=list(CASES), help="some cases alone")
-    parser.add_argument("--only", action="append", choices=SYSTEMS, help="some systems alone")
-    parser.add_argument("--rounds", type=int, default=5, help="of a turn, after the first")
-    parser.add_argument("--turns", type=int, default=2, help="of each system")
     parser.add_argument(
-        "--processes", type=int, default=cores(), help="hosts, workers (default: one per core)"
+        "--case", action="append", choices=list(CASES), help="case to run; default: all"
     )
     parser.add_argument(
-        "-o", "--set", action="append", default=[], metavar="KEY=VALUE", help="of Potluck's run"
+        "--only", action="append", choices=SYSTEMS, help="system to run; default: all"
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="rounds per turn, after the first")
+    parser.add_argument("--turns", type=int, default=2, help="turns per system")
+    parser.add_argument(
+        "--processes", type=int, default=cores(), help="worker processes (default: one per core)"
+    )
+    parser.add_argument(
+        "-o",
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a key of Potluck's run file",
     )
     parser.add_argument(
         "--environments",
@@ -276,7 +285,7 @@ def arguments() -> argparse.Namespace:
         default=Path("~/.cache/potluck-peers"),
         help="folder of the peers' virtual environments (default: %(default)s)",
     )
-    parser.add_argument("--timeout", type=float, default=900.0, help="seconds of a turn at most")
+    parser.add_argument("--timeout", type=float, default=900.0, help="maximum seconds per turn")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     options.environments = options.environments.expanduser().absolute()

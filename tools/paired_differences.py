@@ -35,12 +35,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("file", type=Path, help="the experiment")
-    parser.add_argument("folder", type=Path, help="its results")
-    parser.add_argument("--quick", action="store_true", help="they are of the quick version")
+    parser.add_argument("file", type=Path, help="experiment file")
+    parser.add_argument("folder", type=Path, help="folder of its results")
+    parser.add_argument("--quick", action="store_true", help="the results are of the quick version")
     parser.add_argument("--seeds", type=seeds_in, help="other seeds than the file's, such as 0-9")
-    parser.add_argument("--axis", help="the axis whose arms compete")
-    parser.add_argument("--measure", help="what arms are read for, instead of the file's metric")
+    parser.add_argument("--axis", help="axis whose arms are compared")
+    parser.add_argument("--measure", help="metric to compare, instead of the file's")
     options = parser.parse_args()
     plan = load_experiment(options.file, quick=options.quick, seeds=options.seeds)
     if options.axis:

@@ -51,7 +51,7 @@ async def _export(
             "--output",
             "-o",
             metavar="FILE",
-            help="Where to write it; its suffix says how: .csv or .parquet.",
+            help="File to write; its suffix sets the format: .csv or .parquet.",
             show_default=False,
         ),
     ],
@@ -59,8 +59,8 @@ async def _export(
     what: Annotated[
         What,
         typer.Option(
-            help="rounds: measures, seconds and bytes of each. selections: who was selected when, "
-            "why, and how it ended. clients: a row for each that was ever selected."
+            help="rounds: metrics, seconds and bytes per round. selections: the selected clients "
+            "per round, with reason and outcome. clients: one row per client ever selected."
         ),
     ] = What.ROUNDS,
 ) -> None:
@@ -95,7 +95,7 @@ async def _evaluate(
     client: OperatorClient,
     run_id: RunOrNewest = None,
     round_number: Annotated[
-        int, typer.Option("--round", min=0, help="The model of this round; 0 for the last.")
+        int, typer.Option("--round", min=0, help="Round of the model; 0 for the last.")
     ] = 0,
     best: BestModel = False,
     data: Annotated[
@@ -103,7 +103,7 @@ async def _evaluate(
         typer.Option(
             "--data",
             metavar="FOLDER",
-            help="Where the task finds the samples to evaluate on, if it needs files.",
+            help="Data folder of the task, if it evaluates on files.",
             show_default=False,
         ),
     ] = None,

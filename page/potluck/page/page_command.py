@@ -40,10 +40,10 @@ def _page(
     config: OperatorConfig,
     port: Annotated[
         int,
-        typer.Option(min=0, max=65535, help="Port of this machine to serve at; 0 for a free one."),
+        typer.Option(min=0, max=65535, help="Local port of the web UI; 0 for any free port."),
     ] = 0,
     browser: Annotated[
-        bool, typer.Option("--open/--no-open", help="Whether to open it in the browser.")
+        bool, typer.Option("--open/--no-open", help="Open the web UI in the browser.")
     ] = True,
 ) -> None:
     """Show runs, hosts and clients in the browser; start, stop, resume and compare runs.

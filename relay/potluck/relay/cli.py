@@ -51,11 +51,11 @@ def relay(
         Path | None, typer.Option(help="Configuration file; `potluck-relay config` prints one.")
     ] = None,
     coordinator: Annotated[
-        str | None, typer.Option(help="Where the coordinator listens, HOST:PORT.")
+        str | None, typer.Option(help="Address of the coordinator, HOST:PORT.")
     ] = None,
-    listen: Annotated[str | None, typer.Option(help="Where hosts dial, HOST:PORT.")] = None,
+    listen: Annotated[str | None, typer.Option(help="Address that hosts dial, HOST:PORT.")] = None,
     state_directory: Annotated[
-        Path | None, typer.Option(help="Where files are kept on their way.")
+        Path | None, typer.Option(help="Folder for files in transfer.")
     ] = None,
     metrics_address: Annotated[
         str | None,
@@ -63,11 +63,14 @@ def relay(
             help="Serve /metrics, /healthz and /readyz here: a port (on 127.0.0.1) or HOST:PORT."
         ),
     ] = None,
-    log_format: Annotated[LogFormat | None, typer.Option(help="How log lines look.")] = None,
-    log_level: Annotated[LogLevel | None, typer.Option(help="Least severe line.")] = None,
+    log_format: Annotated[LogFormat | None, typer.Option(help="Format of log lines.")] = None,
+    log_level: Annotated[LogLevel | None, typer.Option(help="Minimum level of log lines.")] = None,
     version: Annotated[bool, version_option("potluck-relay")] = False,
 ) -> int:
-    """Relay until stopped. Flags win over POTLUCK_RELAY_… variables, these over the file."""
+    """Run the relay until it is stopped.
+
+    Flags override POTLUCK_RELAY_… variables, which override the file.
+    """
     del version
     if context.invoked_subcommand is not None:
         return 0
@@ -96,10 +99,10 @@ def print_example() -> None:
 def check(
     config: Annotated[Path, typer.Option(help="The configuration file of the relay.")],
 ) -> None:
-    """Try everything that the relay needs, and say what it found; nothing is changed.
+    """Check everything that the relay needs, and print the results. Changes nothing.
 
-    The certificate and for whom it counts, the address to listen on, the state directory, and
-    whether the coordinator lets the relay in. Run it where the relay will run, before it runs.
+    It checks the certificate and its clients, the address to listen on, the state directory, and if
+    the coordinator admits the relay. Run it on the relay's machine, before the relay starts.
 
     potluck-relay check --config relay.toml
     """

@@ -43,10 +43,11 @@ TaskOptions = Annotated[
     ),
 ]
 Data = Annotated[
-    Path | None, typer.Option("--data", metavar="FOLDER", help="Where the task finds its data.")
+    Path | None, typer.Option("--data", metavar="FOLDER", help="Data folder of the task.")
 ]
 Plot = Annotated[
-    Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw who holds what, too.")
+    Path | None,
+    typer.Option("--plot", metavar="FILE.png", help="Also plot each client's samples by class."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
@@ -119,13 +120,15 @@ def prepare(
     ],
     source: Annotated[
         Path,
-        typer.Option("--from", metavar="FOLDER", help="The official download.", show_default=False),
+        typer.Option(
+            "--from", metavar="FOLDER", help="Folder of the official download.", show_default=False
+        ),
     ],
     target: Annotated[
-        Path, typer.Option("--to", metavar="FOLDER", help="The data directory to write to.")
+        Path, typer.Option("--to", metavar="FOLDER", help="Data directory to write to.")
     ] = Path("data"),
     side: Annotated[
-        int, typer.Option(min=8, max=1024, help="Pixels of photographs, each way.")
+        int, typer.Option(min=8, max=1024, help="Side of photographs, in pixels.")
     ] = 224,
 ) -> None:
     """Convert the official download of a data set to the file that its task reads.

@@ -34,7 +34,7 @@ File = Annotated[
     Path, typer.Argument(metavar="FILE", help="The experiment file.", show_default=False)
 ]
 Quick = Annotated[
-    bool, typer.Option("--quick", help="Apply the file's [quick] table: smaller, sooner done.")
+    bool, typer.Option("--quick", help="Apply the file's [quick] table: smaller and faster.")
 ]
 Seeds = Annotated[
     str | None,
@@ -47,52 +47,52 @@ Seeds = Annotated[
 ]
 Hosts = Annotated[
     int | None,
-    typer.Option(min=1, help="Client processes of each federation, instead of the file's."),
+    typer.Option(min=1, help="Number of client processes per federation, instead of the file's."),
 ]
 Jobs = Annotated[
     int | None,
     typer.Option(
-        min=1, help="Cells side by side; left out: as many as processors and memory carry."
+        min=1, help="Number of parallel cells. Default: limited by processors and memory."
     ),
 ]
 Data = Annotated[
     Path | None,
     typer.Option(
         metavar="FOLDER",
-        help="Where the tasks find their data; ./data if left out.",
+        help="Data folder of the tasks. Default: ./data.",
         show_default=False,
     ),
 ]
 Device = Annotated[
-    str, typer.Option(help="What the hosts train on: cpu, auto (a GPU if there is one), cuda:N.")
+    str, typer.Option(help="Device for training: cpu, auto (a GPU if there is one), cuda:N.")
 ]
 Output = Annotated[
     Path | None,
     typer.Option(
         metavar="FOLDER",
-        help="Where results go, and are found again; potluck-experiments/NAME if left out.",
+        help="Folder of the results. Default: potluck-experiments/NAME.",
         show_default=False,
     ),
 ]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="List the cells, and which are finished; run none.")
+    bool, typer.Option("--dry-run", help="List all cells and their states, without running any.")
 ]
 ReportOnly = Annotated[
-    bool, typer.Option("--report-only", help="Report what is finished; run nothing.")
+    bool, typer.Option("--report-only", help="Report on the finished cells, without running any.")
 ]
 Ray = Annotated[
     str | None,
     typer.Option(
         metavar="[ADDRESS]",
-        help="Run the cells on a Ray cluster: that of HOST:PORT, or the one that this machine is "
-        "of. Every machine needs the extra `ray`.",
+        help="Run the cells on the Ray cluster at HOST:PORT, or on this machine's cluster. Every "
+        "machine needs the extra `ray`.",
         show_default=False,
     ),
 ]
 RayGpus = Annotated[
     float,
     typer.Option(
-        min=0.0, metavar="SHARE", help="GPUs of each host on the Ray cluster, such as 0.25 or 1."
+        min=0.0, metavar="SHARE", help="GPUs per host on the Ray cluster, such as 0.25 or 1."
     ),
 ]
 RayHostsApart = Annotated[

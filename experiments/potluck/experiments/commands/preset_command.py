@@ -12,7 +12,7 @@ from potluck.experiments.presets import preset_named, preset_names, preset_run_f
 
 def preset(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Which; left out: list them.")
+        str | None, typer.Argument(metavar="[NAME]", help="Name of the preset. Default: list all.")
     ] = None,
 ) -> None:
     """Print a paper's settings as a run file; what the paper leaves open is marked as ours.

@@ -23,14 +23,18 @@ def pretrained(
     ],
     run_file: Annotated[
         Path,
-        typer.Option("--run", metavar="RUN.toml", help="The run that is to start from them."),
+        typer.Option(
+            "--run",
+            metavar="RUN.toml",
+            help="Run file of the run that will start from the weights.",
+        ),
     ],
     target: Annotated[
         Path,
         typer.Option(
             "--to",
             metavar="FILE.safetensors",
-            help="Where they go: the data directory.",
+            help="File to write, in the coordinator's data directory.",
             show_default=False,
         ),
     ],
