@@ -23,11 +23,8 @@ from potluck.experiments.grid.definition import SEED, ExperimentFile, get, put
 from potluck.server.rounds.plan import draw_up
 
 PATIENCE_SECONDS = 86_400.0
-"""Default in seconds of all limits on waiting for clients that the experiment does not set.
-
-It is long, since a busy or sleeping machine must not change results. The end of a host is noticed
-at once.
-"""
+"""How long a coordinator waits for clients, in everything that the experiment does not set itself:
+a busy or sleeping machine must not change results. A host that ends is noticed at once."""
 
 _WAITS = (
     "round.deadline_seconds",
@@ -125,7 +122,7 @@ def _cell(
         if get(complete, key) is None:
             put(complete, key, PATIENCE_SECONDS)
     if get(complete, "task.name") is None:
-        raise ConfigurationError(f"{source}: run.task.name is missing; name the task to learn")
+        raise ConfigurationError(f"{source}: run.task.name is missing: what is to be learned?")
     options = {key: value for key, value in complete["task"].items() if key != "name"}
     name = complete["task"]["name"]
     if get(complete, "task.seed") is None and "seed" in plugins.options_of(plugins.TASKS, name):
