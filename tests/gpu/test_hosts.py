@@ -57,7 +57,7 @@ def test_a_device_is_found_and_one_that_is_not_there_is_refused(device: str) -> 
 
 def test_the_doctor_names_the_device(device: str) -> None:
     found = diagnosed(device)
-    assert found.verdict is Verdict.GOOD
+    assert found.verdict is Verdict.OK
     name = "as configured" if device == "cpu" else torch.cuda.get_device_name(device)
     assert name in found.found
 

@@ -162,7 +162,7 @@ async def test_a_run_file_is_checked_before_the_connection(tmp_path: Path) -> No
         [line] = ended.stderr.decode().splitlines()
         found.append(line)
     assert found[0].startswith("potluck: run.toml: 'rounds': must be")
-    assert "the coordinator's address is unknown" in found[1]
+    assert "can't reach a coordinator" in found[1]
 
 
 async def test_listings_are_json_for_programs(
@@ -265,6 +265,16 @@ async def test_resume_says_where_the_run_stands_and_may_follow_it(
     states = [json.loads(line)["state"] for line in resumed.out.splitlines()]
     assert (resumed.code, states) == (0, ["waiting", "running", "finished"])
     assert (refused.code, refused.err) == (1, "potluck: run ffff is finished\n")
+
+
+async def test_resume_without_a_run_takes_the_newest(
+    config: OperatorConfig, service: FakeOperatorService, tmp_path: Path
+) -> None:
+    nothing = await potluck(config, tmp_path, "resume")
+    assert (nothing.code, "start one with `potluck run FILE`" in nothing.err) == (1, True)
+    service.runs = [status(committed=1).status]
+    resumed = await potluck(config, tmp_path, "resume", "--json")
+    assert (resumed.code, json.loads(resumed.out)["run"]) == (0, RUN_ID)
 
 
 async def test_a_run_is_deleted_where_somebody_says_so(

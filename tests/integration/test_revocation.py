@@ -98,7 +98,7 @@ async def test_a_host_revoked_mid_run_is_cut_off_within_5_s_and_cannot_return(
         await federation.finished(run_id)
         assert await federation.attending_hosts() == {"host-2"}
 
-        for number, verdict in ((1, Verdict.BAD), (2, Verdict.GOOD)):  # as `potluck doctor` asks
+        for number, verdict in ((1, Verdict.ERROR), (2, Verdict.OK)):  # as `potluck doctor` asks
             config = load_config(federation.files.hosts[number], {})
             finding = await asyncio.to_thread(admission, config)
             assert finding.verdict is verdict, finding

@@ -64,7 +64,7 @@ async def _export(
         ),
     ] = What.ROUNDS,
 ) -> None:
-    """Write the rounds of a run as a table, CSV or Parquet.
+    """Write a run's rounds as a CSV or Parquet table.
 
     Works while the run is under way, too.
 
@@ -109,7 +109,7 @@ async def _evaluate(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure a run's model here, class by class: precision, recall, AUROC, confusion.
+    """Measure a run's model on this machine, class by class.
 
     The model is downloaded and evaluated on the evaluation data of its task, which has to be
     installed on this machine.

@@ -32,9 +32,9 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
-    help="""Run a federation: provision it, start runs, watch them, fetch their models.
+    help="""Operate a federation: start runs, watch them, fetch their models.
 
-To see one at once, on this machine alone:
+To see a complete federation on this machine alone:
 
     potluck demo
 
@@ -71,10 +71,10 @@ def options(
 def config(
     what: Annotated[Example, typer.Argument(help="Which file.")] = Example.RUN,
 ) -> None:
-    """Print an annotated example of a configuration file, with all defaults.
+    """Print an annotated example of a configuration file.
 
-    The coordinator's and the hosts' are printed by `potluck-server config` and
-    `potluck-client config`.
+    It has all keys with their defaults. The coordinator's and the hosts' are printed by
+    `potluck-server config` and `potluck-client config`.
 
     ```console
     potluck config > run.toml

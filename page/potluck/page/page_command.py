@@ -46,7 +46,7 @@ def _page(
         bool, typer.Option("--open/--no-open", help="Open the web UI in the browser.")
     ] = True,
 ) -> None:
-    """Show runs, hosts and clients in the browser; start, stop, resume and compare runs.
+    """Show runs, hosts and clients in the browser.
 
     A small web server on this machine asks the coordinator with your certificate; the coordinator
     opens no port for it, and other machines can't reach it. The printed address opens the page

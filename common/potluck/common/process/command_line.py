@@ -21,6 +21,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn, cast
 
 import typer
+from typer.core import TyperOption
 
 from potluck.common.errors import PotluckError
 from potluck.common.net.build_version import software_version
@@ -41,6 +42,17 @@ PLAIN = "potluck.plain"
 """Error handler for characters that a stream can't encode: similar ones of the same width."""
 
 _LIKE = str.maketrans("→←·–—…×≥≤‘’“”ε", "><---.x><''\"\"e")
+
+
+_type_of_value = TyperOption.display_type_rich
+
+
+def _shown_type(option: TyperOption, ctx: Any) -> str | None:
+    """Return the type of an option's value for the help; None for a flag, which has none."""
+    return None if option.is_flag else _type_of_value(option, ctx=ctx)
+
+
+setattr(TyperOption, "display_type_rich", _shown_type)  # noqa: B010  # else help shows `<bool>`
 
 
 def version_option(program: str) -> Any:

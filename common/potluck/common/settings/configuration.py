@@ -10,6 +10,7 @@ import codecs
 import functools
 import os
 import re
+import textwrap
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -73,6 +74,8 @@ def _leaves(annotation: object) -> set[object]:
         return {annotation} - {type(None)}
     return set[object]().union(*map(_leaves, arguments))
 
+
+_COMMENT_WIDTH: Final = 88
 
 RECOMMENDED: Final[dict[str, JsonValue]] = {"recommended": True}
 """`json_schema_extra` of a table whose unset values come from a recommendation."""
@@ -223,12 +226,12 @@ def _annotate(
         if nested(field) is not None or isinstance(default, dict):
             tables.append(name)  # TOML wants a table's own keys before its sub-tables
             continue
-        lines += [f"# {line}" for line in (field.description or "").splitlines()]
+        lines += _comment(field)
         assignment = _assignment(name, default, examples.get(f"{prefix}{name}"))
         lines += [assignment if assignment.startswith("#") else mark + assignment, ""]
     for name in tables:
         field = model.model_fields[name]
-        lines += [f"# {line}" for line in (field.description or "").splitlines()]
+        lines += _comment(field)
         several = get_origin(field.annotation) is tuple
         described = open_tables.get(f"{prefix}{name}")
         table, default = described or nested(field), _default(name, field, defaults)
@@ -246,6 +249,18 @@ def _annotate(
         _annotate(
             table, inner, f"{prefix}{name}.", examples, open_tables, lines, commented=commented
         )
+
+
+def _comment(field: FieldInfo) -> list[str]:
+    """Return a field's reason as comment lines, wrapped evenly."""
+    return textwrap.wrap(
+        " ".join((field.description or "").split()),
+        width=_COMMENT_WIDTH,
+        initial_indent="# ",
+        subsequent_indent="# ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _default(name: str, field: FieldInfo, defaults: BaseModel | None) -> object:

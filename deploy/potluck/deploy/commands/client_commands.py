@@ -62,7 +62,7 @@ async def quarantine(
         str, typer.Option("--reason", help="Why, one line for people.", show_default=False)
     ],
 ) -> None:
-    """Never select a client any more, in no run, from the next selection on.
+    """Exclude a client from every selection, in all runs.
 
     A round it is in goes on with it. It may attend, and be met for the first time, in quarantine.
 
@@ -73,7 +73,7 @@ async def quarantine(
 
 
 async def readmit(client: OperatorClient, client_id: ClientName) -> None:
-    """Let a client in quarantine be selected again.
+    """End the quarantine of a client.
 
     potluck clients readmit client-3
     """
@@ -84,7 +84,7 @@ async def readmit(client: OperatorClient, client_id: ClientName) -> None:
 app = typer.Typer(
     cls=_ListByDefault,
     rich_markup_mode="markdown",
-    help="List all clients the coordinator has met; put some into quarantine.",
+    help="List all clients; put some into quarantine.",
 )
 app.command("list")(operator_command(list_clients))
 app.command("quarantine")(operator_command(quarantine))

@@ -117,12 +117,13 @@ def demo(
     assignments: Assignments = None,
     as_json: JsonSummary = False,
 ) -> None:
-    """Train twice in a throwaway federation: by chance, and with a selector.
+    """Train twice in a throwaway federation on this machine.
 
-    A coordinator and some client processes are started with certificates of their own, exactly as
-    they would be on many machines. They make two runs one after another, with the same data and
-    seed. Then the demo compares how well the worst group is recognised. The folder keeps the files,
-    the logs, the models, a summary and a plot. Ctrl-C ends all processes at any time.
+    The first run selects clients by chance, the second with a selector. A coordinator and some
+    client processes are started with certificates of their own, exactly as they would be on many
+    machines. They make two runs one after another, with the same data and seed. Then the demo
+    compares how well the worst group is recognised. The folder keeps the files, the logs, the
+    models, a summary and a plot. Ctrl-C ends all processes at any time.
 
     ```console
     potluck demo

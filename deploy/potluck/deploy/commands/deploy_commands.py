@@ -27,7 +27,7 @@ app = typer.Typer(
     name="deploy",
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="""Bring a federation onto machines with Docker, keep it there, take it down.
+    help="""Run a federation on several machines with Docker.
 
 `federation.toml` says which machines there are and which hosts run on them; begin with
 

@@ -23,7 +23,7 @@ _SHOWN = 3
 
 
 async def audit(client: OperatorClient, run_id: RunId, as_json: AsJson = False) -> None:
-    """Show what left the clients of a run: secure sums they went into, profiles they disclosed.
+    """Show what the clients of a run disclosed.
 
     Of each sum: with how many others, on how many hosts, under which policy, at what privacy loss,
     who refused it by which rule, and against whom it holds. Masked updates have a sum each round;

@@ -33,7 +33,7 @@ from potluck.server.cli import ENVIRONMENT_PREFIX as SERVER_PREFIX
 from potluck.server.config import CoordinatorConfig
 
 _ANSWER_SECONDS = 15.0
-_STYLES = {Verdict.GOOD: "green", Verdict.DOUBTFUL: "yellow", Verdict.BAD: "red"}
+_STYLES = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.ERROR: "red"}
 
 
 def doctor(
@@ -51,12 +51,14 @@ def doctor(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> int:
-    """Look for what is wrong with this machine and the federation, and say what to do.
+    """Check this machine and the federation, and name remedies.
 
-    Looks at software, certificates, clock, disk and ports; at the device of a host whose FILE is
-    given, and whether its coordinator lets it in; and, where there is an operator.toml, whether the
-    coordinator answers and how it fares.
-    Ends with 1 if something is bad.
+    Checks software, certificates, clock, disk and ports. With the FILE of a host it also checks the
+    host's device, and that its coordinator accepts it. With an operator.toml it also checks that
+    the coordinator answers, and its state.
+
+    Each line starts with ok, warning or error; a remedy stands below. Exit status: 1 if there is an
+    error, else 0.
 
     ```console
     potluck doctor
@@ -71,7 +73,7 @@ def doctor(
         typer.echo(to_line(_values(findings)))
     else:
         _print(findings)
-    bad = any(each.verdict is Verdict.BAD for found in findings.values() for each in found)
+    bad = any(each.verdict is Verdict.ERROR for found in findings.values() for each in found)
     return FAILED if bad else 0
 
 
@@ -91,14 +93,14 @@ def _examined(file: Path) -> list[Finding]:
         files = diagnosis.host_files(host, now)
         found = [*files, *membership_check.host_membership(host, now)]
         usable = not any(
-            each.about == "certificate" and each.verdict is Verdict.BAD for each in found
+            each.about == "certificate" and each.verdict is Verdict.ERROR for each in found
         )
         return [*found, admission(host)] if usable else found
     except (OSError, ValueError) as error:
-        return [Finding("configuration", Verdict.BAD, str(error), "see `potluck config --help`")]
+        return [Finding("configuration", Verdict.ERROR, str(error), "see `potluck config --help`")]
     except PotluckError as error:
         remedy = "`potluck-server config` and `potluck-client config` print examples"
-        return [Finding("configuration", Verdict.BAD, error.message, remedy)]
+        return [Finding("configuration", Verdict.ERROR, error.message, remedy)]
 
 
 def _federation(path: Path | None) -> list[Finding]:
@@ -107,11 +109,11 @@ def _federation(path: Path | None) -> list[Finding]:
     except PotluckError as error:
         if path is not None:
             remedy = "`potluck config operator` prints an example"
-            return [Finding("operator", Verdict.BAD, error.message, remedy)]
+            return [Finding("operator", Verdict.ERROR, error.message, remedy)]
         found, _, remedy = error.message.partition("; ")
-        return [Finding("operator", Verdict.DOUBTFUL, found, remedy)]
+        return [Finding("operator", Verdict.WARNING, found, remedy)]
     mine = diagnosis.certificates(config.tls, datetime.now(UTC))
-    if mine.verdict is Verdict.BAD:
+    if mine.verdict is Verdict.ERROR:
         return [mine]
     return [mine, *asyncio.run(_asked(config))]
 
@@ -124,10 +126,10 @@ async def _asked(config: OperatorConfig) -> list[Finding]:
     except TimeoutError:
         found = f"{config.coordinator} did not answer within {_ANSWER_SECONDS:.0f} s"
         remedy = "see that the address is right and no firewall drops packets to its port"
-        return [Finding("coordinator", Verdict.BAD, found, remedy)]
+        return [Finding("coordinator", Verdict.ERROR, found, remedy)]
     except PotluckError as error:
         found, _, remedy = error.message.partition("; ")
-        return [Finding("coordinator", Verdict.BAD, found, remedy or "see the coordinator's log")]
+        return [Finding("coordinator", Verdict.ERROR, found, remedy or "see the coordinator's log")]
     seconds = time.monotonic() - begun
     return list(diagnosis.federation(described, seconds, datetime.now(UTC)))
 
@@ -148,7 +150,7 @@ def _print(findings: dict[str, Sequence[Finding]] | dict[str, list[Finding]]) ->
     for place, found in findings.items():
         console.print(Text(place, style="bold"))
         table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 2))
-        table.add_column(no_wrap=True)
+        table.add_column(no_wrap=True, min_width=len(Verdict.WARNING))
         table.add_column(no_wrap=True)
         table.add_column(overflow="fold")
         for each in found:
@@ -157,3 +159,7 @@ def _print(findings: dict[str, Sequence[Finding]] | dict[str, list[Finding]]) ->
                 text.append(f"\n→ {each.remedy}", style="bold")
             table.add_row(Text(each.verdict, style=_STYLES[each.verdict]), each.about, text)
         console.print(table)
+    verdicts = [each.verdict for found in findings.values() for each in found]
+    console.print(
+        ", ".join(f"{verdicts.count(each)} {each}" for each in Verdict if each in verdicts)
+    )

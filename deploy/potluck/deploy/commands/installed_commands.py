@@ -15,25 +15,35 @@ from typer.main import get_group
 
 from potluck.common.errors import PluginError
 from potluck.common.settings import plugins
+from potluck.deploy.commands.command_groups import group_of, in_order
 
 
 class InstalledCommands(TyperGroup):
     """The built-in commands of `potluck`, and those that other packages provide."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names of all commands, the built-in ones first."""
+        """Return the names of all commands, group by group."""
         own = super().list_commands(ctx)
-        return own + [name for name in plugins.installed(plugins.COMMANDS) if name not in own]
+        return in_order(
+            own + [name for name in plugins.installed(plugins.COMMANDS) if name not in own]
+        )
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return the command with that name; None if there is none."""
-        own = super().get_command(ctx, cmd_name)
-        if own is not None or cmd_name not in plugins.installed(plugins.COMMANDS):
-            return own
-        try:
-            return _loaded(cmd_name)
-        except PluginError as error:
-            return _broken(cmd_name, error)
+        """Return the command with that name, in its group; None if there is none."""
+        found: Any = super().get_command(ctx, cmd_name) or _installed(cmd_name)
+        if found is not None:
+            found.rich_help_panel = group_of(cmd_name)
+        return found
+
+
+def _installed(name: str) -> Any:
+    """Return the command that another package provides under that name; None if there is none."""
+    if name not in plugins.installed(plugins.COMMANDS):
+        return None
+    try:
+        return _loaded(name)
+    except PluginError as error:
+        return _broken(name, error)
 
 
 def _loaded(name: str) -> Any:

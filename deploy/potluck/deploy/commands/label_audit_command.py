@@ -23,7 +23,7 @@ _COLOURS = {
 
 
 async def audit_labels(client: OperatorClient, run_id: RunId, as_json: AsJson = False) -> None:
-    """Hold the label counts that clients claim against how their updates move the output bias.
+    """Compare claimed label counts with the clients' updates.
 
     A suspicious client holds more, or less, of a class than it claims, as far as its updates tell.
     About one honest client in a hundred is suspicious as well: look twice before

@@ -22,7 +22,7 @@ app = typer.Typer(
     name="pki",
     no_args_is_help=True,
     rich_markup_mode="rich",
-    help="""Make the certificates by which the parties of a federation know each other.
+    help="""Make and renew the certificates of a federation.
 
 A federation has one authority, kept by the operator in a folder. Each party gets a certificate from
 it: the coordinator (with the names it is dialled by), every host (with the clients it may speak

@@ -41,7 +41,7 @@ async def report(
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Draw who was selected when in a run, and how even the cohorts' labels were.
+    """Draw which clients were selected, and the label mix.
 
     Clients are grouped by what dominates their data, as far as they have disclosed it. Cohorts are
     measured as they were selected and as they became part of the model, since lost clients may

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 from rich.console import Console
@@ -96,9 +97,9 @@ async def run(
 ) -> None:
     """Start a run from a run file, and print its id.
 
-    Keys and values of a file are checked here, before anything else; the coordinator checks
-    plug-ins and their options, and refuses what does not work together. Without --watch the run
-    continues by itself; `potluck watch` shows it.
+    The file's keys and values are checked here, before the coordinator's address is needed. The
+    coordinator checks plug-ins and their options, and refuses combinations that don't work. Without
+    --watch the run continues by itself; `potluck watch` shows it.
 
     ```console
     potluck config > run.toml
@@ -123,17 +124,17 @@ async def watch(
         typer.Option(
             "--rounds",
             min=0,
-            help="Begin with the newest so many rounds; 0 for all, as with --json. [default: 100]",
+            help="Number of past rounds to show; 0 for all, as with --json. [default: 100]",
             show_default=False,
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show a run until it ends: its rounds, what each is doing, what went wrong.
+    """Show a run's rounds and their clients until it ends.
 
-    Without a terminal every event is a plain line; with --json an object per line. A coordinator
-    that goes away is waited for. The exit code is 0 if the run finishes, 1 if it fails or is
-    stopped. Ctrl-C ends the watching, not the run.
+    Without a terminal every event is a plain line; with --json an object per line. If the
+    coordinator stops, the command waits for it. The exit code is 0 if the run finishes, 1 if it
+    fails or is stopped. Ctrl-C ends the watching, not the run.
 
     ```console
     potluck watch
@@ -191,9 +192,9 @@ async def runs(
 
 
 async def stop(client: OperatorClient, run_id: RunId, as_json: AsJson = False) -> None:
-    """Stop a run: its current round is abandoned, the last committed model stays.
+    """Stop a run, and keep its last committed model.
 
-    Prints where the run stands then.
+    Its current round is abandoned. Prints the run's state after that.
 
     ```console
     potluck stop 3f9a
@@ -209,10 +210,10 @@ async def delete(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Delete a run that is over: its rounds, and its models where no other run has the same.
+    """Delete the rounds and models of a run that is over.
 
-    What its clients have disclosed stays, since it accounts for their privacy. Asks first, on a
-    terminal; elsewhere it takes --yes.
+    Models that another run has as well stay. What its clients have disclosed stays, since it
+    accounts for their privacy. Asks first, on a terminal; elsewhere it takes --yes.
 
     ```console
     potluck delete 3f9a
@@ -232,16 +233,21 @@ async def delete(
 
 async def resume(
     client: OperatorClient,
-    run_id: RunId,
+    run_id: RunOrNewest = None,
     watch: Annotated[bool, typer.Option("--watch", help="Follow the run until it ends.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Go on with a run that was stopped or has failed, after its last committed round.
+    """Continue a run that was stopped or has failed.
 
-    A run that a crash or a restart of the coordinator interrupted goes on by itself.
+    The run continues after its last committed round. A run that a crash or a restart of the
+    coordinator interrupted continues by itself.
 
-        potluck resume 3f9a --watch
+    ```console
+    potluck resume
+    potluck resume 3f9a --watch
+    ```
     """
+    run_id = run_id or await _newest_run(client)
     status = await client.resume_run(run_id)
     print_line(to_line(status_values(status)) if as_json else status_line(status))
     if watch:
@@ -286,12 +292,13 @@ async def model(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Download a run's model as float32 safetensors, verified by its BLAKE3 digest.
+    """Download a run's model as float32 safetensors.
 
-    The file's metadata name the run, the round, the task and its options, so that it is known
-    where it comes from; the digest is that of the file without them (`--exact`). A broken download
-    goes on where it stopped when the command is given again. Shards are as Hugging Face's libraries
-    write them; while they are made the disk holds the model twice.
+    The download is verified by its BLAKE3 digest. The file's metadata name the run, the round, the
+    task and its options, so that its origin is known; the digest is that of the file without them
+    (`--exact`). A broken download continues where it stopped when the command is given again.
+    Shards are as Hugging Face's libraries write them; while they are made the disk holds the model
+    twice.
 
     ```console
     potluck model -o model.safetensors
@@ -384,16 +391,7 @@ def _check_file(
     assignments: list[str] | None = None,
     **_: object,
 ) -> None:
-    """Check a run file before the coordinator's address is needed. Raises ConfigurationError."""
-    if file is not None and again is None and str(file) != "-":  # standard input is read once
-        source = str(file)
-        parse_run_file(override(_read(file), assignments or [], source=source), source=source)
-
-
-async def _run_file(
-    client: OperatorClient, file: Path | None, again: str | None
-) -> tuple[str, str]:
-    """Return the text of the run file to start, and the name that errors use for it."""
+    """Check the run file before the coordinator's address is needed. Raises ConfigurationError."""
     if file is not None and again is not None:
         raise ConfigurationError(
             f"both the run file {file} and --again {again} are given; give one of them, and change "
@@ -405,21 +403,41 @@ async def _run_file(
             "a file"
         )
     if file is not None:
-        return _read(file), str(file)
-    assert again is not None  # noqa: S101  # one of the two is there
+        source = _name(file)
+        parse_run_file(override(_read(file), assignments or [], source=source), source=source)
+
+
+async def _run_file(
+    client: OperatorClient, file: Path | None, again: str | None
+) -> tuple[str, str]:
+    """Return the text of the run file to start, and the name that errors use for it."""
+    if file is not None:
+        return _read(file), _name(file)
+    assert again is not None  # noqa: S101  # as checked before
     return await client.fetch_run_file(again), f"run file of {again}"
+
+
+def _name(file: Path) -> str:
+    """Return the name that errors use for a run file."""
+    return "standard input" if str(file) == "-" else str(file)
 
 
 def _read(file: Path) -> str:
     try:
-        data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+        data = _all_of(sys.stdin) if str(file) == "-" else file.read_bytes()
     except OSError as error:
         raise ConfigurationError(
             f"can't read the run file {file}: {error.strerror}; "
             "`potluck config > run.toml` makes one",
             path=file,
         ) from None
-    return decode(data, source=str(file))
+    return decode(data, source=_name(file))
+
+
+@functools.lru_cache(maxsize=1)
+def _all_of(stream: TextIO) -> bytes:
+    """Return the whole input of a stream, also if it was read before."""
+    return stream.buffer.read()
 
 
 COMMANDS: dict[str, Callable[..., None]] = {

@@ -28,11 +28,16 @@ def _print_selectors(wanted: bool) -> None:
     width = max((len(name) for name in names), default=0)
     for name in names:
         try:
-            text = (inspect.getdoc(find(SELECTORS, name)) or "").partition("\n\n")[0]
+            text = summary(find(SELECTORS, name))
         except PluginError as error:
             text = f"not usable here: {error.message}"
-        typer.echo(f"{name:{width}}  {' '.join(text.split())}")
+        typer.echo(f"{name:{width}}  {text}")
     raise typer.Exit
+
+
+def summary(plugin: object) -> str:
+    """Return the first paragraph of a plug-in's docstring in one line."""
+    return " ".join((inspect.getdoc(plugin) or "").partition("\n\n")[0].split())
 
 
 def select(
@@ -75,9 +80,10 @@ def select(
         ),
     ] = False,
 ) -> None:
-    """Run a selector on a profile file: who would be chosen in which round, and why.
+    """Run a selector on a profile file, without training.
 
-    Every client is taken to be available and to finish. The same seed gives the cohorts a run with
+    Prints which clients it would select in each round, and why. Every client is assumed to be
+    available and to finish. The same seed gives the cohorts a run with
     these profiles would have.
 
         potluck select --selector kl --profiles profiles.json --clients-per-round 9

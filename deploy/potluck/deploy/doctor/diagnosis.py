@@ -49,9 +49,9 @@ LEAST_PYTHON = (3, 11)
 class Verdict(StrEnum):
     """Verdict of a check."""
 
-    GOOD = "good"
-    DOUBTFUL = "doubtful"
-    BAD = "bad"
+    OK = "ok"
+    WARNING = "warning"
+    ERROR = "error"
 
 
 @dataclass(frozen=True)
@@ -69,12 +69,12 @@ def software() -> list[Finding]:
     found = f"Potluck {software_version()} on Python {platform.python_version()}"
     if sys.version_info < LEAST_PYTHON:
         wanted = ".".join(map(str, LEAST_PYTHON))
-        return [Finding("software", Verdict.BAD, found, f"install Python {wanted} or newer")]
+        return [Finding("software", Verdict.ERROR, found, f"install Python {wanted} or newer")]
     troubles = sorted(filter(None, map(_why_unmet, requires("potluck") or ())))
     if troubles:
         remedy = "install Potluck again, into an environment of its own"
-        return [Finding("software", Verdict.BAD, f"{found}; {', '.join(troubles)}", remedy)]
-    return [Finding("software", Verdict.GOOD, found)]
+        return [Finding("software", Verdict.ERROR, f"{found}; {', '.join(troubles)}", remedy)]
+    return [Finding("software", Verdict.OK, found)]
 
 
 def _why_unmet(text: str) -> str:
@@ -95,13 +95,13 @@ def certificates(tls: TlsFiles, now: datetime) -> Finding:
         material = tls.load(now=now)
     except PotluckError as error:
         found, _, remedy = error.message.partition("; ")
-        return Finding("certificate", Verdict.BAD, found, remedy)
+        return Finding("certificate", Verdict.ERROR, found, remedy)
     who = f"{material.identity.role} '{material.identity.name}' of {material.identity.federation}"
     found = f"{who}, until {material.expires:%Y-%m-%d}"
     if tls.key.stat().st_mode & 0o027:  # a service's group may read it, see the systemd units
         return Finding(
             "certificate",
-            Verdict.DOUBTFUL,
+            Verdict.WARNING,
             f"{found}; others may read {tls.key}",
             f"chmod 600 {tls.key}",
         )
@@ -110,7 +110,7 @@ def certificates(tls: TlsFiles, now: datetime) -> Finding:
 
 def _unless_revoked(good: Finding, config: CoordinatorConfig) -> Finding:
     """Check a coordinator's certificate against the revocation lists that it uses."""
-    if good.verdict is Verdict.BAD:
+    if good.verdict is Verdict.ERROR:
         return good
     revocations = Revocations()
     try:
@@ -122,14 +122,14 @@ def _unless_revoked(good: Finding, config: CoordinatorConfig) -> Finding:
         revocations.check(serial, f"the coordinator '{material.identity.name}'")
     except PotluckError as error:
         found, _, remedy = error.message.partition("; ")
-        return Finding("certificate", Verdict.BAD, found, remedy)
+        return Finding("certificate", Verdict.ERROR, found, remedy)
     return good
 
 
 def _expiry(about: str, found: str, expires: datetime, now: datetime) -> Finding:
     if expires - now < EXPIRES_SOON:
-        return Finding(about, Verdict.DOUBTFUL, found, "renew it: `potluck pki renew`")
-    return Finding(about, Verdict.GOOD, found)
+        return Finding(about, Verdict.WARNING, found, "renew it: `potluck pki renew`")
+    return Finding(about, Verdict.OK, found)
 
 
 def disk(about: str, free: int, size: int) -> Finding:
@@ -137,11 +137,11 @@ def disk(about: str, free: int, size: int) -> Finding:
     found = f"{readable_bytes(free)} of {readable_bytes(size)} free"
     if size and free < min(FULL_BYTES, FULL_SHARE * size):
         remedy = "make room, then `potluck resume` what has failed for want of it"
-        return Finding(about, Verdict.BAD, f"full: {found}", remedy)
+        return Finding(about, Verdict.ERROR, f"full: {found}", remedy)
     if size and free / size < LEAST_FREE_SHARE:
         remedy = "make room: `retention` of run files decides how many models stay"
-        return Finding(about, Verdict.DOUBTFUL, found, remedy)
-    return Finding(about, Verdict.GOOD, found)
+        return Finding(about, Verdict.WARNING, found, remedy)
+    return Finding(about, Verdict.OK, found)
 
 
 def state_directory(folder: Path) -> Finding:
@@ -152,9 +152,9 @@ def state_directory(folder: Path) -> Finding:
         _write_a_little(nearest)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return Finding("disk", Verdict.BAD, f"{nearest}: {error.strerror}", "make room there")
+            return Finding("disk", Verdict.ERROR, f"{nearest}: {error.strerror}", "make room there")
         remedy = "set state_directory to a folder this user may write to"
-        return Finding("disk", Verdict.BAD, f"{nearest}: {error.strerror}", remedy)
+        return Finding("disk", Verdict.ERROR, f"{nearest}: {error.strerror}", remedy)
     found = disk("disk", usage.free, usage.total)
     return Finding(found.about, found.verdict, f"{folder}: {found.found}", found.remedy)
 
@@ -172,14 +172,14 @@ def port(about: str, host: str, number: int, setting: str) -> Finding:
     address = f"{host}:{number}"
     try:
         with socket.create_server((host, number)):
-            return Finding(about, Verdict.GOOD, f"{address} is free")
+            return Finding(about, Verdict.OK, f"{address} is free")
     except OSError as error:
         found = f"{address} can't be listened on: {error.strerror}"
         if error.errno == errno.EACCES:
             remedy = f"run it with CAP_NET_BIND_SERVICE, or choose another `{setting}`"
-            return Finding(about, Verdict.DOUBTFUL, found, remedy)
+            return Finding(about, Verdict.WARNING, found, remedy)
         remedy = f"if it is not our own process that does, choose another `{setting}`"
-        return Finding(about, Verdict.DOUBTFUL, found, remedy)
+        return Finding(about, Verdict.WARNING, found, remedy)
 
 
 def device(wanted: str) -> Finding:
@@ -189,15 +189,15 @@ def device(wanted: str) -> Finding:
     try:
         found = resolve_device(wanted)
     except PotluckError as error:
-        return Finding("device", Verdict.BAD, error.message, 'set device = "auto" or "cpu"')
+        return Finding("device", Verdict.ERROR, error.message, 'set device = "auto" or "cpu"')
     if found == "cpu":
         if wanted == "cpu":
-            return Finding("device", Verdict.GOOD, "cpu, as configured")
+            return Finding("device", Verdict.OK, "cpu, as configured")
         remedy = "on a machine with a GPU install its driver and a torch with CUDA"
-        return Finding("device", Verdict.DOUBTFUL, "no GPU that torch can use; cpu it is", remedy)
+        return Finding("device", Verdict.WARNING, "no GPU that torch can use; cpu it is", remedy)
     import torch
 
-    return Finding("device", Verdict.GOOD, f"{found}: {torch.cuda.get_device_name(found)}")
+    return Finding("device", Verdict.OK, f"{found}: {torch.cuda.get_device_name(found)}")
 
 
 def coordinator_files(config: CoordinatorConfig, now: datetime) -> Iterable[Finding]:
@@ -223,7 +223,7 @@ def federation(
     described: operator_pb2.DescribeCoordinatorResponse, seconds: float, now: datetime
 ) -> Iterable[Finding]:
     """Return the findings on a coordinator that answered after `seconds`, at `now`."""
-    yield Finding("coordinator", Verdict.GOOD, f"answered within {readable_seconds(seconds)}")
+    yield Finding("coordinator", Verdict.OK, f"answered within {readable_seconds(seconds)}")
     yield _versions(described)
     yield _clock(described.time.ToDatetime(tzinfo=now.tzinfo), now, seconds)
     expires = described.certificate_expires_at.ToDatetime(tzinfo=now.tzinfo)
@@ -236,22 +236,22 @@ def federation(
         f"{described.runs_under_way} runs under way"
     )
     if described.hosts_attending:
-        yield Finding("hosts", Verdict.GOOD, found)
+        yield Finding("hosts", Verdict.OK, found)
     else:
         remedy = "start hosts: `potluck-client --config FILE`; their logs say why they can't attend"
-        yield Finding("hosts", Verdict.DOUBTFUL, found, remedy)
+        yield Finding("hosts", Verdict.WARNING, found, remedy)
     yield from _waiting_runs(described, now)
 
 
 def _object_store(described: operator_pb2.DescribeCoordinatorResponse) -> Finding:
     trouble = described.object_store_trouble
     if not trouble:
-        return Finding("object store", Verdict.GOOD, f"{described.object_store} answers")
+        return Finding("object store", Verdict.OK, f"{described.object_store} answers")
     remedy = (
         "start it, or see what stands before it, and its bucket, credentials and address in "
         "[files] of the coordinator"
     )
-    return Finding("object store", Verdict.BAD, trouble, remedy)
+    return Finding("object store", Verdict.ERROR, trouble, remedy)
 
 
 def _waiting_runs(
@@ -261,7 +261,7 @@ def _waiting_runs(
         if lacks_clients(status):
             found = f"{status.name} ({status.run_id}): {waiting_text(status.waiting, now)}"
             remedy = "start those hosts, or see why they can't attend: `potluck clients`"
-            yield Finding("run", Verdict.DOUBTFUL, found, remedy)
+            yield Finding("run", Verdict.WARNING, found, remedy)
 
 
 def _versions(described: operator_pb2.DescribeCoordinatorResponse) -> Finding:
@@ -273,17 +273,17 @@ def _versions(described: operator_pb2.DescribeCoordinatorResponse) -> Finding:
         here = ", ".join(f"{part} {here or 'none'}" for part, (_, here) in differing.items())
         found = f"Potluck {described.software_version} with {parts}; here {here}"
         remedy = "install the same release on coordinator, hosts and here"
-        return Finding("its version", Verdict.BAD, found, remedy)
+        return Finding("its version", Verdict.ERROR, found, remedy)
     if described.software_version != software_version():
         found = f"{found}; here {software_version()}"
-        return Finding("its version", Verdict.DOUBTFUL, found, "install the same build here")
-    return Finding("its version", Verdict.GOOD, found)
+        return Finding("its version", Verdict.WARNING, found, "install the same build here")
+    return Finding("its version", Verdict.OK, found)
 
 
 def _clock(theirs: datetime, ours: datetime, seconds: float) -> Finding:
     skew = (theirs - ours).total_seconds()
     if abs(skew) <= MOST_SKEW_SECONDS + seconds:
-        return Finding("clock", Verdict.GOOD, "agrees with the coordinator's")
+        return Finding("clock", Verdict.OK, "agrees with the coordinator's")
     ahead = "ahead of" if skew < 0 else "behind"
     found = f"this machine's is {readable_seconds(abs(skew))} {ahead} the coordinator's"
-    return Finding("clock", Verdict.BAD, found, "set both by NTP: certificates depend on them")
+    return Finding("clock", Verdict.ERROR, found, "set both by NTP: certificates depend on them")

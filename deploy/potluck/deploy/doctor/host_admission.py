@@ -27,18 +27,18 @@ def admission(config: ClientConfig) -> Finding:
     try:
         asyncio.run(_ask(config))
     except RoundClosedError:
-        return Finding("coordinator", Verdict.GOOD, f"{config.coordinator} lets this host in")
+        return Finding("coordinator", Verdict.OK, f"{config.coordinator} lets this host in")
     except TimeoutError:
         found = f"{config.coordinator} did not answer within {ANSWER_SECONDS:.0f} s"
         remedy = "see that the address is right and no firewall drops packets to its port"
-        return Finding("coordinator", Verdict.BAD, found, remedy)
+        return Finding("coordinator", Verdict.ERROR, found, remedy)
     except UnreachableError as error:
         found, _, remedy = error.message.partition("; ")
-        return Finding("coordinator", Verdict.DOUBTFUL, found, remedy or "see that it runs")
+        return Finding("coordinator", Verdict.WARNING, found, remedy or "see that it runs")
     except PotluckError as error:
         found, _, remedy = error.message.partition("; ")
-        return Finding("coordinator", Verdict.BAD, found, remedy or "see the coordinator's log")
-    return Finding("coordinator", Verdict.GOOD, f"{config.coordinator} lets this host in")
+        return Finding("coordinator", Verdict.ERROR, found, remedy or "see the coordinator's log")
+    return Finding("coordinator", Verdict.OK, f"{config.coordinator} lets this host in")
 
 
 async def _ask(config: ClientConfig) -> None:

@@ -43,7 +43,7 @@ def host_membership(config: ClientConfig, now: datetime) -> Iterable[Finding]:
     if config.members is None and not kept.exists():
         found = "none has come yet"
         remedy = "attend a coordinator that has one, or set `members` to the operator's file"
-        yield Finding(_ABOUT, Verdict.DOUBTFUL, found, remedy)
+        yield Finding(_ABOUT, Verdict.WARNING, found, remedy)
         return
     clients = config.client_ids()
     try:
@@ -70,11 +70,11 @@ def _finding(members: Members, clients: Sequence[str], now: datetime) -> Finding
     found = f"epoch {members.epoch} with {len(members.records)} members"
     troubles = [each.partition("; ")[0] for each in troubles_of(members, clients, now)]
     if not troubles:
-        return Finding(_ABOUT, Verdict.GOOD, found)
+        return Finding(_ABOUT, Verdict.OK, found)
     shown, more = "; ".join(troubles[:_SHOWN]), len(troubles) - _SHOWN
     return Finding(
         _ABOUT,
-        Verdict.DOUBTFUL,
+        Verdict.WARNING,
         f"{found}; {shown}" + f"; and {more} more" * (more > 0),
         "renew records with `potluck pki renew-members`, then `potluck pki publish`",
     )
@@ -82,4 +82,4 @@ def _finding(members: Members, clients: Sequence[str], now: datetime) -> Finding
 
 def _bad(error: PotluckError) -> Finding:
     found, _, remedy = error.message.partition("; ")
-    return Finding(_ABOUT, Verdict.BAD, found, remedy)
+    return Finding(_ABOUT, Verdict.ERROR, found, remedy)

@@ -110,13 +110,22 @@ def _without_file(values: dict[str, Any], looked_for: Sequence[Path]) -> Operato
     missing = [name for name in ("coordinator", *_TLS_FIELDS) if name not in values]
     if missing:
         flags = ", ".join(f"--{name}" for name in missing)
-        places = " and ".join(str(path) for path in looked_for)
+        places = " nor ".join(map(_shown, looked_for))
         raise ConfigurationError(
-            f"the coordinator's address is unknown: there is no {places}; write one "
-            f"(`potluck config operator > {FILE_NAME}`) or give {flags}"
+            f"can't reach a coordinator: its address and the operator's certificate are in neither "
+            f"{places}; write one (`potluck config operator > {FILE_NAME}`, then edit it), name "
+            f"one with --config, or give {flags}; without a federation, try `potluck demo`"
         )
     values["tls"] = {name: values.pop(name) for name in _TLS_FIELDS}
     return validate(OperatorConfig, values, source="the command line and the environment")
+
+
+def _shown(path: Path) -> str:
+    """Return a path as people write it: below the current or the home folder."""
+    if not path.is_absolute():
+        return f"./{path}"
+    home = Path.home()
+    return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
 
 
 def example_operator_config() -> str:

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="Prepare the papers' data sets; look at how data are split over clients.",
+    help="Prepare data sets; show how data are split over clients.",
 )
 
 
 @app.callback()
 def data() -> None:
-    """Prepare the papers' data sets; look at how data are split over clients."""
+    """Prepare data sets; show how data are split over clients."""
 
 
 TaskName = Annotated[
@@ -60,7 +60,7 @@ def describe(
     plot: Plot = None,
     as_json: Json = False,
 ) -> None:
-    """Describe how a task's data are spread over its clients: matrices and six metrics.
+    """Describe how a task's data are split over its clients.
 
     Looks at all clients' training samples, so it works where these are, such as with the tasks
     that come with Potluck. A client's matrix counts samples by class (rows) and attribute; CI, AI
@@ -131,7 +131,7 @@ def prepare(
         int, typer.Option(min=8, max=1024, help="Side of photographs, in pixels.")
     ] = 224,
 ) -> None:
-    """Convert the official download of a data set to the file that its task reads.
+    """Convert the official download of a data set for its task.
 
     The file NAME.npz in the data directory is not compressed, so that all processes of a machine
     can share one mapping of it. Read are MNIST's and EMNIST's idx files (plain or .gz), CIFAR's

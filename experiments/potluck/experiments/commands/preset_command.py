@@ -15,7 +15,7 @@ def preset(
         str | None, typer.Argument(metavar="[NAME]", help="Name of the preset. Default: list all.")
     ] = None,
 ) -> None:
-    """Print a paper's settings as a run file; what the paper leaves open is marked as ours.
+    """Print a paper's settings as a run file.
 
     ```console
     potluck preset

@@ -39,7 +39,7 @@ def pretrained(
         ),
     ],
 ) -> None:
-    """Make weights from elsewhere fit the model of a run.
+    """Convert weights of another model for a run's model.
 
     Names are torchvision's (MobileNetV2, ResNets) or ours. The last layer is made anew where it
     has other classes; running means and variances are dropped, since our models normalise over

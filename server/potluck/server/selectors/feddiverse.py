@@ -27,8 +27,9 @@ _ROTATION = (2, 0, 1)
 
 @dataclass(kw_only=True)
 class FedDiverse(Selector):
-    """Draws a client by a component of its triplet, adds its complement, then one that both lack.
+    """Combines clients whose classes and attributes complement one another.
 
+    Draws a client by a component of its triplet, adds its complement, then one that both lack.
     rotation: when the component changes: each round (`round`, Alg. 6), or after every three clients
     (`triplet`, the paper's text). cross_product: the third client is the one furthest along the
     cross product of the first two, in either direction (`absolute`, which reproduces the paper's

@@ -27,12 +27,13 @@ from potluck.server.state import State
 
 @dataclass(frozen=True, kw_only=True)
 class FedEntOpt(Selector):
-    """Draws a first client, then always adds the one that raises the label entropy most.
+    """Draws a client, then always adds the one that makes the labels most even.
 
-    buffer: number of last selected clients that pause; by default, half of the initial clients. If
-    no other client is available, those longest in the buffer leave it first. A client that was
-    selected and failed pauses like the others. Clients without a profile can only be the random
-    first, or fill a cohort if no others are left. O(count · K · classes).
+    Labels are the more even, the higher their entropy. buffer: number of last selected clients that
+    pause; by default, half of the initial clients. If no other client is available, those longest
+    in the buffer leave it first. A client that was selected and failed pauses like the others.
+    Clients without a profile can only be the random first, or fill a cohort if no others are left.
+    O(count · K · classes).
     """
 
     buffer: NonNegativeInt | None = None

@@ -33,12 +33,13 @@ from potluck.server.state import State
 
 @dataclass(frozen=True, kw_only=True)
 class Flash(Selector):
-    """Selects the clients with the largest reward expected from coefficients drawn in each round.
+    """Selects the clients whose loss a bandit expects to change most per second.
 
-    A client's context: its robust loss and its validation loss, each as a ratio to its first one;
-    the duration of its last training; and the last change of its robust loss, per second. The
-    reward of a round is that change, for each client whose update was included. It becomes known,
-    and is credited, when clients answer the next question.
+    The reward is expected from coefficients that are drawn in each round. A client's context: its
+    robust loss and its validation loss, each as a ratio to its first one; the duration of its last
+    training; and the last change of its robust loss, per second. The reward of a round is that
+    change, for each client whose update was included. It becomes known, and is credited, when
+    clients answer the next question.
 
     alpha, beta: weights of the robust loss, CE(labels) + alpha · CE(own predictions) + beta ·
     reverse CE(labels). regularization, delta: λ and δ of the bandit. scale: `standardised` divides

@@ -14,7 +14,7 @@ from potluck.server.state import State
 
 @dataclass(frozen=True, kw_only=True)
 class KullbackLeibler(Selector):
-    """Goes through the clients by size, and takes each with samples of the class scarcest so far.
+    """Goes through clients by size; adds those that have the scarcest class so far.
 
     Deterministic except for the uniform draws: the same available clients give the same set every
     round. Clients of equal size stay in row order. Of equally scarce classes, the first is used.

@@ -11,12 +11,12 @@ from potluck.server.state import State
 
 
 class KnownMatrix(Selector):
-    """Draws clients with the weights that make the weighted sum of their matrices most even.
+    """Draws clients by weights that make classes and attributes most even.
 
-    The weights are computed again for the available clients of each round. Few clients may have a
-    weight above 0. These are drawn first, the rest of the cohort uniformly; the reasons include the
-    number of clients with a weight. Clients without a matrix can only be drawn uniformly. O(K ·
-    classes²).
+    The weighted sum of the clients' matrices is then most even. The weights are computed again for
+    the available clients of each round. Few clients may have a weight above 0. These are drawn
+    first, the rest of the cohort uniformly; the reasons include the number of clients with a
+    weight. Clients without a matrix can only be drawn uniformly. O(K · classes²).
     """
 
     needs = frozenset({Signal.INTERACTION_MATRIX})

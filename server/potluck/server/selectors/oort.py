@@ -91,7 +91,7 @@ def preferred_seconds(seconds: Floats, percentile: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Oort(Selector):
-    """Selects mostly clients with high utility per time, and some that were never selected.
+    """Selects clients with high utility per second, and some never selected before.
 
     A client's utility is a number that it derived from its losses when it last trained.
     exploration: the initial share of new clients in a cohort; it is multiplied by exploration_decay

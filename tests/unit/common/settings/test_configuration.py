@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import itertools
 import re
 from pathlib import Path
 
@@ -268,3 +269,12 @@ def test_nor_in_tables_that_are_read_later() -> None:
             '[task]\nname = "digits"\n[strategy]\nname = "fedavgm"\nmomentum = true\n',
             source="run.toml",
         )
+
+
+@pytest.mark.parametrize("kind", [RUN, COORDINATOR, HOST, OPERATOR, INVENTORY])
+def test_comments_of_an_example_are_wrapped_evenly(kind: str) -> None:
+    prose = re.compile(r"# (?!\[|[\w-]+ =).+")
+    for line, following in itertools.pairwise(FILES[kind].splitlines()):
+        if prose.fullmatch(line) and prose.fullmatch(following):
+            word = following.removeprefix("# ").split()[0]
+            assert len(line) <= 88 < len(f"{line} {word}"), line

@@ -63,6 +63,7 @@ def test_help_lists_all_even_those_that_do_not_load() -> None:
     assert "hello Greet somebody." in text
     assert "count Count in several ways." in text
     assert "experiment Run a grid of settings" in text
+    assert text.index("From other packages") < text.index("hello Greet")
     assert "lacking Not usable here: potluck.commands: 'lacking' can't be loaded" in text
 
 

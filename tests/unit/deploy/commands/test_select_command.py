@@ -1,6 +1,7 @@
 """`potluck select`, from the command line to what it prints."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -347,3 +348,10 @@ def test_the_selectors_are_listed_with_what_they_are(run: Run) -> None:
     lines = dict(line.split(maxsplit=1) for line in printed.splitlines())
     assert list(lines) == installed(SELECTORS)
     assert lines["uniform"].startswith("Draws the cohort uniformly")
+
+
+def test_each_selector_is_listed_in_a_short_plain_line(run: Run) -> None:
+    for line in run("--list")[1].splitlines():
+        _, text = line.split(maxsplit=1)
+        assert len(text) <= 80, line
+        assert re.fullmatch(r"[A-Z][A-Za-z ,;:.'`()-]*\.", text), line  # without formulas

@@ -55,8 +55,8 @@ def verdicts(answer: operator_pb2.DescribeCoordinatorResponse, now: datetime = N
     """Return the findings whose verdict is not good."""
     found = list(diagnosis.federation(answer, 0.1, now))
     for each in found:
-        assert bool(each.remedy) == (each.verdict is not Verdict.GOOD), each
-    return {f"{each.about} {each.verdict}" for each in found if each.verdict is not Verdict.GOOD}
+        assert bool(each.remedy) == (each.verdict is not Verdict.OK), each
+    return {f"{each.about} {each.verdict}" for each in found if each.verdict is not Verdict.OK}
 
 
 def test_a_federation_that_is_well() -> None:
@@ -70,28 +70,28 @@ def test_a_coordinator_of_another_build_is_named_with_both_builds() -> None:
         for each in diagnosis.federation(described(software_version=theirs), 0.1, NOW)
         if each.about == "its version"
     ]
-    assert found.verdict == "doubtful"
+    assert found.verdict == "warning"
     assert found.found.endswith(f"here {software_version()}")
     assert theirs in found.found
     assert found.remedy == "install the same build here"
 
 
 def test_what_may_be_wrong_with_a_coordinator() -> None:
-    assert verdicts(described(versions={**VERSIONS, "framing": 99})) == {"its version bad"}
-    assert verdicts(described(versions={})) == {"its version bad"}
-    assert verdicts(described(software_version="0.0.1")) == {"its version doubtful"}
-    assert verdicts(described(disk_free_bytes=5)) == {"its disk doubtful"}
-    assert verdicts(described(disk_free_bytes=0)) == {"its disk bad"}
-    assert verdicts(described(hosts_attending=0)) == {"hosts doubtful"}
+    assert verdicts(described(versions={**VERSIONS, "framing": 99})) == {"its version error"}
+    assert verdicts(described(versions={})) == {"its version error"}
+    assert verdicts(described(software_version="0.0.1")) == {"its version warning"}
+    assert verdicts(described(disk_free_bytes=5)) == {"its disk warning"}
+    assert verdicts(described(disk_free_bytes=0)) == {"its disk error"}
+    assert verdicts(described(hosts_attending=0)) == {"hosts warning"}
     assert verdicts(described(object_store="https://s3")) == set()
     away = described(object_store="https://s3", object_store_trouble="the object store failed")
-    assert verdicts(away) == {"object store bad"}
+    assert verdicts(away) == {"object store error"}
 
 
 def test_runs_that_wait_for_hosts_are_told() -> None:
     answer = described()
     answer.runs.extend([status().status, waits(status(), clients=9).status, waits(status()).status])
-    assert verdicts(answer) == {"run doubtful"}
+    assert verdicts(answer) == {"run warning"}
     [finding] = [each for each in diagnosis.federation(answer, 0.1, NOW) if each.about == "run"]
     assert "tea (3f9ac0de): 6 of 9 clients attend; waiting for 3 more until" in finding.found
 
@@ -101,14 +101,14 @@ def test_clocks_that_differ(minutes: int, text: str) -> None:
     answer = described()
     answer.time.FromDatetime(NOW + timedelta(minutes=minutes))
     [clock] = [each for each in diagnosis.federation(answer, 0.1, NOW) if each.about == "clock"]
-    assert clock.verdict is Verdict.BAD
+    assert clock.verdict is Verdict.ERROR
     assert clock.found == f"this machine's is 5 min 00 s {text} the coordinator's"
 
 
 def test_a_certificate_that_ends_soon() -> None:
     answer = described()
     answer.certificate_expires_at.FromDatetime(NOW + timedelta(days=13))
-    assert verdicts(answer) == {"its certificate doubtful"}
+    assert verdicts(answer) == {"its certificate warning"}
 
 
 def test_certificates_of_a_party(tmp_path: Path) -> None:
@@ -120,19 +120,19 @@ def test_certificates_of_a_party(tmp_path: Path) -> None:
     def verdict(at: datetime = now) -> Finding:
         return diagnosis.certificates(tls, at)
 
-    assert verdict().verdict is Verdict.GOOD
+    assert verdict().verdict is Verdict.OK
     assert verdict().found.startswith("host 'host-0' of demo, until ")
-    assert verdict(now + timedelta(days=360)).verdict is Verdict.DOUBTFUL
+    assert verdict(now + timedelta(days=360)).verdict is Verdict.WARNING
     expired = verdict(now + timedelta(days=400))
-    assert expired.verdict is Verdict.BAD
+    assert expired.verdict is Verdict.ERROR
     assert "expired on" in expired.found
     assert "potluck pki" in expired.remedy
     issued.key.chmod(0o640)  # as the systemd units have it
-    assert verdict().verdict is Verdict.GOOD
+    assert verdict().verdict is Verdict.OK
     issued.key.chmod(0o644)
     assert verdict().remedy == f"chmod 600 {issued.key}"
     issued.key.unlink()
-    assert verdict().verdict is Verdict.BAD
+    assert verdict().verdict is Verdict.ERROR
 
 
 def test_a_coordinator_whose_own_certificate_is_revoked(files: DemoFiles) -> None:
@@ -140,38 +140,38 @@ def test_a_coordinator_whose_own_certificate_is_revoked(files: DemoFiles) -> Non
     config = load(CoordinatorConfig, files.coordinator, environment_prefix="TEST")
     now = datetime.now(UTC)
     [unknown, *_] = diagnosis.coordinator_files(config, now)
-    assert unknown.verdict is Verdict.GOOD, "nobody has told it"
+    assert unknown.verdict is Verdict.OK, "it has no revocation list"
     listed = config.model_copy(update={"revoked": files.folder / "pki" / pki.REVOKED})
     [known, *_] = diagnosis.coordinator_files(listed, now)
-    assert known.verdict is Verdict.BAD
+    assert known.verdict is Verdict.ERROR
     assert "was revoked on" in known.found
 
 
 @pytest.mark.skipif(bool(mounts.why_not()), reason=mounts.why_not() or "can mount")
 def test_disks_that_are_full_or_read_only(tmp_path: Path) -> None:
     with mounts.tmpfs(tmp_path / "full", megabytes=1) as full:
-        assert diagnosis.state_directory(full / "state").verdict is Verdict.GOOD
+        assert diagnosis.state_directory(full / "state").verdict is Verdict.OK
         with contextlib.suppress(OSError), (full / "ballast").open("wb", buffering=0) as file:
             while file.write(bytes(4096)):
                 pass
         found = diagnosis.state_directory(full / "state")
-    assert found.verdict is Verdict.BAD
+    assert found.verdict is Verdict.ERROR
     assert "No space left on device" in found.found
     assert "make room" in found.remedy
     with mounts.tmpfs(tmp_path / "fixed", megabytes=1, read_only=True) as fixed:
-        assert diagnosis.state_directory(fixed).verdict is Verdict.BAD
+        assert diagnosis.state_directory(fixed).verdict is Verdict.ERROR
 
 
 def test_ports_that_are_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         number = taken.getsockname()[1]
-        assert diagnosis.port("port", "127.0.0.1", number, "listen").verdict is Verdict.DOUBTFUL
-    assert diagnosis.port("port", "127.0.0.1", number, "listen").verdict is Verdict.GOOD
+        assert diagnosis.port("port", "127.0.0.1", number, "listen").verdict is Verdict.WARNING
+    assert diagnosis.port("port", "127.0.0.1", number, "listen").verdict is Verdict.OK
 
 
 def test_this_installation_is_complete() -> None:
     [found] = diagnosis.software()
-    assert found.verdict is Verdict.GOOD, found
+    assert found.verdict is Verdict.OK, found
 
 
 @pytest.fixture
@@ -202,7 +202,7 @@ def test_the_command_looks_at_every_file_and_says_what_to_do(files: DemoFiles) -
     }
     certificate, coordinator = found["the federation"]
     assert certificate["verdict"] == "good"
-    assert coordinator["verdict"] == "bad"
+    assert coordinator["verdict"] == "error"
     assert "can't reach the coordinator" in coordinator["found"]
     assert "check that potluck-server runs there" in coordinator["remedy"]
     assert result.return_value == 1
@@ -213,7 +213,7 @@ def test_a_file_that_is_no_configuration_is_named(tmp_path: Path, files: DemoFil
     broken.write_text("listen = 1\nlsten = 2\n")
     result = CliRunner().invoke(app, ["doctor", str(broken), "--json"], standalone_mode=False)
     [finding] = json.loads(result.stdout)[str(broken)]
-    assert finding["verdict"] == "bad"
+    assert finding["verdict"] == "error"
     assert "unknown key 'lsten'" in finding["found"]
 
 

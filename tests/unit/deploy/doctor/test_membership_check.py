@@ -56,10 +56,10 @@ def of_host(folder: Path, now: datetime | None = None, **changes: Any) -> list[F
 def test_members_with_time_left_are_in_order(folder: Path) -> None:
     config = CoordinatorConfig.model_validate(configured(folder, "coordinator"))
     for [found] in (list(coordinator_membership(config, datetime.now(UTC))), of_host(folder)):
-        assert (found.verdict, found.found) == (Verdict.GOOD, "epoch 2 with 2 members")
+        assert (found.verdict, found.found) == (Verdict.OK, "epoch 2 with 2 members")
     later = datetime.now(UTC) + timedelta(days=340)
     for [found] in (list(coordinator_membership(config, later)), of_host(folder, later)):
-        assert found.verdict is Verdict.DOUBTFUL
+        assert found.verdict is Verdict.WARNING
         assert "the member record of client 'a' ends on" in found.found
         assert "potluck pki renew-members" in found.remedy
 
@@ -67,7 +67,7 @@ def test_members_with_time_left_are_in_order(folder: Path) -> None:
 def test_a_client_that_is_no_member_any_more_is_named(folder: Path) -> None:
     revoke_members(folder / "root", ["b"])
     [found] = of_host(folder)
-    assert found.verdict is Verdict.DOUBTFUL
+    assert found.verdict is Verdict.WARNING
     assert "client 'b' has no record in membership epoch 3" in found.found
 
 
@@ -78,18 +78,18 @@ def test_a_host_without_the_key_that_counts_is_told(folder: Path) -> None:
     use_next_keys(folder / "root", ["a"])
     (keys / "a.key").write_bytes(old)
     [found] = of_host(folder)
-    assert found.verdict is Verdict.BAD
+    assert found.verdict is Verdict.ERROR
     assert "is the key that the member record of client 'a' names" in found.found
 
 
 def test_files_that_can_not_be_used_are_named(folder: Path) -> None:
     [found] = of_host(folder, members=None)
-    assert (found.verdict, found.found) == (Verdict.DOUBTFUL, "none has come yet")
+    assert (found.verdict, found.found) == (Verdict.WARNING, "none has come yet")
     [found] = of_host(folder, members=folder / "nowhere.json")
-    assert found.verdict is Verdict.BAD
+    assert found.verdict is Verdict.ERROR
     assert "nowhere.json can't be read" in found.found
     create_root(folder / "other", "test")
     [found] = of_host(folder, members=folder / "other" / "members.json")
-    assert found.verdict is Verdict.BAD
+    assert found.verdict is Verdict.ERROR
     assert "not signed by the federation root" in found.found
     assert of_host(folder, federation_root=None) == []

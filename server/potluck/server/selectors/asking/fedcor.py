@@ -36,8 +36,9 @@ _FACTOR = 100.0
 
 @dataclass(frozen=True, kw_only=True)
 class FedCor(Selector):
-    """Selects by a Gaussian process, which learns in uniform rounds how losses change together.
+    """Selects the clients that a Gaussian process expects to lower the losses most.
 
+    The process learns in uniform rounds how the clients' losses change together.
     warm_up: number of uniform rounds at the start. refresh: number of rounds after which there is
     another uniform one, from which the process learns; the authors train an extra cohort for that
     and discard its updates. dimension: of the points that the process assigns to clients. memory:

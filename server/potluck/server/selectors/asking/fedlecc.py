@@ -39,11 +39,11 @@ _MOST = 2_000
 
 @dataclass(frozen=True, kw_only=True)
 class FedLecc(Selector):
-    """Clusters take turns, by falling mean loss; each adds its client with the largest loss.
+    """Clusters clients by labels; each cluster adds those with the largest loss.
 
-    clusters: number of clusters, found by average linkage of the Hellinger distances between label
-    distributions. All available clients are asked for their loss in every round; a client that does
-    not answer keeps its last one.
+    Clusters take turns, by falling mean loss. clusters: number of clusters, found by average
+    linkage of the Hellinger distances between label distributions. All available clients are asked
+    for their loss in every round; a client that does not answer keeps its last one.
 
     The clusters change only when a client joins. With more than 2000 clients, 2000 of them are
     linked, and the others join the cluster with the nearest mean. Clients that disclosed no labels,

@@ -41,14 +41,15 @@ _NOTHING = 1e-100
 
 @dataclass(frozen=True, kw_only=True)
 class Feel(Selector):
-    """Draws the cohort client by client, with probabilities ∝ n‖g‖ √(ρ / ((1 − ρ) T + λ)).
+    """Prefers clients with a large gradient and a short training time.
 
-    n: the client's samples. g: the gradient of its mean loss at the round's model; all clients are
-    asked for its norm in every round. T: seconds of its last training. λ makes the probabilities
-    add up to 1. rho: ρ in (0, 1]; 1 ignores the training time. unbiased: True to draw with
-    replacement and weight an update by draws · n_k / (n · count · p_k) instead of its samples. The
-    expected sum over the draws is then the sum over all clients; cohorts may have fewer than
-    `count` clients. Strategies divide by the sum of the weights, which is only on average 1.
+    Draws the cohort client by client, with probabilities ∝ n‖g‖ √(ρ / ((1 − ρ) T + λ)). n: the
+    client's samples. g: the gradient of its mean loss at the round's model; all clients are asked
+    for its norm in every round. T: seconds of its last training. λ makes the probabilities add up
+    to 1. rho: ρ in (0, 1]; 1 ignores the training time. unbiased: True to draw with replacement and
+    weight an update by draws · n_k / (n · count · p_k) instead of its samples. The expected sum
+    over the draws is then the sum over all clients; cohorts may have fewer than `count` clients.
+    Strategies divide by the sum of the weights, which is only on average 1.
 
     Clients that report no gradient come last; with `unbiased`, they are drawn only if no client
     reports one. O(K).

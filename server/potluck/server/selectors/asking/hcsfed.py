@@ -37,13 +37,12 @@ it."""
 
 @dataclass(frozen=True, kw_only=True)
 class HcsFed(Selector):
-    """Clusters clients once, by k-means of sketches of an update; each cluster has seats in a
-    cohort.
+    """Clusters clients by sketches of an update; each cluster has seats in a cohort.
 
-    clusters: number of clusters. seats: `equal` gives all clusters the same number of seats, the
-    remainder to each in turn, and draws uniformly within a cluster. `neyman` gives seats in
-    proportion to size times spread, and draws in proportion to the sketch's norm. sketch: the
-    method that compresses an update. numbers: the size of a sketch.
+    Clusters clients once, by k-means. clusters: number of clusters. seats: `equal` gives all
+    clusters the same number of seats, the remainder to each in turn, and draws uniformly within a
+    cluster. `neyman` gives seats in proportion to size times spread, and draws in proportion to the
+    sketch's norm. sketch: the method that compresses an update. numbers: the size of a sketch.
 
     A cluster that is too small leaves its seats to the largest. A client that joins later is asked
     then, and joins the cluster with the nearest centre. A client that sent no sketch comes last,

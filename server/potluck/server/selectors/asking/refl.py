@@ -33,15 +33,15 @@ _KIND = "availability"
 
 @dataclass(frozen=True, kw_only=True)
 class Refl(Selector):
-    """Selects the clients least likely to be available between μ and 2μ seconds from now.
+    """Selects the clients that are least likely to be available soon.
 
-    Ties are broken at random. μ: a moving average of the duration of each round's slowest training,
-    in which the past has the weight `memory`. rest: number of rounds for which a selected client is
-    not asked again if the other clients suffice. If they don't, the clients that have rested
-    longest come first. Clients that report no probability come after those that do. If the run
-    accepts late updates, the cohort is smaller by the number of late updates expected within μ
-    seconds, but never empty. A late update is expected if the client's last training ends by then,
-    or took an unknown time. O(K).
+    Soon: between μ and 2μ seconds from now. Ties are broken at random. μ: a moving average of the
+    duration of each round's slowest training, in which the past has the weight `memory`. rest:
+    number of rounds for which a selected client is not asked again if the other clients suffice. If
+    they don't, the clients that have rested longest come first. Clients that report no probability
+    come after those that do. If the run accepts late updates, the cohort is smaller by the number
+    of late updates expected within μ seconds, but never empty. A late update is expected if the
+    client's last training ends by then, or took an unknown time. O(K).
     """
 
     rest: NonNegativeInt = 5

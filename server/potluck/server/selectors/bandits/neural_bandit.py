@@ -27,11 +27,12 @@ _FIRST, _SECOND, _EPSILON = 0.9, 0.999, 1e-8
 
 @dataclass(frozen=True, kw_only=True)
 class NeuralBandit(ContextBandit):
-    """Scores a client by a small network's prediction of its reward, plus ν √(gᵀ Z⁻¹ g / width).
+    """Selects the clients for which a small network predicts the largest reward.
 
-    g: the network's gradient at the context, Z = λ I + Σ g gᵀ / width over all rewarded contexts.
-    width: size of the network's hidden layer. exploration: ν. regularization: λ. steps,
-    learning_rate: of Adam on the latest 10,000 rewards, in each round. O(K · width²).
+    The score is the prediction plus ν √(gᵀ Z⁻¹ g / width). g: the network's gradient at the
+    context, Z = λ I + Σ g gᵀ / width over all rewarded contexts. width: size of the network's
+    hidden layer. exploration: ν. regularization: λ. steps, learning_rate: of Adam on the latest
+    10,000 rewards, in each round. O(K · width²).
     """
 
     width: Annotated[int, Field(ge=1, le=256)] = 32

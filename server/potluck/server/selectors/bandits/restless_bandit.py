@@ -22,12 +22,13 @@ _FEWEST = 1e-9
 
 @dataclass(frozen=True, kw_only=True)
 class RestlessBandit(ContextBandit):
-    """Scores a client by Σ_s P(s) (mean reward in s + √(2 ln t / n in s)), over shared states s.
+    """Selects clients with large rewards in the federation's likely states.
 
-    states: number of states. The state of a round is the quantile of its mean reward among all
-    earlier rounds. The next state is predicted from how often states followed one another.
-    discount: factor on all counts for each round of age. In a state in which a client was never
-    seen, its expected reward is its mean in the other states.
+    The score is Σ_s P(s) (mean reward in s + √(2 ln t / n in s)), over shared states s. states:
+    number of states. The state of a round is the quantile of its mean reward among all earlier
+    rounds. The next state is predicted from how often states followed one another. discount: factor
+    on all counts for each round of age. In a state in which a client was never seen, its expected
+    reward is its mean in the other states.
 
     Clients without a reward come first, but a failed round counts as a try. O(K · states).
     """

@@ -36,8 +36,7 @@ _MOST = 1e6
 
 @dataclass(frozen=True, kw_only=True)
 class FedEntropy(Selector):
-    """Prefers clients whose updates were wanted before, and skips uploads that make labels less
-    even.
+    """Skips uploads that make labels less even; prefers clients wanted before.
 
     After training, clients report their soft label: the mean softmax of the trained model over
     their samples. The entropy is that of the labels, weighted by samples. As long as the entropy

@@ -56,7 +56,7 @@ class Distribution:
 
 @dataclass(kw_only=True)
 class ClusteredSampling(Selector):
-    """Each of the cohort's places is drawn from a distribution over some clients.
+    """Draws each place of the cohort from a distribution over some of the clients.
 
     A client's probabilities over all distributions sum to count · its share of the samples. Each
     client is thus chosen as often as by plain sampling, with less variance. by: `size` (Algorithm

@@ -35,13 +35,13 @@ from potluck.server.state import State
 
 @dataclass(kw_only=True)
 class DivFL(Selector):
-    """Greedily adds the client that lowers G(S) = Σ_i min_{j∈S} ‖g_i − g_j‖ most.
+    """Selects clients whose updates together represent those of all clients best.
 
-    g are random projections of the clients' last updates; i runs over all clients with a known
-    update, j over the available ones. Clients that were never picked come first, drawn uniformly;
-    picked clients without a known update come last. weighted: True to weight an update by the
-    number of clients for which it is the nearest, instead of its samples. O(K²), for up to 3,000
-    clients.
+    Greedily adds the client that lowers G(S) = Σ_i min_{j∈S} ‖g_i − g_j‖ most. g are random
+    projections of the clients' last updates; i runs over all clients with a known update, j over
+    the available ones. Clients that were never picked come first, drawn uniformly; picked clients
+    without a known update come last. weighted: True to weight an update by the number of clients
+    for which it is the nearest, instead of its samples. O(K²), for up to 3,000 clients.
     """
 
     weighted: bool = False

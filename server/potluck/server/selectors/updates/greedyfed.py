@@ -36,8 +36,7 @@ _WORST: Final = 1e9
 
 @dataclass(frozen=True, kw_only=True)
 class GreedyFed(Selector):
-    """Selects the clients with the highest Shapley value, after every client has been selected
-    once.
+    """Selects the clients whose updates helped the model most, by Shapley values.
 
     A client's value in a round is the gain that its update brings to means of other updates, by the
     loss on the coordinator's own evaluation data; updates are weighted by their samples.

@@ -50,7 +50,7 @@ _LARGEST = 16.0
 
 @dataclass(frozen=True, kw_only=True)
 class HiCSFL(Selector):
-    """Clusters clients by updates of the output layer; prefers clusters with even labels.
+    """Clusters clients by output layers; prefers clusters with even labels.
 
     Ĥ is the entropy in nats of softmax(Δb/temperature), Δb the last change of the output layer's
     bias (of the row means of its weights, if it has none). Clients are clustered by Ward's method
