@@ -60,7 +60,7 @@ def commands(command: Any, *words: str) -> Iterator[tuple[tuple[str, ...], Any]]
 
 def test_commands_are_listed_in_five_groups() -> None:
     text = CliRunner(env=WIDE).invoke(app, ["--help"]).stdout
-    found = re.findall(r"^╭─ (.+?) ─+╮$|^│ ([a-z-]+)  ", text, re.MULTILINE)
+    found = re.findall(r"^╭─ (.+?) ─+╮$|^│ ([a-z][a-z-]*)  ", text, re.MULTILINE)
     listed: dict[str, list[str]] = {}
     for title, name in found:
         if title:
