@@ -20,9 +20,9 @@ PIP_FLAGS ?=
 ARGS ?=
 
 # Test files run side by side, each from its first test to its last, and what takes longest first
-# (tests/support/side_by_side.py). Real processes also wait, so one lane more than processors.
+# (tests/support/side_by_side.py). Real processes also wait, so one worker more than processors.
 PROCESSORS := $(shell nproc 2>/dev/null || sysctl -n hw.ncpu)
-LANES ?= $(shell echo $$(($(PROCESSORS) + 1)))
+WORKERS ?= $(or $(LANES),$(shell echo $$(($(PROCESSORS) + 1))))
 SIDE_BY_SIDE := --dist loadfile --numprocesses
 
 .PHONY: help
@@ -88,7 +88,7 @@ test: $(INSTALLED)
 
 .PHONY: test-federation
 test-federation: $(INSTALLED)
-	$(VENV)/bin/pytest tests/integration tests/e2e tests/adversary tests/gpu -m "not slow" $(SIDE_BY_SIDE) $(LANES) $(ARGS)
+	$(VENV)/bin/pytest tests/integration tests/e2e tests/adversary tests/gpu -m "not slow" $(SIDE_BY_SIDE) $(WORKERS) $(ARGS)
 
 # Their bodies run on a processor too, in test-federation.
 .PHONY: test-gpu
@@ -98,7 +98,7 @@ test-gpu: $(INSTALLED)
 # pytest exits with 5 where it finds nothing to run.
 .PHONY: test-slow
 test-slow: $(INSTALLED)
-	$(VENV)/bin/pytest -m slow $(SIDE_BY_SIDE) $(LANES) $(ARGS) || { \
+	$(VENV)/bin/pytest -m slow $(SIDE_BY_SIDE) $(WORKERS) $(ARGS) || { \
 		status=$$?; \
 		if [ $$status -ne 5 ]; then exit $$status; fi; \
 		echo "No slow tests to run."; \

@@ -96,7 +96,7 @@ async def test_a_training_cancelled_while_it_imports_leaves_a_host_that_trains(
     task, point = "task.name=importing", "import-client-1"
     undisturbed = await federation.finished(await federation.start_run(task))
     await federation.kill_host(1)
-    set_values(federation.files.hosts[1], {"patience_seconds": 0.05})
+    set_values(federation.files.hosts[1], {"cancel_timeout_seconds": 0.05})
     await federation.processes.start_host(1)
     await federation.until_attending()
     log, waits = federation.files.log("host-1"), "a cancelled task imports a module"

@@ -21,7 +21,7 @@ async def federation(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[
     sinks = {
         "mlflow": {"experiment": "under test"},
         "watched": {},
-        "hanging": {"patience_seconds": 600},
+        "hanging": {"silence_timeout_seconds": 600},
         "dying": {},
     }
     async with crash_federation(

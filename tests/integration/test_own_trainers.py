@@ -42,7 +42,7 @@ async def test_rounds_go_on_without_those_whose_trainer_fails(
         start_hosts=False,
     ) as federation:
         for path in federation.files.hosts:
-            set_values(path, {"patience_seconds": 0.2})
+            set_values(path, {"cancel_timeout_seconds": 0.2})
         await federation.start_hosts()
         for fault, line in {
             "raises": "failed at client 'client-1': ValueError: the scanner's file is empty",

@@ -32,7 +32,7 @@ async def test_logs_and_metrics_tell_which_sinks_record(tmp_path: Path) -> None:
         begun_run(store)
         committed(store, AttemptKey("ab12", 1, 1))
         points.hold("sink-hang")
-        tables = {"csv": {}, "dying": {}, "hanging": {"patience_seconds": 3}}
+        tables = {"csv": {}, "dying": {}, "hanging": {"silence_timeout_seconds": 3}}
         jobs = sink_jobs(tables, database=url, state_directory=tmp_path)
         sinks = Sinks(jobs, instruments)
         assert 'potluck_sink_up{sink="csv"} 0.0' in shown()

@@ -16,7 +16,13 @@ from grpc import StatusCode as Status
 from numpy.typing import NDArray
 from structlog.testing import capture_logs
 from support.raw_host import RawHost, whole
-from support.sum_federation import PATIENCE_SECONDS, Members, SumFederation, host_of, sum_federation
+from support.sum_federation import (
+    PATIENCE_SECONDS,
+    Members,
+    SumFederation,
+    host_of,
+    sum_federation,
+)
 
 from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
 from potluck.common.errors import ConfigurationError
@@ -61,7 +67,7 @@ async def federation(
     data.mkdir()
     async with sum_federation(members, tmp_path, data_directory=data) as federation:
         await federation.start(
-            members.names, disclosure=OPEN, patience_seconds=0.2, data_directory=data
+            members.names, disclosure=OPEN, cancel_timeout_seconds=0.2, data_directory=data
         )
         yield federation
 

@@ -125,7 +125,8 @@ class Agent:
             config.tracing, "potluck-host", config.tls.load(Role.HOST).identity.name
         )
         worker = Worker(
-            *(device.make for device in devices), patience_seconds=config.patience_seconds
+            *(device.make for device in devices),
+            cancel_timeout_seconds=config.cancel_timeout_seconds,
         )
         trainers, measured = self._trainers(worker, devices)
         budget = PrivacyBudget(self._state.path, config.disclosure, self._metrics)
@@ -250,7 +251,7 @@ class Agent:
         measured = processes.most_on_gpu > 1 and self._device != "cpu"
         trainers: Worker[Any] = Worker(
             *makes * (1 if measured else self._workers_on_each()),
-            patience_seconds=self._config.patience_seconds,
+            cancel_timeout_seconds=self._config.cancel_timeout_seconds,
         )
         if not measured:
             return trainers, None

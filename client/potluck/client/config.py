@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from pydantic import Field, field_validator
 
 from potluck.client.base.availability_plan import AvailabilityPlan
-from potluck.client.base.worker import PATIENCE_SECONDS
+from potluck.client.base.worker import CANCEL_TIMEOUT_SECONDS
 from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
 from potluck.common.monitoring.metrics_server import MetricsAddress
 from potluck.common.monitoring.metrics_tls import MetricsTls
@@ -42,6 +42,7 @@ class ClientConfig(Settings):
     """The settings of a client process: the coordinator, the clients, what it may use."""
 
     kind = HOST
+    old_keys: ClassVar[Mapping[str, str]] = {"patience_seconds": "cancel_timeout_seconds"}
 
     coordinator: str = Field(
         description="Where the coordinator listens, HOST:PORT. Hosts dial, so no port needs to be\n"
@@ -98,12 +99,12 @@ class ClientConfig(Settings):
         "run leaves that to the host; by default in the state directory. Hosts with the same one\n"
         "choose alike.",
     )
-    patience_seconds: float = Field(
-        default=PATIENCE_SECONDS,
+    cancel_timeout_seconds: float = Field(
+        default=CANCEL_TIMEOUT_SECONDS,
         gt=0,
         le=86_400,
-        description="How long a task that hangs may go on once nobody waits for it; then its\n"
-        "thread is left behind, and the device has a new one.",
+        description="How long a cancelled task may continue. Then its thread is abandoned,\n"
+        "and the device gets a new one.",
     )
     maximum_model_bytes: int = Field(
         default=4 * 2**30, ge=1, description="A model announced as larger than this is refused."

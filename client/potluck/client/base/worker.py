@@ -21,7 +21,7 @@ from potluck.common.learning.task_failures import crashed
 
 log = structlog.get_logger()
 
-PATIENCE_SECONDS = 30.0
+CANCEL_TIMEOUT_SECONDS = 30.0
 IMPORT_SECONDS = 300.0
 """Time that an import may take; a thread that takes longer is abandoned uninterrupted."""
 _LOOK_SECONDS = 0.1
@@ -69,15 +69,15 @@ class Worker(Generic[Device]):
     alive. Each device has one thread: trainings on it never overlap. Lives on the event loop."""
 
     def __init__(
-        self, *makes: Callable[[], Device], patience_seconds: float = PATIENCE_SECONDS
+        self, *makes: Callable[[], Device], cancel_timeout_seconds: float = CANCEL_TIMEOUT_SECONDS
     ) -> None:
         """`makes`: called at once, each in its own thread; `run` raises what they raise.
 
-        `patience_seconds`: how long a cancelled function may continue.
+        `cancel_timeout_seconds`: how long a cancelled function may continue.
         """
         self.seats = 0
         """Functions that run side by side."""
-        self._patience_seconds = patience_seconds
+        self._cancel_timeout_seconds = cancel_timeout_seconds
         self._threads: list[_Thread[Device]] = []
         self._idle: asyncio.Queue[_Thread[Device]] = asyncio.Queue()
         self.add(*makes)
@@ -102,7 +102,7 @@ class Worker(Generic[Device]):
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
             loop = asyncio.get_running_loop()
-            loop.call_later(self._patience_seconds, self._leave_behind, thread, future, None)
+            loop.call_later(self._cancel_timeout_seconds, self._leave_behind, thread, future, None)
             raise
 
     def prepare(self, function: Callable[[Device], object]) -> None:
@@ -148,7 +148,7 @@ class Worker(Generic[Device]):
                 return
         log.warning(
             "left a thread behind: it goes on with what nobody waits for; see why the task hangs",
-            seconds=self._patience_seconds,
+            seconds=self._cancel_timeout_seconds,
         )
         successor = thread.successor()
         self._threads[self._threads.index(thread)] = successor

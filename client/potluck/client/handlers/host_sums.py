@@ -28,7 +28,7 @@ from potluck.common.updates.lanes import members_digest
 
 log = structlog.get_logger()
 
-PATIENCE: Final = 0.8
+WAITED_SHARE: Final = 0.8
 """The share of the time to its deadline that the first update waits for the others."""
 ARRIVAL_SECONDS: Final = 2.0
 """How long an update waits for companions whose instructions have not come.
@@ -204,7 +204,7 @@ def _latest(first: _WaitingUpdate, now: float) -> float | None:
     """Return the latest time to send a group's first update; None for no limit."""
     timeout = first.active.timeout
     deadline = None if timeout is None else timeout.when()
-    return None if deadline is None else now + PATIENCE * max(0.0, deadline - now)
+    return None if deadline is None else now + WAITED_SHARE * max(0.0, deadline - now)
 
 
 def _fail(members: Sequence[_WaitingUpdate], error: Exception) -> None:

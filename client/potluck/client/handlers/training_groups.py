@@ -2,7 +2,7 @@
 
 The coordinator lists the instructions that belong together (`Train.companions`). If a host trains
 several clients side by side, the companions are cut, in order, into as many groups. A group begins
-when all members that can join have joined, or after `PATIENCE_SECONDS` without the others. A
+when all members that can join have joined, or after `JOIN_TIMEOUT_SECONDS` without the others. A
 member's result does not depend on which others are present. Lives on the event loop; the training
 itself runs in a worker's thread.
 """
@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # importing it imports torch, which only the worker's thread 
 
 log = structlog.get_logger()
 
-PATIENCE_SECONDS = 1.0
+JOIN_TIMEOUT_SECONDS = 1.0
 """How long a group waits for members whose instructions have not come."""
 LARGEST_GROUP = 1024
 _LOOK_SECONDS = 0.02
@@ -126,7 +126,7 @@ class TrainingGroups:
     async def _carry_out(self, group: _Gathering) -> None:
         """Train all members that come in time, and set each member's result."""
         try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
+            async with asyncio.timeout(JOIN_TIMEOUT_SECONDS):
                 while not self._complete(group):
                     group.arrived.clear()
                     try:

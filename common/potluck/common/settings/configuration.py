@@ -170,8 +170,9 @@ def load(
 
 
 def environment(model: type[Settings], prefix: str) -> dict[str, str]:
-    """Values of the model's top-level fields found in the environment."""
-    names = {name: f"{prefix}_{name.upper()}" for name in model.model_fields}
+    """Return values of the model's top-level fields, also under old names, in the environment."""
+    known = (*model.model_fields, *model.old_keys)
+    names = {name: f"{prefix}_{name.upper()}" for name in known}
     return {name: os.environ[key] for name, key in names.items() if key in os.environ}
 
 

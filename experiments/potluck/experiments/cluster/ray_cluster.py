@@ -26,7 +26,7 @@ from potluck.experiments.cluster.cell_report import THE_SAME, check_software, so
 AUTO = "auto"
 """Address that stands for the cluster of this machine."""
 
-_PATIENCE_SECONDS = 10.0
+_CONNECT_SECONDS = 10.0
 _ANSWER_SECONDS = 120.0
 _REMEDY = "start one with `ray start --head`, or name the HOST:PORT of another"
 
@@ -92,7 +92,7 @@ def _knock(address: str) -> None:
     if not host or not port.isdecimal():
         raise ConfigurationError(f"--ray takes HOST:PORT, got '{address}'", address=address)
     try:
-        socket.create_connection((host.strip("[]"), int(port)), _PATIENCE_SECONDS).close()
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
     except (OSError, OverflowError) as error:
         raise UnreachableError(
             f"no Ray cluster found at {address}: {getattr(error, 'strerror', None) or error}; "

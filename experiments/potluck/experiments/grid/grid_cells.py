@@ -22,9 +22,12 @@ from potluck.common.task import Task
 from potluck.experiments.grid.definition import SEED, ExperimentFile, get, put
 from potluck.server.rounds.plan import draw_up
 
-PATIENCE_SECONDS = 86_400.0
-"""How long a coordinator waits for clients, in everything that the experiment does not set itself:
-a busy or sleeping machine must not change results. A host that ends is noticed at once."""
+LONGEST_WAIT_SECONDS = 86_400.0
+"""Default in seconds of all limits on waiting for clients that the experiment does not set.
+
+It is long, since a busy or sleeping machine must not change results. The end of a host is noticed
+at once.
+"""
 
 _WAITS = (
     "round.deadline_seconds",
@@ -120,9 +123,9 @@ def _cell(
     complete.setdefault("name", experiment.name)
     for key in _WAITS:
         if get(complete, key) is None:
-            put(complete, key, PATIENCE_SECONDS)
+            put(complete, key, LONGEST_WAIT_SECONDS)
     if get(complete, "task.name") is None:
-        raise ConfigurationError(f"{source}: run.task.name is missing: what is to be learned?")
+        raise ConfigurationError(f"{source}: run.task.name is missing; name the task to learn")
     options = {key: value for key, value in complete["task"].items() if key != "name"}
     name = complete["task"]["name"]
     if get(complete, "task.seed") is None and "seed" in plugins.options_of(plugins.TASKS, name):

@@ -20,7 +20,10 @@ _MODEL_TAG: Final = "potluck.model"
 _MOST_METRICS: Final = 1000
 _MOST_PARAMS: Final = 100
 _LONGEST_PARAM: Final = 500
-_PATIENCE: Final = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
+_REQUEST_LIMITS: Final = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
+}
 """Limits of MLflow's own retries.
 
 By default MLflow retries for four minutes, during which the sink does not respond. The sink's
@@ -118,7 +121,7 @@ class Mlflow(Sink):
         from mlflow.tracking import MlflowClient
 
         if self._connected is None:
-            for name, value in _PATIENCE.items():
+            for name, value in _REQUEST_LIMITS.items():
                 os.environ.setdefault(name, value)
             self._connected = MlflowClient(self._uri)
         return self._connected

@@ -124,12 +124,12 @@ async def not_too_slow(
     requests = aiter(requests)
     waited, received = 0.0, 0
     while True:
-        patience = limits.stall_seconds + received / limits.least_bytes_per_second - waited
+        seconds_left = limits.stall_seconds + received / limits.least_bytes_per_second - waited
         begun = clock()
         try:
-            if patience <= 0:
+            if seconds_left <= 0:
                 raise TimeoutError
-            async with asyncio.timeout(min(limits.stall_seconds, patience)):
+            async with asyncio.timeout(min(limits.stall_seconds, seconds_left)):
                 request = await anext(requests)
         except StopAsyncIteration:
             return

@@ -6,7 +6,7 @@ import importlib.util
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict
 
@@ -14,18 +14,23 @@ from potluck.common.errors import ConfigurationError, PluginError
 from potluck.common.names import is_name
 from potluck.common.settings import plugins
 from potluck.common.settings.extras import not_installed
+from potluck.common.settings.old_spelling import current_keys
 from potluck.server.sink import Sink
 
 PLUGIN = "plugin"
-PATIENCE = "patience_seconds"
-_PATIENCE_SECONDS = 120.0
+SILENCE = "silence_timeout_seconds"
+_SILENCE_SECONDS = 120.0
+
+OLD_KEYS: Final = {"patience_seconds": SILENCE}
+"""The new name of each key of a sink's table that was renamed before 0.1."""
 
 
 class SinkJob(BaseModel):
     """Settings of a sink, sent to its process.
 
-    folder: its working directory; relative paths in its options start there. patience_seconds: time
-    without a message during work after which the process is restarted.
+    folder: its working directory; relative paths in its options start there.
+    silence_timeout_seconds: time without a message during work after which the process is
+    restarted.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -33,7 +38,7 @@ class SinkJob(BaseModel):
     name: str
     plugin: str
     options: dict[str, Any]
-    patience_seconds: float
+    silence_timeout_seconds: float
     database: str
     folder: Path
 
@@ -63,19 +68,20 @@ def _job(name: str, table: dict[str, Any], database: str, state_directory: Path)
         raise ConfigurationError(
             f"{where}: name it with letters, digits, dots, dashes and underscores", sink=name
         )
-    plugin, patience = table.pop(PLUGIN, name), table.pop(PATIENCE, _PATIENCE_SECONDS)
+    table = current_keys(table, OLD_KEYS, source=where)
+    plugin, silence = table.pop(PLUGIN, name), table.pop(SILENCE, _SILENCE_SECONDS)
     if not isinstance(plugin, str):
         raise ConfigurationError(f"{where}: {PLUGIN} is {plugin!r}; it must be a text", sink=name)
-    number = isinstance(patience, (int, float)) and not isinstance(patience, bool)
-    if not number or not 0 < patience < math.inf:  # JSON has neither inf nor nan
+    number = isinstance(silence, (int, float)) and not isinstance(silence, bool)
+    if not number or not 0 < silence < math.inf:  # JSON has neither inf nor nan
         raise ConfigurationError(
-            f"{where}: {PATIENCE} is {patience!r}; it must be a number above 0", sink=name
+            f"{where}: {SILENCE} is {silence!r}; it must be a number above 0", sink=name
         )
     job = SinkJob(
         name=name,
         plugin=plugin,
         options=table,
-        patience_seconds=patience,
+        silence_timeout_seconds=silence,
         database=database,
         folder=(state_directory / "sinks" / name).resolve(),
     )

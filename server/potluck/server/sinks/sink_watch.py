@@ -105,12 +105,12 @@ class SinkProcess:
             return "its process has no pipe"
         said = ""
         while True:
-            patience = self._job.patience_seconds if self._busy else None
+            limit = self._job.silence_timeout_seconds if self._busy else None
             try:
-                async with asyncio.timeout(patience):
+                async with asyncio.timeout(limit):
                     line = await process.stdout.readline()
             except TimeoutError:
-                return f"it was silent for {patience:g} s in the midst of work, and was killed"
+                return f"it was silent for {limit:g} s in the midst of work, and was killed"
             except ValueError:  # longer than asyncio reads
                 return "its process wrote what is no report, and was killed"
             if not line:

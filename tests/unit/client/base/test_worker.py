@@ -80,7 +80,7 @@ async def test_what_making_the_bench_raises_is_told() -> None:
 
 
 async def test_a_thread_that_hangs_is_left_behind() -> None:
-    worker = Worker(threading.get_ident, patience_seconds=0.01)
+    worker = Worker(threading.get_ident, cancel_timeout_seconds=0.01)
     begun, go_on = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
 
@@ -99,7 +99,7 @@ async def test_a_thread_that_hangs_is_left_behind() -> None:
 
 
 async def test_a_thread_left_behind_ends_where_it_runs_python() -> None:
-    worker = Worker(lambda: None, patience_seconds=0.01)
+    worker = Worker(lambda: None, cancel_timeout_seconds=0.01)
     begun, ended = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -140,7 +140,7 @@ async def test_an_import_under_way_ends_before_its_thread_is_interrupted(
     gate: Any = __import__("gate")
     loop, begun, ended = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
     gate.begun, gate.go_on = lambda: loop.call_soon_threadsafe(begun.set), threading.Event()
-    worker = Worker(threading.get_ident, patience_seconds=0.0)
+    worker = Worker(threading.get_ident, cancel_timeout_seconds=0.0)
 
     def whole() -> bool:
         module: Any = __import__("slow_module")
@@ -176,7 +176,7 @@ async def test_a_thread_whose_import_never_ends_is_left_behind(
     gate: Any = __import__("endless_gate")
     loop, begun = asyncio.get_running_loop(), asyncio.Event()
     gate.begun, gate.go_on = lambda: loop.call_soon_threadsafe(begun.set), threading.Event()
-    worker = Worker(threading.get_ident, patience_seconds=0.0)
+    worker = Worker(threading.get_ident, cancel_timeout_seconds=0.0)
     importing = asyncio.create_task(worker.run(lambda _: __import__("endless_module")))
     await begun.wait()
     importing.cancel()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.programs import run_program
 
-from potluck.client.config import example_config
+from potluck.client.config import example_config, load_config
 from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
 from potluck.common.errors import ConfigurationError
 from potluck.common.run_file.runfile import OLD_KEYS, RunFile, parse_run_file
@@ -101,3 +101,19 @@ def test_a_program_shows_an_old_word_in_one_line_and_goes_on(tmp_path: Path) -> 
         'potluck-client: triplet = "ldp" is written triplet = "noisy" now; the old word is '
         "accepted until 0.2\n"
     )
+
+
+def test_an_old_key_of_a_host_is_accepted_in_its_file_and_in_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "host.toml").write_text(example_config())
+    assert load_config(tmp_path / "host.toml", {}).cancel_timeout_seconds == 30
+    old = example_config().replace("cancel_timeout_seconds = 30.0", "patience_seconds = 4")
+    (tmp_path / "old.toml").write_text(old)
+    with pytest.warns(OldSpellingWarning, match="'patience_seconds' is written"):
+        assert load_config(tmp_path / "old.toml", {}).cancel_timeout_seconds == 4
+    monkeypatch.setenv("POTLUCK_CLIENT_PATIENCE_SECONDS", "5")
+    text = example_config().replace("cancel_timeout_seconds = 30.0\n", "")
+    (tmp_path / "none.toml").write_text(text)
+    with pytest.warns(OldSpellingWarning, match="'patience_seconds' is written"):
+        assert load_config(tmp_path / "none.toml", {}).cancel_timeout_seconds == 5

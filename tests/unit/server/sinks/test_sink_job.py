@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from potluck.common.errors import PotluckError
+from potluck.common.settings.old_spelling import OldSpellingWarning
 from potluck.integrations.trackers.mlflow_sink import Mlflow
 from potluck.server.sinks.sink_job import sink_jobs
 
@@ -18,12 +19,18 @@ def jobs(tmp_path: Path, **tables: dict[str, Any]) -> Any:
 
 def test_a_table_is_named_for_its_plugin_or_names_it(tmp_path: Path) -> None:
     first, second = jobs(
-        tmp_path, csv={"folder": "tables"}, mine={"plugin": "csv", "patience_seconds": 5}
+        tmp_path, csv={"folder": "tables"}, mine={"plugin": "csv", "silence_timeout_seconds": 5}
     )
     assert (first.plugin, first.options) == ("csv", {"folder": "tables"})
     assert (second.plugin, second.options) == ("csv", {})
-    assert (first.patience_seconds, second.patience_seconds) == (120, 5)
+    assert (first.silence_timeout_seconds, second.silence_timeout_seconds) == (120, 5)
     assert second.folder == tmp_path / "sinks" / "mine"
+
+
+def test_a_key_of_a_sink_under_its_old_name_is_accepted_with_a_warning(tmp_path: Path) -> None:
+    with pytest.warns(OldSpellingWarning, match="'patience_seconds' is written 'silence_timeout"):
+        [job] = jobs(tmp_path, csv={"patience_seconds": 5})
+    assert (job.silence_timeout_seconds, job.options) == (5, {})
 
 
 @pytest.mark.parametrize(
@@ -34,9 +41,9 @@ def test_a_table_is_named_for_its_plugin_or_names_it(tmp_path: Path) -> None:
         ("csv", {"foldr": "x"}, r"there is no option 'foldr' \(did you mean 'folder'\?\)"),
         ("../x", {"plugin": "csv"}, "name it with letters"),
         ("csv", {"plugin": 3}, "plugin is 3; it must be a text"),
-        ("csv", {"patience_seconds": 0}, "patience_seconds is 0; it must be a number above 0"),
-        ("csv", {"patience_seconds": float("inf")}, "patience_seconds is inf; it must be a numb"),
-        ("csv", {"patience_seconds": float("nan")}, "patience_seconds is nan; it must be a numb"),
+        ("csv", {"silence_timeout_seconds": 0}, "seconds is 0; it must be a number above 0"),
+        ("csv", {"silence_timeout_seconds": float("inf")}, "seconds is inf; it must be a numb"),
+        ("csv", {"silence_timeout_seconds": float("nan")}, "seconds is nan; it must be a numb"),
     ],
 )
 def test_what_can_not_be_right_is_refused(
