@@ -110,10 +110,14 @@ def _without_file(values: dict[str, Any], looked_for: Sequence[Path]) -> Operato
     missing = [name for name in ("coordinator", *_TLS_FIELDS) if name not in values]
     if missing:
         flags = ", ".join(f"--{name}" for name in missing)
-        places = " nor ".join(map(_shown, looked_for))
+        places = [_shown(path) for path in looked_for]
+        if len(places) > 1:
+            where = f"in neither {' nor '.join(places)}"
+        else:
+            where = f"not in {places[0]}" if places else "not set"
         raise ConfigurationError(
-            f"can't reach a coordinator: its address and the operator's certificate are in neither "
-            f"{places}; write one (`potluck config operator > {FILE_NAME}`, then edit it), name "
+            f"can't reach a coordinator: its address and the operator's certificate are "
+            f"{where}; write one (`potluck config operator > {FILE_NAME}`, then edit it), name "
             f"one with --config, or give {flags}; without a federation, try `potluck demo`"
         )
     values["tls"] = {name: values.pop(name) for name in _TLS_FIELDS}

@@ -71,7 +71,7 @@ def test_flags_alone_are_enough() -> None:
 def test_what_is_missing_is_named_with_the_remedy() -> None:
     with pytest.raises(
         ConfigurationError,
-        match=r"there is no here\.toml; .* give --certificate, --key, --authority",
+        match=r"are not in \./here\.toml; .* give --certificate, --key, --authority",
     ):
         load_operator_config(OperatorFlags(coordinator="a:1"), [Path("here.toml")])
 
