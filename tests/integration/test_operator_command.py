@@ -477,7 +477,7 @@ async def test_a_model_comes_in_shards(
     with safetensors.safe_open(tmp_path / "m" / "model-00002-of-00002.safetensors", "np") as file:
         assert file.metadata()["potluck.round"] == "12"
     refused = await potluck(config, tmp_path, "model", "3f9a", "--shards", "much", "-o", "n")
-    assert "'much' is not a size;  give one such as 5GB" in refused.err
+    assert "'much' is not a size; give one such as 5GB" in refused.err
 
 
 async def test_a_part_of_another_model_is_not_continued(
