@@ -285,7 +285,7 @@ async def test_a_run_is_started_from_the_form_and_refused_at_its_fields(
         assert 'name = "green tea"' in service.started[0]
         await page.go_back()
         await page.get_by_role("button", name="Every setting, explained").click()
-        await expect(file).to_have_value(re.compile("# Rounds to commit."))
+        await expect(file).to_have_value(re.compile("# Number of rounds to commit."))
         refused = [each for each in tab.complaints if "400" not in each]  # the browser's own lines
         assert refused == []
 

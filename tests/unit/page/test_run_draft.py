@@ -32,9 +32,9 @@ def test_the_form_begins_with_a_file_that_is_right() -> None:
 def test_fields_have_hints_defaults_and_choices() -> None:
     fields = {field.key: field for field in form_fields()}
     assert fields["rounds"].default == "30"
-    assert fields["rounds"].hint == "Rounds to commit."
+    assert fields["rounds"].hint == "Number of rounds to commit."
     assert fields["selector.name"].default == "uniform"
-    assert fields["selector.name"].hint == "Who trains."
+    assert fields["selector.name"].hint == "Selector of each round's clients."
     assert "fedentopt" in fields["selector.name"].choices
     assert fields["objective.name"].default == "cross-entropy"
     assert fields["training.epochs"].default == "the task's own"

@@ -38,36 +38,38 @@ class PluginTable(BaseModel):
 
 
 class LateJoiners(StrEnum):
-    """Treatment of a client that first attends after round 1 began."""
+    """Treatment of a client that first connects after round 1 began."""
 
     NEXT_ROUND = "next-round"
     REFUSE = "refuse"
 
 
 class Leavers(StrEnum):
-    """Treatment of a selected client whose host goes away."""
+    """Treatment of a selected client whose host disconnects."""
 
     DROP = "drop"
     WAIT = "wait"
 
 
 class LateUpdates(Settings):
-    """Updates that come after their round was closed."""
+    """Updates that arrive after their round was closed."""
 
     rounds: int = Field(
         default=0,
         ge=0,
         le=1000,
-        description="How many rounds an update may be late and still join the round under way\n"
-        "then; 0: it is refused. Its client is left to train on, and meanwhile selected only\n"
-        "where others don't suffice. So many more models are kept on the coordinator's disk.",
+        description="Maximum number of rounds by which an update may be late and still join the\n"
+        "current round. 0: late updates are refused. Their clients continue to train, and are\n"
+        "selected meanwhile only if the others don't suffice. The coordinator's disk keeps this\n"
+        "number of additional models.",
     )
     beta: float = Field(
         default=0.35,
         ge=0,
         le=1,
-        description="A late update weighs (1 - beta)/(rounds late + 1) beside a fresh one, and up\n"
-        "to 0.632 beta on top of that, the further it is from the mean of the fresh ones.",
+        description="A late update has (1 - beta)/(rounds late + 1) of the weight of a fresh one,\n"
+        "and up to 0.632 beta in addition: the more, the more it differs from the fresh ones'\n"
+        "mean.",
     )
 
 
@@ -77,26 +79,27 @@ class RoundPolicy(Settings):
     deadline_seconds: float = Field(
         default=600.0,
         gt=0,
-        description="A client that has not answered this long after selection is late.",
+        description="Seconds after its selection when a client that has not answered is late.",
     )
     question_deadline_seconds: float = Field(
         default=60.0,
         gt=0,
-        description="How long to wait for answers where the selector asks clients before it\n"
-        "chooses; it then chooses without the others'.",
+        description="How long to wait for answers if the selector asks clients before it chooses.\n"
+        "It then chooses without the missing answers.",
     )
     quorum: float = Field(
         default=0.5,
         gt=0,
         le=1,
-        description="Share of the cohort whose updates a round needs; below it the round is\n"
-        "abandoned at its deadline, and tried again with a new cohort.",
+        description="Share of the cohort whose updates a round needs. With fewer, the round is\n"
+        "abandoned at its deadline, and repeated with a new cohort.",
     )
     attempts: int = Field(
         default=3,
         ge=1,
-        description="How often a round is tried, after ever longer pauses, before the run fails\n"
-        "for want of a quorum. Attempts that failed because hosts went away don't count.",
+        description="Number of attempts at a round before the run fails without a quorum. Each\n"
+        "pause is longer than the one before. Attempts that fail because hosts disconnect don't\n"
+        "count.",
     )
     over_selection: int = Field(
         default=0,
@@ -107,23 +110,23 @@ class RoundPolicy(Settings):
     )
     late_joiners: LateJoiners = Field(
         default=LateJoiners.NEXT_ROUND,
-        description="A client that first attends after round 1 began: next-round (it may be\n"
-        "selected from the next round on) or refuse (this run never selects it).",
+        description="Treatment of a client that first connects after round 1 began: next-round\n"
+        "(it may be selected from the next round on) or refuse (this run never selects it).",
     )
     leavers: Leavers = Field(
         default=Leavers.WAIT,
-        description="A selected client whose host goes away: drop (lost at once) or wait (lost\n"
-        "unless the host is back within grace_seconds; it then goes on where it was).",
+        description="Treatment of a selected client whose host disconnects: drop (lost at once)\n"
+        "or wait (lost unless the host reconnects within grace_seconds; it then continues).",
     )
     grace_seconds: float = Field(
         default=5.0,
         ge=0,
-        description="How long `wait` waits for a host to come back, in a round and before one.",
+        description="Seconds that `wait` waits for a host to reconnect, in a round and before one.",
     )
 
     late_updates: LateUpdates = Field(
         default=LateUpdates(),
-        description="Updates that come after the deadline, or when the round has enough others.",
+        description="Updates that arrive after the deadline, or after the round has enough.",
     )
 
     def needed(self, cohort: int) -> int:
@@ -140,7 +143,7 @@ class DirectionSettings(Settings):
     )
     delta: bool = Field(
         default=False,
-        description="Send the difference from the model the other side has, not weights.",
+        description="Send the difference from the receiver's model instead of weights.",
     )
     compress: bool = Field(
         default=False, description="Compress with Zstandard; pays for int8 deltas."
@@ -159,30 +162,32 @@ class Transport(Settings):
 
 
 class Evaluation(Settings):
-    """Schedule of evaluations, and what is measured in one."""
+    """Schedule and contents of evaluations."""
 
     every: int = Field(
         default=1,
         ge=0,
-        description="Evaluate after every so many rounds and after the last; 0: never.",
+        description="Number of rounds between evaluations; the last round is always evaluated.\n"
+        "0: never.",
     )
     spread: bool = Field(
         default=False,
-        description="Whether all clients that attend measure the model on what they hold out, and\n"
-        "their measures' spread is shown: quantiles, and the mean of the worst tenth.",
+        description="Whether all connected clients evaluate the model on the samples they hold\n"
+        "out. The spread of their metrics is shown: quantiles, and the mean of the worst tenth.",
     )
     least_group: int = Field(
         default=LEAST_GROUP,
         ge=SMALLEST_GROUP,
-        description="Fewest clients over which a spread is shown; one that demands more refuses.",
+        description="Minimum number of clients over which a spread is shown. A client that\n"
+        "requires more refuses.",
     )
 
     least_share: float = Field(
         default=1.0,
         gt=0,
         le=1,
-        description="Share of the clients asked that must measure a model. A metric over fewer is\n"
-        "marked partial, and counts neither for the best model nor for [stop].",
+        description="Share of the clients asked that must evaluate a model. A metric over fewer\n"
+        "is marked partial, and is ignored for the best model and for [stop].",
     )
 
     fine_tune_epochs: int = Field(
@@ -190,7 +195,7 @@ class Evaluation(Settings):
         ge=0,
         le=1000,
         description="Epochs for which clients train the round's model on their data before they\n"
-        "measure it (as tuned_…); what comes of it is then discarded. 0: not.",
+        "evaluate it (as tuned_…). The trained model is then discarded. 0: no such evaluation.",
     )
 
     @property
@@ -200,23 +205,23 @@ class Evaluation(Settings):
 
 
 class PersonalModels(Settings):
-    """Models of single clients beside the run's. They stay with the clients."""
+    """Models of single clients, in addition to the run's. They stay with the clients."""
 
     method: Literal["none", "ditto"] = Field(
         default="none",
-        description="ditto: each client trains a model of its own as well, held near the round's,\n"
-        "keeps it, and measures it in each evaluation (as personal_…).",
+        description="ditto: each client also trains and keeps a model of its own, held near the\n"
+        "round's, and evaluates it in each evaluation (as personal_…).",
     )
     pull: float = Field(
         default=1.0,
         ge=0,
         allow_inf_nan=False,
-        description="How hard it is held there: Ditto's lambda. 0 is training alone.",
+        description="Strength with which it is held there: Ditto's lambda. 0: training alone.",
     )
     epochs: int | None = Field(
         default=None,
         ge=1,
-        description="Passes over the client's data in its training; unset, as the run's own.",
+        description="Passes over the client's data in its training. Unset: as the run's own.",
     )
 
 
@@ -233,15 +238,15 @@ class ProfileSettings(Settings):
 
     missing: MissingProfiles = Field(
         default=MissingProfiles.FAIL,
-        description="A client that refuses what the selector needs, or sends nonsense: fail (the\n"
-        "run fails; once round 1 is committed, only exclude), exclude (it is never selected) or\n"
-        "include (the selector does as it states for a client without a profile).",
+        description="Treatment of a client that refuses what the selector needs, or sends invalid\n"
+        "values: fail (the run fails; after round 1, as exclude), exclude (it is never selected)\n"
+        "or include (the selector treats it as a client without a profile).",
     )
     deadline_seconds: float = Field(
         default=600.0,
         gt=0,
-        description="How long to wait for an answer; who has not answered by then is not\n"
-        "available in this round, and asked again before the next.",
+        description="How long to wait for an answer. A client that has not answered by then is\n"
+        "not available in this round, and is asked again before the next.",
     )
     disclosure: Annotated[
         Literal["noisy", "cells", "unsafe-stepwise", "exact"],
@@ -258,27 +263,29 @@ class ProfileSettings(Settings):
         default=None,
         ge=LEAST_EPSILON,
         allow_inf_nan=False,
-        description="Privacy loss of each noisy disclosure; unset, each client's own choice.",
+        description="Privacy loss of each noisy disclosure. Unset: each client's own choice.",
     )
     adjacency: Adjacency | None = Field(
         default=None,
-        description="What the noise hides: replace or add-remove; unset, each client's own choice.",
+        description="Difference in data that the noise hides: replace (one sample by another) or\n"
+        "add-remove (one sample). Unset: each client's own choice.",
     )
     sum_hosts: int = Field(
         default=5,
         ge=3,
-        description="Fewest distinct hosts in a secure sum; clients refuse less than their own.",
+        description="Minimum number of distinct hosts in a secure sum. A client refuses fewer\n"
+        "than its own minimum.",
     )
     sum_colluding_hosts: int | None = Field(
         default=None,
         ge=0,
-        description="Hosts assumed to work with the coordinator; unset: a third of them.",
+        description="Number of hosts assumed to work with the coordinator. Unset: a third of them.",
     )
     sum_stage_seconds: float = Field(
         default=30.0,
         gt=0,
         le=3600,
-        description="How long each of the five stages of a secure sum waits for slow clients.",
+        description="Seconds that each of the five stages of a secure sum waits for slow clients.",
     )
     sum_mode: Literal["noisy", "exact"] = Field(
         default="noisy",
@@ -291,18 +298,18 @@ class ProfileSettings(Settings):
         ge=1e-3,
         allow_inf_nan=False,
         description="Privacy loss of each noisy sum, charged to the budget of every client that\n"
-        "sends its masked counts, also where the sum then fails and is tried again.",
+        "sends its masked counts, also if the sum then fails and is repeated.",
     )
     triplet_mode: NoisyOrExact = Field(
         default="noisy",
-        description="Triplets from noisy counts, or exact ones: with two classes an exact triplet\n"
-        "discloses each client's counts but for the names of classes and attributes.",
+        description="Triplets from noisy counts, or exact ones. With two classes, an exact\n"
+        "triplet discloses each client's counts, except the names of classes and attributes.",
     )
     triplet: TripletSettings = Field(
         default=TripletSettings(),
         json_schema_extra=RECOMMENDED,
-        description="How clients estimate their triplet; what is not set here is what the task\n"
-        "recommends, else the paper's.",
+        description="How clients estimate their triplet. Unset values are those that the task\n"
+        "recommends, or else the paper's.",
     )
 
 
@@ -336,7 +343,7 @@ class MaskingSettings(Settings):
     colluding_hosts: int | None = Field(
         default=None,
         ge=0,
-        description="Hosts assumed to work with the coordinator; unset: a third of them.",
+        description="Number of hosts assumed to work with the coordinator. Unset: a third of them.",
     )
     stage_seconds: float = Field(
         default=30.0,
@@ -354,53 +361,56 @@ class MaskingSettings(Settings):
 
 
 class SelectorLimits(Settings):
-    """Bounds on selection, whatever a selector or a flattering profile says."""
+    """Bounds on selection that hold for every selector and every profile."""
 
     maximum_share: float = Field(
         default=1.0,
         gt=0,
         le=1,
-        description="No client is in more than this share of a run's cohorts so far, rounded up;\n"
-        "where too few others are available, those selected least are.",
+        description="Maximum share of a run's cohorts so far that a client may be in, rounded up.\n"
+        "If too few others are available, those selected least often are used.",
     )
     eligible: dict[Name, Annotated[tuple[TagValue, ...], Field(min_length=1)]] = Field(
         default_factory=dict,
-        description="Only clients of hosts with one of these values of each of these tags take\n"
-        'part, e.g. eligible = {site = ["north", "south"]}.',
+        description="Values of host tags. Only clients of hosts that have one of the values of\n"
+        'each tag take part, e.g. eligible = {site = ["north", "south"]}.',
     )
     at_most_per: dict[Name, Annotated[int, Field(ge=1)]] = Field(
         default_factory=dict,
-        description="A cohort holds at most so many clients of hosts with the same value of a\n"
-        "tag, e.g. at_most_per = {site = 2}; hosts without the tag share a value.",
+        description="Maximum number of clients in a cohort whose hosts have the same value of a\n"
+        "tag, e.g. at_most_per = {site = 2}. Hosts without the tag share one value.",
     )
 
 
 class SampleLimits(Settings):
-    """Bounds on what a client's number of samples counts, whatever it says."""
+    """Bounds on the number of samples by which a client's update is weighted."""
 
     maximum: int | None = Field(
         default=None,
         ge=1,
-        description="The most samples that a client of this federation can have; one that says\n"
-        "more counts with so many. Unset: only the bound below holds.",
+        description="Maximum number of samples that a client of this federation can have. A\n"
+        "client that reports more is weighted by this number. Unset: only the bound below holds.",
     )
     maximum_multiple: float = Field(
         default=100.0,
         ge=1,
-        description="Nobody counts with more than so many times the median of the others' samples.",
+        description="Maximum weight of a client, as a multiple of the median of the others'\n"
+        "samples.",
     )
 
 
 class Retention(Settings):
     """Model versions that stay on the coordinator's disk."""
 
-    keep_last: int = Field(default=2, ge=1, description="The newest so many models are kept.")
+    keep_last: int = Field(default=2, ge=1, description="Number of newest models to keep.")
     keep_every: int = Field(
-        default=0, ge=0, description="Besides, every so many rounds' model is kept; 0: none."
+        default=0,
+        ge=0,
+        description="Number of rounds between models that are kept in addition; 0: none.",
     )
     keep_best: str | None = Field(
         default=None,
         min_length=1,
-        description="Besides, the model is kept for which this measure was best, the first of\n"
-        "equals: `potluck model --best`. Unset: that of stop.measure, if the run has one.",
+        description="Metric whose best model is kept in addition, the first of equals; `potluck\n"
+        "model --best` fetches it. Unset: that of stop.measure, if the run has one.",
     )

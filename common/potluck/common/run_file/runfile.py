@@ -45,9 +45,9 @@ class RunFile(Settings):
     old_keys: ClassVar[Mapping[str, str]] = OLD_KEYS
 
     name: Annotated[str, Field(max_length=80)] = Field(
-        default="run", description="A name for people."
+        default="run", description="Name that people see; need not be unique."
     )
-    rounds: int = Field(default=30, ge=1, le=1_000_000, description="Rounds to commit.")
+    rounds: int = Field(default=30, ge=1, le=1_000_000, description="Number of rounds to commit.")
     clients_per_round: int = Field(
         default=9, ge=1, description="Number of clients to select in each round."
     )
@@ -64,52 +64,57 @@ class RunFile(Settings):
         "selection, a run waits without limit if too few clients are connected.",
     )
     seed: int = Field(
-        default=0, ge=0, lt=2**63, description="Seed of everything random; same seed, same result."
+        default=0, ge=0, lt=2**63, description="Seed of all random choices; same seed, same result."
     )
-    task: PluginTable = Field(description="What is learned; other keys are the task's options.")
+    task: PluginTable = Field(description="Task to learn; other keys are the task's options.")
     model: ModelTable | None = Field(
         default=None,
-        description="A model in place of the task's own: one that is installed, or MODULE:NAME of\n"
-        "anything that makes one; other keys are its options. `trainable` says which tensors of a\n"
-        "model are trained and travel, by patterns; `base` names a file with the others. `keep`\n"
-        "says which each client trains for itself and never sends.",
+        description="Model to use instead of the task's own: the name of an installed one, or\n"
+        "MODULE:NAME of a function that makes one; other keys are its options. `trainable` lists\n"
+        "patterns of the tensors that are trained and sent; `base` names a file with the others.\n"
+        "`keep` lists patterns of the tensors that each client trains for itself and never sends.",
     )
     initial_model: str | None = Field(
         default=None,
-        description="Weights to start from: in the coordinator's data directory a .safetensors\n"
-        "file, as `potluck pretrained` makes it, or the folder of a model in shards; unset, new\n"
-        "ones that follow from the seed.",
+        description="Weights to start from: a .safetensors file in the coordinator's data\n"
+        "directory, as `potluck pretrained` makes it, or the folder of a model in shards. Unset:\n"
+        "new weights that follow from the seed.",
     )
     selector: PluginTable = Field(
         default=PluginTable(name="uniform"),
-        description="Who trains; other keys are the selector's options.",
+        description="Selector of each round's clients; other keys are its options.",
     )
     strategy: PluginTable = Field(
         default=PluginTable(name="fedavg"),
-        description="How updates combine; other keys are the strategy's options.",
+        description="Strategy that combines updates; other keys are its options.",
     )
     objective: Annotated[tuple[PluginTable, ...], Field(min_length=1, max_length=16)] = Field(
         default=(PluginTable(name="cross-entropy"),),
-        description="The clients' local loss; other keys are the objective's options. Several add\n"
-        "up, and [objective] stands for one. Those that say nothing of labels, as fedprox, are\n"
-        "added to cross-entropy where there is no other.",
+        description="The clients' local loss; other keys are the objective's options. Several are\n"
+        "added up; [objective] is short for one. An objective that does not use labels, such as\n"
+        "fedprox, is added to cross-entropy if it stands alone.",
     )
     training: Annotated[dict[str, Any], ReadLater(LocalTraining)] = Field(
         default_factory=dict,
-        description="Local training; what is not set here is what the task recommends.",
+        description="Local training; unset values are those that the task recommends.",
     )
     round: RoundPolicy = Field(
-        default=RoundPolicy(), description="How long a round waits, and for whom."
+        default=RoundPolicy(), description="How long a round waits, and for which clients."
     )
-    transport: Transport = Field(default=Transport(), description="How models and updates travel.")
-    evaluation: Evaluation = Field(default=Evaluation(), description="When the model is evaluated.")
+    transport: Transport = Field(
+        default=Transport(), description="How models and updates are sent."
+    )
+    evaluation: Evaluation = Field(
+        default=Evaluation(), description="When and how the model is evaluated."
+    )
     personal: PersonalModels = Field(
-        default=PersonalModels(), description="Models of single clients, beside the run's."
+        default=PersonalModels(), description="Models of single clients, in addition to the run's."
     )
     weighting: Weighting = Field(
         default=Weighting.EXACT,
-        description="How exactly clients tell their number of samples, by which updates are\n"
-        "weighted: exact, bucketed (a power of two) or equal (all count the same).",
+        description="Precision with which clients report their number of samples, by which\n"
+        "updates are weighted: exact, bucketed (a power of two) or equal (all have the same\n"
+        "weight).",
     )
     secure_aggregation: bool = Field(
         default=False,
@@ -131,14 +136,14 @@ class RunFile(Settings):
     )
     sample_limits: SampleLimits = Field(
         default=SampleLimits(),
-        description="Bounds on how much a client counts by the number of samples it tells.",
+        description="Bounds on the number of samples by which a client is weighted.",
     )
     virtual_clock: VirtualClock = Field(
         default=VirtualClock(),
         description="Simulated durations, to try selectors on clients of unequal speed.",
     )
     stop: Stopping | None = Field(
-        default=None, description="When the run ends early; without this table it does not."
+        default=None, description="When the run ends early. Unset: it does not."
     )
     retention: Retention = Field(default=Retention(), description="Which model versions are kept.")
 

@@ -14,36 +14,36 @@ class Stopping(Settings):
 
     measure: str = Field(
         min_length=1,
-        description="What is followed: a measure of the round's model, such as accuracy, loss or\n"
-        "one that the task's trainer declares; tuned_…, personal_… and training_… as well.",
+        description="Metric to follow, of the round's model: accuracy, loss or one that the\n"
+        "task's trainer declares; tuned_…, personal_… and training_… as well.",
     )
     patience: int | None = Field(
         default=None,
         ge=1,
-        description="The run ends after so many evaluations in a row that bring no improvement;\n"
-        "one without the measure brings none; one in which it is partial does not count.\n"
-        "Unset: it ends at the target only.",
+        description="Number of evaluations in a row without an improvement after which the run\n"
+        "ends. An evaluation without the metric has none; one in which it is partial is ignored.\n"
+        "Unset: the run ends at the target only.",
     )
     minimum_delta: float = Field(
         default=0.0,
         ge=0,
         allow_inf_nan=False,
-        description="With patience: what betters the measure by no more than this is no\n"
-        "improvement.",
+        description="With patience: minimum gain of the metric that is an improvement; the gain\n"
+        "must be larger.",
     )
     target: float | None = Field(
         default=None,
         allow_inf_nan=False,
-        description="The run ends with the first evaluation that reaches this; unset, with none.",
+        description="The run ends with the first evaluation that reaches this. Unset: no target.",
     )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.patience is None and self.target is None:
             raise ValueError(
-                "says neither `patience` nor `target`; give one, or set retention.keep_best where "
-                "only the best model is to be kept"
+                "neither `patience` nor `target` is set; set one, or set retention.keep_best to "
+                "keep only the best model"
             )
         if self.minimum_delta and self.patience is None:
-            raise ValueError("`minimum_delta` is of use only with `patience`")
+            raise ValueError("`minimum_delta` needs `patience`; set it, or remove minimum_delta")
         return self

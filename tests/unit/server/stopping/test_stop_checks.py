@@ -17,7 +17,7 @@ COLORED = 'rounds = 20\n[task]\nname = "colored-digits"\n'
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ('[stop]\nmeasure = "accuracy"', "says neither `patience` nor `target`"),
+        ('[stop]\nmeasure = "accuracy"', "neither `patience` nor `target` is set"),
         ("[stop]\npatience = 3", "'stop.measure' is missing"),
         ('[stop]\nmeasure = "accuracy"\npatience = 0', "'stop.patience'"),
         ('[stop]\nmeasure = "accuracy"\npatience = 1.5', "'stop.patience'"),
