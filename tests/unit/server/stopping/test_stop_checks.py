@@ -21,7 +21,7 @@ COLORED = 'rounds = 20\n[task]\nname = "colored-digits"\n'
         ("[stop]\npatience = 3", "'stop.measure' is missing"),
         ('[stop]\nmeasure = "accuracy"\npatience = 0', "'stop.patience'"),
         ('[stop]\nmeasure = "accuracy"\npatience = 1.5', "'stop.patience'"),
-        ('[stop]\nmeasure = "loss"\ntarget = 0.1\nminimum_delta = 0.1', "only with `patience`"),
+        ('[stop]\nmeasure = "loss"\ntarget = 0.1\nminimum_delta = 0.1', "needs `patience`"),
         ('[stop]\nmeasure = "loss"\npatience = 1\nminimum_delta = -1', "'stop.minimum_delta'"),
         ('[stop]\nmeasure = "loss"\npatience = 1\ndelta = 1', "unknown key 'stop.delta'"),
         ('[stop]\nmeasure = "acuracy"\npatience = 1', r"did you mean 'accuracy'\?"),
