@@ -27,9 +27,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="""Stands between a Potluck coordinator and the hosts behind it, such as a hospital's.
 
-Hosts dial the relay in the coordinator's place, with the certificates they have. Each model is
+Hosts dial the relay instead of the coordinator, with their own certificates. Each model is
 fetched once, however many hosts ask for it, and updates are kept on disk until the coordinator has
-them. The relay dials the coordinator; nobody dials into the house.
+them. The relay dials the coordinator; no connection comes from outside.
 
     potluck pki issue pki relay gate --clients client-0:9 --host gate.hospital.example
 

@@ -26,21 +26,24 @@ Folder = Annotated[Path, typer.Argument(help="The root's folder.", show_default=
 Members = Annotated[
     list[str], typer.Argument(help="Clients, or ranges such as client-0:5.", show_default=False)
 ]
-Days = Annotated[int, typer.Option(help="Days the records are valid; 365 at most.")]
+Days = Annotated[int, typer.Option(help="Days for which records are valid; at most 365.")]
 
 _STYLES = {"ended": "red", "ends soon": "yellow", "valid": "green"}
 
 
 def root(
-    folder: Annotated[Path, typer.Argument(help="Folder to make it in.", show_default=False)],
+    folder: Annotated[
+        Path, typer.Argument(help="Folder for the root's files.", show_default=False)
+    ],
     federation: Annotated[str, typer.Option(help="The federation's name, as in `pki init`.")],
     force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
 ) -> None:
-    """Make a federation root: the key that says who is a member.
+    """Make a federation root: the key that signs the list of members.
 
-    It is another one than the TLS authority, which says who may connect. Keep the folder away from
-    the coordinator; only root.pub and members.json go there, into `federation_root` and `members`
-    of its configuration. Where one person holds both, signatures prove nothing against that person.
+    It is separate from the TLS authority, which decides who may connect. Keep the folder away from
+    the coordinator. The coordinator gets only root.pub and members.json, as `federation_root` and
+    `members` of its configuration. If one person has both the root and the coordinator, signatures
+    prove nothing against that person.
 
     potluck pki root root --federation demo
     """
@@ -55,13 +58,13 @@ def root(
 def member(
     folder: Folder,
     clients: Members,
-    host: Annotated[str, typer.Option(help="The host that holds them.", show_default=False)],
+    host: Annotated[str, typer.Option(help="The host of these clients.", show_default=False)],
     days: Days = federation_root.MEMBER_DAYS,
 ) -> None:
     """Make clients members: FOLDER/members/CLIENT.key for each, and the next epoch of members.json.
 
-    A client that has a key keeps it and gets a new record. Whoever has seen an epoch takes no
-    older members.json any more.
+    A client with a key keeps it and gets a new record. A party that has seen an epoch rejects older
+    members.json files.
 
     potluck pki member root client-0:5 --host lab-a
     """
@@ -87,7 +90,7 @@ def list_members(
     folder: Folder,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
-    """List the members, until when their records are valid, and the keys that were revoked.
+    """List the members, the end of their records' validity, and the revoked keys.
 
     potluck pki members root
     """
@@ -119,9 +122,10 @@ def renew_members(
     ] = None,
     days: Days = federation_root.MEMBER_DAYS,
 ) -> None:
-    """Give members new records with the keys that they have, in the next epoch of members.json.
+    """Give members new records with their current keys, in the next epoch of members.json.
 
-    Hosts need nothing but members.json, which the coordinator sends them. Nothing is interrupted.
+    Hosts need only the new members.json, which the coordinator sends them. Runs are not
+    interrupted.
 
     potluck pki renew-members root
 
@@ -143,16 +147,16 @@ def rotate(
     folder: Folder,
     clients: Members,
     switch: Annotated[
-        bool, typer.Option("--switch", help="Have the next keys count, which hosts hold now.")
+        bool, typer.Option("--switch", help="Make the next keys valid, once all hosts have them.")
     ] = False,
     days: Days = federation_root.MEMBER_DAYS,
 ) -> None:
-    """Replace members' keys in two steps, while everything goes on.
+    """Replace members' keys in two steps, without interrupting runs.
 
-    First the next keys are made, FOLDER/members/next/CLIENT.key; give each to the host of its
-    client, into the folder `next` beside the key it has. Then --switch makes the next epoch of
-    members.json, which names them. A host signs with the key that the epoch it has seen names, and
-    sums under way end with the key they began with.
+    The first step makes the next keys, FOLDER/members/next/CLIENT.key. Copy each to the host of its
+    client, into the folder `next` next to the current key. Then --switch makes the next epoch of
+    members.json, with the new keys. A host signs with the key of the newest epoch that it has seen.
+    Running sums end with the keys with which they began.
 
     potluck pki rotate root client-0
 
@@ -177,10 +181,11 @@ def rotate(
 
 
 def revoke_member(folder: Folder, clients: Members) -> None:
-    """Revoke members' keys and take their records away, in the next epoch of members.json.
+    """Revoke members' keys and remove their records, in the next epoch of members.json.
 
-    Where that epoch is known, nobody sums with them any more, and sums under way go on without
-    them. They may still connect: `potluck pki revoke` revokes the certificate of a host.
+    Hosts that have that epoch no longer take part in sums with these members, and running sums
+    continue without them. The members may still connect: `potluck pki revoke` revokes the
+    certificate of a host.
 
     potluck pki revoke-member root client-3
 
@@ -198,9 +203,9 @@ def revoke_member(folder: Folder, clients: Members) -> None:
 
 
 async def publish(client: OperatorClient, folder: Folder) -> None:
-    """Send FOLDER/members.json to the coordinator, which sends it to all hosts that attend.
+    """Send FOLDER/members.json to the coordinator, which sends it to all connected hosts.
 
-    It counts at once; nothing has to be started anew.
+    It is valid at once, without a restart.
 
     potluck pki publish root --coordinator lab:7443
     """

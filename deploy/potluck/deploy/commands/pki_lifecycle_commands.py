@@ -29,13 +29,13 @@ _STYLES = {"revoked": "red", "expired": "red", "expires soon": "yellow", "valid"
 def list_issued(
     folder: Folder,
     everything: Annotated[
-        bool, typer.Option("--all", help="Also those that expired or were renewed since.")
+        bool, typer.Option("--all", help="Also list expired and replaced certificates.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
-    """List the certificates that an authority has issued, and which of them still count.
+    """List the certificates that an authority has issued, with their states.
 
-    Without --all, the newest of each party and all that were revoked.
+    Without --all, it lists the newest of each party, and all that were revoked.
     """
     now = datetime.now(UTC)
     issued = register.issued(folder)
@@ -89,9 +89,9 @@ def renew(
 ) -> None:
     """Issue certificates again, for the same party, clients and addresses.
 
-    The key stays the same, so only NAME.pem has to be replaced where it is used, also where the key
-    was made elsewhere. A coordinator shows its new certificate to the next connection; a host shows
-    its own with the next connection that it makes. No round is lost.
+    The key stays the same, so only NAME.pem must be replaced on the party's machine, even if the
+    key was made there. A coordinator uses its new certificate for new connections; a host, when it
+    connects again. No round is lost.
 
     potluck pki renew pki
 
@@ -120,15 +120,15 @@ def sign(
     clients: Annotated[
         list[str] | None,
         typer.Option(
-            help="What it may speak for; without it, what its certificate so far says.",
+            help="Clients of the host. Default: those of its previous certificate.",
             show_default=False,
         ),
     ] = None,
-    role: Annotated[Role, typer.Option(help="What it is to be.")] = Role.HOST,
+    role: Annotated[Role, typer.Option(help="Role of the party.")] = Role.HOST,
     host: Annotated[
         list[str] | None,
         typer.Option(
-            help="For a coordinator or relay: names it is dialled by.", show_default=False
+            help="For a coordinator or relay: addresses that hosts dial.", show_default=False
         ),
     ] = None,
     days: Days = pki.LEAF_DAYS,
@@ -137,9 +137,9 @@ def sign(
 ) -> None:
     """Sign a request that was made where the key is: FOLDER/NAME.pem.
 
-    You say what it gets. A request that asks for another role, or for clients that you did not
-    name, is refused. Compare the fingerprint with the one that was shown there. Give NAME.pem and
-    authority.pem back.
+    The options set the role and clients that the certificate gets. A request for another role, or
+    for further clients, is refused. Compare the fingerprint with the one that the host's machine
+    printed. Then copy NAME.pem and authority.pem to that machine.
 
     potluck pki sign pki lab-a.csr --clients client-0:5
     """
@@ -160,14 +160,14 @@ def revoke(
         str, typer.Argument(help="A party's name, or one serial number.", show_default=False)
     ],
     superseded: Annotated[
-        bool, typer.Option("--superseded", help="All but its newest certificate.")
+        bool, typer.Option("--superseded", help="Revoke all except its newest certificate.")
     ] = False,
 ) -> None:
     """Revoke certificates: FOLDER/revoked.pem.
 
-    It counts once the coordinator has the list: within a second where `revoked` of its
-    configuration names the file, or with `potluck pki push`. Streams that are open are ended and
-    every call is refused from then on, without a restart.
+    It takes effect once the coordinator has the list: within a second if `revoked` of its
+    configuration names the file, otherwise after `potluck pki push`. From then on, open streams are
+    ended and every call is refused, without a restart.
 
     potluck pki revoke pki lab-a
 
@@ -182,7 +182,7 @@ def revoke(
 
 
 async def push(client: OperatorClient, folder: Folder) -> None:
-    """Send FOLDER/revoked.pem to the coordinator: whoever is on it is cut off at once.
+    """Send FOLDER/revoked.pem to the coordinator, which disconnects the listed parties at once.
 
     potluck pki push pki --coordinator lab:7443
     """

@@ -28,9 +28,9 @@ async def profiles(
 ) -> None:
     """Write what a run's clients have disclosed to a JSON file.
 
-    `potluck select --profiles FILE` reads it: see what another selector would do with it. Noisy
-    counts below zero are written as 0, which is how selectors read them. `samples` is what came
-    with updates, 0 for a client that was never included.
+    `potluck select --profiles FILE` reads it, to show which clients another selector would choose.
+    Noisy counts below zero are written as 0, as selectors read them. `samples` comes from updates;
+    it is 0 for a client that was never included.
 
         potluck profiles 3f9a -o profiles.json
     """

@@ -28,8 +28,9 @@ potluck deploy slurm status
 potluck deploy slurm down
 ```
 
-Jobs may be preempted, requeued or run out of time: hosts put down their work, and go on with it
-when the job runs again.""",
+Jobs may be preempted, requeued or run out of time: hosts save their work, and resume it when the
+job runs again.
+""",
 )
 
 File = Annotated[Path, typer.Option("--file", "-f", help="The inventory.")]
@@ -41,10 +42,10 @@ _DEFAULT = Path(FILE_NAME)
 
 @app.command()
 def up(machines: Machines = None, file: File = _DEFAULT) -> None:
-    """Submit a job for each machine entry that has none, or another than the inventory asks for.
+    """Submit missing jobs, and replace those that differ from the inventory.
 
-    One after another: each waits until the job before it runs and its hosts are connected, or it
-    waits in the queue. The first job that ends stops the command.
+    Jobs are submitted one after another: each after the hosts of the previous job are connected, or
+    that job waits in the queue. If a job ends, the command stops.
     """
     inventory = load_inventory(file)
     chosen = inventory.machines_named(machines or (), slurm=True)
@@ -63,7 +64,7 @@ def up(machines: Machines = None, file: File = _DEFAULT) -> None:
 
 @app.command()
 def status(machines: Machines = None, file: File = _DEFAULT) -> None:
-    """Show how the jobs are."""
+    """Show the states of the jobs."""
     inventory = load_inventory(file)
     table = Table("machine", "job", "state", "where, or why not", "log", box=None)
     for machine in inventory.machines_named(machines or (), slurm=True):
@@ -79,7 +80,7 @@ def status(machines: Machines = None, file: File = _DEFAULT) -> None:
 
 @app.command()
 def down(machines: Machines = None, file: File = _DEFAULT) -> None:
-    """Cancel the jobs, by their ids. What the hosts remember stays in the shared folder."""
+    """Cancel the jobs by their ids. The hosts' state stays in the shared folder."""
     inventory = load_inventory(file)
     for machine in inventory.machines_named(machines or (), slurm=True):
         job = SlurmMachine(machine, inventory).down()

@@ -27,16 +27,17 @@ _LEAST = 10
 class Splitting:
     """Options of a task whose samples are split over clients by label.
 
-    clients: parts, for client-0, client-1 … seed: of the partition.
-    partition: uniform (everybody alike), dirichlet (each class shared out by a Dirichlet(alpha)
-    draw), labels (every client holds `labels` classes), one-class (of a share `skewed` of the
-    clients a share `main` of the samples is of one class) or quantity (alike except in number,
-    a Dirichlet(alpha) draw).
-    global_alpha: 0, or of a Dirichlet draw of the share that each class loses before the split.
-    samples: training samples used, as many of each class as there are; 0 for all.
-    test_samples: likewise of the coordinator's.
+    clients: number of parts, for client-0, client-1 … seed: seed of the partition.
+    partition: uniform (equal clients), dirichlet (each class split by a Dirichlet(alpha) draw),
+    labels (every client holds `labels` classes), one-class (for a share `skewed` of the clients,
+    a share `main` of the samples is of one class) or quantity (equal except in number of samples,
+    by a Dirichlet(alpha) draw).
+    global_alpha: alpha of a Dirichlet draw of the share of samples that each class loses before
+    the split; 0 for no loss.
+    samples: number of training samples used, evenly from all classes; 0 for all.
+    test_samples: number of the coordinator's test samples, in the same way.
     held_out: share of its samples that each client evaluates on.
-    public: training samples that the coordinator has without their labels, and no client.
+    public: number of training samples that only the coordinator has, without labels.
     """
 
     clients: PositiveInt = 100
