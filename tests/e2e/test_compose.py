@@ -306,7 +306,7 @@ class TestImages:
         )
         assert found.splitlines() == [
             "[True, True, False, False]",
-            "['client', 'common', 'experiments', 'integrations', 'rpc'] ['potluck-client']",
+            "['client', 'common', 'experiments', 'integrations', 'privacy', 'rpc'] ['potluck-client']",
         ]
 
     @pytest.mark.parametrize("image", ["coordinator", "client", "operator", "relay"])

@@ -71,7 +71,8 @@ ROOMS = {
     ),
     "client": (
         "base disclosure config objective correction training.objectives training.samples "
-        "question training.steps training training.questions transfer handlers control agent cli "
+        "question training.steps private_training training training.questions transfer handlers "
+        "control agent cli "
         "__main__"
     ),
     "deploy": ("operator terminal view cards pki machines local doctor commands cli __main__"),

@@ -8,7 +8,7 @@ import random
 import secrets
 import time
 from collections.abc import Sequence
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,7 @@ from potluck.client.handlers.measured_workers import MeasuredWorkers
 from potluck.client.handlers.repeated_failures import RepeatedFailures
 from potluck.client.handlers.sum_participant import check_masks, open_participant
 from potluck.client.handlers.training_groups import TrainingGroups
+from potluck.client.private_training import GUARD
 from potluck.client.training.processes.device_process import DeviceProcess, WorkerProcesses
 from potluck.client.training.processes.training_worker import DeviceTerms
 from potluck.client.training.processes.worker_count import workers_on_cpu
@@ -157,6 +158,14 @@ class Agent:
             sums=open_participant(config.disclosure, config.member_key, self._in_force, budget),
             metrics=self._metrics,
             failures=RepeatedFailures(),
+            guard=lru_cache(maxsize=1)(
+                lambda: plugins.integration(GUARD)(
+                    self._state.path,
+                    config.disclosure,
+                    federation=discloser.asker.federation,
+                    coordinator=discloser.asker.coordinator,
+                )
+            ),
             measured=measured,
             tracer=tracer,
         )

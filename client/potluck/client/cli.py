@@ -157,6 +157,27 @@ def show_disclosures(
             typer.echo(plain(line))
 
 
+@app.command("privacy")
+def show_privacy(
+    config: Annotated[Path, typer.Option(help="The configuration file of the host.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+) -> None:
+    """Show the privacy loss of this host's clients: spent, left, asked, sent and refused.
+
+    Trainings with noise are counted per data epoch, profiles and sums of counts for ever. Needs
+    the extra `privacy`. Also while the host runs; nothing is changed.
+    """
+    from potluck.common.settings.plugins import integration
+
+    settings = load_config(config, {})
+    report = integration("privacy-report")(settings.state_directory, settings.disclosure)
+    if as_json:
+        typer.echo(report.values())
+    else:
+        for line in report.lines():
+            typer.echo(plain(line))
+
+
 @app.command("kept")
 def show_kept(
     config: Annotated[Path, typer.Option(help="The configuration file of the host.")],

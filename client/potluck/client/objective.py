@@ -60,6 +60,9 @@ class Objective(Plugin):
     needs_predictions: bool = False
     """True if `loss` needs the received model's predictions for every sample (a pass over all
     samples before the first step)."""
+    per_sample: bool = False
+    """True if `loss` is a mean over the batch of numbers that each depend on one sample alone, plus
+    at most the proximal term. Only then can noise hide single records."""
     proximal: float = 0.0
     """μ ≥ 0 if the loss has the term μ/2·‖w − received‖². Strategies that normalise local work
     (FedNova) account for it."""

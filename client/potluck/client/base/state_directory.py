@@ -8,6 +8,7 @@ kept/…                   what clients keep from one training to the next; see 
 trainers/RUN-CLIENT/      files of tasks' own trainers; see `own_files`
 ….spare/N                a model and an update to be written over; see `spare_files`
 disclosures/CLIENT.json  what a client has disclosed, for ever; see `release_ledger`
+privacy/CLIENT.jsonl     its trainings with noise, for ever; charged before each begins
 sums/CLIENT.jsonl        the secure sums it took part in, for ever; see `sum_ledger`
 choices/…json            how clients of a network are trained; see `lane_choice`
 outgoing/CLIENT.jsonl    what else it sent: answers, held-out counts, updates; see `outgoing_log`
@@ -32,6 +33,9 @@ DISCLOSURES = "disclosures"
 SUMS = "sums"
 """The folder of ledgers of secure sums within a state directory."""
 
+PRIVACY = "privacy"
+"""The folder of ledgers of trainings with noise within a state directory."""
+
 OUTGOING = "outgoing"
 """The folder of logs of what else was sent within a state directory."""
 
@@ -51,12 +55,14 @@ class StateDirectory:
         self.kept = path / KEPT
         self.trainers = path / "trainers"
         self.disclosures = path / DISCLOSURES
+        self.privacy = path / PRIVACY
         self.sums = path / SUMS
         self.outgoing = path / OUTGOING
         self.choices = path / "choices"
         try:
             inside = (self.models, self.fetched, self.updates, self.kept, self.trainers)
-            for folder in (path, *inside, self.disclosures, self.sums, self.outgoing):
+            ledgers = (self.disclosures, self.privacy, self.sums)
+            for folder in (path, *inside, *ledgers, self.outgoing):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 folder.chmod(0o700)
         except OSError as error:

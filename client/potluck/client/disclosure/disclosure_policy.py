@@ -97,11 +97,27 @@ class DisclosurePolicy(Settings):
         description="How exactly the number of samples is told with an update: exact, bucketed (a\n"
         "power of two) or equal (not at all). A run that asks for more is refused.",
     )
-    updates: Literal["open", "masked"] = Field(
+    updates: Literal["open", "masked", "private"] = Field(
         default="open",
         description="How what training makes of the model leaves a client: open (the update\n"
-        "itself, or masked where a run wants that) or masked (only as part of a secure sum over\n"
-        "at least sum_hosts hosts; runs without secure_aggregation are refused).",
+        "itself, or as the run wants it), masked (only as part of a secure sum over at least\n"
+        "sum_hosts hosts; runs without secure_aggregation are refused) or private (only from a\n"
+        "training with noise, within training_epsilon; runs without [privacy] are refused).",
+    )
+    training_epsilon: float = Field(
+        default=8.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="Most privacy loss (epsilon) of a record by all trainings with noise in one\n"
+        "data_epoch, over all runs and coordinators. The host refuses what would exceed it.\n"
+        'Trainings without noise are not counted; updates = "private" refuses them.',
+    )
+    training_delta: float = Field(
+        default=1e-5,
+        gt=0,
+        le=0.01,
+        description="Chance that a record's privacy loss by trainings is larger; well below\n"
+        "1 / number of records.",
     )
     sets_per_model: Literal["one", "any"] = Field(
         default="one",
@@ -348,16 +364,38 @@ def without_data(
     """
     work = instruction.WhichOneof("work")
     masked = work == "train" and is_masked(instruction.train)
-    protected = masked or work in ("disclose", "secure") or policy.updates == "masked"
+    private = work == "train" and instruction.train.HasField("privacy")
+    protected = masked or private or work in ("disclose", "secure") or policy.updates != "open"
     return DataError(WITHHELD) if protected and isinstance(error, TrainingError) else error
 
 
-def check_updates(policy: DisclosurePolicy, client: str, *, masked: bool) -> None:
-    """Raise DisclosureRefusedError if the owner allows masked updates only and these are not."""
+def check_updates(
+    policy: DisclosurePolicy, client: str, *, masked: bool, private: bool = False
+) -> None:
+    """Raise DisclosureRefusedError if the owner allows masked updates only and these are not.
+
+    The same if the owner allows only updates from trainings with noise."""
+    if policy.updates == "private" and not private:
+        raise DisclosureRefusedError(
+            f"client '{client}' trains with noise only: `updates` is \"private\" in {_TABLE}; "
+            "add [privacy] to the run file",
+            client=client,
+        )
     if policy.updates == "masked" and not masked:
         raise DisclosureRefusedError(
             f"client '{client}' sends masked updates only: `updates` is \"masked\" in {_TABLE}; "
             "set secure_aggregation = true in the run file",
+            client=client,
+        )
+
+
+def check_tuning(policy: DisclosurePolicy, client: str) -> None:
+    """Raise DisclosureRefusedError if models may not be trained without noise before they are
+    measured."""
+    if policy.updates == "private":
+        raise DisclosureRefusedError(
+            f"client '{client}' does not measure models after training without noise: `updates` is "
+            f'"private" in {_TABLE}; set evaluation.fine_tune_epochs = 0 in the run file',
             client=client,
         )
 
@@ -404,10 +442,12 @@ def check_question(policy: DisclosurePolicy, client: str, kind: str) -> None:
             client=client,
             question=kind[:40],
         )
-    elif kind == _SKETCH and policy.updates == "masked":
+    elif kind == _SKETCH and policy.updates != "open":
+        without = "masks" if policy.updates == "masked" else "noise"
         raise DisclosureRefusedError(
             f"client '{client}' does not answer '{kind}', which is some sums of an update without "
-            f'masks: `updates` is "masked" in {_TABLE}; choose a selector that does not ask it',
+            f'{without}: `updates` is "{policy.updates}" in {_TABLE}; choose a selector that does '
+            "not ask it",
             client=client,
             question=kind,
         )

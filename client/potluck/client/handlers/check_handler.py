@@ -3,6 +3,8 @@ may leave: its update, its answers, its counts on held-out samples."""
 
 from __future__ import annotations
 
+import asyncio
+
 from potluck.client.disclosure.disclosure_policy import check_held_out, check_question
 from potluck.client.handlers.active_instruction import ActiveInstruction
 from potluck.client.handlers.handler_context import HandlerContext
@@ -14,6 +16,10 @@ async def check(context: HandlerContext, active: ActiveInstruction) -> rpc.Answe
     """Say that it could. Raises what such a training would fail with."""
     instruction, work = active.instruction, active.instruction.check
     permitted_weighting(context.policy, instruction.client_id, work.train)
+    if work.train.HasField("privacy"):
+        await asyncio.to_thread(
+            lambda: context.guard().check(instruction.client_id, work.train)
+        )  # the first time, its library is imported
     for kind in work.questions:
         check_question(context.policy, instruction.client_id, kind)
     if work.evaluates:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from potluck.client.disclosure.disclosure_policy import check_held_out
+from potluck.client.disclosure.disclosure_policy import check_held_out, check_tuning
 from potluck.client.disclosure.outgoing_log import Outgoing
 from potluck.client.handlers.active_instruction import ActiveInstruction
 from potluck.client.handlers.handler_context import HandlerContext
@@ -17,6 +17,8 @@ async def evaluate_held_out(context: HandlerContext, active: ActiveInstruction) 
     instruction, work = active.instruction, active.instruction.evaluate
     client = ClientId(instruction.client_id)
     check_held_out(context.policy, client, least_group=work.least_group)
+    if work.HasField("tuning"):
+        check_tuning(context.policy, instruction.client_id)
     async with context.model(active, work.model, work.task) as model:
         files = context.client_files(instruction, model, work.kept)
         found = await context.train(

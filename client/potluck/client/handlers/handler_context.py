@@ -20,6 +20,7 @@ from potluck.client.handlers.measured_workers import MeasuredWorkers
 from potluck.client.handlers.repeated_failures import RepeatedFailures
 from potluck.client.handlers.sum_participant import SumParticipant
 from potluck.client.handlers.training_groups import TrainingGroups
+from potluck.client.private_training import PrivacyGuard
 from potluck.client.transfer.download import Downloads
 from potluck.client.transfer.link import Link
 from potluck.client.transfer.own_files import OwnFiles
@@ -63,6 +64,8 @@ class HandlerContext:
     sums: SumParticipant
     metrics: HostMetrics
     failures: RepeatedFailures
+    guard: Callable[[], PrivacyGuard]
+    """Returns the keeper of the trainings with noise. Raises PluginError or MissingLibraryError."""
     measured: MeasuredWorkers | None = None
     tracer: Tracer | None = None
 

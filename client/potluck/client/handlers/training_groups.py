@@ -214,6 +214,7 @@ def reason_alone(work: rpc.Train) -> str:
         "the strategy corrects its steps": work.HasField("auxiliary"),
         "the number of its samples is limited": bool(work.quotas),
         "it has a model of its own": work.HasField("personal"),
+        "its training has noise": work.HasField("privacy"),
         "a part of the network is trained": work.HasField("part"),
         "more is measured of its training": bool(work.reports),
     }

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +27,7 @@ from potluck.client.handlers.handler_context import HandlerContext
 from potluck.client.handlers.instruction_log import InstructionStage, digest_of_training
 from potluck.client.handlers.question_handler import numbers_asked
 from potluck.client.handlers.update_records import update_record
+from potluck.client.private_training import GrantedTraining, check_terms
 from potluck.client.training.lane_updates import SUM
 from potluck.client.training.plugin_options import json_object
 from potluck.client.transfer.saved_updates import KeptUpdate
@@ -42,6 +45,7 @@ from potluck.common.errors import (
 )
 from potluck.common.learning.task_failures import blamed_on_task, crashed
 from potluck.common.monitoring.metric_labels import TrainingWay
+from potluck.common.names import ClientId
 from potluck.common.updates.kept_states import CORRECTION, PURPOSES
 from potluck.common.updates.update_report import UpdateReport
 from potluck.rpc.v1 import coordinator_pb2 as rpc
@@ -115,7 +119,7 @@ def permitted_weighting(policy: DisclosurePolicy, client: str, work: rpc.Train) 
     weighting = weighting_of(work)
     check_weighting(policy, client, weighting)
     check_pace(policy, client, work.pace)
-    check_updates(policy, client, masked=is_masked(work))
+    check_updates(policy, client, masked=is_masked(work), private=work.HasField("privacy"))
     correction = work.auxiliary.correction.name
     alike = json_object(work.training_json, "training_json").get("steps")
     if correction and not is_masked(work) and not alike:
@@ -160,7 +164,9 @@ async def _make_update(context: HandlerContext, active: ActiveInstruction) -> Ke
             spare=context.updates.spare.take,
             own=context.own_files.folder(instruction.run_id, instruction.client_id),
         )
-        if context.measured is not None:
+        if work.HasField("privacy"):
+            files = replace(files, granted=await _granted(context, active))
+        elif context.measured is not None:
             await context.measured.settle(active, files)
         trained = await _train(context, active, files)
     if trained is None:
@@ -184,6 +190,19 @@ async def _make_update(context: HandlerContext, active: ActiveInstruction) -> Ke
             _note(context, instruction, update)
     context.updates.keep(update)
     return update
+
+
+async def _granted(context: HandlerContext, active: ActiveInstruction) -> GrantedTraining:
+    """Charge the client's ledger for a training with noise.
+
+    Raises DisclosureRefusedError if its owner's limit would be exceeded."""
+    instruction, work = active.instruction, active.instruction.train
+    check_terms(work)
+    client = ClientId(instruction.client_id)
+    samples = await context.look_up(
+        active, work.task, lambda device: device.samples(work.task, client)
+    )
+    return await asyncio.to_thread(lambda: context.guard().grant(instruction, samples))
 
 
 async def _train(

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from potluck.client.objective import Objective
+from potluck.client.private_training import check_terms, private_loop
 from potluck.client.question import Question, QuestionContext
 from potluck.client.training.auxiliary_files import Arrays, corrected, sendable, write_kept
 from potluck.client.training.device_memory import memory_taken
@@ -57,10 +58,11 @@ from potluck.client.training.triplet_estimate import (
     MatrixEstimate,
     estimate_matrix,
 )
-from potluck.common.disclosure import Parameters
+from potluck.common.disclosure import Parameters, Weighting
 from potluck.common.errors import (
     ConfigurationError,
     PotluckError,
+    ProtocolError,
     TrainingError,
 )
 from potluck.common.learning.evaluation import evaluate
@@ -75,6 +77,7 @@ from potluck.common.task import ClientData, Examples
 from potluck.common.tensors.tensor_files import open_tensors
 from potluck.common.trainer import TrainingProgress
 from potluck.common.updates.kept_states import CORRECTION
+from potluck.common.updates.update_report import UpdateReport
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 _Form = tuple[torch.Size, torch.dtype]
@@ -107,7 +110,10 @@ class Classification(TaskTraining):
 
     def check(self, work: rpc.Train) -> None:
         """Check that such a training could begin."""
-        plan_training(work, self.loaded.task)
+        plan = plan_training(work, self.loaded.task)
+        if work.HasField("privacy"):
+            check_terms(work)
+            private_loop().check(self.loaded.model, plan.objective, plan.settings)
 
     # Training ---------------------------------------------------------------------------------
 
@@ -117,6 +123,12 @@ class Classification(TaskTraining):
         """Train as the instruction says, with the objective and the correction that it names."""
         work, client_id = instruction.train, ClientId(instruction.client_id)
         loaded, plan = self.loaded, plan_training(work, self.loaded.task)
+        granted = files.granted
+        if work.HasField("privacy") != (granted is not None):
+            raise ProtocolError("a training with noise was not granted, or is not one")
+        if granted is not None:
+            check_terms(work)
+            private_loop().check(loaded.model, plan.objective, plan.settings)
         data = self.client_data(client_id).train
         samples = self._samples(client_id, work, plan.settings.validation_share)
         correction = _correction(plan, files, loaded, samples)
@@ -137,6 +149,10 @@ class Classification(TaskTraining):
             _use_part(loaded.model, work.part if work.HasField("part") else None)
             loaded.set_weights(files)
             loaded.model.to(self._device)  # before an optimiser is made for its tensors
+            if granted is not None:
+                return private_loop().train(
+                    loaded.model, samples.training, plan.objective, settings, context, granted
+                )
             if settings.kept_epochs:
                 return train_in_turn(
                     loaded.model,
@@ -177,7 +193,7 @@ class Classification(TaskTraining):
             seconds=result.seconds,
             loss=result.loss,
             paced_samples=len(data),
-            report=done.report,
+            report=done.report if granted is None else partial(_without_loss, done),
             kept=kept or plan.ditto is not None,
             sent=sent,
         )
@@ -482,3 +498,8 @@ def _auxiliaries(
     if outcome.keep is not None:
         write_kept(outcome.keep, files.keep_at(CORRECTION))
     return outcome.keep is not None, sendable(outcome.send, work.auxiliary.names, loaded.layout)
+
+
+def _without_loss(done: FinishedTraining, weighting: Weighting) -> UpdateReport:
+    """Return a report without the loss: it has no noise."""
+    return replace(done.report(weighting), loss=None)

@@ -168,6 +168,10 @@ class TrainingDevice:
         values = training.answer(question, instruction, cancelled, files)
         return {name: float(value) for name, value in values.items()}
 
+    def samples(self, plugin: rpc.Plugin, client_id: ClientId) -> int:
+        """Return a client's number of training samples. Raises PluginError, TrainingError."""
+        return len(self._tasks.of(plugin).client_data(client_id).train)
+
     def label_counts(self, plugin: rpc.Plugin, client_id: ClientId) -> list[int]:
         """A client's training samples by class. Raises PluginError, TrainingError."""
         return self._tasks.of(plugin).label_counts(client_id)

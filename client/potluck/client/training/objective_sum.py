@@ -18,6 +18,7 @@ class ObjectiveSum(Objective):
         self.terms = tuple(terms)
         self.needs_received = any(term.needs_received for term in terms)
         self.needs_predictions = any(term.needs_predictions for term in terms)
+        self.per_sample = all(term.per_sample for term in terms)
         self.proximal = math.fsum(term.proximal for term in terms)
 
     def loss(self, logits: Tensor, batch: Batch, local: LocalContext) -> Tensor:

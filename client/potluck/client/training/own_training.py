@@ -121,6 +121,7 @@ class OwnTraining(TaskTraining):
         }
         wants["corrections of single steps"] = work.HasField("auxiliary")
         wants["limits on the samples of a class"] = bool(work.quotas)
+        wants["noise for single records"] = work.HasField("privacy")
         wants["training of a client's own model"] = work.HasField("personal")
         for wanted, missing in wants.items():
             if missing:

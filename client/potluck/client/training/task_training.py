@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from potluck.client.base.availability_plan import Forecast, always
+from potluck.client.private_training import GrantedTraining
 from potluck.client.question import LocalUpdate, Question
 from potluck.common.disclosure import Weighting
 from potluck.common.errors import NothingHeldOutError, PotluckError
@@ -64,13 +65,15 @@ class TrainingFiles(ClientFiles):
 
     update: file to be written. keep_at: returns the path of a state for the next training, by its
     purpose. auxiliaries: tensors that the strategy sent besides the model; None if it sent none.
-    spare: returns a file that may be overwritten; None if there is none.
+    spare: returns a file that may be overwritten; None if there is none. granted: terms of a
+    training with noise, already charged; None for one without.
     """
 
     update: Path
     keep_at: Callable[[str], Path]
     auxiliaries: ReceivedAuxiliaries | None = None
     spare: Callable[[], Path | None] = lambda: None
+    granted: GrantedTraining | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

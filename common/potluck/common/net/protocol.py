@@ -11,6 +11,7 @@ VERSIONS: Final[Mapping[str, int]] = MappingProxyType(
         "protocol": 1,  # messages on the control stream
         "framing": 3,  # files on their way: their frames and digests
         "encoding": 1,  # tensors in files, whole, as deltas and quantised
+        "private-training": 1,  # noise for single records in a training
         "secure-sum": 4,  # messages of secure sums, and masked updates
     }
 )

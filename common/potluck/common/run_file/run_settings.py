@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from potluck.common.disclosure import (
     LEAST_EPSILON,
@@ -223,6 +223,58 @@ class PersonalModels(Settings):
         ge=1,
         description="Passes over the client's data in its training. Unset: as the run's own.",
     )
+
+
+class PrivateUpdates(Settings):
+    """Noise in the training of clients, so that updates hide single records."""
+
+    unit: Literal["record"] = Field(
+        default="record",
+        description="What updates hide: whether a single record was among a client's samples\n"
+        "(DP-SGD in the built-in loop). Hosts need the extra `privacy`.",
+    )
+    noise_multiplier: float | None = Field(
+        default=None,
+        gt=0,
+        le=1e4,
+        description="Standard deviation of the noise of a step, in units of `clip`. Larger: less\n"
+        "privacy loss, less accurate. Give this or `epsilon`.",
+    )
+    epsilon: float | None = Field(
+        default=None,
+        gt=0,
+        le=1000,
+        description="Privacy loss of a client in the whole run. Each host then chooses the noise\n"
+        "for its number of samples. Smaller: more noise.",
+    )
+    delta: float = Field(
+        default=1e-5,
+        gt=0,
+        le=0.01,
+        description="Chance that the privacy loss is larger; well below 1 / number of records.",
+    )
+    clip: float = Field(
+        default=1.0,
+        gt=0,
+        le=1e6,
+        description="Longest gradient (L2 norm) of a record; longer ones are scaled down. Larger:\n"
+        "less is cut off, but more noise is added.",
+    )
+    trainings: int | None = Field(
+        default=None,
+        ge=1,
+        le=1_000_000,
+        description="Trainings of a client that `epsilon` is for; a client refuses more. Fewer:\n"
+        "less noise. Unset: one in each round.",
+    )
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> Self:
+        if (self.noise_multiplier is None) == (self.epsilon is None):
+            raise ValueError("needs either `noise_multiplier` or `epsilon`, and not both")
+        if self.trainings is not None and self.epsilon is None:
+            raise ValueError("`trainings` is of use only with `epsilon`")
+        return self
 
 
 class MissingProfiles(StrEnum):

@@ -14,6 +14,7 @@ from potluck.common.run_file.run_settings import (
     MaskingSettings,
     PersonalModels,
     PluginTable,
+    PrivateUpdates,
     ProfileSettings,
     Retention,
     RoundPolicy,
@@ -115,6 +116,10 @@ class RunFile(Settings):
         description="Precision with which clients report their number of samples, by which\n"
         "updates are weighted: exact, bucketed (a power of two) or equal (all have the same\n"
         "weight).",
+    )
+    privacy: PrivateUpdates | None = Field(
+        default=None,
+        description="Noise that hides single records; without this table updates have none.",
     )
     secure_aggregation: bool = Field(
         default=False,

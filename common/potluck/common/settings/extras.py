@@ -25,6 +25,7 @@ _EXTRAS: Final = {
     "experiments": "potluck[experiments]",
     "federation": "potluck[notebook]",
     "page": "potluck[page]",
+    "privacy": "potluck[privacy]",
 }
 """Extra of each package of the product, for what it needs beside the common parts."""
 

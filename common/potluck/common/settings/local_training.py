@@ -130,6 +130,17 @@ class LocalTraining(Settings):
         """True if the optimiser rescales each weight's gradient."""
         return self.optimizer in ("adam", "adamw")
 
+    @property
+    def unfit_for_noise(self) -> str:
+        """The setting with which noise can't hide a record, with its remedy; empty if none."""
+        if self.validation_share:
+            return "training.validation_share is not compatible with [privacy]; leave it out"
+        if self.kept_epochs:
+            return "training.kept_epochs is not compatible with [privacy]; leave it out"
+        if self.precision != "float32":
+            return 'training.precision must be "float32" with [privacy]; leave it out'
+        return ""
+
     def learning_rate_in(self, round_number: int) -> float:
         """Return the learning rate of a round, counted from 1."""
         rounds = self.learning_rate_decay_rounds

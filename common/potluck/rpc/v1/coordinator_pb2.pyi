@@ -889,6 +889,7 @@ class Train(_message.Message):
     COMPANIONS_FIELD_NUMBER: _builtins.int
     DROPPED_FIELD_NUMBER: _builtins.int
     SUMMING_FIELD_NUMBER: _builtins.int
+    PRIVACY_FIELD_NUMBER: _builtins.int
     training_json: _builtins.str
     """Local training (optimiser, epochs, batch size, …) as a JSON object."""
     seed: _builtins.int
@@ -977,6 +978,12 @@ class Train(_message.Message):
     def summing(self) -> Global___Summing:
         """With ENCODING_SUM: how the update is made a whole number for each parameter."""
 
+    @_builtins.property
+    def privacy(self) -> Global___Privacy:
+        """Noise that hides single records; absent if the training has none. A host that can't add it, or
+        whose owner's budget is spent, refuses the training.
+        """
+
     def __init__(
         self,
         *,
@@ -1004,16 +1011,59 @@ class Train(_message.Message):
         companions: _abc.Iterable[_builtins.str] | None = ...,
         dropped: _abc.Iterable[_builtins.str] | None = ...,
         summing: Global___Summing | None = ...,
+        privacy: Global___Privacy | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_part", b"_part", "auxiliary", b"auxiliary", "before_upload", b"before_upload", "kept", b"kept", "model", b"model", "objective", b"objective", "part", b"part", "personal", b"personal", "summing", b"summing", "task", b"task"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_part", b"_part", "auxiliary", b"auxiliary", "before_upload", b"before_upload", "kept", b"kept", "model", b"model", "objective", b"objective", "part", b"part", "personal", b"personal", "privacy", b"privacy", "summing", b"summing", "task", b"task"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_part", b"_part", "auxiliary", b"auxiliary", "before_upload", b"before_upload", "companions", b"companions", "compressed", b"compressed", "delta", b"delta", "dropped", b"dropped", "encoding", b"encoding", "further_objectives", b"further_objectives", "kept", b"kept", "model", b"model", "normalized", b"normalized", "objective", b"objective", "one_way", b"one_way", "pace", b"pace", "part", b"part", "personal", b"personal", "quotas", b"quotas", "reports", b"reports", "run_seed", b"run_seed", "seed", b"seed", "summing", b"summing", "task", b"task", "training_json", b"training_json", "weighting", b"weighting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_part", b"_part", "auxiliary", b"auxiliary", "before_upload", b"before_upload", "companions", b"companions", "compressed", b"compressed", "delta", b"delta", "dropped", b"dropped", "encoding", b"encoding", "further_objectives", b"further_objectives", "kept", b"kept", "model", b"model", "normalized", b"normalized", "objective", b"objective", "one_way", b"one_way", "pace", b"pace", "part", b"part", "personal", b"personal", "privacy", b"privacy", "quotas", b"quotas", "reports", b"reports", "run_seed", b"run_seed", "seed", b"seed", "summing", b"summing", "task", b"task", "training_json", b"training_json", "weighting", b"weighting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__part: _TypeAlias = _typing.Literal["part"]  # noqa: Y015
     _WhichOneofArgType__part: _TypeAlias = _typing.Literal["_part", b"_part"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__part) -> _WhichOneofReturnType__part | None: ...
 
 Global___Train: _TypeAlias = Train  # noqa: Y015
+
+@_typing.final
+class Privacy(_message.Message):
+    """How a training hides single records: DP-SGD on Poisson samples."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UNIT_FIELD_NUMBER: _builtins.int
+    NOISE_MULTIPLIER_FIELD_NUMBER: _builtins.int
+    EPSILON_FIELD_NUMBER: _builtins.int
+    DELTA_FIELD_NUMBER: _builtins.int
+    CLIP_FIELD_NUMBER: _builtins.int
+    TRAININGS_FIELD_NUMBER: _builtins.int
+    unit: _builtins.str
+    """What is hidden: "record"."""
+    noise_multiplier: _builtins.float
+    """Standard deviation of the noise, in units of the clip; 0 if the host solves for it."""
+    epsilon: _builtins.float
+    """The epsilon that all trainings of a client together may spend; 0 if noise_multiplier is given."""
+    delta: _builtins.float
+    """The delta that belongs to epsilon."""
+    clip: _builtins.float
+    """Longest gradient (L2 norm) of a record; longer ones are scaled down."""
+    trainings: _builtins.int
+    """The trainings of a client in the run that epsilon is for; the host refuses more."""
+    def __init__(
+        self,
+        *,
+        unit: _builtins.str = ...,
+        noise_multiplier: _builtins.float = ...,
+        epsilon: _builtins.float = ...,
+        delta: _builtins.float = ...,
+        clip: _builtins.float = ...,
+        trainings: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clip", b"clip", "delta", b"delta", "epsilon", b"epsilon", "noise_multiplier", b"noise_multiplier", "trainings", b"trainings", "unit", b"unit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Privacy: _TypeAlias = Privacy  # noqa: Y015
 
 @_typing.final
 class Summing(_message.Message):

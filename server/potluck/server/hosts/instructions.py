@@ -9,7 +9,7 @@ from typing import Any
 
 from potluck.common.disclosure import Weighting, canonical_json
 from potluck.common.learning.measures import MeasuredModel
-from potluck.common.run_file.run_settings import PluginTable
+from potluck.common.run_file.run_settings import PluginTable, PrivateUpdates
 from potluck.common.run_file.runfile import RunFile
 from potluck.common.tensors.encoding import Encoding
 from potluck.common.updates.training_agreement import client_seed
@@ -226,11 +226,25 @@ def _train(
         normalized=(masked or summed) and plan.strategy.summation is Summation.NORMALIZED,
         one_way=plan.strategy.one_way,
     )
+    if run_file.privacy is not None:
+        train.privacy.CopyFrom(_privacy(run_file.privacy, run_file.rounds))
     if summed:
         terms = lane_terms(run_file, plan.strategy)
         train.summing.CopyFrom(coordinator_pb2.Summing(**dataclasses.asdict(terms)))
     train.MergeFrom(_how_to_train(plan, round_number, client))
     return train
+
+
+def _privacy(settings: PrivateUpdates, rounds: int) -> coordinator_pb2.Privacy:
+    """Return the noise of a training."""
+    return coordinator_pb2.Privacy(
+        unit=settings.unit,
+        noise_multiplier=settings.noise_multiplier or 0.0,
+        epsilon=settings.epsilon or 0.0,
+        delta=settings.delta,
+        clip=settings.clip,
+        trainings=settings.trainings or rounds,
+    )
 
 
 def _how_to_train(plan: RunPlan, round_number: int, client: str) -> coordinator_pb2.Train:

@@ -8,6 +8,7 @@ itself refuses (`Strategy.review`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from potluck.common.disclosure import CLAIM
 from potluck.common.errors import ConfigurationError, PluginError
@@ -16,6 +17,7 @@ from potluck.common.run_file.run_settings import PluginTable
 from potluck.common.run_file.runfile import RunFile
 from potluck.common.settings import plugins
 from potluck.common.settings.local_training import LocalTraining
+from potluck.common.task import Task
 from potluck.server.selection import Selector
 from potluck.server.strategy import Strategy
 
@@ -64,6 +66,25 @@ def _check_plain(run_file: RunFile, *, source: str) -> None:
                 strategy=run_file.strategy.name,
                 objective=table.name,
             )
+
+
+def check_private_training(training: LocalTraining, task: Task, *, source: str) -> None:
+    """Raise ConfigurationError if noise can't hide single records with these training settings.
+
+    Hosts check the model and the objective more closely, with the library that trains."""
+    if training.unfit_for_noise:
+        raise ConfigurationError(f"{source}: {training.unfit_for_noise}")
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    network: Any = task.model()
+    found = next((n for n, each in network.named_modules() if isinstance(each, _BatchNorm)), "")
+    if found:
+        raise ConfigurationError(
+            f"{source}: the model has batch normalisation ('{found[:80]}'), which mixes the "
+            "records of a batch, so that [privacy] can't hide one of them; choose a model with "
+            "group normalisation (resnet18-gn), or remove [privacy]",
+            module=found[:80],
+        )
 
 
 def _leaks(run_file: RunFile) -> Sequence[str]:

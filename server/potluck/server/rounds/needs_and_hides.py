@@ -98,6 +98,12 @@ class Trait(Enum):
     """Clients report simulated seconds."""
     SIMULATED_LOSSES = auto()
     """Leaves updates out for their simulated seconds."""
+    PRIVATE_RECORDS = auto()
+    """Trainings have noise that hides single records."""
+    QUESTIONS = auto()
+    """Asks clients questions about their data or a model."""
+    TUNED_MODELS = auto()
+    """Clients train a model further before they measure it."""
     LARGE_COHORT = auto()
     """Has cohorts of more clients than fit in a sum of a host."""
 
@@ -145,6 +151,7 @@ class RunParts:
             Trait.PASSES: selector.paces,
             Trait.PARTIAL_UPDATES: selector.drops,
             Trait.OFFERS: selector.before_upload(2) is not None,
+            Trait.QUESTIONS: " and ".join(sorted(set(selector.asks) - {AVAILABILITY})),
             Trait.EVERYBODY: selector.everybody(1),
             Trait.ESTIMATES: any(signal_named(name).needs_model for name in selector.needs),
             Trait.NOT_GIVEN: " and ".join(self._not_given()),
@@ -178,10 +185,14 @@ class RunParts:
             Trait.UPLOAD_FORM: run_file.transport.up != DirectionSettings(),
             Trait.SIMULATED_TIME: clock.enabled,
             Trait.SIMULATED_LOSSES: clock.enabled and bool(clock.deadline_seconds or spares),
+            Trait.PRIVATE_RECORDS: run_file.privacy is not None,
+            Trait.TUNED_MODELS: run_file.evaluation.fine_tune_epochs,
             Trait.LARGE_COHORT: str(cohort) if cohort > MOST_MEMBERS else "",
         }
 
 
+AVAILABILITY: Final = "availability"
+"""Question that is about the owner's plan, not about data."""
 OF_MODELS: Final = (Trait.DIVIDED_MODEL, Trait.KEPT_TENSORS)
 """Traits of a run's model, of which only part travels."""
 OF_STRATEGIES: Final = (
@@ -251,6 +262,13 @@ _WHOLE = (
 _BY_ITSELF = ", and task '{task}' trains by itself"
 _OTHER_STRATEGY = "; choose another strategy (fedavg, fedadam)"
 
+_PRIVATE_SELECTOR = "selector {selector} is not compatible with [privacy]: {selector} "
+_PRIVATE_STRATEGY = "strategy {strategy} is not compatible with [privacy]: "
+_NO_NOISE = (
+    "; choose a selector that goes by profiles or updates (uniform, fedentopt, …), or remove "
+    "[privacy]"
+)
+
 HIDES: Final[Mapping[Trait, Mapping[Trait, str]]] = {
     Trait.MASKS: {
         Trait.SINGLE_UPDATES: f"{_MASKED_STRATEGY}{{strategy}} looks at single updates, and of "
@@ -304,6 +322,30 @@ HIDES: Final[Mapping[Trait, Mapping[Trait, str]]] = {
         f"{_NO_SUMS}",
         Trait.OFFERS: f"{_SUMMED_SELECTOR}spares clients their uploads for what each says of its "
         f"model{_NO_SUMS}",
+    },
+    Trait.PRIVATE_RECORDS: {
+        Trait.OWN_TRAINER: "task '{task}' is not compatible with [privacy]: it trains by itself, "
+        "and noise is added in the built-in loop; choose another task, or remove [privacy]",
+        Trait.MASKS: "secure_aggregation is not compatible with [privacy]: what a masked update "
+        "reports of its training has no noise; remove one of them",
+        Trait.SINGLE_STEPS: f"{_PRIVATE_STRATEGY}{{strategy}} {{detail}} the single steps of a "
+        "training without noise; choose fedavg, fedavgm or fedadam, or remove [privacy]",
+        Trait.AUXILIARIES: f"{_PRIVATE_STRATEGY}clients send tensors without noise beside their "
+        "weights; choose fedavg, fedavgm or fedadam, or remove [privacy]",
+        Trait.GROUPS: f"{_PRIVATE_STRATEGY}clients train parts of the model by their profiles; "
+        "choose fedavg, fedavgm or fedadam, or remove [privacy]",
+        Trait.QUESTIONS: f"{_PRIVATE_SELECTOR}asks clients for {{detail}}, and the answers have no "
+        f"noise{_NO_NOISE}",
+        Trait.OFFERS: f"{_PRIVATE_SELECTOR}asks about the trained model before the upload, and the "
+        f"answers have no noise{_NO_NOISE}",
+        Trait.REPORTS: f"{_PRIVATE_SELECTOR}wants {{detail}} reported with updates, without noise"
+        f"{_NO_NOISE}",
+        Trait.QUOTAS: f"{_PRIVATE_SELECTOR}limits the samples of each class, so that one record "
+        f"decides about others{_NO_NOISE}",
+        Trait.OWN_MODELS: 'personal.method = "ditto" is not compatible with [privacy]: a client\'s '
+        "own model is trained without noise; remove one of them",
+        Trait.TUNED_MODELS: "evaluation.fine_tune_epochs is not compatible with [privacy]: the "
+        "measured model is trained without noise; set evaluation.fine_tune_epochs = 0",
     },
     Trait.LATE_UPDATES: {
         Trait.MASKS: f"{_LATE}secure aggregation: a masked sum is over the clients of one round"

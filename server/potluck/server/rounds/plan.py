@@ -20,7 +20,11 @@ from potluck.common.signal import signal_named
 from potluck.common.task import Task
 from potluck.common.trainer import Measure, Trainer
 from potluck.common.updates.kept_states import CORRECTION, MODEL, PERSONAL
-from potluck.server.rounds.compatibility import by_protocol, check_composition
+from potluck.server.rounds.compatibility import (
+    by_protocol,
+    check_composition,
+    check_private_training,
+)
 from potluck.server.rounds.needs_and_hides import (
     OF_MODELS,
     OF_STRATEGIES,
@@ -183,7 +187,9 @@ def draw_up(
     _check_places(run_file, strategy, source)
     check_hidden(parts, Trait.OWN_TRAINER, *OF_STRATEGIES, source=source)
     remarks = check_composition(run_file, strategy, training, source=source)
-    check_hidden(parts, Trait.MASKS, source=source)
+    check_hidden(parts, Trait.PRIVATE_RECORDS, Trait.MASKS, source=source)
+    if run_file.privacy is not None:
+        check_private_training(training, task, source=source)
     path = _path(run_file, source)
     check_hidden(parts, Trait.HOST_SUMS, Trait.LATE_UPDATES, source=source)
     return RunPlan(

@@ -45,7 +45,8 @@ def report_said(plan: RunPlan, message: transfer_pb2.TrainingReport) -> UpdateRe
         for name in sorted(plan.reports)
         if name in report.reports and math.isfinite(report.reports[name])
     }
-    said = not plan.measures or "loss" in plan.measures  # a message can't leave it out
+    # A message can't leave it out; a training with noise reports none.
+    said = (not plan.measures or "loss" in plan.measures) and plan.run_file.privacy is None
     return replace(report, reports=reports, loss=report.loss if said else None)
 
 

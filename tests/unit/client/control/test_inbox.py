@@ -18,6 +18,7 @@ from potluck.client.handlers.host_sums import HostSums
 from potluck.client.handlers.instruction_log import InstructionLog
 from potluck.client.handlers.repeated_failures import RepeatedFailures
 from potluck.client.handlers.training_groups import TrainingGroups
+from potluck.client.private_training import PrivacyGuard
 from potluck.client.transfer.download import Downloads
 from potluck.client.transfer.link import Link
 from potluck.client.transfer.own_files import OwnFiles
@@ -53,6 +54,7 @@ def test_a_settled_round_keeps_or_drops_what_was_kept_of_the_update_it_names(
         sums=create_autospec(SumSessions, instance=True),
         metrics=create_autospec(HostMetrics, instance=True),
         failures=RepeatedFailures(),
+        guard=create_autospec(PrivacyGuard, instance=True),
     )
     instructions = Instructions(context, say=lambda message: None)
     instructions.receive(

@@ -20,6 +20,8 @@ class FedProx(Objective):
     the pull grows with the distance.
     """
 
+    per_sample = True
+
     mu: NonNegativeFloat = 0.1
 
     supervised = False

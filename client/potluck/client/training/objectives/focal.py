@@ -19,6 +19,8 @@ class Focal(Objective):
     uses 2.
     """
 
+    per_sample = True
+
     gamma: NonNegativeFloat = 2.0
 
     def loss(self, logits: Tensor, batch: Batch, local: LocalContext) -> Tensor:  # noqa: ARG002 - the seam hands it over

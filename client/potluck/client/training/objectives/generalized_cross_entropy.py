@@ -20,6 +20,8 @@ class GeneralizedCrossEntropy(Objective):
     Sabuncu, NeurIPS 2018; FedDiverse uses it to learn a bias on purpose.
     """
 
+    per_sample = True
+
     q: Annotated[float, Field(gt=0, le=1)] = 0.3
 
     def loss(self, logits: Tensor, batch: Batch, local: LocalContext) -> Tensor:  # noqa: ARG002 - the seam hands it over

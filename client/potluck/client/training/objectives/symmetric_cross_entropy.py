@@ -21,6 +21,8 @@ class SymmetricCrossEntropy(Objective):
     logarithm, in RHFL's code of 1e-4.
     """
 
+    per_sample = True
+
     alpha: NonNegativeFloat = 0.1
     beta: NonNegativeFloat = 1.0
     zero: Annotated[float, Field(gt=0, lt=1)] = 1e-4

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from potluck.client.private_training import GrantedTraining
 from potluck.client.training.local_update import Trained
 from potluck.client.training.processes.progress_board import ProgressBoard
 from potluck.client.training.task_training import (
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class SentFiles:
-    """The files of a training. keep_at: by purpose. spare: a file that may be written over."""
+    """The files of a training. keep_at: by purpose. spare: a file that may be written over.
+    granted: terms of a training with noise."""
 
     model: Path
     kept: Mapping[str, Path]
@@ -41,6 +43,7 @@ class SentFiles:
     keep_at: Mapping[str, Path]
     auxiliaries: ReceivedAuxiliaries | None
     spare: Path | None
+    granted: GrantedTraining | None
 
     @classmethod
     def of(cls, files: TrainingFiles) -> SentFiles:
@@ -53,6 +56,7 @@ class SentFiles:
             keep_at={purpose: files.keep_at(purpose) for purpose in PURPOSES},
             auxiliaries=files.auxiliaries,
             spare=files.spare(),
+            granted=files.granted,
         )
 
     def received(self) -> TrainingFiles:
@@ -67,6 +71,7 @@ class SentFiles:
             keep_at=self.keep_at.__getitem__,
             auxiliaries=self.auxiliaries,
             spare=lambda: spares.pop() if spares else None,
+            granted=self.granted,
         )
 
     def clean_up(self) -> None:

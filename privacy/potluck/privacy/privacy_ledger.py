@@ -1,0 +1,152 @@
+"""The ledger of each client: what its trainings with noise have spent, kept for ever.
+
+Each client has one file of JSON lines in the state directory's `privacy`: its name, then one
+training per line. A line is on disk, synced, before noise or batches are drawn. So a process that
+is killed in between has charged more than it sent, never less. An incomplete last line was never
+acted upon. If these files are lost, the record of what was spent is lost.
+
+Profiles and secure sums of counts have ledgers in the core; `ledger_report` shows all together.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+
+from potluck.client.base.state_directory import clients_with_files, storage_error, write_durably
+from potluck.common.errors import StorageError
+from potluck.privacy.accounting import GaussianSteps
+
+
+class ChargedTraining(BaseModel):
+    """One training with noise.
+
+    sampling_rate, noise_multiplier, steps: see `GaussianSteps`. work: digest of the instruction.
+    federation, coordinator, run, round: recipient of the update.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["training"] = "training"
+    unit: Literal["record"] = "record"
+    data_epoch: int
+    sampling_rate: float = Field(gt=0, le=1)
+    noise_multiplier: float = Field(gt=0, allow_inf_nan=False)
+    steps: int = Field(ge=1)
+    work: str
+    federation: str
+    coordinator: str
+    run: str
+    round: int
+    at: AwareDatetime
+
+    @property
+    def event(self) -> GaussianSteps:
+        """The training as an event of the accounting."""
+        return GaussianSteps(
+            sampling_rate=self.sampling_rate,
+            noise_multiplier=self.noise_multiplier,
+            steps=self.steps,
+        )
+
+    @property
+    def recipient(self) -> tuple[str, str, str]:
+        """The federation, its coordinator and the run."""
+        return self.federation, self.coordinator, self.run
+
+
+@dataclass(frozen=True)
+class _Known:
+    """The trainings of a client, and the number of valid bytes in its file."""
+
+    trainings: tuple[ChargedTraining, ...] = ()
+    size: int = 0
+
+
+class PrivacyLedger:
+    """The ledgers of all clients in a folder. Blocking; used by one caller at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._known: dict[str, _Known] = {}
+
+    def of(self, client: str) -> Sequence[ChargedTraining]:
+        """Return a client's trainings, oldest first.
+
+        Raises StorageError if its file exists but can't be read: what was spent must not be
+        forgotten because a file is damaged.
+        """
+        return self._found(client).trainings
+
+    def charge(self, client: str, training: ChargedTraining) -> None:
+        """Add a training; synced to disk. Raises StorageError; nothing has changed then."""
+        known, path = self._found(client), self._path(client)
+        line = training.model_dump_json() + "\n"
+        if known.size:
+            _append(path, line.encode(), known.size)
+        else:
+            line = _first_line(client) + line
+            write_durably(path, line)
+        self._known[client] = _Known((*known.trainings, training), known.size + len(line.encode()))
+
+    def clients(self) -> list[str]:
+        """The clients that have a ledger, sorted."""
+        return clients_with_files(self._folder, ".jsonl")
+
+    def _found(self, client: str) -> _Known:
+        known = self._known.get(client)
+        if known is None:
+            known = self._known[client] = self._read(client)
+        return known
+
+    def _read(self, client: str) -> _Known:
+        path = self._path(client)
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            return _Known()
+        except OSError as error:
+            raise StorageError(f"can't read {path}: {error.strerror}", path=path) from error
+        whole = content[: content.rfind(b"\n") + 1]
+        first, *lines = whole.splitlines(keepends=True) or [b""]
+        if first != _first_line(client).encode():
+            raise _damaged(path)
+        try:
+            trainings = tuple(ChargedTraining.model_validate_json(line) for line in lines)
+        except ValidationError as error:
+            raise _damaged(path) from error
+        return _Known(trainings, len(whole))
+
+    def _path(self, client: str) -> Path:
+        return self._folder / f"{client}.jsonl"
+
+
+def _append(path: Path, line: bytes, size: int) -> None:
+    """Write after the valid bytes, over what an earlier attempt left there."""
+    try:
+        with path.open("r+b") as file:
+            file.seek(size)
+            file.truncate()
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise storage_error(path, error) from error
+
+
+def _damaged(path: Path) -> StorageError:
+    return StorageError(
+        f"{path} is not a valid privacy ledger; restore it from a backup: without it this client "
+        "would forget what it has spent",
+        path=path,
+    )
+
+
+def _first_line(client: str) -> str:
+    return json.dumps({"client": client}) + "\n"

@@ -1,0 +1,102 @@
+"""The plan of a run with noise: ε of a client by number of trainings, and the noise for an ε."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from potluck.common.errors import ConfigurationError
+from potluck.common.learning.task_loading import make_task
+from potluck.common.learning.training import training_for
+from potluck.common.run_file.run_settings import PrivateUpdates
+from potluck.common.run_file.runfile import RunFile
+from potluck.common.settings.local_training import LocalTraining
+from potluck.privacy.accounting import GaussianSteps, epsilon_by_pld, rdp_of
+from potluck.privacy.rdp_filter import epsilon_spent, solved_noise
+
+_SHARES = (0.1, 0.25, 0.5, 1.0)
+
+
+def plan_lines(
+    run_file: RunFile,
+    *,
+    samples: Sequence[int],
+    trainings: int | None,
+    targets: Sequence[float],
+    source: str,
+) -> Iterator[str]:
+    """Yield the plan as lines of text.
+
+    samples: number of training samples of each client to plan for. trainings: of a client in the
+    run; None for one in each round. Raises ConfigurationError if the run has no [privacy].
+    """
+    privacy = run_file.privacy
+    if privacy is None:
+        raise ConfigurationError(
+            f"{source}: there is no [privacy] table; add one with noise_multiplier or epsilon"
+        )
+    most = trainings or privacy.trainings or run_file.rounds
+    task = make_task(run_file.task.name, run_file.task.options)
+    settings = training_for(task, run_file.training, source=f"{source}: [training]")
+    if settings.unfit_for_noise:
+        raise ConfigurationError(f"{source}: {settings.unfit_for_noise}")
+    counts = sorted({max(1, round(share * most)) for share in _SHARES})
+    yield (
+        f"ε per record (δ = {privacy.delta:g}) by number of trainings, as hosts count it; "
+        f"'fixed' is the tighter value for a schedule that no result changes"
+    )
+    heads = ["samples", "rate", "steps", "noise", *map(str, counts), "fixed"]
+    yield _row(heads)
+    for number in samples:
+        event = _event(privacy, settings, number, run_file.rounds)
+        losses = [epsilon_spent(rdp_of(_times(event, count)), privacy.delta) for count in counts]
+        fixed = epsilon_by_pld([_times(event, most)], privacy.delta)
+        cells = [f"{each:.3g}" for each in (*losses, fixed)]
+        rate, noise = f"{event.sampling_rate:.3g}", f"{event.noise_multiplier:.3g}"
+        yield _row([str(number), rate, str(event.steps), noise, *cells])
+    yield ""
+    yield f"noise multiplier for an ε after {most} trainings"
+    yield _row(["samples", *(f"ε = {each:g}" for each in targets)])
+    for number in samples:
+        event = _shape(settings, number)
+        needed = [
+            solved_noise(
+                epsilon=each,
+                delta=privacy.delta,
+                sampling_rate=event.sampling_rate,
+                steps=event.steps * most,
+            )
+            for each in targets
+        ]
+        yield _row([str(number), *(f"{each:.3g}" for each in needed)])
+
+
+def _shape(settings: LocalTraining, samples: int) -> GaussianSteps:
+    """Return a client's training, with noise 1."""
+    return GaussianSteps(
+        sampling_rate=min(1.0, settings.batch_size / samples),
+        noise_multiplier=1.0,
+        steps=settings.planned_steps(samples),
+    )
+
+
+def _event(
+    privacy: PrivateUpdates, settings: LocalTraining, samples: int, rounds: int
+) -> GaussianSteps:
+    """Return a client's training with the noise that its host adds."""
+    shape = _shape(settings, samples)
+    noise = privacy.noise_multiplier or solved_noise(
+        epsilon=privacy.epsilon or 0.0,
+        delta=privacy.delta,
+        sampling_rate=shape.sampling_rate,
+        steps=shape.steps * (privacy.trainings or rounds),
+    )
+    return replace(shape, noise_multiplier=noise)
+
+
+def _times(event: GaussianSteps, count: int) -> GaussianSteps:
+    return replace(event, steps=event.steps * count)
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "  ".join(f"{cell:>9}" for cell in cells).rstrip()

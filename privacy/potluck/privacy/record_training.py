@@ -1,0 +1,254 @@
+"""DP-SGD in the built-in loop: clipped gradients of single records, with noise, by Opacus.
+
+Each step draws a Poisson sample of the client's records, clips each record's gradient to an L2
+norm, adds Gaussian noise to the sum, and divides by the expected batch, which is public. Everything
+after that only processes noisy gradients: momentum, Adam, weight decay, the proximal term.
+
+The generators of batches and noise get their seeds from the operating system, never from the run's
+seed, which the coordinator knows. They are torch's own, which are not cryptographic.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from opacus import GradSampleModule
+from opacus.optimizers import DPOptimizer
+from opacus.validators import ModuleValidator
+from torch import Tensor, nn
+
+from potluck.client.objective import Batch, LocalContext, Objective
+from potluck.client.private_training import GrantedTraining, PrivateLoop
+from potluck.client.training.steps.loop import TrainingContext, TrainingResult, trainable
+from potluck.client.training.steps.optimizers import make_optimizer
+from potluck.common.errors import (
+    ConfigurationError,
+    DeviceMemoryError,
+    RoundClosedError,
+    TrainingError,
+)
+from potluck.common.learning.local_steps import normalizer
+from potluck.common.settings.local_training import LocalTraining
+from potluck.common.task import Examples
+
+
+class RecordTraining(PrivateLoop):
+    """Trains so that the update hides each single record."""
+
+    def check(self, model: nn.Module, objective: Objective, settings: LocalTraining) -> None:
+        """Raise ConfigurationError if noise can't hide single records in such a training."""
+        if settings.unfit_for_noise:
+            raise ConfigurationError(settings.unfit_for_noise)
+        if not objective.per_sample:
+            raise ConfigurationError(
+                "the objective is not compatible with [privacy]: its loss of a record depends on "
+                "other records; choose cross-entropy, focal, generalized-cross-entropy, "
+                "symmetric-cross-entropy or fedprox"
+            )
+        model.train()
+        errors = ModuleValidator.validate(model)
+        if errors:
+            text = " ".join(str(errors[0]).split())
+            raise ConfigurationError(
+                f"the model is not compatible with [privacy]: {text[:300]}; replace batch "
+                "normalisation by group normalisation (resnet18-gn), or remove [privacy]"
+            )
+
+    def train(
+        self,
+        model: nn.Module,
+        data: Examples,
+        objective: Objective,
+        settings: LocalTraining,
+        context: TrainingContext,
+        granted: GrantedTraining,
+    ) -> TrainingResult:
+        """Train the model in place, from the weights it has. Report no loss."""
+        started, device = time.monotonic(), context.device
+        model.to(device).train()
+        buffers = {name: each.clone() for name, each in model.named_buffers()}
+        data = data.to(device)
+        with _wrapped(model) as network:
+            steps = _NoisySteps(network, data, objective, settings, context, granted)
+            steps.run()
+        with torch.no_grad():
+            for name, each in model.named_buffers():
+                each.copy_(buffers[name])  # what a forward pass writes there has no noise
+        _require_finite(model, settings, context.round)
+        return TrainingResult(
+            samples=len(data),
+            steps=granted.steps,
+            normalizer=normalizer(
+                settings, granted.steps, round_number=context.round, mu=objective.proximal
+            ),
+            seconds=time.monotonic() - started,
+            loss=math.nan,
+        )
+
+
+class _NoisySteps:
+    """The steps of one training."""
+
+    def __init__(
+        self,
+        network: GradSampleModule,
+        data: Examples,
+        objective: Objective,
+        settings: LocalTraining,
+        context: TrainingContext,
+        granted: GrantedTraining,
+    ) -> None:
+        self.network, self.data, self.objective = network, data, objective
+        self.settings, self.context, self.granted = settings, context, granted
+        device = context.device
+        self.batches = torch.Generator().manual_seed(secrets.randbits(63))
+        self.parameters: tuple[Any, ...] = tuple(trainable(network).values())
+        self.local = LocalContext(
+            round=context.round,
+            label_counts=torch.zeros(context.classes, dtype=torch.int64, device=device),
+            parameters=self.parameters,
+            received=tuple(each.detach().clone() for each in self.parameters),
+        )
+        self._try_without_data()
+        used = [each for each in self.parameters if each.grad_sample is not None]
+        self.noise = DPOptimizer(
+            torch.optim.SGD(used, lr=1.0),  # never stepped: it only holds the parameters
+            noise_multiplier=granted.noise_multiplier,
+            max_grad_norm=granted.clip,
+            expected_batch_size=granted.expected_batch,
+            generator=torch.Generator(device).manual_seed(secrets.randbits(63)),
+            secure_mode=True,  # sums of several draws, against attacks on floating-point numbers
+        )
+        self.optimizer = make_optimizer(self.parameters, settings, round_number=context.round)
+
+    def run(self) -> None:
+        """Take all steps."""
+        progress, cancelled = self.context.progress, self.context.cancelled
+        for taken in range(self.granted.steps):
+            if cancelled():
+                raise RoundClosedError("the training was cancelled; no run waits for it")
+            self._step()
+            progress((taken + 1) / self.granted.steps)
+
+    def _step(self) -> None:
+        drawn = torch.rand(len(self.data), generator=self.batches, dtype=torch.float64)
+        chosen = (drawn < self.granted.sampling_rate).nonzero()[:, 0].to(self.context.device)
+        self.noise.zero_grad(set_to_none=True)
+        for part in torch.split(chosen, self.settings.batch_size):
+            self._add(part)
+        for each in self.noise.params:  # the noise comes also if no record was drawn
+            each.grad_sample = each.new_zeros((0, *each.shape))
+        self.noise.pre_step()
+        if self.objective.proximal:
+            for now, then in zip(self.parameters, self.local.received, strict=True):
+                if now.grad is not None:
+                    now.grad.add_(now.detach() - then, alpha=self.objective.proximal)
+        if self.settings.gradient_clip is not None:
+            nn.utils.clip_grad_norm_(self.parameters, self.settings.gradient_clip)
+        self.optimizer.step()
+
+    def _add(self, indices: Tensor) -> None:
+        """Add the clipped gradients of some records to the step's sum.
+
+        A record at which the model fails, or whose gradient is not finite, adds nothing, and no
+        other record is affected: otherwise a failure would reveal that it is among the data."""
+        if len(indices) == 0:
+            return
+        try:
+            self._compute_gradients(
+                Batch(
+                    inputs=self.data.inputs_at(indices),
+                    labels=self.data.labels.index_select(0, indices),
+                    indices=indices,
+                )
+            )
+        except torch.OutOfMemoryError as error:
+            raise DeviceMemoryError(
+                f"{self.context.device} has too little memory for the gradients of "
+                f"{self.settings.batch_size} single records; lower training.batch_size, or set "
+                "training.smallest_batch_size",
+                device=self.context.device,
+            ) from error
+        except Exception:
+            self._forget_failed_pass()
+            half = len(indices) // 2
+            if half:
+                self._add(indices[:half])
+                self._add(indices[half:])
+            return
+        _drop_not_finite([each.grad_sample for each in self.noise.params])
+        self.noise.signal_skip_step(do_skip=True)
+        self.noise.pre_step()
+        self.noise.zero_grad(set_to_none=True)
+
+    def _compute_gradients(self, batch: Batch) -> None:
+        """Set `grad_sample` of each parameter."""
+        for each in self.parameters:
+            each.grad_sample = None
+        loss = self.objective.loss(self.network(batch.inputs), batch, self.local)
+        torch.autograd.backward(loss)
+
+    def _forget_failed_pass(self) -> None:
+        """Drop what a pass that failed midway has left in the library's hooks."""
+        for module in self.network.modules():
+            getattr(module, "activations", []).clear()
+            vars(module).pop("max_batch_len", None)
+        for each in self.parameters:
+            each._forward_counter = 0
+            each.grad_sample = None
+            vars(each).pop("_current_grad_sample", None)
+
+    def _try_without_data(self) -> None:
+        """Take the gradient of an input of zeros; what fails here does not depend on records.
+
+        Raises TrainingError."""
+        one = torch.zeros(1, dtype=torch.int64, device=self.context.device)
+        inputs = torch.zeros_like(self.data.inputs_at(one))
+        try:
+            self._compute_gradients(Batch(inputs=inputs, labels=one, indices=one))
+        except Exception as error:
+            text = " ".join(str(error).split())[:300]
+            raise TrainingError(
+                f"the gradients of single records can't be computed for this model: {text}; choose "
+                "another model, or remove [privacy]"
+            ) from error
+
+
+def _drop_not_finite(gradients: Sequence[Tensor]) -> None:
+    """Set the gradients of a record to zero if one of its numbers is not finite."""
+    finite = torch.stack([each.flatten(1).isfinite().all(dim=1) for each in gradients]).all(dim=0)
+    for each in gradients:
+        each[~finite] = 0.0
+
+
+@contextmanager
+def _wrapped(model: nn.Module) -> Iterator[GradSampleModule]:
+    """Have a model's backward passes also compute gradients of single records."""
+    with warnings.catch_warnings():
+        # Inputs are data, which need no gradient.
+        warnings.filterwarnings("ignore", message="Full backward hook is firing")
+        network = GradSampleModule(model)
+        try:
+            yield network
+        finally:
+            network.to_standard_module()
+            for each in model.parameters():
+                each.grad = None
+
+
+def _require_finite(model: nn.Module, settings: LocalTraining, round_number: int) -> None:
+    """Raise TrainingError if the weights are NaN or infinite. They follow from noisy gradients."""
+    if not all(bool(each.isfinite().all()) for each in trainable(model).values()):
+        rate = settings.learning_rate_in(round_number)
+        raise TrainingError(
+            f"training diverged: weights are NaN or infinite at learning rate {rate:g}; lower "
+            "training.learning_rate, or add less noise",
+            learning_rate=rate,
+        )

@@ -1,0 +1,270 @@
+"""Trainings with noise in real processes: the ledger, the owner's limit, kills, and runs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from asyncio.subprocess import DEVNULL, Process
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomlkit
+from support.client_host import host_config, reference, train_instruction, write_config
+from support.fake_coordinator import FakeCoordinator, serving
+from support.federation import Points, plugins_installed, set_values
+from support.host_scene import Scene
+from support.pki import TestFederation, make_federation
+from support.profile_federation import profile_federation
+from support.programs import run_program
+
+from potluck.common.tensors.model_arrays import state_arrays
+from potluck.common.tensors.tensor_files import write_tensors
+from potluck.deploy.local.demo_files import program
+from potluck.privacy.host_guard import SPENT
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> TestFederation:
+    return make_federation(tmp_path_factory.mktemp("pki"))
+
+
+@pytest.fixture
+async def scene(tmp_path: Path, federation: TestFederation) -> AsyncIterator[Scene]:
+    scene = Scene(tmp_path, federation)
+    async with serving(scene.fake, federation.coordinator) as port:
+        scene.port = port
+        yield scene
+
+
+def private(name: str, model: Any, **values: Any) -> rpc.Instruction:
+    """An instruction to train with noise: 2 steps of about 16 samples."""
+    instruction = train_instruction(name, model, training={"steps": 2, "batch_size": 16}, **values)
+    instruction.train.privacy.CopyFrom(
+        rpc.Privacy(unit="record", noise_multiplier=4.0, delta=1e-5, clip=1.0, trainings=9)
+    )
+    return instruction
+
+
+def ledger(state: Path, client: str = "client-0") -> list[dict[str, Any]]:
+    path = state / "privacy" / f"{client}.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines[1:]]
+
+
+async def test_an_update_with_noise_is_charged_before_it_leaves_and_has_no_loss(
+    scene: Scene,
+) -> None:
+    model = scene.model()
+    async with scene.host():
+        scene.fake.instruct(private("a", model))
+        upload = await scene.fake.completed("a")
+        assert len(ledger(scene.folder / "state")) == 1
+        scene.fake.instruct(private("b", model))
+        other = await scene.fake.completed("b")
+    report = upload.header.report
+    assert report.samples > 0
+    assert report.steps == 2
+    assert report.loss == 0
+    assert upload.content != other.content, "the same seed does not give the same noise"
+    assert len(ledger(scene.folder / "state")) == 2
+
+
+async def test_the_same_instruction_again_sends_the_kept_update_and_charges_nothing(
+    scene: Scene,
+) -> None:
+    model = scene.model()
+    async with scene.host():
+        scene.fake.instruct(private("a", model))
+        first = await scene.fake.completed("a")
+    async with scene.host():  # another process
+        scene.fake.uploads.clear()
+        scene.fake.instruct(private("a", model))
+        again = await scene.fake.completed("a")
+    assert again.content == first.content
+    assert len(ledger(scene.folder / "state")) == 1
+
+
+async def test_a_host_at_its_limit_refuses_in_fixed_words(scene: Scene) -> None:
+    model = scene.model()
+    async with scene.host(disclosure={"training_epsilon": 0.5}):
+        scene.fake.instruct(private("a", model))
+        answer = await scene.fake.answered("a")
+    assert answer.failure.reason == "DISCLOSURE_REFUSED"
+    assert answer.failure.message == f"client 'client-0': {SPENT}"
+    assert ledger(scene.folder / "state") == []
+
+
+async def test_an_owner_may_refuse_updates_without_noise(scene: Scene) -> None:
+    model = scene.model()
+    async with scene.host(disclosure={"updates": "private"}):
+        scene.fake.instruct(train_instruction("a", model))
+        answer = await scene.fake.answered("a")
+        scene.fake.instruct(private("b", model))
+        await scene.fake.completed("b")
+    assert answer.failure.reason == "DISCLOSURE_REFUSED"
+    assert "add [privacy] to the run file" in answer.failure.message
+
+
+async def test_a_check_refuses_what_has_no_noise_beside_it(scene: Scene) -> None:
+    work = private("a", scene.model()).train
+    work.reports.append("root_mean_square")
+    check = rpc.Instruction(id="c", client_id="client-0", run_id="run", check=rpc.Check(train=work))
+    check.time_left.FromSeconds(60)
+    async with scene.host():
+        scene.fake.instruct(check)
+        answer = await scene.fake.answered("c")
+    assert "numbers reported" in answer.failure.message
+
+
+def watched(name: str, model: Any, round_: int) -> rpc.Instruction:
+    """The same for a task whose processes reach points."""
+    return private(name, model, round_=round_, task="crash", options={"layered": True})
+
+
+def watched_model(scene: Scene) -> Any:
+    from potluck_crash import Task
+
+    path = scene.folder / "watched-model"
+    write_tensors(path, state_arrays(Task(layered=True).model()))
+    content = path.read_bytes()
+    return reference(scene.fake.offer(content), len(content))
+
+
+# Kills -------------------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def process(
+    folder: Path, federation: TestFederation, fake: FakeCoordinator, port: int
+) -> AsyncIterator[Process]:
+    """A client process that reaches points; killed at the end."""
+    folder.mkdir(exist_ok=True)  # noqa: ASYNC240  # nothing else runs
+    config = host_config(
+        folder, federation.hosts["host-0"], port, state_directory=folder / "host-0"
+    )
+    path = write_config(config, folder / "host.toml")
+    with (folder / "log").open("ab") as log:
+        found = await asyncio.create_subprocess_exec(
+            *(program("potluck-client"), "--config", str(path)), stdin=DEVNULL, stderr=log
+        )
+    try:
+        await fake.until(lambda: fake.hosts == 1)
+        yield found
+    finally:
+        if found.returncode is None:
+            found.kill()
+        await found.wait()
+        await fake.until(lambda: fake.hosts == 0)
+
+
+async def boundaries(folder: Path, federation: TestFederation, points: Points) -> list[str]:
+    """The changes of files in two trainings, from the first charge on."""
+    scene = Scene(folder.parent, federation)
+    async with serving(scene.fake, federation.coordinator) as port:
+        model = watched_model(scene)
+        async with process(folder, federation, scene.fake, port):
+            points.note_boundaries()
+            for name in ("a", "b"):
+                scene.fake.instruct(watched(name, model, 1 if name == "a" else 2))
+                await scene.fake.completed(name)
+    noted = points.boundaries
+    first = next(place for place, name in enumerate(noted) if "privacy" in name)
+    return [name for name in noted[first:] if "privacy" in name or "updates" in name]
+
+
+async def check_kill(folder: Path, federation: TestFederation, points: Points, point: str) -> bool:
+    """Kill a host at a point of two trainings, restart it, and compare ledger and uploads.
+
+    Returns False if the process did not reach the point."""
+    points.clear()
+    points.note_boundaries()
+    points.kill(point)
+    scene = Scene(folder.parent, federation)
+    killed = False
+    async with serving(scene.fake, federation.coordinator) as port:
+        model = watched_model(scene)
+        for name, round_ in (("a", 1), ("b", 2)):
+            done = False
+            while not done:
+                async with process(folder, federation, scene.fake, port) as host:
+                    scene.fake.instruct(watched(name, model, round_))
+                    completed = asyncio.ensure_future(scene.fake.completed(name))
+                    died = asyncio.ensure_future(host.wait())
+                    await asyncio.wait((completed, died), return_when=asyncio.FIRST_COMPLETED)
+                    done = completed.done() and completed.result().complete
+                    killed = killed or died.done()
+                    for task in (completed, died):
+                        task.cancel()
+        sent = {header.blake3 for header in scene.fake.headers}
+    spent = len(ledger(folder / "host-0"))
+    assert spent >= len(sent) >= 2
+    assert spent <= 3, "one kill charges at most one more"
+    return killed
+
+
+async def test_a_host_killed_around_its_charge_never_spends_less_than_it_used(
+    tmp_path: Path, federation: TestFederation
+) -> None:
+    with plugins_installed(tmp_path / "points", "potluck-client") as points:
+        for number, point in enumerate(
+            ("before-rename-privacy.jsonl-1", "after-sync-privacy.jsonl-1")
+        ):
+            assert await check_kill(tmp_path / f"kill-{number}", federation, points, point)
+        points.clear()
+
+
+@pytest.mark.slow
+async def test_a_host_killed_at_any_durable_change_never_spends_less_than_it_used(
+    tmp_path: Path, federation: TestFederation
+) -> None:
+    with plugins_installed(tmp_path / "points", "potluck-client") as points:
+        found = await boundaries(tmp_path / "undisturbed", federation, points)
+        assert len(found) >= 4
+        for number, name in enumerate(found):
+            for when in ("before", "after"):
+                place = tmp_path / f"kill-{number}-{when}"
+                await check_kill(place, federation, points, f"{when}-{name}")
+        points.clear()
+
+
+# Runs --------------------------------------------------------------------------------------------
+
+
+async def test_a_run_with_noise_ends_without_the_host_at_its_limit(tmp_path: Path) -> None:
+    async with profile_federation(
+        tmp_path,
+        selector="uniform",
+        clients=4,
+        count=2,
+        rounds=3,
+        assignments=["privacy.noise_multiplier=1.0", "privacy.clip=1.0", "round.quorum=0.5"],
+        start_hosts=False,
+    ) as federation:
+        limited, free = federation.files.hosts
+        disclosure = tomlkit.parse(limited.read_text()).get("disclosure", {})
+        set_values(limited, {"disclosure": {**disclosure, "training_epsilon": 0.01}})
+        await federation.start_hosts()
+        run_id = await federation.start_run()
+        await federation.finished(run_id)
+        states = [federation.files.folder / path.stem for path in (limited, free)]
+        charged = [sorted(state.glob("privacy/*.jsonl")) for state in states]
+        assert charged[0] == []
+        assert charged[1]
+        shown = run_program(
+            "potluck-client", "privacy", "--config", str(free), folder=federation.files.folder
+        )
+        text = shown.stdout.decode()
+        assert shown.returncode == 0, shown.stderr
+        assert "trainings with noise spent ε = " in text
+        assert f"run {run_id}" in text
+        refused = run_program(
+            *("potluck-client", "privacy", "--json", "--config", str(limited)),
+            folder=federation.files.folder,
+        )
+        runs = [run for each in json.loads(refused.stdout)["clients"] for run in each["runs"]]
+        assert runs
+        assert all(run["refused"] >= 1 and run["sent"] == 0 for run in runs)

@@ -1,0 +1,248 @@
+"""The host grants what its owner's limit allows, charges before it grants, and forgets nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
+from potluck.client.private_training import GrantedTraining
+from potluck.common.disclosure import Weighting
+from potluck.common.errors import (
+    DisclosureRefusedError,
+    PotluckError,
+    ProtocolError,
+    ProtocolVersionError,
+    StorageError,
+)
+from potluck.common.settings.local_training import LocalTraining
+from potluck.privacy.accounting import GaussianSteps
+from potluck.privacy.host_guard import SPENT, HostGuard, counted_samples, spent_in_epoch
+from potluck.privacy.ledger_report import PrivacyReport
+from potluck.privacy.privacy_ledger import ChargedTraining, PrivacyLedger
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+
+
+def guard(state: Path, **policy: Any) -> HostGuard:
+    return HostGuard(
+        state, DisclosurePolicy(**policy), federation="demo", coordinator="127.0.0.1:7443"
+    )
+
+
+def instruction(number: int = 1, run: str = "run", **privacy: Any) -> rpc.Instruction:
+    asked: dict[str, Any] = {
+        "unit": "record",
+        "noise_multiplier": 1.0,
+        "delta": 1e-5,
+        "clip": 1.0,
+        "trainings": 30,
+    }
+    work = rpc.Train(
+        training_json=LocalTraining(batch_size=16, epochs=1).as_json(),
+        privacy=rpc.Privacy(**asked | privacy),
+    )
+    return rpc.Instruction(
+        id=f"{run}-{number}", client_id="client-0", run_id=run, round=number, train=work
+    )
+
+
+def granted_until_refused(grant: Callable[[int], object]) -> int:
+    """The number of trainings that were granted before the first refusal."""
+    for number in range(100):
+        try:
+            grant(number)
+        except DisclosureRefusedError:
+            return number
+    raise AssertionError("nothing was refused")
+
+
+def lines(state: Path) -> list[dict[str, Any]]:
+    text = (state / "privacy" / "client-0.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()[1:]]
+
+
+def test_a_granted_training_is_in_the_ledger_with_its_parameters(tmp_path: Path) -> None:
+    granted = guard(tmp_path).grant(instruction(clip=2.0), 200)
+    assert granted == GrantedTraining(
+        sampling_rate=0.08, noise_multiplier=1.0, steps=13, clip=2.0, expected_batch=16.0
+    )
+    [line] = lines(tmp_path)
+    assert (line["sampling_rate"], line["noise_multiplier"], line["steps"]) == (0.08, 1.0, 13)
+    assert (line["kind"], line["unit"], line["run"], line["round"]) == (
+        "training",
+        "record",
+        "run",
+        1,
+    )
+
+
+def test_the_limit_holds_over_runs_and_restarts(tmp_path: Path) -> None:
+    def grant(number: int) -> None:
+        # Another process, another run, another coordinator.
+        host = HostGuard(
+            tmp_path,
+            DisclosurePolicy(training_epsilon=6.0),
+            federation="demo",
+            coordinator=f"127.0.0.1:{number}",
+        )
+        host.grant(instruction(run=f"run-{number}"), 250)
+
+    granted = granted_until_refused(grant)
+    assert len(lines(tmp_path)) == granted > 1
+    trainings = PrivacyLedger(tmp_path / "privacy").of("client-0")
+    assert spent_in_epoch(trainings, DisclosurePolicy(training_epsilon=6.0)).epsilon_spent <= 6.0
+
+
+def test_a_refusal_says_no_numbers_and_charges_nothing(tmp_path: Path) -> None:
+    with pytest.raises(DisclosureRefusedError) as error:
+        guard(tmp_path, training_epsilon=0.5).grant(instruction(), 250)
+    assert error.value.message == f"client 'client-0': {SPENT}"
+    assert not (tmp_path / "privacy" / "client-0.jsonl").exists()
+
+
+def test_a_new_data_epoch_starts_at_nothing_and_the_old_one_stays_spent(tmp_path: Path) -> None:
+    host = guard(tmp_path, training_epsilon=4.0)
+    granted_until_refused(lambda number: host.grant(instruction(number), 250))
+    guard(tmp_path, training_epsilon=4.0, data_epoch=2).grant(instruction(40), 250)
+    with pytest.raises(DisclosureRefusedError):
+        guard(tmp_path, training_epsilon=4.0).grant(instruction(41), 250)
+
+
+def test_an_epsilon_is_kept_for_the_trainings_it_was_solved_for(tmp_path: Path) -> None:
+    host = guard(tmp_path, training_epsilon=3.0)
+    asked: dict[str, Any] = {"noise_multiplier": 0.0, "epsilon": 3.0, "trainings": 5}
+    for number in range(5):
+        host.grant(instruction(number, **asked), 250)
+    with pytest.raises(DisclosureRefusedError, match=SPENT):
+        host.grant(instruction(6, **asked), 250)
+    trainings = PrivacyLedger(tmp_path / "privacy").of("client-0")
+    spent = spent_in_epoch(trainings, DisclosurePolicy(training_epsilon=3.0)).epsilon_spent
+    assert 2.9 < spent <= 3.0
+
+
+def test_the_same_instruction_again_is_charged_again_unless_its_update_is_kept(
+    tmp_path: Path,
+) -> None:
+    host = guard(tmp_path)
+    host.grant(instruction(), 250)
+    host.grant(instruction(), 250)  # the host asks only if it has no update to send again
+    one, two = lines(tmp_path)
+    assert one["work"] == two["work"]
+
+
+@pytest.mark.parametrize(
+    ("samples", "weighting", "counted"),
+    [
+        (200, Weighting.EXACT, 200),
+        (200, Weighting.BUCKETED, 256),
+        (256, Weighting.EQUAL, 256),
+        (257, Weighting.EQUAL, 512),
+        (1, Weighting.EQUAL, 1),
+    ],
+)
+def test_an_undisclosed_number_of_samples_counts_as_a_power_of_two(
+    samples: int, weighting: Weighting, counted: int
+) -> None:
+    assert counted_samples(samples, weighting) == counted
+
+
+@pytest.mark.parametrize(
+    ("privacy", "error"),
+    [
+        ({"unit": "client"}, ProtocolVersionError),
+        ({"clip": 0.0}, ProtocolError),
+        ({"clip": float("nan")}, ProtocolError),
+        ({"delta": 1.0}, ProtocolError),
+        ({"noise_multiplier": -1.0}, ProtocolError),
+        ({"noise_multiplier": 0.0}, ProtocolError),
+        ({"noise_multiplier": 0.0, "epsilon": 1.0, "trainings": 0}, ProtocolError),
+    ],
+)
+def test_noise_that_is_not_valid_is_refused(
+    tmp_path: Path, privacy: dict[str, Any], error: type[PotluckError]
+) -> None:
+    with pytest.raises(error):
+        guard(tmp_path).grant(instruction(**privacy), 250)
+    assert not (tmp_path / "privacy" / "client-0.jsonl").exists()
+
+
+def test_what_has_no_noise_is_refused_beside_it(tmp_path: Path) -> None:
+    asked = instruction()
+    asked.train.reports.append("root_mean_square")
+    with pytest.raises(ProtocolError, match="numbers reported"):
+        guard(tmp_path).grant(asked, 250)
+
+
+def training(number: int) -> ChargedTraining:
+    return ChargedTraining(
+        data_epoch=1,
+        sampling_rate=0.1,
+        noise_multiplier=2.0,
+        steps=number,
+        work="digest",
+        federation="demo",
+        coordinator="127.0.0.1:7443",
+        run="run",
+        round=number,
+        at=datetime(2026, 1, 1, tzinfo=UTC),
+    )
+
+
+def test_a_line_that_was_cut_off_is_written_over(tmp_path: Path) -> None:
+    ledger = PrivacyLedger(tmp_path)
+    ledger.charge("client-0", training(1))
+    ledger.charge("client-0", training(2))
+    path = tmp_path / "client-0.jsonl"
+    whole = path.read_bytes()
+    for cut in range(len(whole) - 1, len(whole) - 30, -7):
+        path.write_bytes(whole[:cut])
+        again = PrivacyLedger(tmp_path)
+        assert [each.steps for each in again.of("client-0")] == [1]
+        again.charge("client-0", training(3))
+        assert [each.steps for each in PrivacyLedger(tmp_path).of("client-0")] == [1, 3]
+
+
+@pytest.mark.parametrize("content", [b'{"client": "client-1"}\n', b"nothing\n", b"\xff\n"])
+def test_a_damaged_ledger_stops_trainings(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "privacy").mkdir()
+    (tmp_path / "privacy" / "client-0.jsonl").write_bytes(content)
+    with pytest.raises(StorageError, match="restore it from a backup"):
+        guard(tmp_path).grant(instruction(), 250)
+
+
+def test_a_disk_that_refuses_grants_nothing(tmp_path: Path) -> None:
+    host = guard(tmp_path)
+    host.grant(instruction(), 250)
+    path = tmp_path / "privacy" / "client-0.jsonl"
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(StorageError):
+        host.grant(instruction(2), 250)
+
+
+def test_the_report_shows_what_was_spent_and_what_is_left(tmp_path: Path) -> None:
+    policy = DisclosurePolicy(training_epsilon=6.0)
+    host = HostGuard(tmp_path, policy, federation="demo", coordinator="127.0.0.1:7443")
+    host.grant(instruction(), 250)
+    spent = spent_in_epoch(PrivacyLedger(tmp_path / "privacy").of("client-0"), policy)
+    first, second, third = PrivacyReport(tmp_path, policy).lines()
+    left = 6.0 - spent.epsilon_spent
+    assert f"spent ε = {spent.epsilon_spent:.4g} of 6 on data epoch 1, {left:.4g} left" in first
+    assert "profiles and sums of counts spent ε = 0" in second
+    assert "1 trainings asked, 1 charged, 0 updates sent, 0 refused" in third
+    [found] = json.loads(PrivacyReport(tmp_path, policy).values())["clients"]
+    assert found["training"]["epsilon_spent"] == spent.epsilon_spent
+
+
+def test_the_report_of_an_empty_folder_says_so(tmp_path: Path) -> None:
+    [line] = PrivacyReport(tmp_path, DisclosurePolicy()).lines()
+    assert line.startswith("no privacy loss")
+
+
+def test_the_event_of_a_line_is_what_was_charged() -> None:
+    assert training(4).event == GaussianSteps(sampling_rate=0.1, noise_multiplier=2.0, steps=4)

@@ -1,0 +1,205 @@
+"""DP-SGD of single records in the built-in loop: the gradients, the noise, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from potluck.client.objective import Batch, LocalContext, Objective
+from potluck.client.private_training import GrantedTraining
+from potluck.client.training.objective_sum import composed
+from potluck.client.training.objectives.cross_entropy import CrossEntropy
+from potluck.client.training.objectives.fedlc import FedLC
+from potluck.client.training.objectives.fedprox import FedProx
+from potluck.client.training.steps.loop import TrainingContext
+from potluck.common.errors import ConfigurationError, TrainingError
+from potluck.common.settings.local_training import LocalTraining
+from potluck.common.settings.plugins import find, installed
+from potluck.common.task import Examples
+from potluck.privacy.record_training import RecordTraining
+
+CONTEXT = TrainingContext(classes=3, seed=1, round=1, device=torch.device("cpu"))
+SETTINGS = LocalTraining(learning_rate=1.0, batch_size=8)
+ALL = GrantedTraining(
+    sampling_rate=1.0, noise_multiplier=1e-9, steps=1, clip=0.5, expected_batch=20.0
+)
+
+
+def examples(count: int = 20) -> Examples:
+    generator = torch.Generator().manual_seed(3)
+    return Examples(
+        inputs=torch.randn(count, 4, generator=generator),
+        labels=torch.arange(count) % 3,
+    )
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(5)
+    return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+
+
+def trained(
+    model: nn.Module,
+    granted: GrantedTraining = ALL,
+    *,
+    data: Examples | None = None,
+    objective: Objective | None = None,
+    settings: LocalTraining = SETTINGS,
+) -> None:
+    found = objective or CrossEntropy()
+    RecordTraining().train(model, data or examples(), found, settings, CONTEXT, granted)
+
+
+def flat(model: nn.Module) -> Tensor:
+    return torch.cat([each.detach().flatten() for each in model.parameters()])
+
+
+def test_a_step_is_the_mean_of_clipped_gradients_of_single_records() -> None:
+    model, data = network(), examples()
+    total = torch.zeros_like(flat(model))
+    for place in range(len(data)):
+        model.zero_grad()
+        one = slice(place, place + 1)
+        nn.functional.cross_entropy(model(data.inputs[one]), data.labels[one]).backward()  # type: ignore[no-untyped-call]
+        gradient = torch.cat([each.grad.flatten() for each in model.parameters()])  # type: ignore[union-attr]
+        total += gradient * min(1.0, ALL.clip / float(gradient.norm()))
+    before = flat(model)
+    trained(model)
+    assert torch.allclose(before - flat(model), total / 20, atol=1e-5)
+
+
+def test_the_noise_has_the_standard_deviation_that_was_charged() -> None:
+    granted = GrantedTraining(
+        sampling_rate=1e-9, noise_multiplier=4.0, steps=1, clip=0.5, expected_batch=10.0
+    )
+    steps = []
+    for _ in range(200):
+        model = network()
+        before = flat(model)
+        trained(model, granted)
+        steps.append(before - flat(model))
+    found = torch.stack(steps)
+    # 51 weights, 200 trainings; no record is drawn, so all is noise. Five standard errors wide.
+    assert float(found.std()) == pytest.approx(4.0 * 0.5 / 10.0, rel=5 / (2 * 10_200) ** 0.5)
+    assert float(found.mean().abs()) < 5 * 0.2 / 10_200**0.5
+
+
+def test_two_trainings_with_the_same_seed_draw_different_noise() -> None:
+    granted = replace(ALL, noise_multiplier=1.0)
+    one, two = network(), network()
+    trained(one, granted)
+    trained(two, granted)
+    assert not torch.equal(flat(one), flat(two))
+
+
+class Failing(nn.Module):
+    """A network that fails, or gives NaN, if a record has a large first number."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__()
+        self.fault, self.inside = fault, network()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        found: Tensor = self.inside(inputs)
+        bad = inputs[:, :1] > 50
+        if self.fault == "raise" and bool(bad.any()):
+            raise RuntimeError("this record is among the data")
+        return found + torch.where(bad, torch.nan, 0.0)
+
+
+@pytest.mark.parametrize("fault", ["raise", "nan"])
+def test_a_record_at_which_the_model_fails_changes_no_other_contribution(fault: str) -> None:
+    data = examples(21)
+    inputs = data.inputs.clone()
+    inputs[20, 0] = 100.0
+    spoilt, sound = Failing(fault), network()
+    trained(spoilt, data=Examples(inputs=inputs, labels=data.labels))
+    trained(sound, data=Examples(inputs=data.inputs[:20], labels=data.labels[:20]))
+    assert torch.allclose(flat(spoilt), flat(sound), atol=1e-5)
+
+
+def test_the_proximal_term_is_added_after_the_noise() -> None:
+    pulled, free = network(), network()
+    two = replace(ALL, steps=2)
+    begin = flat(pulled)
+    prox = composed([FedProx(mu=0.5)])
+    trained(pulled, two, objective=prox)
+    trained(free, two)
+    once = network()
+    trained(once)
+    # The second step of the pulled one goes back by half of the first.
+    assert torch.allclose(flat(pulled), flat(free) - 0.5 * (flat(once) - begin), atol=1e-5)
+
+
+def test_the_model_is_an_ordinary_one_afterwards() -> None:
+    model = network()
+    trained(model)
+    trained(model)
+    nn.functional.cross_entropy(model(examples().inputs), examples().labels).backward()  # type: ignore[no-untyped-call]
+    assert all(getattr(each, "grad_sample", None) is None for each in model.parameters())
+
+
+def test_no_loss_is_reported_and_the_steps_are_those_charged() -> None:
+    found = RecordTraining().train(
+        network(), examples(), CrossEntropy(), SETTINGS, CONTEXT, replace(ALL, steps=3)
+    )
+    assert found.steps == 3
+    assert found.samples == 20
+    assert found.loss != found.loss  # NaN
+
+
+def test_divergence_names_the_learning_rate() -> None:
+    wild = LocalTraining(learning_rate=1e38, batch_size=8)
+    with pytest.raises(TrainingError, match="diverged"):
+        trained(network(), replace(ALL, steps=9, noise_multiplier=1e3), settings=wild)
+
+
+def test_batch_normalisation_is_refused_with_a_remedy() -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
+    with pytest.raises(ConfigurationError, match="group normalisation"):
+        RecordTraining().check(model, CrossEntropy(), SETTINGS)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        LocalTraining(validation_share=0.1),
+        LocalTraining(kept_epochs=1),
+        LocalTraining(precision="bfloat16"),
+    ],
+)
+def test_settings_without_protection_are_refused(settings: LocalTraining) -> None:
+    with pytest.raises(ConfigurationError, match="privacy"):
+        RecordTraining().check(network(), CrossEntropy(), settings)
+
+
+def test_a_loss_that_depends_on_other_records_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="cross-entropy"):
+        RecordTraining().check(network(), composed([FedLC()]), SETTINGS)
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in installed("potluck.objectives") if find("potluck.objectives", n).per_sample]
+)
+def test_a_loss_that_declares_it_is_the_mean_over_single_records(name: str) -> None:
+    objective: Any = composed([find("potluck.objectives", name)()])
+    data, model = examples(), network()
+    parameters = tuple(model.parameters())
+    local = LocalContext(
+        round=1,
+        label_counts=torch.zeros(3, dtype=torch.int64),
+        parameters=parameters,
+        received=parameters,
+    )
+
+    def loss(places: Tensor) -> Tensor:
+        batch = Batch(inputs=data.inputs[places], labels=data.labels[places], indices=places)
+        found: Tensor = objective.loss(model(batch.inputs), batch, local)
+        return found
+
+    single = torch.stack([loss(torch.tensor([place])) for place in range(len(data))])
+    assert torch.allclose(loss(torch.arange(len(data))), single.mean(), atol=1e-5)
