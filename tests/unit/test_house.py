@@ -72,8 +72,7 @@ ROOMS = {
     "client": (
         "base disclosure config objective correction training.objectives training.samples "
         "question training.steps private_training training training.questions transfer handlers "
-        "control agent cli "
-        "__main__"
+        "control agent cli __main__"
     ),
     "deploy": ("operator terminal view cards pki machines local doctor commands cli __main__"),
     "integrations": "trackers adapters tracing s3",

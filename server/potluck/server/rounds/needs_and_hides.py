@@ -328,8 +328,8 @@ HIDES: Final[Mapping[Trait, Mapping[Trait, str]]] = {
         "and noise is added in the built-in loop; choose another task, or remove [privacy]",
         Trait.MASKS: "secure_aggregation is not compatible with [privacy]: what a masked update "
         "reports of its training has no noise; remove one of them",
-        Trait.SINGLE_STEPS: f"{_PRIVATE_STRATEGY}{{strategy}} {{detail}} the single steps of a "
-        "training without noise; choose fedavg, fedavgm or fedadam, or remove [privacy]",
+        Trait.CORRECTION: f"{_PRIVATE_STRATEGY}it has clients correct their steps with numbers "
+        "without noise; choose fedavg, fedavgm or fedadam, or remove [privacy]",
         Trait.AUXILIARIES: f"{_PRIVATE_STRATEGY}clients send tensors without noise beside their "
         "weights; choose fedavg, fedavgm or fedadam, or remove [privacy]",
         Trait.GROUPS: f"{_PRIVATE_STRATEGY}clients train parts of the model by their profiles; "
