@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
+from potluck.client.disclosure.weightings import is_masked
 from potluck.common.errors import ProtocolError
 from potluck.common.settings.local_training import LocalTraining
 from potluck.common.settings.plugins import integration
 from potluck.rpc.v1 import coordinator_pb2 as rpc
-from potluck.rpc.v1.transfer_pb2 import ENCODING_MASKED_UINT32
 
 if TYPE_CHECKING:  # importing them imports torch
     from torch import nn
@@ -111,7 +111,7 @@ def check_terms(work: rpc.Train) -> None:
 
     A coordinator refuses such a run before it starts; one that lies may still ask."""
     asked = {
-        "a masked update": work.encoding == ENCODING_MASKED_UINT32,
+        "a masked update": is_masked(work),
         "numbers reported with the update": bool(work.reports),
         "tensors beside the weights": work.HasField("auxiliary"),
         "limits on the samples of a class": bool(work.quotas),
