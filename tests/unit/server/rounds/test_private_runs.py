@@ -1,0 +1,92 @@
+"""Runs with noise for single records: what goes into the instruction, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+from torch import nn
+
+from potluck.common.errors import ConfigurationError
+from potluck.common.settings.local_training import LocalTraining
+from potluck.common.tasks.digits import Digits
+from potluck.rpc.v1.coordinator_pb2 import Privacy
+from potluck.server.hosts.instructions import check_instruction
+from potluck.server.rounds.compatibility import check_private_training
+from potluck.server.rounds.plan import draw_up
+
+RUN = """
+rounds = 30
+clients_per_round = 2
+task.name = "digits"
+selector.name = "{selector}"
+strategy.name = "{strategy}"
+{table}
+[privacy]
+{privacy}
+"""
+
+
+def text(
+    privacy: str = "noise_multiplier = 1.5",
+    *,
+    table: str = "",
+    selector: str = "uniform",
+    strategy: str = "fedavg",
+) -> str:
+    return RUN.format(privacy=privacy, table=table, selector=selector, strategy=strategy)
+
+
+def instructed(run_file: str) -> Privacy | None:
+    """The noise in an instruction of a run; None if it has none."""
+    plan = draw_up(run_file, source="run.toml")
+    work = check_instruction(plan, "i", "run", 1, "client-0", b"").check.train
+    return work.privacy if work.HasField("privacy") else None
+
+
+def test_the_instruction_has_the_noise_of_the_run() -> None:
+    found = instructed(text("noise_multiplier = 1.5\nclip = 0.5"))
+    assert found == Privacy(unit="record", noise_multiplier=1.5, delta=1e-5, clip=0.5, trainings=30)
+    found = instructed(text("epsilon = 3\ndelta = 1e-6\ntrainings = 12"))
+    assert found == Privacy(unit="record", epsilon=3.0, delta=1e-6, clip=1.0, trainings=12)
+
+
+def test_a_run_without_the_table_has_no_such_field() -> None:
+    assert instructed(text().replace("[privacy]\nnoise_multiplier = 1.5", "")) is None
+
+
+@pytest.mark.parametrize(
+    ("run_file", "words"),
+    [
+        (text(""), "either `noise_multiplier` or `epsilon`"),
+        (text("noise_multiplier = 1\nepsilon = 1"), "either `noise_multiplier` or `epsilon`"),
+        (text("noise_multiplier = 1\ntrainings = 3"), "`trainings` is of use only with"),
+        (text('unit = "client"\nepsilon = 1'), "must be 'record'"),
+        (text(table="secure_aggregation = true"), "secure_aggregation is not compatible"),
+        (text(selector="pow-d"), "pow-d asks clients for loss"),
+        (text(selector="oort"), "oort wants utility reported"),
+        (text(strategy="scaffold"), "scaffold is not compatible"),
+        (text(table='personal.method = "ditto"'), "ditto"),
+        (text(table="evaluation.fine_tune_epochs = 1"), "fine_tune_epochs = 0"),
+        (text(table="training.validation_share = 0.1"), "validation_share"),
+        (text(table="training.kept_epochs = 1"), "kept_epochs"),
+    ],
+)
+def test_what_has_no_noise_is_refused_before_the_run(run_file: str, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        draw_up(run_file, source="run.toml")
+
+
+@pytest.mark.parametrize("selector", ["uniform", "fedentopt", "refl"])
+@pytest.mark.parametrize("strategy", ["fedavg", "fednova", "median"])
+def test_selectors_and_strategies_that_use_what_is_released_work(
+    selector: str, strategy: str
+) -> None:
+    assert instructed(text(selector=selector, strategy=strategy)) is not None
+
+
+def test_batch_normalisation_is_refused_with_a_remedy() -> None:
+    class Normalised(Digits):
+        def model(self) -> nn.Module:
+            return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+
+    with pytest.raises(ConfigurationError, match=r"batch normalisation .* group"):
+        check_private_training(LocalTraining(), Normalised(), source="run.toml")
