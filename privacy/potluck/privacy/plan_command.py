@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="Privacy of runs with noise: plan ε and noise.", no_args_is_help=True)
+app = typer.Typer(help="Plan the noise of a run, and its privacy loss.", no_args_is_help=True)
 
 
 @app.callback()
 def main() -> None:
-    """Plan the noise of runs with [privacy], and what it costs."""
+    """Plan the noise of a run, and its privacy loss."""
 
 
 @app.command("plan")
