@@ -88,7 +88,9 @@ def test_the_notebooks_and_all_that_is_public_are_there(site: dict[Path, Page]) 
     pages = {path.stem for path in site if path.parent.name == "notebooks"}
     assert pages == {path.stem for path in NOTEBOOKS}
     [federation] = [
-        page for path, page in site.items() if path.parts[-2:] == ("api", "federation.html")
+        page
+        for path, page in site.items()
+        if path.parts[-3:] == ("reference", "api", "federation.html")
     ]
     public = {name for name in potluck.federation.__all__ if not name.startswith("__")}
     documented = {anchor.rpartition(".")[2] for anchor in federation.anchors}
