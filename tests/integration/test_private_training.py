@@ -161,21 +161,6 @@ async def process(
         await fake.until(lambda: fake.hosts == 0)
 
 
-async def boundaries(folder: Path, federation: TestFederation, points: Points) -> list[str]:
-    """The changes of files in two trainings, from the first charge on."""
-    scene = Scene(folder.parent, federation)
-    async with serving(scene.fake, federation.coordinator) as port:
-        model = watched_model(scene)
-        async with process(folder, federation, scene.fake, port):
-            points.note_boundaries()
-            for name in ("a", "b"):
-                scene.fake.instruct(watched(name, model, 1 if name == "a" else 2))
-                await scene.fake.completed(name)
-    noted = points.boundaries
-    first = next(place for place, name in enumerate(noted) if "privacy" in name)
-    return [name for name in noted[first:] if "privacy" in name or "updates" in name]
-
-
 async def check_kill(folder: Path, federation: TestFederation, points: Points, point: str) -> bool:
     """Kill a host at a point of two trainings, restart it, and compare ledger and uploads.
 
@@ -214,20 +199,6 @@ async def test_a_host_killed_around_its_charge_never_spends_less_than_it_used(
             ("before-rename-privacy.jsonl-1", "after-sync-privacy.jsonl-1")
         ):
             assert await check_kill(tmp_path / f"kill-{number}", federation, points, point)
-        points.clear()
-
-
-@pytest.mark.slow
-async def test_a_host_killed_at_any_durable_change_never_spends_less_than_it_used(
-    tmp_path: Path, federation: TestFederation
-) -> None:
-    with plugins_installed(tmp_path / "points", "potluck-client") as points:
-        found = await boundaries(tmp_path / "undisturbed", federation, points)
-        assert len(found) >= 4
-        for number, name in enumerate(found):
-            for when in ("before", "after"):
-                place = tmp_path / f"kill-{number}-{when}"
-                await check_kill(place, federation, points, f"{when}-{name}")
         points.clear()
 
 
