@@ -13,28 +13,29 @@ from potluck.common.monitoring.metric_labels import LATEST_RUNS, Label, Measured
 _HEAD = f"""\
 # Metrics
 
-Made from `common/potluck/common/monitoring/definitions.py` by `make pages`; edit that.
+This page lists the metrics that coordinator, hosts and relays serve. It is for people who write
+dashboards and alerts. `make pages` generates it from
+`common/potluck/common/monitoring/definitions.py`.
 
-The coordinator and every host serve them at `/metrics` of their metrics address (`metrics_address`
-in their configuration, or `--metrics-address`; off unless set), beside
+Each process serves them at `/metrics` of its `metrics_address` (or `--metrics-address`; off unless
+set), together with
 
-- `/healthz`: 200 as long as the process answers at all;
-- `/readyz`: 200 once it does its work: the coordinator serves and has its database, a host attends
-  its coordinator; else 503, and why.
+- `/healthz`: 200 as long as the process answers;
+- `/readyz`: 200 once it works: the coordinator serves and has its database, a host is connected.
+  Otherwise 503 and the reason.
 
-A port alone means 127.0.0.1, and HTTP there is plain, for whoever is on the machine. For another
-interface set `[metrics_tls]`: then only the scrapers it names are answered, over mutual TLS
+A port alone means 127.0.0.1, over plain HTTP, for all users of the machine. For another interface
+set `[metrics_tls]`: then only the scrapers that it names get an answer, over mutual TLS
 ([how](../operate/monitoring.md#metrics-across-machines)).
 
-How many series there are does not depend on how many clients or hosts take part: what concerns one
-client is shown by `potluck clients` and `potluck watch`. Series with a `run` are kept for the
-{LATEST_RUNS} runs begun last. No metric holds a model's weights, a number of samples, a triplet or
-a key. Counters and histograms begin at 0 when a process starts; a gauge is there once it has a
-value.
+The number of series does not depend on the number of clients or hosts; `potluck clients` and
+`potluck watch` show single clients. Series with a `run` are kept for the {LATEST_RUNS} runs that
+started last. Metrics contain no weights, numbers of samples, triplets or keys. Counters and
+histograms begin at 0 when a process starts; a gauge appears once it has a value.
 
-Besides, every process has `process_cpu_seconds_total`, `process_resident_memory_bytes`,
+Every process also has `process_cpu_seconds_total`, `process_resident_memory_bytes`,
 `process_virtual_memory_bytes`, `process_start_time_seconds`, `process_open_fds` and
-`process_max_fds` (on Linux), which count what they say.
+`process_max_fds` (on Linux).
 """
 
 _SECTIONS = (
