@@ -188,7 +188,7 @@ async def test_a_kind_nobody_knows_ends_the_run_with_the_reason(federation: Fede
         ("stranger", "asks row 99, which is not available"),
         ("raises", "failed in select of round 1: KeyError: 'a bug' (potluck_crash_questions.py:"),
         ("endless", "asked more than 100 questions in round 1"),
-        ("no selection", "answered with nothing, not with a Selection"),
+        ("no selection", "returned nothing, not a Selection"),
     ],
 )
 async def test_a_selector_that_makes_no_sense_fails_the_run(

@@ -200,4 +200,4 @@ async def test_fednova_with_adam_runs_and_says_what_it_means(federation: Federat
     run_id = await federation.start_run('strategy.name="fednova"', 'training.optimizer="adam"')
     await federation.finished(run_id)
     log = federation.files.folder / "coordinator.log"
-    assert "strategy fednova with optimizer adam: what such steps amount to" in log.read_text()
+    assert "fednova with optimizer adam: the effective number of such steps" in log.read_text()

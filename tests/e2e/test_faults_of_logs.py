@@ -254,6 +254,6 @@ async def test_an_older_backup_of_the_database_alone_is_said(
     await shared.operator.resume_run(run_id)  # its models are gone by now
     status = await shared.ended(run_id)
     assert status.state == operator_pb2.RUN_STATE_FAILED
-    assert ".safetensors is gone, and without it nothing follows round" in status.reason
+    assert ".safetensors is missing, and the run can't continue after round" in status.reason
     assert status.reason.endswith(f"restore it from a backup; then `potluck resume {run_id}`")
     assert await shared.finished(await shared.start_run()) == undisturbed

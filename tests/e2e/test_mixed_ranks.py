@@ -111,10 +111,13 @@ async def test_a_client_that_trains_what_is_frozen_is_told(federation: Federatio
 @pytest.mark.parametrize(
     ("assignments", "why"),
     [
-        (["secure_aggregation=true"], "lora-stacking and secure aggregation don't go together"),
-        (['model.trainable=["1.*"]'], "are no adapters; wrap it with `peft`"),
-        (['model.trainable=["*lora_?.*"]'], "'0.base_layer.weight' does not travel; add"),
-        (['task.name="digits"'], "are no adapters; wrap it with `peft`"),
+        (["secure_aggregation=true"], "lora-stacking and secure aggregation are not compatible"),
+        (
+            ['model.trainable=["1.*"]'],
+            "receive no adapters of this model; wrap",
+        ),
+        (['model.trainable=["*lora_?.*"]'], "'0.base_layer.weight' is not sent to clients; add"),
+        (['task.name="digits"'], "receive no adapters of this model; wrap"),
     ],
 )
 async def test_what_can_not_be_stacked_is_refused_at_the_start(

@@ -341,5 +341,5 @@ async def test_a_selector_that_limits_single_clients_does_not_go_with_masks(
     federation: SumFederation,
 ) -> None:
     selector = 'selector = {name = "kl", truncate = true}\n'
-    with pytest.raises(ConfigurationError, match="kl says how many samples each client trains on"):
+    with pytest.raises(ConfigurationError, match="kl limits the samples that each client"):
         await federation.finished(MASKED + selector + RUN_FILE)

@@ -75,7 +75,9 @@ async def test_a_second_process_is_sent_away_with_one_clear_line(tmp_path: Path)
     ):
         assert await second.ended() == 1
         last = log.read_text().splitlines()[-1]
-        assert last.startswith("potluck-client: another process attends as host 'host-0', from 127")
+        assert last.startswith(
+            "potluck-client: another process is connected as host 'host-0', from 127"
+        )
         assert "stop one of the two" in last
         said = federation.files.log("coordinator").read_text()
         assert said.count("two processes with one certificate") == 1
@@ -93,7 +95,7 @@ async def test_a_frozen_process_makes_way_and_does_not_come_back(tmp_path: Path)
             os.killpg(first.group, signal.SIGCONT)
             assert await first.ended() == 1
             said = federation.files.log("host-0").read_text()
-            assert "another process attends as host 'host-0'" in said.splitlines()[-1]
+            assert "another process is connected as host 'host-0'" in said.splitlines()[-1]
             await federation.finished(await federation.start_run())
             assert log.read_text().count('"attending"') == 1
 

@@ -5,8 +5,8 @@ constructor takes its options (from the run file's `[selector]` table) as keywor
 stores them; their annotations say what they may be. The engine calls it from one thread at a time;
 it must not block.
 
-Clients are rows of a table. A row is a client for the whole run: rows are sorted by client id
-when the run starts, late joiners are appended. A selector speaks of clients by row number.
+Clients are rows of a table, and selectors refer to them by row number. A client keeps its row for
+the whole run: rows are sorted by client id when the run starts, late joiners are appended.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Floats = NDArray[np.float64]
 
 
 class Signal(StrEnum):
-    """The built-in signals: what a client can disclose once, before selection."""
+    """Built-in signals: data that a client can disclose once, before selection."""
 
     LABEL_COUNTS = "label_counts"
     TRIPLET = "triplet"
@@ -40,20 +40,21 @@ class Signal(StrEnum):
 class UpdateFact(StrEnum):
     """A fact that the coordinator computes from a round's updates, if they are not masked.
 
-    An update is its difference from the round's model, over all parameters; running statistics are
-    not included.
+    The facts are about the update's difference from the round's model, over all parameters, without
+    running statistics.
     """
 
     GRAM = "gram"
     """The inner products of all pairs of updates."""
     NORM = "norm"
-    """The length of each update."""
+    """The L2 norm of each update."""
     SKETCH = "sketch"
-    """A random projection of each update to `SKETCH_SIZE` numbers, the same one all through a run:
-    inner products and distances stay, to about one part in sixteen of the lengths."""
+    """A random projection of each update to `SKETCH_SIZE` numbers; the projection is the same in
+    all rounds of a run. It preserves inner products and distances, up to about 1/16 of the
+    norms."""
     OUTPUT_MOVE = "output-move"
-    """How far each moves the output layer's bias, class by class; if that layer has none, the
-    mean of each row of its weights."""
+    """Each update's change of the output layer's bias, by class; if the layer has no bias, the
+    change of the mean of each row of its weights."""
 
 
 SKETCH_SIZE: Final = 256
@@ -63,13 +64,12 @@ SKETCH_SIZE: Final = 256
 class Population:
     """The clients of a run as columns; row i of each belongs to `ids[i]`.
 
-    samples: K, int64; 0 if a client has not disclosed it.
-    label_counts: K × classes, float64, possibly noisy; a row of NaN if a client sent none.
-    triplets: K × 3, float64 in [0, 1] (CI, AI, SC); a row of NaN if a client sent none.
-    interaction_matrices: K × classes × 2, float64; NaN if a client sent none.
-    label_totals: classes, float64: all clients' label counts, if a secure sum gave them.
-    signals: the columns of other packages' signals by name, K × the signal's shape.
-    A column is None if no profile of that kind was asked for.
+    samples: K, int64; 0 if a client has not disclosed it. label_counts: K × classes, float64,
+    possibly noisy; a row of NaN if a client sent none. triplets: K × 3, float64 in [0, 1] (CI, AI,
+    SC); a row of NaN if a client sent none. interaction_matrices: K × classes × 2, float64; NaN if
+    a client sent none. label_totals: classes, float64: all clients' label counts, if a secure sum
+    gave them. signals: the columns of other packages' signals by name, K × the signal's shape. A
+    column is None if clients were not asked for this signal.
     """
 
     ids: Sequence[str]
@@ -85,7 +85,7 @@ class Population:
         return len(self.ids)
 
     def disclosed(self, signal: str) -> NDArray[np.float64] | None:
-        """The column of a signal; None if no profile of that kind was asked for."""
+        """Return the column of a signal; None if clients were not asked for it."""
         known: NDArray[np.float64] | None = (
             getattr(self, _FIELDS[signal]) if signal in _FIELDS else self.signals.get(signal)
         )
@@ -101,7 +101,7 @@ _FIELDS: Final[Mapping[str, str]] = {
 
 
 def by_field(columns: Mapping[str, Floats]) -> dict[str, Any]:
-    """Fields of `Population` for the columns of signals."""
+    """Return arguments of `Population` from the columns of signals."""
     fields: dict[str, Any] = {_FIELDS[name]: columns[name] for name in columns if name in _FIELDS}
     return {**fields, "signals": {name: columns[name] for name in columns if name not in _FIELDS}}
 
@@ -112,10 +112,10 @@ class SelectionContext:
 
     round: from 1. seed: the run's. count: number of clients to select; select all if fewer are
     available. available: rows, sorted, without repeats. rounds: number of rounds of the run; 0 if
-    unknown. spares: how many of `count` the round does not wait for (`round.over_selection`).
-    epochs: passes over its samples that a client makes. tensors: names of the parameters that
-    updates have, in their order; empty unless the selector `drops` some. late: clients whose update
-    for an earlier round is still awaited; none of them is available if the others suffice.
+    unknown. spares: number of clients in `count` that the round does not wait for
+    (`round.over_selection`). epochs: passes over its samples that a client makes. tensors: names of
+    the parameters in updates, in order; empty unless the selector `drops` some. late: clients whose
+    update for an earlier round is still awaited; none of them is available if the others suffice.
     """
 
     round: int
@@ -130,18 +130,19 @@ class SelectionContext:
     late: Rows = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     def generator(self, selector: str) -> np.random.Generator:
-        """A fresh generator for this round (PCG64 of seed, round, selector)."""
+        """Return a new generator for this round (PCG64 of seed, round, selector)."""
         return _generator(self.seed, self.round, selector)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ask:
-    """A question to clients: the engine carries it there and sends the answers back in.
+    """A question to clients. The engine sends it to them, and sends their answers into the
+    generator.
 
-    rows: of the clients asked, without repeats, all available. kind: of the question, e.g. "loss";
-    a plug-in of the clients' hosts (`potluck.questions`). parameters: its options, JSON scalars.
-    names: of the numbers wanted; by default one, called like the kind. trains: whether a local
-    update answers it; hosts then learn how the run trains.
+    rows: of the clients asked, without repeats, all available. kind: name of the question, e.g.
+    "loss"; it is a plug-in on the hosts (`potluck.questions`). parameters: options of the question,
+    JSON scalars. names: names of the requested numbers; by default one, named like the kind.
+    trains: True if clients train to answer it; hosts then receive the run's training settings.
     """
 
     rows: Rows
@@ -152,7 +153,7 @@ class Ask:
 
     @property
     def wanted(self) -> tuple[str, ...]:
-        """The names of the numbers wanted."""
+        """Names of the requested numbers."""
         return tuple(self.names) or (self.kind,)
 
 
@@ -160,8 +161,8 @@ class Ask:
 class Answers:
     """Answers of clients: one row of finite numbers each.
 
-    rows: of the clients that answered, in the order asked. values: by name, one per row; every name
-    that was wanted is there, even without answers.
+    rows: of the clients that answered, in the order asked. values: by name, one number per row; it
+    has every requested name, even if no client answered.
     """
 
     rows: Rows
@@ -170,7 +171,7 @@ class Answers:
 
 @dataclass(frozen=True, kw_only=True)
 class AskSum:
-    """A secure sum of clients' label counts, of the kind that settings call `unsafe-stepwise`.
+    """A request for a secure sum of clients' label counts, for `disclosure = "unsafe-stepwise"`.
 
     Clients take part only if their owner allows it, because the difference of two sums over groups
     that a selector chooses may reveal a single client's counts. rows: of the clients to sum over,
@@ -182,32 +183,31 @@ class AskSum:
 
 @dataclass(frozen=True, kw_only=True)
 class Summed:
-    """A secure sum. rows: of the clients in it; some of those asked may have been lost. total:
-    classes, int64; below 0 only with noise."""
+    """A secure sum. rows: the clients in it; clients that were lost are missing. total: classes,
+    int64; negative only with noise."""
 
     rows: Rows
     total: NDArray[np.int64]
 
 
 Interview = Generator[Ask | AskSum, Any, "Selection"]
-"""A selection that asks clients first. An `Ask` is answered with `Answers`, an `AskSum` with a
-`Summed`, or None if a sum is impossible."""
+"""A generator that asks clients, then returns its selection. An `Ask` is answered with `Answers`,
+an `AskSum` with a `Summed`, or None if a sum is impossible."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """The cohort in the order chosen, and for each of its clients why it was chosen.
+    """The cohort in the order chosen, and for each of its clients the reason for its selection.
 
-    quotas: cohort × classes, float64: how many samples of a class a client may train on at most,
-    infinite if it may use all; only if the selector declares that it `limits` them. None: no client
-    is limited.
-    weights: float64 > 0, the weight of each client's update in place of its samples; only if the
-    selector declares that it `weighs`. None: each update is weighted by its samples.
-    epochs: int64 ≥ 1, number of passes over its samples that each client makes; only if the
-    selector declares that it `paces`. None: the run's number.
-    dropped: for each client the names of tensors that its update omits, never all of them; only if
-    the selector declares that it `drops` some. A tensor of the round's model is the mean over the
-    clients that sent it, or unchanged if none did. None: updates are whole.
+    quotas: cohort × classes, float64: maximum number of samples of a class that a client may train
+    on, infinite if it may use all; only if the selector declares that it `limits` them. None: no
+    client is limited. weights: float64 > 0, the weight of each client's update in place of its
+    samples; only if the selector declares that it `weighs`. None: each update is weighted by its
+    samples. epochs: int64 ≥ 1, number of passes over its samples that each client makes; only if
+    the selector declares that it `paces`. None: the run's number. dropped: for each client the
+    names of tensors that its update omits, never all of them; only if the selector declares that it
+    `drops` some. A tensor of the round's model is the mean over the clients that sent it, or
+    unchanged if none did. None: updates are whole.
     """
 
     rows: Rows
@@ -222,10 +222,10 @@ class Selection:
 class UpdateFacts:
     """Facts about a round's updates that the coordinator has received; one row per update.
 
-    round, seed: as in the selection's context. rows: of their clients, without repeats. samples:
-    float64 > 0, the weight of each update. steps: int64 ≥ 1, as far as clients report them. gram:
-    updates × updates. sketches: updates × `SKETCH_SIZE`. output_moves: updates × classes. norms:
-    updates, ≥ 0. These four are float64, and have no rows unless the selector `learns` them;
+    round, seed: as in `SelectionContext`. rows: the updates' clients, without repeats. samples:
+    float64 > 0, the weight of each update. steps: int64 ≥ 1; no rows if clients don't report them.
+    gram: updates × updates. sketches: updates × `SKETCH_SIZE`. output_moves: updates × classes.
+    norms: updates, ≥ 0. These four are float64, and have no rows unless the selector `learns` them;
     tensors that an update omits have a delta of 0. shares: float64 in (0, 1], the share of the
     model's floating-point numbers that each update has; no rows if every update has all of them.
     """
@@ -242,7 +242,7 @@ class UpdateFacts:
     shares: Floats = field(default_factory=lambda: np.zeros(0))
 
     def generator(self, selector: str) -> np.random.Generator:
-        """A fresh generator for this round's judgement, another than the selection's."""
+        """Return a new generator for this round's judgement; it differs from the selection's."""
         return _generator(self.seed, self.round, f"{selector}/judge")
 
 
@@ -263,8 +263,8 @@ class MeasureMean:
 class Judgement:
     """A selector's verdict on a round's updates.
 
-    set_aside: rows of the clients whose update must not become part of the model, each with the
-    reason in words; never all. values: numbers for `observe`, by name.
+    set_aside: rows of the clients whose update is excluded from the model, each with the reason as
+    text; never all. values: numbers for `observe`, by name.
     """
 
     set_aside: Mapping[int, str] = field(default_factory=dict)
@@ -272,12 +272,12 @@ class Judgement:
 
 
 Judging = Generator[MeasureMean, float, Judgement]
-"""A generator that has means of updates measured and then returns its judgement."""
+"""A generator that requests losses of means of updates, then returns its judgement."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BeforeUpload:
-    """A question about the model that a client has trained, answered before it is sent.
+    """A question about the model that a client has trained, answered before its upload.
 
     kind, parameters, names: as in `Ask`.
     """
@@ -288,16 +288,16 @@ class BeforeUpload:
 
     @property
     def wanted(self) -> tuple[str, ...]:
-        """The names of the numbers wanted."""
+        """Names of the requested numbers."""
         return tuple(self.names) or (self.kind,)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Offers:
-    """The answers of a cohort's clients that have trained.
+    """Answers of the clients in a cohort that have finished their training.
 
-    rows: of these clients, in the order chosen. values: by name, one finite number for each.
-    samples: int64 ≥ 0, number that each trained on, as far as it reports it.
+    rows: these clients, in the order chosen. values: by name, one finite number per client.
+    samples: int64 ≥ 0, number of samples that each reports to have trained on.
     """
 
     rows: Rows
@@ -307,7 +307,7 @@ class Offers:
 
 @dataclass(frozen=True, kw_only=True)
 class Spared:
-    """Clients that need not upload, each with the reason; never the whole cohort."""
+    """Clients that skip their upload, each with the reason; never the whole cohort."""
 
     rows: Rows
     reasons: Sequence[str]
@@ -318,17 +318,16 @@ class RoundOutcome:
     """The result of a committed round.
 
     selected: the cohort in the order chosen. included: the clients whose update became part of the
-    model. seconds: per selected client, from instruction to update; NaN if none came.
-    reports: per selected client, as seconds, "loss" and what the selector's `reports` names, as it
-    came with the update; NaN if none came in time.
-    answers: to the questions before this cohort was chosen, in the order asked.
-    deadline_seconds: the minimum time that a failed client has taken, as far as it is known.
-    facts: of the updates that came in time, those set aside included; None if they are masked.
-    judgement: the selector's own.
-    spared: the clients that the selector spared their upload. prolonged: per selected client, the
-    factor on its passes (`Selection.epochs`); no rows if no client has one.
-    late: clients whose update for an earlier round became part of this model. late_seconds: what
-    each of them took, as in seconds.
+    model. seconds: per selected client, time from instruction to update; NaN if no update arrived.
+    reports: by name, one number per selected client, as received with the update: "loss" and the
+    names in the selector's `reports`; NaN if no update arrived in time. answers: answers to the
+    selector's questions in this round, in the order asked. deadline_seconds: the minimum time that
+    a failed client is known to have taken. facts: facts about the updates that arrived in time,
+    excluded ones too; None if masked. judgement: the selector's judgement. spared: the clients that
+    skipped their upload, as the selector decided. prolonged: per selected client, the factor on its
+    passes (`Selection.epochs`); no rows if no client has one. late: clients whose update for an
+    earlier round became part of this model. late_seconds: one duration for each of them, as in
+    seconds.
     """
 
     round: int
@@ -347,42 +346,42 @@ class RoundOutcome:
 
 
 class Selector(Plugin):
-    """Chooses each round's cohort."""
+    """Base class of selectors: chooses each round's cohort."""
 
     group = SELECTORS
 
     needs: frozenset[str] = frozenset()
-    """Signals that a client must have disclosed before it can be selected; those of other packages
-    by the names under which they are installed."""
+    """Signals that a client must have disclosed before it can be selected; signals of other
+    packages by their entry-point names."""
     reports: frozenset[str] = frozenset()
     """Names of the numbers that clients must send with every update, e.g. "utility"."""
     asks: frozenset[str] = frozenset()
-    """Kinds of the questions that it asks. A client whose owner does not allow them is excluded
-    from the run before round 1. If a selector asks a kind that it does not list, such a
+    """Kinds of questions that the selector asks. A client whose owner does not allow them is
+    excluded from the run before round 1. If a selector asks a kind that it does not list, such a
     client refuses the question."""
     wants_label_totals: bool = False
-    """True if it uses `Population.label_totals`."""
+    """True if the selector uses `Population.label_totals`."""
     training: ClassVar[Mapping[str, object]] = {}
-    """Settings of local training that it recommends, as in the run file's `[training]`."""
+    """Recommended settings of local training, as in the run file's `[training]`."""
     learns: frozenset[UpdateFact] = frozenset()
-    """Facts of each round's updates that `judge` and `observe` get. Masked updates have none."""
+    """Facts about each round's updates that `judge` and `observe` need. Masked updates have
+    none."""
     measures: bool = False
-    """True if `judge` has means of updates evaluated, on evaluation data of the coordinator."""
+    """True if `judge` requests losses of means of updates, on the coordinator's evaluation data."""
     weighs: bool = False
-    """True if it sets the updates' weights, in `Selection.weights`."""
+    """True if the selector sets the updates' weights, in `Selection.weights`."""
     limits: bool = False
-    """True if it sets the maximum number of samples of each class that a client trains on, in
-    `Selection.quotas`. Not for masked rounds."""
+    """True if the selector limits each client's training samples by class, in `Selection.quotas`.
+    Not for masked rounds."""
     paces: bool = False
-    """True if it sets each client's number of passes over its samples, in `Selection.epochs`. Not
-    for masked rounds, nor for runs that count steps."""
+    """True if the selector sets each client's number of passes, in `Selection.epochs`. Not for
+    masked rounds, nor for runs that count steps."""
     drops: bool = False
-    """True if it makes clients omit tensors from their updates, in `Selection.dropped`. Not for
+    """True if the selector makes clients omit tensors from updates, in `Selection.dropped`. Not for
     masked rounds, nor with strategies that need whole updates."""
     most_clients: int | None = None
-    """Maximum number of clients that it can choose among, for selectors that compare all pairs. A
-    run with a larger roster is refused before it starts. If more clients join later, selection
-    fails."""
+    """Maximum number of clients to choose among, for selectors that compare all pairs. A run with a
+    larger roster is refused before it starts. If more clients join later, selection fails."""
     added: int = 0
     """Number of the cohort's clients that are chosen step by step, after a uniform draw of the
     others."""
@@ -395,7 +394,8 @@ class Selector(Plugin):
         return False
 
     def by_protocol(self) -> Selector | None:
-        """Return the selector that does the same from sums and questions; None if there is none.
+        """Return the selector that makes the same choice from secure sums and questions; None if
+        none exists.
 
         Runs with `disclosure = "unsafe-stepwise"` use it.
         """
@@ -416,21 +416,21 @@ class Selector(Plugin):
     ) -> Judgement | Judging:
         """Return the judgement on a round's updates, or a generator that returns it.
 
-        The generator may have means of updates measured first. A worker thread calls this method
-        once the updates are in, before they are weighed, and never for masked updates. After the
-        coordinator was killed, it is called again with the same facts.
+        The generator may first request losses of means of updates. A worker thread calls this
+        method when the updates have arrived, before they are weighted, and never for masked
+        updates. After a restart of the coordinator it is called again with the same facts.
         """
         return Judgement()
 
     def before_upload(self, classes: int) -> BeforeUpload | None:  # noqa: ARG002  part of the seam
-        """Return the question that clients answer after training; its kind is among `asks`.
+        """Return the question that clients answer after training; its kind must be in `asks`.
 
-        None if clients send their updates at once.
+        Return None if clients send their updates at once.
         """
         return None
 
     def spare(self, state: State, offers: Offers) -> Spared:  # noqa: ARG002  part of the seam
-        """Return the clients that need not upload; called once all answered or are lost."""
+        """Return the clients that skip their upload; called when all have answered or are lost."""
         return Spared(rows=np.zeros(0, dtype=np.int64), reasons=())
 
     def observe(self, state: State, outcome: RoundOutcome) -> State:  # noqa: ARG002  part of the seam

@@ -4,7 +4,8 @@ A strategy derives from `Strategy`, or from `strategies.averaging.Averaging`, wh
 a pure object: its constructor takes its options (from the run file's `[strategy]` table) as keyword
 arguments and only stores them; their annotations define the valid values. Per round the engine
 calls `weigh` with the statistics of the updates, reduces them block by block as `weigh` returned,
-and calls `apply` with the result. A strategy's only memory is the `State` it returns.
+and calls `apply` with the result. A strategy keeps values from round to round only in the `State`
+that it returns.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from potluck.common.tensors.layout import Layout
 from potluck.server.selection import Population
 from potluck.server.state import State
 
-if TYPE_CHECKING:  # importing torch takes seconds, and most strategies need none
+if TYPE_CHECKING:  # torch takes seconds to import; most strategies don't need it
     from torch import Tensor, nn
 
 Counts = NDArray[np.int64] | NDArray[np.float64]
@@ -37,7 +38,7 @@ class Reduction(StrEnum):
     """Method by which the updates of a round are combined into one."""
 
     MEAN = "mean"
-    """Weighted sum; a mean if the weights sum to 1."""
+    """Weighted sum of the updates; a mean if the weights sum to 1."""
     MEDIAN = "median"
     """Coordinate-wise median; weights are ignored."""
     TRIMMED_MEAN = "trimmed-mean"
@@ -52,28 +53,28 @@ class Statistic(StrEnum):
     NORMS = "norms"
     """The L2 norm of each update − model."""
     TENSOR_NORMS = "tensor-norms"
-    """The same, of each tensor by itself."""
+    """The L2 norm of each tensor's update − model."""
 
 
 class Summation(StrEnum):
-    """Sums that can be made of masked updates, none of which the coordinator sees."""
+    """Sums that can be computed from masked updates without revealing a single one."""
 
     BY_SAMPLES = "by-samples"
-    """The mean difference, weighted by samples."""
+    """Mean difference from the model, weighted by samples."""
     EQUAL = "equal"
-    """The mean difference, all clients alike."""
+    """Mean difference from the model, with equal weights."""
     NORMALIZED = "normalized"
-    """The mean, weighted by samples, of differences divided by each client's normalizer (a_k of
-    FedNova), times the mean of the normalizers."""
+    """Mean of the differences, each divided by the client's normalizer (a_k of FedNova), times the
+    mean of the normalizers; both means are weighted by samples."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateStatistics:
-    """Numbers of a round's updates, in client order.
+    """Statistics of a round's updates, in client order.
 
-    samples: the weight of each: int64 ≥ 1 as disclosed, or float64 > 0 if the selector sets
-    weights (`Selection.weights`). steps: int64, optimiser steps taken. normalizers: float64 > 0,
-    the effective number of a client's steps (a_k of FedNova): the distance that they would cover
+    samples: weight of each update: int64 ≥ 1 as disclosed, or float64 > 0 if the selector sets
+    weights (`Selection.weights`). steps: int64, number of optimiser steps. normalizers: float64 >
+    0, the effective number of a client's steps (a_k of FedNova): the distance that they would cover
     against a gradient of 1 at a learning rate of 1. losses: float64. buffers: names of the
     floating-point tensors that are not parameters (running statistics). norms: float64, L2 norm of
     update − model over all floating-point tensors. tensor_norms: the same for each floating-point
@@ -98,10 +99,11 @@ class Combine:
     """How to reduce the updates; every array is float64 with one number per update, in client
     order.
 
-    weights: of the updates. tensor_weights: of single tensors, instead; only for a mean.
-    difference: True to reduce update − model instead of the update. Small steps then keep their
-    precision beside large weights, and the weights need not sum to 1; only for a mean. auxiliary:
-    weights of each auxiliary's weighted sum, by its name; 1/updates each if it is not named.
+    weights: weights of the updates. tensor_weights: weights for single tensors that replace these;
+    only for a mean. difference: True to reduce update − model instead of the update. Small
+    differences then keep their precision next to large weights, and the weights need not sum to 1;
+    only for a mean. auxiliary: weights of each auxiliary's weighted sum, by name; by default
+    1/updates for each.
     """
 
     weights: NDArray[np.float64]
@@ -114,11 +116,11 @@ class Combine:
 
 
 class ReadableUpdate(Protocol):
-    """One client's update, for strategies that look at each by itself."""
+    """One client's update, for strategies that read each update separately."""
 
     @property
     def client(self) -> str:
-        """The client that sent it."""
+        """The client that sent the update."""
         ...
 
     def tensor(self, name: str) -> NDArray[np.float32]:
@@ -130,7 +132,7 @@ class ReadableUpdate(Protocol):
         ...
 
     def auxiliary(self, name: str) -> Weights:
-        """Return one of the auxiliaries that came with the update."""
+        """Return an auxiliary that was sent with the update."""
         ...
 
 
@@ -138,11 +140,11 @@ class ReadableUpdate(Protocol):
 class RoundContext:
     """Facts about the round that a strategy may use in `apply`.
 
-    round: from 1. clients: number of the run's clients so far, selected or not (K). included: the
-    clients whose updates were reduced, in client order. weights: theirs, from `weigh`. losses:
-    those that they reported, NaN if none. buffers: names of the floating-point tensors that are
-    not parameters. auxiliary: the reduced auxiliaries by name. updates: the included updates, to
-    be read one after another; empty unless the strategy is `individual`.
+    round: from 1. clients: number of clients that have joined the run, selected or not (K).
+    included: the clients whose updates were reduced, in client order. weights: their weights from
+    `weigh`. losses: losses that they reported, NaN if none. buffers: names of the floating-point
+    tensors that are not parameters. auxiliary: the reduced auxiliaries by name. updates: the
+    included updates, to be read one after another; empty unless the strategy is `individual`.
     """
 
     round: int
@@ -157,12 +159,12 @@ class RoundContext:
 
 @dataclass(frozen=True, kw_only=True)
 class Correction:
-    """The client's half of a strategy: a plug-in of the group `potluck.corrections`, installed on
+    """The client's part of a strategy: a plug-in of the group `potluck.corrections`, installed on
     hosts. It corrects local steps and computes the auxiliaries that a client sends.
 
-    keeps: True if clients keep a state from one training for the next. A client that has lost it
-    fails and reports why. descends: True if the plug-in computes the gradients itself. The run's
-    objective is then not used, and must be plain cross-entropy.
+    keeps: True if clients keep a state from one training for the next. A client that has lost its
+    state fails and reports the reason. descends: True if the plug-in computes the gradients itself.
+    The run's objective is then not used, and must be plain cross-entropy.
     """
 
     name: str
@@ -175,11 +177,12 @@ class Correction:
 class ServerTraining:
     """Inputs of a strategy's own training on the coordinator.
 
-    network: has the weights that `apply` returned, on the CPU; it is trained in place. weights:
-    returns a copy of its tensors. load: overwrites them with such a copy, or with those of an
-    update. updates: those of the round, in client order, each to be read separately. inputs: n × …,
-    the task's public data. seed: of this round's training, in [0, 2^63); torch's global generator
-    starts from it. round: from 1. progress: call it regularly with the share done, in [0, 1].
+    network: on the CPU, with the weights that `apply` returned; it is trained in place. weights:
+    function that returns a copy of the network's tensors. load: function that overwrites them with
+    such a copy, or with an update's tensors. updates: the round's updates in client order, each
+    read separately. inputs: n × …, the task's public data. seed: seed of this round's training, in
+    [0, 2^63); it also seeds torch's global generator. round: from 1. progress: function to call
+    regularly with the completed share, in [0, 1].
     """
 
     network: nn.Module
@@ -193,42 +196,43 @@ class ServerTraining:
 
 
 class Strategy(Plugin):
-    """Combines updates and moves the model. Called from a worker thread."""
+    """Base class of strategies: combines updates and changes the model. Called from a worker
+    thread."""
 
     group = STRATEGIES
 
     auxiliary: frozenset[str] = frozenset()
-    """Names of the auxiliaries, which travel in both directions beside the weights. Each has the
-    model's floating-point tensors, as float32."""
+    """Names of the auxiliaries, which are sent in both directions in addition to the weights. Each
+    has the model's floating-point tensors, as float32."""
     correction: Correction | None = None
-    """The clients' half, which uses the auxiliaries; None if there is none."""
+    """The clients' part of the strategy, which uses the auxiliaries; None if there is none."""
     needs: frozenset[Statistic] = frozenset()
     """Statistics of the updates that `weigh` needs beyond what clients report."""
     individual: bool = False
-    """True if it must see single updates, which secure aggregation hides: for reductions other than
-    a mean, for norms, or for `RoundContext.updates`."""
+    """True if the strategy reads single updates, which secure aggregation hides: for reductions
+    other than a mean, for norms, or for `RoundContext.updates`."""
     by_samples: bool = True
     """True if updates are weighted by `UpdateStatistics.samples`. If False, the strategy is not
     compatible with selectors that set weights."""
     summation: Summation = Summation.BY_SAMPLES
-    """The sum that is made of masked updates."""
+    """The sum that is computed from masked updates."""
     one_way: tuple[str, ...] = ()
     """Name patterns of tensors that only `apply` changes: clients receive them, and neither train
     them nor send them back. Updates, and therefore `combined`, omit them. Not for masked rounds,
     nor with auxiliaries."""
     training: ClassVar[Mapping[str, object]] = {}
-    """Settings of local training that it recommends, as in the run file's `[training]`."""
+    """Recommended settings of local training, as in the run file's `[training]`."""
     needs_profiles: frozenset[str] = frozenset()
-    """Profiles of clients that `enrol` looks at."""
+    """Profiles of clients that `enrol` uses."""
     parts: bool = False
     """True if clients train different parts of the model, as `part` returns. `enrol` is then
-    called, as it also is with `needs_profiles`."""
+    called, as with `needs_profiles`."""
     most_clients: int | None = None
     """Maximum number of clients. A run with a larger roster or cohort is refused before it starts.
     If more clients join later, `enrol` should raise RunError."""
     opening: int = 0
-    """Number of first rounds that only prepare the others: in them the run is not stopped early,
-    and no model counts as its best."""
+    """Number of first rounds that prepare the others. During these rounds, the run does not stop
+    early, and no model becomes its best model."""
     trains: bool = False
     """True if `train` continues from the model that `apply` returns."""
 
@@ -239,8 +243,9 @@ class Strategy(Plugin):
     ) -> Sequence[str]:
         """Return remarks on a run, a sentence each. Called before the run starts.
 
-        training: the clients' settings. weighting: how exactly clients disclose their samples.
-        Raises ConfigurationError, naming both parts and the reason, if they are not compatible.
+        training: the clients' settings. weighting: form in which clients disclose their numbers of
+        samples. Raises ConfigurationError, naming both parts and the reason, if they are not
+        compatible.
         """
         return ()
 
@@ -263,9 +268,9 @@ class Strategy(Plugin):
     def check_model(self, layout: Layout) -> None:
         """Raise ConfigurationError, naming the tensor, if the strategy can't train such a model.
 
-        Called before a run starts, if the model is created then: if only a part of it travels, if
-        it has tensors that go `one_way`, or if the strategy has `parts` or `needs_profiles`.
-        layout: of the tensors that travel.
+        Called before a run starts, if the model is created then: if clients receive only a part of
+        it, if it has `one_way` tensors, or if the strategy has `parts` or `needs_profiles`. layout:
+        layout of the tensors that clients receive.
         """
 
     def init(self, model: Weights) -> State:  # noqa: ARG002  part of the seam
@@ -273,11 +278,11 @@ class Strategy(Plugin):
         return State()
 
     def broadcast(self, state: State) -> Mapping[str, Weights]:  # noqa: ARG002  part of the seam
-        """Return the auxiliaries that all clients of the next cohort get, by name."""
+        """Return, by name, the auxiliaries sent to all clients of the next cohort."""
         return {}
 
     def personal(self, state: State, client: str) -> Mapping[str, Weights]:  # noqa: ARG002  as above
-        """Return the auxiliaries that only this client gets, by name; empty for none."""
+        """Return, by name, the auxiliaries sent to this client only; empty if there are none."""
         return {}
 
     @abstractmethod
@@ -291,8 +296,8 @@ class Strategy(Plugin):
         """Return the next model and state.
 
         model: each access to a tensor reads it from its file. combined: the result of the
-        reduction, as weights, or as the difference from the model if `weigh` asked for that. It may
-        be overwritten."""
+        reduction: weights, or the difference from the model if `weigh` returned `difference=True`.
+        It may be overwritten."""
 
     def train(self, training: ServerTraining) -> None:
         """Continue training the network in place; its weights afterwards are the round's model.

@@ -95,7 +95,9 @@ def test_quarantine_and_back(store: Store) -> None:
     assert [row.quarantine for row in store.clients()] == ["claims zero classes"]
     store.readmit("a")
     assert [row.quarantine for row in store.clients()] == [None]
-    with pytest.raises(NotFoundError, match="'a' is not in quarantine; there are: 0-never-seen"):
+    with pytest.raises(
+        NotFoundError, match="'a' is not in quarantine; clients in quarantine: 0-never-seen"
+    ):
         store.readmit("a")
 
 

@@ -284,14 +284,14 @@ def test_a_migration_that_fails_leaves_no_trace(url: str) -> None:
 
 def test_the_database_of_other_software_is_left_alone(url: str) -> None:
     run_sql(url, "CREATE TABLE recipes (name TEXT)")
-    assert "not a database of Potluck 0.1.0 or later, it holds the table 'recipes'" in refused(url)
+    assert "not a database of Potluck 0.1.0 or later, it has the table 'recipes'" in refused(url)
     run_sql(url, "INSERT INTO recipes VALUES ('soup')")
 
 
 def test_the_database_of_a_development_version_is_refused_with_the_remedy(url: str) -> None:
     run_sql(url, "CREATE TABLE potluck_schema (version BIGINT)", "CREATE TABLE runs (name TEXT)")
     message = refused(url)
-    assert "it holds the table 'potluck_schema'; give the coordinator a new one" in message
+    assert "it has the table 'potluck_schema'; give the coordinator a new one" in message
 
 
 def test_a_restarted_server_is_found_again(postgresql: PostgreSQL) -> None:

@@ -41,7 +41,7 @@ class ScaffoldCorrection(LocalCorrection):
             return _Adding(context)
         if context.settings.adaptive:
             raise ConfigurationError(
-                f"SCAFFOLD and optimizer {context.settings.optimizer} don't go together: control "
+                f"SCAFFOLD and optimizer {context.settings.optimizer} are not compatible: control "
                 "variates are read off the way taken, which Adam rescales; use sgd, or control "
                 '= "gradients"'
             )

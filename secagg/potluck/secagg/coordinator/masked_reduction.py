@@ -1,9 +1,9 @@
-"""The reduction of masked updates: words summed block by block across their files, then unmasked.
+"""The reduction of masked updates: sums their words block by block, then removes the masks.
 
-As in `reduction`, a block of the floating-point vector is read from every file in client order and
-depends on nothing outside it: each is summed modulo 2^32 (2^64), its masks are taken off, and what
-remains is the sum of the clients' differences from the model. No single update is ever bare.
-Private memory is a few blocks for each thread.
+As in `reduction`, each block of the floating-point vector is read from every file in client order.
+It is summed modulo 2^32 (2^64), and its masks are removed: the sum of the clients' differences from
+the model remains. No single update is ever unmasked. Private memory is a few blocks for each
+thread.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from potluck.secagg.protocol.vectors.updates import BodyDecoder, HeadSum, decode
 from potluck.server.aggregation.move_by_sum import BlockReader
 
 _READ_ELEMENTS: Final = 2**16
-"""Elements of each file added at once, so that the sum stays in a core's cache."""
+"""Number of elements of each file added at once, so that the sum stays in a core's cache."""
 
 
 def check_masked(path: Path, header: Header) -> None:
     """Check that a received file has the lanes of a session. Raises LayoutError, StorageError.
 
-    Its words can't be read, so nothing else is checked.
+    Its words are masked, so nothing else can be checked.
     """
     try:
         open_tensors(path, expected=file_layout(header.lanes)).close()
@@ -44,10 +44,10 @@ class MaskedSum:
     """The sum over masked files, unmasked as it is read."""
 
     def __init__(self, files: Sequence[TensorFile], unmasking: Unmasking) -> None:
-        """files: of exactly `unmasking.survivors`, in their order.
+        """files: the files of exactly `unmasking.survivors`, in their order.
 
-        Raises BrokenRuleError (reconstruction) for a sum that this number of heads can't have, and
-        TrainingError if the training of every client failed.
+        Raises BrokenRuleError (reconstruction) if the sum is impossible for this number of clients,
+        and TrainingError if the training of every client failed.
         """
         self._files, self._unmasking = files, unmasking
         self.header = unmasking.header
@@ -61,12 +61,12 @@ class MaskedSum:
 
     @property
     def weight(self) -> float:
-        """The clients' weights together."""
+        """The sum of the clients' weights."""
         return self.head.weight
 
     @property
     def loss(self) -> float:
-        """The mean of their losses."""
+        """The mean of the clients' losses."""
         return self.head.metrics[LOSS]
 
     @property
@@ -75,7 +75,7 @@ class MaskedSum:
         return self.head.metrics.get(NORMALIZER, 1.0)
 
     def words(self, lane: str, begin: int, end: int) -> NDArray[Any]:
-        """Words [begin, end) of a lane's sum, without masks. Thread-safe."""
+        """Return words [begin, end) of a lane's sum, without masks. Thread-safe."""
         total = np.zeros(end - begin, lane_dtype(self.header.lane(lane).modulus_bits))
         for start in range(begin, end, _READ_ELEMENTS):
             stop = min(start + _READ_ELEMENTS, end)
@@ -86,11 +86,11 @@ class MaskedSum:
         return total
 
     def mean(self) -> BlockReader:
-        """Reads blocks of the weighted mean difference."""
+        """Return a reader of the weighted mean difference from the model."""
         return self._reader(self.header.lane(BODY), self.head.weight)
 
     def sum(self, auxiliary: str) -> BlockReader:
-        """Reads blocks of an auxiliary's sum; clients don't weigh it."""
+        """Return a reader of an auxiliary's unweighted sum."""
         return self._reader(self.header.lane(f"{AUXILIARY}{auxiliary}"), self.header.weight_bound)
 
     def _reader(self, lane: Lane, weight: int) -> BlockReader:

@@ -1,4 +1,5 @@
-"""Moving the model: a round's updates are measured, weighed and reduced, and the server steps."""
+"""Computes the next model: measures, weights and reduces a round's updates, then applies the
+strategy."""
 
 from __future__ import annotations
 
@@ -34,11 +35,11 @@ from potluck.server.strategy import (
 
 @dataclass(frozen=True, kw_only=True)
 class RoundNumbers:
-    """Facts of a round that a strategy gets besides its updates.
+    """Facts about a round that a strategy gets in addition to its updates.
 
     round: from 1. clients: K, number of the run's clients so far. buffers: floating-point tensors
-    of the model that are not parameters. limits: on the number of samples that a client is weighted
-    by. weights: by client, the weights of updates instead, if the selector sets them.
+    of the model that are not parameters. limits: limits on the number of samples by which a client
+    is weighted. weights: the updates' weights by client, if the selector sets them instead.
     """
 
     round: int
@@ -57,9 +58,9 @@ class RoundNumbers:
 
 
 class OpenUpdates:
-    """A round's updates while they are being reduced, in client order, followed by the late ones.
+    """The open updates of a round, in client order, followed by the late ones.
 
-    factors: of each update's weight; None if there are no late updates.
+    factors: factor on each update's weight; None without late updates.
     """
 
     def __init__(
@@ -97,10 +98,10 @@ class OpenUpdates:
         encoded: Sequence[EncodedUpdate],
         factors: Sequence[float],
     ) -> OpenUpdates:
-        """Return these updates followed by some late ones.
+        """Return these updates, followed by these late ones.
 
-        encoded: the late ones as if trained from the round's model. factors: the weight of each
-        late update, relative to a fresh one.
+        encoded: the late updates, rebased to the round's model. factors: weight of each late
+        update, relative to a fresh one.
         """
         both = OpenUpdates(self._updates, self._files, self._opened, self._model)
         both.rows += [update.row for update in updates]
@@ -129,8 +130,8 @@ def opened(
 ) -> Iterator[OpenUpdates]:
     """Open the updates' files while the block runs.
 
-    model: the round's, of the tensors that updates have; may be None if the updates are complete
-    weights of all of them.
+    model: the round's model, with the tensors that updates have; may be None if updates are
+    complete weights.
     """
     with contextlib.ExitStack() as stack:
         found = [
@@ -154,8 +155,8 @@ def apply_round(
     """Return the next model and the strategy's next state.
 
     current: the whole model. draft: a file for the result of the reduction, in the layout of the
-    updates. The returned model may be views of it; the state is not. Raises PluginError if the
-    strategy returns an invalid request, NotFiniteError if the result overflows.
+    updates. The returned model may be views of this file, the state must not be. Raises PluginError
+    if the strategy returns an invalid request, NotFiniteError if the result overflows.
     """
     before = NamedTensors.some(current, updates.encoded[0].layout)
     statistics = _statistics(strategy.needs, updates, before, numbers, state)
@@ -205,13 +206,15 @@ def _auxiliaries(
 ) -> Mapping[str, Weights]:
     unknown = sorted(set(combine.auxiliary) - names)
     if unknown:
-        raise PluginError(f"the strategy weighs auxiliary '{unknown[0]}', which it does not have")
+        raise PluginError(
+            f"the strategy sets weights for auxiliary '{unknown[0]}', which it does not have"
+        )
     found: dict[str, Weights] = {}
     count = len(updates.clients)
     for name in sorted(names):
         each = updates.auxiliary(name)
         weights = combine.auxiliary.get(name, np.full(count, 1.0 / count))
-        # A sum looks at no base, only at how the tensors lie.
+        # A sum only uses the model's layout, not its values.
         found[name] = reduce(
             each, Combine(weights=weights), NamedTensors(layout=each[0].layout, arrays={})
         )

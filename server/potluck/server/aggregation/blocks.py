@@ -1,7 +1,6 @@
-"""Work on the floating-point vector of models, block by block in several threads.
+"""Processes the floating-point vector of models, block by block in several threads.
 
-A block depends on nothing outside it, so the result has the same bits, no matter which thread takes
-which block.
+Blocks are independent, so the result has the same bits, whichever thread processes which block.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from potluck.common.tensors.layout import Layout
 from potluck.common.tensors.tensor_drafts import TensorDraft
 
 BLOCK_ELEMENTS: Final = 2**18
-"""Elements combined at once, 28 bytes each.
+"""Number of elements processed at once, 28 bytes each.
 
-More than a core's cache holds, and a single thread would rather have fewer. But each step on a
-block ends with a wait for the interpreter's lock: where steps are short, four threads wait more
-than they work.
+This is more than a core's cache holds, and slower than fewer elements for a single thread. But each
+step on a block ends with a wait for the interpreter's lock: with short steps, four threads would
+mostly wait.
 """
 
 _MAXIMUM_THREADS: Final = 4
@@ -37,8 +36,9 @@ def for_each_block(
     combiner: Callable[[], Callable[[int, int], None]],
     threads: int | None,
 ) -> None:
-    """Call a thread's own `combiner()` with (begin, end) for every block of [0, size)."""
-    # `next` of a range's iterator is one step of the interpreter: no block is taken twice.
+    """Create a function with `combiner()` in each thread; call it with (begin, end) of every block
+    of [0, size)."""
+    # `next` of a range's iterator is atomic: no block is processed twice.
     begins = iter(range(0, size, block))
     check = interruption()
 
@@ -57,7 +57,7 @@ def for_each_block(
 
 
 class Result:
-    """A model that is computed block by block, into a draft or else into an array."""
+    """A model that is computed block by block, into a draft if there is one, else into an array."""
 
     def __init__(self, layout: Layout, draft: TensorDraft | None) -> None:
         self._layout = layout
@@ -79,7 +79,7 @@ class Result:
             self._draft.put_flat(begin, block)
 
     def arrays(self, carried: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
-        """Return all tensors, once all blocks are computed. carried: those of other types;
+        """Return all tensors after all blocks are computed. carried: tensors of other types;
         copied."""
         if self._draft is None:
             copies = {name: array.copy() for name, array in carried.items()}

@@ -1,4 +1,4 @@
-"""The initial weights of a run that does not start from new ones."""
+"""Loads the initial weights of a run from a file."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def load_weights(
     only: Container[str] | None = None,
     left_out: Collection[str] = (),
 ) -> None:
-    """Overwrite a network's weights by those of a file, or of shards, in the data directory.
+    """Overwrite a network's weights with those of a file, or of shards, in the data directory.
 
-    only: names of the tensors that are there and are wanted; by default all are. left_out: of
-    those that may be there and are not wanted.
+    only: names of the tensors to load, which must exist; by default all of the network. left_out:
+    names of tensors that the file may have and that are not loaded.
 
-    Raises ConfigurationError if there is none, or the name leads out of the directory, and
-    LayoutError, naming the tensor, if it holds those of another model.
+    Raises ConfigurationError if the file does not exist or lies outside the directory, and
+    LayoutError, naming the tensor, if it holds another model.
     """
     if data is None:
         raise ConfigurationError(
@@ -45,7 +45,7 @@ def load_weights(
         )
     if not path.exists():
         raise ConfigurationError(
-            f"initial_model: there is no {path}; make it with `potluck pretrained`", path=path
+            f"initial_model: {path} does not exist; create it with `potluck pretrained`", path=path
         )
     try:
         with opened_weights(path) as file:

@@ -1,4 +1,4 @@
-"""The selector's judgement of a round's updates, before they are weighed. Blocking."""
+"""Has the selector judge a round's updates, before they are weighted. Blocking."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from potluck.server.state import State
 class UpdatesSeen:
     """A round's updates as the selector sees them.
 
-    state: the selector's. places: the row of each update's client, in client order. weights: by
-    client, the weight of its update, if the selector set weights when it chose.
+    state: the selector's state. places: the row of each update's client, in client order. weights:
+    by client, the weight of its update, if the selector set weights when it chose.
     """
 
     state: State
@@ -39,19 +39,19 @@ class UpdatesSeen:
         return np.array(list(self.places.values()), dtype=np.int64)
 
     def clients(self, rows: Collection[int]) -> list[str]:
-        """The clients of these rows."""
+        """Return the clients of these rows."""
         return [client for client, row in self.places.items() if row in rows]
 
 
 LossOfMean = Callable[[Sequence[int], Floats], float]
-"""The loss of the mean of the updates at these places, with weights that sum to 1; of none, that of
-the model as it was."""
+"""Function of positions of updates and their weights, which sum to 1: returns the loss of their
+mean. Without positions, it returns the loss of the model before the round."""
 
 
 def judged(
     selector: Selector, name: str, state: State, facts: UpdateFacts, loss_of_mean: LossOfMean
 ) -> Judgement:
-    """Return the judgement of the selector called `name` on the updates.
+    """Return the selector's judgement on the updates. name: the selector's name, for errors.
 
     Raises RunError, naming the selector, if its judgement is not valid.
     """
@@ -60,7 +60,7 @@ def judged(
         said = _led(said, name, facts, loss_of_mean)
     if not isinstance(said, Judgement):
         raise RunError(
-            f"selector '{name}' judged updates with a {type(said).__name__}, not with a Judgement",
+            f"selector '{name}' returned a {type(said).__name__} from judge, not a Judgement",
             selector=name,
         )
     _check(said, facts, name)
@@ -70,7 +70,7 @@ def judged(
 def _led(
     generator: Generator[Any, Any, Any], name: str, facts: UpdateFacts, loss_of_mean: LossOfMean
 ) -> Any:
-    """Lead the generator to what it returns."""
+    """Run the generator to its end; return its result."""
     loss: float | None = None
     try:
         while True:
@@ -95,13 +95,13 @@ def _advance(generator: Generator[Any, Any, Any], loss: float | None) -> tuple[b
 
 
 def _mean(wanted: MeasureMean, facts: UpdateFacts, name: str) -> tuple[list[int], Floats]:
-    """The places of the updates of a mean, and their weights, which sum to 1."""
+    """Return the positions of the updates in a mean, and their weights, which sum to 1."""
     rows, places = np.asarray(wanted.rows), {row: i for i, row in enumerate(facts.rows.tolist())}
     known = rows.ndim == 1 and all(row in places for row in rows.tolist())
     if not known or len(set(rows.tolist())) != len(rows):
         raise RunError(
-            f"selector '{name}' has a mean of rows {rows.tolist()} measured; give rows of clients "
-            "whose update is in, each once",
+            f"selector '{name}' requests the mean of rows {rows.tolist()}; give rows of clients "
+            "whose update has arrived, each once",
             selector=name,
         )
     chosen, weights = [places[row] for row in rows.tolist()], wanted.weights
@@ -122,7 +122,8 @@ def _check(judgement: Judgement, facts: UpdateFacts, name: str) -> None:
     strangers = sorted(set(judgement.set_aside) - set(facts.rows.tolist()))
     if strangers:
         raise RunError(
-            f"selector '{name}' sets row {strangers[0]} aside, of which there is no update",
+            f"selector '{name}' sets row {strangers[0]} aside, which has no update; give rows of "
+            "clients with an update",
             selector=name,
         )
     if len(judgement.set_aside) == len(facts.rows):

@@ -1,7 +1,7 @@
-"""The reduction of sums that hosts have made: whole numbers added up, then divided once.
+"""The reduction of sums from hosts: integers are added, then divided once.
 
-Adding is exact, so the model has the same bits however the clients' updates were grouped on their
-way here, and in whichever order they came.
+Integer addition is exact, so the model has the same bits for any grouping of clients into sums, and
+any order of arrival.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from potluck.server.aggregation.update_files import SpooledUpdate
 
 @dataclass(frozen=True, kw_only=True)
 class LaneSum:
-    """The sum over open files; see `Total`."""
+    """The sum over open files of sums; see `Total`."""
 
     files: Sequence[LaneFile]
     terms: LaneTerms
@@ -35,11 +35,11 @@ class LaneSum:
     normalizer: float
 
     def mean(self) -> BlockReader:
-        """Reads the mean difference from the model, by weight."""
+        """Return a reader of the weighted mean difference from the model."""
         return self._reader(BODY, self.terms.scale(round(self.weight)))
 
     def sum(self, auxiliary: str) -> BlockReader:
-        """Reads the sum of an auxiliary; clients don't weigh it."""
+        """Return a reader of an auxiliary's unweighted sum."""
         return self._reader(f"{AUXILIARY}{auxiliary}", self.terms.quantum)
 
     def _reader(self, vector: str, scale: float) -> BlockReader:
@@ -62,9 +62,10 @@ def opened_lane_sum(
 ) -> Iterator[LaneSum]:
     """Open the files of sums while the block runs.
 
-    updates: those that the sums hold, in client order; update_ids: of each. vectors: of the run's
-    updates. normalized: whether they are divided by what each client's steps amount to. Raises
-    RunError unless each sum is of these updates and no others, LayoutError, StorageError.
+    updates: the updates in the sums, in client order. update_ids: their ids. vectors: sizes of the
+    vectors in the run's updates, by name. normalized: True if differences are divided by each
+    client's normalizer. Raises RunError unless the sums hold exactly these updates; LayoutError,
+    StorageError.
     """
     members: dict[Path, list[str]] = {}
     for update, update_id in zip(updates, update_ids, strict=True):
@@ -79,7 +80,7 @@ def opened_lane_sum(
         for path, ids in members.items():
             file = stack.enter_context(opened_lanes(path, vectors))
             if file.members != members_digest(ids):
-                raise RunError(f"the sum {path.name} holds other updates than are to be reduced")
+                raise RunError(f"the sum {path.name} holds other updates than the round reduces")
             files.append(file)
         yield LaneSum(
             files=files,

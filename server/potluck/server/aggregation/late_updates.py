@@ -1,9 +1,9 @@
 """Updates that missed their round and join a later one (REFL).
 
-A late update counts as the step that its client took from the model it had, now taken from the
-round's: model + (update − the model it had). Running statistics are not steps and are used as they
-are. Fresh updates weigh 1. A late one weighs less the older it is, and more the further it is from
-the mean of the fresh ones: it may know something that they don't.
+A late update is rebased: its client's difference is added to the round's model, model + (update −
+the client's old model). Running statistics are used unchanged. Fresh updates have the weight 1. The
+weight of a late one falls with its age, and rises with its distance from the mean of the fresh
+ones: it may have information that they lack.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class LateUpdate:
-    """An update that joins a round. age: τ ≥ 1, how many rounds it is late. model_blake3: of the
-    model that it was trained from."""
+    """A late update that joins a round. age: τ ≥ 1, rounds late. model_blake3: its starting
+    model."""
 
     update: SpooledUpdate
     age: int
@@ -38,7 +38,7 @@ class LateUpdate:
 
 
 class RebasedUpdate(EncodedUpdate):
-    """A late update as if its client had begun with the round's model."""
+    """A late update, rebased as if its client had started from the round's model."""
 
     def __init__(
         self,
@@ -47,9 +47,9 @@ class RebasedUpdate(EncodedUpdate):
         current: Tensors,
         buffers: Collection[str] = (),
     ) -> None:
-        """began_with: the model it was trained from. current: the round's.
+        """began_with: the model that the client trained from. current: the round's model.
 
-        Raises LayoutError if these do not have the update's layout.
+        Raises LayoutError if a model does not have the update's layout.
         """
         super().__init__(current, late.layout)
         if began_with.layout != late.layout:
@@ -60,11 +60,11 @@ class RebasedUpdate(EncodedUpdate):
         self._borders, self._buffers = TensorBorders(late.layout), frozenset(buffers)
 
     def block(self, begin: int, end: int, scratch: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Weights [begin, end), in `scratch`."""
+        """Return weights [begin, end), in `scratch`."""
         return self.read(begin, end, scratch[: end - begin])
 
     def read(self, begin: int, end: int, out: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Weights [begin, end), in `out`."""
+        """Return weights [begin, end), in `out`."""
         self._late.read(begin, end, out)
         parts = self._borders.parts(begin, end) if self._buffers else ()
         kept = [(place, out[place].copy()) for place, name in parts if name in self._buffers]
@@ -76,7 +76,7 @@ class RebasedUpdate(EncodedUpdate):
 
 
 def staleness_weight(age: int, deviation: float, beta: float) -> float:
-    """Return (1 − β)/(τ + 1) + β(1 − exp(−Λ/Λ_max)), a late update's weight; a fresh one has 1.
+    """Return a late update's weight, (1 − β)/(τ + 1) + β(1 − exp(−Λ/Λ_max)); a fresh one has 1.
 
     age: τ ≥ 1. deviation: Λ/Λ_max in [0, 1]. beta: in [0, 1]. The result is in [0, 1).
     """
@@ -97,10 +97,10 @@ def deviations_from_mean(
     *,
     threads: int | None = None,
 ) -> Floats:
-    """Return ‖u_s − ū‖² of each late update: its squared distance from the plain mean of fresh
-    ones.
+    """Return ‖u_s − ū‖² of each late update: its squared distance from the mean of fresh ones.
 
-    Over parameters, in float64, block by block. The model that both started from cancels out.
+    The mean is unweighted. Sums are over parameters, in float64, block by block. The rebased
+    updates and the fresh ones share the starting model, which cancels out.
     """
     borders, elements = TensorBorders(current.layout), current.layout.parameters
     squares = np.zeros((len(late), -(-elements // BLOCK_ELEMENTS)))
@@ -142,8 +142,9 @@ def joined_by_late(
     buffers: Collection[str],
     beta: float,
 ) -> Iterator[OpenUpdates]:
-    """The fresh updates with the late ones behind them, while the block runs. current: the round's
-    model, of the layout of the updates. Raises LayoutError, NotFoundError."""
+    """Open the late updates while the block runs; yield the fresh ones followed by them.
+
+    current: the round's model, in the layout of the updates. Raises LayoutError, NotFoundError."""
     if not late:
         yield fresh
         return

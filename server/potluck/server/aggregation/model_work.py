@@ -1,4 +1,4 @@
-"""The heavy part of a round: models, updates and evaluation. Blocking; runs in worker threads."""
+"""The computations of a round: models, updates and evaluation. Blocking; runs in worker threads."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ from potluck.server.strategy import Combine
 
 SomeTotal = TypeVar("SomeTotal", bound=Total)
 
-_TORCH = threading.Lock()  # torch's global generator and thread count belong to one run at a time
+_TORCH = threading.Lock()  # torch's global generator and thread count are shared
 
 _EVALUATION_DATA = "the coordinator's evaluation data"
 
 
 @dataclass(frozen=True, kw_only=True)
 class MovedModel:
-    """The model after a round's updates, and the facts that the selector got about them.
+    """The model after a round's updates, and facts about these for the selector.
 
     late_weights: the weight of each late update, relative to a fresh one.
     """
@@ -94,7 +94,7 @@ class ModelWork:
         self._bias_records = bias_records
         self._layout: Layout | None = None
         self._made: DividedModel | None = None
-        self._measuring = threading.Lock()  # held while the task's own trainer measures
+        self._measuring = threading.Lock()  # held while the task's trainer evaluates
         self._buffer_names: frozenset[str] | None = None
 
     @property
@@ -107,16 +107,16 @@ class ModelWork:
     # Models -----------------------------------------------------------------------------------
 
     def initial_model(self) -> ModelVersion:
-        """Make the model before round 1: its weights follow from the run's seed, or are those of
-        the file that the run starts from. Raises ConfigurationError or LayoutError for the file."""
+        """Create the model before round 1, with weights from the run's seed or from the run's file.
+
+        Raises ConfigurationError or LayoutError for the file."""
         made = self._made_model()
         self._start_from_file(made)
         self._layout, self._buffer_names = made.layout, buffer_names(made.network)
         return self._publish(made.arrays(), None, 0)
 
     def check_start(self) -> None:
-        """Check that the run's initial weights exist and fit, and that the strategy can train such
-        a model.
+        """Check that initial weights exist and fit, and that the strategy can train the model.
 
         Raises ConfigurationError or LayoutError.
         """
@@ -136,8 +136,7 @@ class ModelWork:
             strategy.check_model(made.layout)
 
     def _check_measuring(self, selector: str) -> None:
-        """Raise ConfigurationError if the selector has updates measured, and there is no data for
-        it."""
+        """Raise ConfigurationError if the selector needs evaluation data that are missing."""
         trainer, task = self._plan.trainer, self._plan.run_file.task.name
         why = ""
         if self._own_samples() is None:
@@ -149,13 +148,13 @@ class ModelWork:
             why = f"the trainer of task '{task}' measures no 'loss'"
         if why:
             raise ConfigurationError(
-                f"selector {selector} has updates measured on the coordinator's evaluation data, "
-                f"and {why}; choose another selector, or give it what is missing",
+                f"selector {selector} evaluates updates on the coordinator's evaluation data, and "
+                f"{why}; choose another selector, or add what is missing",
                 selector=selector,
             )
 
     def base_blake3(self) -> str:
-        """Digest of the part of the model that does not travel; empty if all of it does.
+        """Digest of the part of the model that is not sent; empty if all of it is sent.
 
         Raises ConfigurationError, LayoutError.
         """
@@ -177,7 +176,7 @@ class ModelWork:
             )
 
     def load(self, blake3: str) -> ModelVersion:
-        """Continue with a model that is on disk. Raises StorageError if it is damaged."""
+        """Load a model from disk. Raises StorageError if it is damaged."""
         self._files.verify(blake3)
         with self._files.opened(blake3) as file:
             self._layout = file.layout
@@ -186,7 +185,7 @@ class ModelWork:
     def _made_model(self) -> DividedModel:
         """Return a model of the task.
 
-        It is kept for evaluation, if there is one: to allocate it costs more than to fill it.
+        It is kept for later evaluations, because allocating it takes longer than filling it.
         """
         made = self._made or self._new_model()
         keeps = self._plan.run_file.evaluation.every or self._plan.selector.measures
@@ -224,7 +223,8 @@ class ModelWork:
         return UpdateFiles(returned, run_file.transport.up, strategy.auxiliary)
 
     def largest_upload(self) -> int:
-        """Bytes an update may have; more than it needs, so that a wrong one can be explained."""
+        """Maximum bytes of an update; more than it needs, so that errors of wrong updates can name
+        the cause."""
         return self._updates.largest
 
     def check_update(
@@ -250,7 +250,7 @@ class ModelWork:
             files.check(path, base, compressed=compressed, finite=finite)
 
     def droppable(self) -> Sequence[str]:
-        """Names of the tensors that updates may leave out: the floating-point parameters."""
+        """Names of the tensors that updates may omit: the floating-point parameters."""
         buffers = self._buffers()
         return [
             tensor.name
@@ -271,9 +271,10 @@ class ModelWork:
     ) -> MovedModel:
         """Reduce a round's updates, in the order given, and compute the next model.
 
-        clients: the run's clients so far, selected or not. seen: the updates as the selector sees
-        them. late: updates of earlier rounds that join this one; the selector sees none of them.
-        If the strategy trains, the model is where its training starts; hosts can't fetch it yet.
+        clients: number of clients that have joined the run. seen: the updates as the selector sees
+        them. late: updates of earlier rounds that join this one; the selector sees none of them. If
+        the strategy trains on the coordinator, the result is its starting point; hosts can't fetch
+        it yet.
         """
         if not updates:
             raise RunError(f"round {round_number} has no updates to reduce")
@@ -352,7 +353,8 @@ class ModelWork:
         return facts, judged(selector, run_file.selector.name, seen.state, facts, loss_of_mean)
 
     def publish_trained(self, path: Path, model: ModelVersion, round_number: int) -> ModelVersion:
-        """Publish the round's model that was trained on the coordinator. model: the one before.
+        """Publish the round's model after training on the coordinator. model: the model before
+        training.
 
         Raises LayoutError if the file holds other tensors.
         """
@@ -369,7 +371,9 @@ class ModelWork:
         *,
         clients: int,
     ) -> tuple[ModelVersion, State, SomeTotal]:
-        """The same from a sum over exactly these clients, in client order; and that sum, closed."""
+        """Compute the next model from a sum over exactly these clients, in client order.
+
+        Returns the model, the strategy's next state and the closed sum."""
         strategy = self._plan.strategy
         numbers = RoundNumbers(
             round=round_number, clients=max(clients, len(included)), buffers=self._buffers()
@@ -419,7 +423,7 @@ class ModelWork:
             self._bias_records.write(round_number, changes)
 
     def step_norm(self, before: ModelVersion, after: ModelVersion) -> float:
-        """The Euclidean distance of two models' floating-point tensors."""
+        """Return the L2 distance of two models' floating-point tensors."""
         with (
             self._files.opened(before.blake3, self.layout) as old,
             self._files.opened(after.blake3, self.layout) as new,
@@ -435,10 +439,10 @@ class ModelWork:
         return bool(self._plan.client_models) or self._own_samples() is None
 
     def _own_samples(self) -> Any:
-        """The coordinator's own held-out data, if it has any that it can measure a model on."""
+        """Return the coordinator's own held-out data; None if it can't evaluate a model on any."""
         table = self._plan.run_file.model
         if table is not None and table.keep:
-            return None  # it has no whole model
+            return None  # the coordinator has no whole model
         with blamed_on_task(self._plan.run_file.task.name, _EVALUATION_DATA):
             return self._plan.task.evaluation_data(self._data_directory)
 
@@ -455,7 +459,7 @@ class ModelWork:
             return self._evaluated(file.arrays, examples)
 
     def _loss(self, arrays: Mapping[str, NDArray[Any]]) -> float:
-        """Return a model's loss on the coordinator's own held-out data; infinite if not finite or
+        """Return a model's loss on the coordinator's held-out data; infinite if not finite or
         undefined.
 
         Raises TrainingError.
@@ -486,11 +490,13 @@ class ModelWork:
     def _measure(
         self, trainer: Trainer, arrays: Mapping[str, NDArray[Any]], data: Any
     ) -> MeasureSums:
-        """Evaluate a model with the task's own trainer. Other runs don't wait, as it may hang."""
+        """Evaluate a model with the task's own trainer, which may hang; other runs don't wait for
+        it."""
         name = self._plan.run_file.task.name
         if not self._measuring.acquire(blocking=False):
             raise TrainerError(
-                f"the trainer of task '{name}' still measures an earlier model; see why it hangs"
+                f"the trainer of task '{name}' still evaluates an earlier model; find out why it "
+                "hangs"
             )
         try:
             made = self._made_model()

@@ -1,7 +1,7 @@
-"""Moving the model by a sum: of masked updates, or of lanes that hosts have added up.
+"""Computes the next model from a sum: of masked updates, or of lanes added by hosts.
 
-No single update is seen. The sum is read block by block; private memory is a few blocks for each
-thread.
+Single updates are never read. The sum is read block by block; private memory is a few blocks for
+each thread.
 """
 
 from __future__ import annotations
@@ -32,22 +32,24 @@ from potluck.server.strategy import (
 )
 
 BLOCK_ELEMENTS: Final = 2**18
-"""Elements read at once: enough that starting the keystreams of masks costs little."""
+"""Number of elements read at once; large enough that starting the masks' keystreams costs
+little."""
 BlockReader = Callable[[int, int], NDArray[np.float64]]
-"""Reads elements [begin, end) of a vector; begin is a multiple of `BLOCK_ELEMENTS`. Thread-safe."""
+"""Function that reads elements [begin, end) of a vector; begin is a multiple of `BLOCK_ELEMENTS`.
+Thread-safe."""
 
 
 class Total(Protocol):
-    """The sum of a round's updates, and what their trainings were like together."""
+    """The sum of a round's updates, and means over their trainings."""
 
     @property
     def weight(self) -> float:
-        """The clients' weights together."""
+        """The sum of the clients' weights."""
         ...
 
     @property
     def loss(self) -> float:
-        """The mean of their losses, by weight."""
+        """The weighted mean of the clients' losses."""
         ...
 
     @property
@@ -56,11 +58,11 @@ class Total(Protocol):
         ...
 
     def mean(self) -> BlockReader:
-        """Reads the mean difference from the model, by weight."""
+        """Return a reader of the weighted mean difference from the model."""
         ...
 
     def sum(self, auxiliary: str) -> BlockReader:
-        """Reads the sum of an auxiliary; clients don't weigh it."""
+        """Return a reader of an auxiliary's unweighted sum."""
         ...
 
 
@@ -76,9 +78,9 @@ def move_by_sum(
 ) -> tuple[Weights, State]:
     """Return the next model and the strategy's next state, from a sum over these clients.
 
-    The strategy gets this number of clients with equal values. draft: as for `apply_round`. Raises
-    PluginError if the strategy would weigh the clients differently, NotFiniteError if the result
-    overflows.
+    The strategy gets statistics in which all clients have equal values. draft: as for
+    `apply_round`. Raises PluginError if the strategy sets different weights, NotFiniteError if the
+    result overflows.
     """
     combine = strategy.weigh(_alike(total, clients, numbers.buffers, state))
     _check_combine(combine, len(clients))
@@ -117,14 +119,15 @@ def _alike(
 def _check_combine(combine: Combine, clients: int) -> None:
     if combine.reduction is not Reduction.MEAN:
         raise PluginError(
-            f"the strategy wants the {combine.reduction} of updates of which only the sum is known"
+            f"the strategy requests the {combine.reduction} of updates, but only their sum is "
+            "known; choose another strategy"
         )
     weights = {"": combine.weights, **combine.tensor_weights, **combine.auxiliary}
     for array in weights.values():
         if array.shape != (clients,) or not np.isfinite(array).all() or np.ptp(array) > 1e-12:
             raise PluginError(
-                "the strategy weighs clients that are alike otherwise than alike; of their "
-                "updates only the sum is known"
+                "the strategy sets different weights for clients with equal statistics, but only "
+                "the sum of their updates is known; choose another strategy"
             )
 
 
@@ -135,14 +138,14 @@ def _factors(
     current: TensorFile,
     buffers: frozenset[str],
 ) -> dict[str, float]:
-    """By tensor: what its mean difference is multiplied by."""
+    """Return, by tensor, the factor on its mean difference."""
     normalized = strategy.summation is Summation.NORMALIZED
     factors: dict[str, float] = {}
     for tensor in current.layout.tensors:
         weight = float(combine.tensor_weights.get(tensor.name, combine.weights).sum())
         if not combine.difference and abs(weight - 1.0) > 1e-9:
             raise PluginError(
-                f"the strategy's weights sum to {weight:g}; those of weights sum to 1"
+                f"the strategy's weights sum to {weight:g}; without `difference` they must sum to 1"
             )
         rescaled = total.normalizer if normalized and tensor.name not in buffers else 1.0
         factors[tensor.name] = weight * rescaled
@@ -157,7 +160,8 @@ def _reduced(
     on_top: bool,
     draft: TensorDraft | None,
 ) -> Weights:
-    """Factor · what is read, where wanted `on_top` of the model; arrays of the model's layout."""
+    """Return factor · mean difference by tensor, in the model's layout; `on_top`: added to the
+    model."""
     layout = current.layout
     base, borders = FlatVector(current.arrays, layout), TensorBorders(layout)
     result = Result(layout, draft)

@@ -1,4 +1,4 @@
-"""The memory of networks: their large tensors are made in files, not in private memory."""
+"""Allocates the large tensors of networks in files instead of private memory."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _FACTORIES: Final[frozenset[Callable[..., Any]]] = _ZEROS | {
     torch.rand,
     torch.randn,
 }
-"""Functions that make a tensor of nothing but its size, and may be given one to write to."""
+"""Functions that create a tensor from its size only, and accept an output tensor."""
 
 
 class NetworksInFiles(TorchFunctionMode):
-    """While entered, puts each large tensor that a function of torch makes into a file.
+    """Context manager that puts each large tensor created by a torch function into a file.
 
-    Values are the same. Tensors made from others take private memory one at a time. Applies to the
-    thread that enters it. Raises StorageError if the disk is full.
+    Values don't change. Tensors computed from others use private memory, one at a time. Applies to
+    the thread that enters it. Raises StorageError if the disk is full.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -41,7 +41,7 @@ class NetworksInFiles(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Carry out a function, and see that what it makes lies in a file."""
+        """Call a torch function, and put its result into a file."""
         kwargs = dict(kwargs or {})
         if func in _FACTORIES and not kwargs.keys() & {"device", "generator", "out", "layout"}:
             shape = func(*args, **kwargs, device="meta")
@@ -54,7 +54,7 @@ class NetworksInFiles(TorchFunctionMode):
         found = func(*args, **kwargs)
         if not _is_large(found) or _shares(found, [*args, *kwargs.values()]):
             return found
-        if found.grad_fn is not None:  # asked of new tensors alone: some views refuse to say
+        if found.grad_fn is not None:  # only for new tensors: some views raise an error
             return found
         placed = self._like(found).copy_(found.detach()).requires_grad_(found.requires_grad)
         del found
@@ -62,7 +62,7 @@ class NetworksInFiles(TorchFunctionMode):
         return placed
 
     def _like(self, tensor: Tensor) -> Tensor:
-        """A tensor of zeros in a file, of another's size and form."""
+        """Return a tensor of zeros in a file, with the shape and type of another tensor."""
         storage = storage_in(self._folder, tensor.untyped_storage().nbytes())
         empty = torch.empty(0, dtype=tensor.dtype)
         return empty.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
@@ -80,8 +80,7 @@ def _is_large(found: object) -> bool:
 
 
 def _shares(found: Tensor, arguments: Iterable[object]) -> bool:
-    """Return True if a tensor lies in an argument's memory: a view, or the result of an in-place
-    call."""
+    """Return True if a tensor shares an argument's memory: a view, or an in-place result."""
     own = found.untyped_storage().data_ptr()
     return any(
         isinstance(each, Tensor)

@@ -1,5 +1,5 @@
-"""Updates that omit whole tensors: read as if these had not changed, and excluded from their
-means."""
+"""Updates that omit whole tensors. An omitted tensor is read as unchanged, and the update is
+excluded from the tensor's mean."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class PartialUpdate(EncodedUpdate):
         *,
         delta: bool,
     ) -> None:
-        """model: the round's, of the tensors that whole updates have. delta: True if the file holds
-        differences from it.
+        """model: the round's model, with the tensors of whole updates. delta: True if the file
+        holds differences from it.
 
         Raises LayoutError if the file has other tensors than the remaining ones.
         """
@@ -42,7 +42,8 @@ class PartialUpdate(EncodedUpdate):
         self._model = FlatVector(model.arrays, model.layout)
         self._borders = TensorBorders(model.layout)
         self._missing: dict[str, int] = {}
-        """By how much the elements of a tensor lie further ahead in the file; -1: not there."""
+        """By tensor, the number of elements by which its offset in the file is smaller; -1 if
+        omitted."""
         ahead = 0
         for tensor in model.layout.tensors:
             if tensor.floating:
@@ -67,9 +68,9 @@ class PartialUpdate(EncodedUpdate):
 
 
 def shares_sent(layout: Layout, dropped: Sequence[Collection[str]]) -> Floats:
-    """For each update the share of the model's floating-point numbers that it has.
+    """Return, for each update, the share of the model's floating-point numbers that it has.
 
-    layout: of whole updates.
+    layout: layout of whole updates.
     """
     sizes = {tensor.name: tensor.elements for tensor in layout.tensors if tensor.floating}
     missing = np.array([sum(sizes[name] for name in names) for names in dropped])
@@ -81,7 +82,7 @@ def renormalized(combine: Combine, dropped: Sequence[Collection[str]]) -> Combin
     """Return the same reduction with each tensor averaged over the updates that have it.
 
     dropped: for each update, the tensors that it omits. The weights of the others are scaled to the
-    same sum. If no update with a weight has a tensor, the tensor stays as it is.
+    same sum. A tensor that no weighted update has does not change.
     """
     names = sorted(set[str]().union(*dropped))
     if not names:

@@ -1,4 +1,4 @@
-"""Publishing a model: its files are written in the forms in which hosts may fetch it. Blocking."""
+"""Publishes a model: writes its files in all forms that hosts may fetch. Blocking."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def publish(
     round_number: int,
     draft: TensorDraft | None,
 ) -> ModelVersion:
-    """Write a model in the precision in which the run sends it.
+    """Write a model's files, in the precision in which the run sends it.
 
-    If that loses digits, the loss becomes part of the model, so that all clients train from the
-    same one. draft: a file that may hold the model.
+    If this rounds the weights, the rounded weights become the model, so that all clients train from
+    the same one. draft: a file that may hold the model.
     """
     down = run_file.transport.down
     with_base = down.delta and base is not None
@@ -84,5 +84,5 @@ def _publish_encoded(
         )
     ]
     if base_file is not None or down.compress:
-        renditions.append(Rendition.whole(digest))  # for a host that can't use the other
+        renditions.append(Rendition.whole(digest))  # for hosts that can't use the other form
     return files.publish(digest, renditions)

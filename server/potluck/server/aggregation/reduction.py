@@ -1,11 +1,10 @@
-"""The reduction: a round's updates become one, block by block across their files.
+"""The reduction: combines a round's updates into one, block by block.
 
 Each block of the floating-point vector (`potluck.common.tensors.flat`) is read from every update in
-client order and combined in float64, then rounded to float32 once. A block depends on nothing
-outside it, so the result has the same bits in whichever order updates arrived and whichever
-thread takes which block. Updates are read block by block, and the result is written to a file as it
-is made: private memory is a few blocks for each thread (for median and trimmed mean one block of
-every update, at most 8 MiB in all).
+client order and combined in float64, then rounded to float32 once. Blocks are independent, so the
+result has the same bits for any order of arrival and any assignment of blocks to threads. Results
+are written to a file block by block: private memory is a few blocks for each thread (for median and
+trimmed mean one block of every update, at most 8 MiB in all).
 
 Tensors that are not floating-point are taken from the first update in client order, never
 averaged.
@@ -33,7 +32,8 @@ from potluck.server.aggregation.update_norms import update_norms
 from potluck.server.strategy import Combine, Reduction
 
 _SUMMED_BLOCK_ELEMENTS: Final = 2**16
-"""Two blocks of float64, the sum and the term, lie in a core's second cache: 1 MiB."""
+"""Number of elements per block of a sum: two float64 blocks, the sum and a term, fit a core's L2
+cache (1 MiB)."""
 _SORTED_BLOCK_ELEMENTS: Final = 2**17
 _SORTED_ELEMENTS: Final = 2**21
 _Combiner = Callable[[int, int, NDArray[np.float32]], None]
@@ -89,7 +89,7 @@ def reduce(
 
 
 def clip_scales(norms: NDArray[np.float64], clip: float | None) -> NDArray[np.float64]:
-    """Factors for differences of these norms, after which none is longer than `clip`."""
+    """Return factors that limit differences with these norms to the norm `clip`."""
     if clip is None or not 0 < clip < math.inf:
         raise PluginError(f"the strategy's clip is {clip}; it must be above 0 and finite")
     return clip / np.maximum(norms, clip)
@@ -107,13 +107,13 @@ def _check_combine(combine: Combine, updates: int, layout: Layout) -> None:
     for tensor in combine.tensor_weights:
         if tensor not in layout.by_name or not layout.by_name[tensor].floating:
             raise PluginError(
-                f"the strategy weighs tensor {quoted(tensor)}, which is none of the model's "
-                "floating-point tensors"
+                f"the strategy sets weights for tensor {quoted(tensor)}, which is not one of the "
+                "model's floating-point tensors"
             )
     if (combine.difference or combine.tensor_weights) and combine.reduction is not Reduction.MEAN:
         raise PluginError(
-            f"the strategy wants the {combine.reduction} of differences or by tensor; only a mean "
-            "can be had so"
+            f"the strategy requests the {combine.reduction} of differences or by tensor; this is "
+            "only possible for a mean"
         )
     if combine.reduction is Reduction.TRIMMED_MEAN and not 0 <= combine.trim < 0.5:
         raise PluginError(f"the strategy's trim is {combine.trim}; it must be in [0, 0.5)")
@@ -126,7 +126,7 @@ def _combiner(
     model: Tensors,
     block: int,
 ) -> _Combiner:
-    """Function that combines one block after another into `out`; not to be shared by threads."""
+    """Return a function that combines blocks into `out`; each thread needs its own."""
     clipped = combine.reduction is Reduction.CLIPPED_MEAN
     match combine.reduction:
         case Reduction.MEAN | Reduction.CLIPPED_MEAN:
@@ -136,12 +136,12 @@ def _combiner(
         case Reduction.MEDIAN:
             return _middle(decoders, (len(decoders) - 1) // 2, block)
         case Reduction.TRIMMED_MEAN:
-            # 0.29 · 100 is a little below 29 in binary; it means 29.
+            # 0.29 · 100 is slightly below 29 in floating point, and must give 29.
             return _middle(decoders, math.floor(combine.trim * len(decoders) + 1e-9), block)
 
 
 class _Scales:
-    """Factors of each update's elements: one number, or one for each tensor."""
+    """Factors on each update's elements: one per update, or one per update and tensor."""
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ class _Scales:
         }
 
     def of(self, begin: int, end: int) -> list[tuple[slice, list[float]]]:
-        """The parts of a block and, for each, a number for every update."""
+        """Return the slices of a block [begin, end), each with one factor for every update."""
         if self._borders is None:
             return [(slice(0, end - begin), self._factors)]
         return [
@@ -173,7 +173,8 @@ def _sum(
     *,
     on_top: bool,
 ) -> _Combiner:
-    """Σ scale · update; with a base Σ scale · (update − base), or that `on_top` of the base."""
+    """Return a combiner for Σ scale · update; with a base, Σ scale · (update − base), `on_top` of
+    it if True."""
     scratch = np.empty(block, np.float32)
     origins, sums, product = np.empty(block), np.empty(block), np.empty(block)
 
@@ -199,9 +200,10 @@ def _sum(
 
 
 def _middle(decoders: list[EncodedUpdate], trimmed: int, block: int) -> _Combiner:
-    """The mean of each coordinate's values without the `trimmed` smallest and largest.
+    """Return a combiner for each coordinate's mean without the `trimmed` smallest and largest
+    values.
 
-    The median is the case that leaves one value, or two of an even number.
+    The median is the case that leaves one value, or two if the number of updates is even.
     """
     kept = range(trimmed, len(decoders) - trimmed)
     network = selection_network(len(decoders), kept.start, kept.stop)
@@ -221,7 +223,7 @@ def _middle(decoders: list[EncodedUpdate], trimmed: int, block: int) -> _Combine
             if keeps_low:
                 values[low], spare = spare, first
         total = sums[: out.size]
-        # Beginning at 0 also makes −0, which compares equal to 0, the same everywhere.
+        # Adding to 0 also turns −0 into 0, so the result has the same bits everywhere.
         total.fill(0)
         for index in kept:
             np.add(total, values[index], out=total)

@@ -1,4 +1,4 @@
-"""Sorting networks: which pairs of values to compare, independent of the values.
+"""Sorting networks: fixed lists of pairs to compare, independent of the values.
 
 Sorting a few values for each of millions of coordinates is fastest with a fixed list of
 comparisons, each done for a whole block of coordinates at once by numpy's minimum and maximum.
@@ -13,7 +13,7 @@ from typing import NamedTuple
 class Comparison(NamedTuple):
     """Puts the smaller of values `low` and `high` into `low` and the larger into `high`.
 
-    Where one of the two is never looked at again, `keeps_low` or `keeps_high` is False.
+    `keeps_low` or `keeps_high` is False if that value is not used again.
     """
 
     low: int
@@ -24,7 +24,7 @@ class Comparison(NamedTuple):
 
 @lru_cache(maxsize=32)
 def selection_network(values: int, begin: int, end: int) -> tuple[Comparison, ...]:
-    """Comparisons that put the values of ranks [begin, end) into the places of these numbers."""
+    """Return comparisons that put the values of ranks [begin, end) into positions [begin, end)."""
     wanted = set(range(begin, end))
     kept: list[Comparison] = []
     for low, high in reversed(_merge_exchange(values)):
@@ -35,7 +35,7 @@ def selection_network(values: int, begin: int, end: int) -> tuple[Comparison, ..
 
 
 def _merge_exchange(values: int) -> list[tuple[int, int]]:
-    """Batcher's merge exchange (Knuth, The Art of Computer Programming 3, 5.2.2, Algorithm M)."""
+    """Return Batcher's merge exchange (Knuth, The Art of Computer Programming 3, 5.2.2, Alg. M)."""
     pairs: list[tuple[int, int]] = []
     top = 1 << max(values - 1, 0).bit_length() >> 1
     p = top

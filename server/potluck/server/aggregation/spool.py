@@ -1,4 +1,4 @@
-"""The spool, in which updates wait to be reduced: one verified file per client and attempt."""
+"""The spool: received updates on disk until they are reduced, one file per client and attempt."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ _MOST_SPARE_FILES = 10_000
 
 
 class Spool:
-    """The spool of one run. Blocking; call it from a thread.
+    """The uploaded updates of one run, on disk. Blocking; call it from a thread.
 
-    `CLIENT@DIGEST.safetensors` has its announced digest; with `.part` behind, it is on its way.
+    A file `CLIENT@DIGEST.safetensors` is complete, and its digest is verified. A file that ends in
+    `.part` is still being received.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -25,29 +26,30 @@ class Spool:
 
     @property
     def folder(self) -> Path:
-        """Its path."""
+        """Folder of the spool."""
         return self._folder
 
     def path(self, round_number: int, attempt: int, client: str, blake3: str) -> Path:
-        """Path of a client's update with this digest. Makes the attempt's folder."""
+        """Return the path of a client's update with this digest. Creates the attempt's folder."""
         folder = self._folder / f"{round_number}.{attempt}"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return folder / f"{client}@{blake3[:16]}.safetensors"
 
     def find(self, round_number: int, attempt: int, blake3: str) -> Path | None:
-        """A file of an attempt by its digest alone: a sum's, which has many clients."""
+        """Return a file of an attempt by its digest, as for a sum of many clients; None if not
+        found."""
         folder = self._folder / f"{round_number}.{attempt}"
         return next(iter(sorted(folder.glob(f"*@{blake3[:16]}.safetensors"))), None)
 
     def clear_others(self, path: Path) -> None:
-        """Forget what a client sent of other files than this one in the same attempt."""
+        """Delete a client's other files in the same attempt."""
         client = path.name.partition("@")[0]
         for other in path.parent.glob(f"{client}@*"):
             if not other.name.startswith(path.name):
-                other.unlink(missing_ok=True)  # it may just have been given its name
+                other.unlink(missing_ok=True)  # it may have been renamed just now
 
     def take_spare(self) -> Path | None:
-        """A file of an earlier round to be written over, if there is one."""
+        """Return a file of an earlier round to overwrite; None if there is none."""
         return self._spare.take()
 
     def clear(
@@ -58,10 +60,11 @@ class Spool:
         *,
         keep: Collection[str] = (),
     ) -> None:
-        """Forget an attempt's updates; the next one's are written over the `spent` ones. keep: the
-        clients whose updates stay.
+        """Delete an attempt's updates; later updates overwrite the `spent` files.
 
-        Others may still be open, by a check of one that came late: those are only deleted.
+        keep: clients whose updates are kept.
+
+        Other files may still be open for a check of a late update, so they are deleted, not reused.
         """
         self._spare.clear()
         with contextlib.suppress(FileNotFoundError):
@@ -83,7 +86,8 @@ class Spool:
     def clear_except(self, kept: Mapping[tuple[int, int], Collection[str]]) -> None:
         """Delete all updates except those of some attempts, for example after a crash.
 
-        kept: by round and attempt, the clients whose updates stay; all of them if none is named.
+        kept: by round and attempt, the clients whose updates are kept; all clients if the
+        collection is empty.
         """
         if not self._folder.is_dir():
             return
@@ -95,7 +99,7 @@ class Spool:
                 self.clear_some(*found[0], keep=kept[found[0]])
 
     def remove(self) -> None:
-        """Forget everything: the run is over."""
+        """Delete all files, because the run is over."""
         with contextlib.suppress(FileNotFoundError):
             _remove(self._folder)
 
@@ -103,15 +107,15 @@ class Spool:
 def _remove(folder: Path) -> None:
     """Delete a folder. Raises FileNotFoundError, or StorageError that names the folder.
 
-    First it gets another name, so that uploads that end meanwhile can't name their files in it.
+    The folder is renamed first, so that uploads that end meanwhile can't add files to it.
     """
     doomed = folder.with_name(f"{folder.name}.over")
     try:
-        if doomed.exists():  # a kill has left it
+        if doomed.exists():  # left by a kill
             shutil.rmtree(doomed)
         folder.rename(doomed)
         shutil.rmtree(doomed)
     except FileNotFoundError:
         raise
-    except OSError as error:  # it names a file as seen from its own folder
+    except OSError as error:  # its file name is relative to the folder
         raise disk_error(error, folder) from error

@@ -1,4 +1,4 @@
-"""Updates that were in the spool when the coordinator ended. Blocking."""
+"""Finds updates that were in the spool when the coordinator ended. Blocking."""
 
 from __future__ import annotations
 
@@ -23,10 +23,13 @@ def still_spooled(
     *,
     missed: bool = False,
 ) -> Mapping[str, SpooledUpdate]:
-    """By client, the received updates whose files are as they were verified; a crash of the machine
-    may tear them. A sum counts only with all its members: one may have left after it was stored.
+    """Return, by client, the received updates whose files are still intact after a restart.
 
-    update_id: the id of a client's update in the attempt. missed: those that missed the round too.
+    A crash of the machine may damage files. A sum is only returned if all its members are among the
+    given ones: a member may have left after the sum was stored.
+
+    update_id: function that returns the id of a client's update in the attempt. missed: True to
+    include updates that missed the round.
     """
     states = {MemberState.RECEIVED}
     if missed:
@@ -55,7 +58,7 @@ def still_spooled(
 
 
 def intact(path: Path, blake3: str) -> bool:
-    """True if a spooled file still is as it was verified."""
+    """Return True if a spooled file still has its verified digest."""
     try:
         return file_digest(path).blake3 == blake3
     except StorageError:

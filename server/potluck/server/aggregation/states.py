@@ -1,4 +1,4 @@
-"""The states of selector and strategy, whose arrays are in a file. Blocking."""
+"""Stores the arrays of the selector's and the strategy's state in a file. Blocking."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class States:
 
 
 def write_states(files: ModelFiles, states: States) -> str | None:
-    """Write the arrays of both states; the file's digest, None if there are none."""
+    """Write the arrays of both states; return the file's digest, None without arrays."""
     arrays = {
         f"{owner}/{name}": np.ascontiguousarray(array)
         for owner, state in (("selector", states.selector), ("strategy", states.strategy))
@@ -38,7 +38,7 @@ def read_states(
     selector_scalars: Mapping[str, Any],
     strategy_scalars: Mapping[str, Any],
 ) -> States:
-    """Both states as they were written."""
+    """Return both states as they were written."""
     arrays: dict[str, dict[str, NDArray[Any]]] = {"selector": {}, "strategy": {}}
     if blake3 is not None:
         files.verify(blake3)

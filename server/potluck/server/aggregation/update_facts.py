@@ -1,8 +1,8 @@
 """Facts about a round's updates for selectors, from one pass over them, by blocks in float64.
 
 An update is its difference from the round's model, over the floating-point tensors that are
-parameters. Sums are made within spans of the vector and then over spans, in their order: the
-result has the same bits, no matter which thread takes which span.
+parameters. Sums are computed within spans of the vector, then over spans in order, so the result
+has the same bits, whichever thread processes which span.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from potluck.server.aggregation.update_files import Update, decoders_of
 from potluck.server.selection import SKETCH_SIZE, Floats, UpdateFact
 
 _BLOCK_NUMBERS: Final = 2**20
-"""Numbers of all updates that are worked on at once, by each thread."""
+"""Number of elements, over all updates, that each thread processes at once."""
 _SPANS: Final = 64
 _MIX: Final = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
@@ -41,9 +41,9 @@ def read_facts(
 ) -> dict[str, Floats]:
     """Return the wanted facts, in the order of the updates, by their field name in `UpdateFacts`.
 
-    seed: of the sketches. buffers: floating-point tensors that are not parameters. classes: the
-    task's, for the output layer. Raises LayoutError if an update does not fit the model, RunError
-    if the model has no recognisable output layer.
+    seed: seed of the sketches. buffers: floating-point tensors that are not parameters. classes:
+    number of classes of the task, which identifies the output layer. Raises LayoutError if an
+    update does not fit the model, RunError if the model has no recognisable output layer.
     """
     decoders = decoders_of(updates, model.layout)
     fields = {
@@ -69,7 +69,7 @@ def _sums(
     wanted: Collection[UpdateFact],
     threads: int | None,
 ) -> dict[UpdateFact, Floats]:
-    """Return the Gram matrix, the sketches and the norms; 0 for those that are not wanted."""
+    """Return the Gram matrix, the sketches and the norms; zeros for unwanted ones."""
     pairs, sketched = UpdateFact.GRAM in wanted, UpdateFact.SKETCH in wanted
     measured = UpdateFact.NORM in wanted
     base = FlatVector(model.arrays, model.layout)
@@ -118,9 +118,10 @@ def _sums(
 
 
 def _projection(seed: int, begin: int, end: int) -> tuple[NDArray[np.int64], Floats]:
-    """For elements [begin, end) of the vector: which number of a sketch each adds to, and its sign.
+    """Return, for elements [begin, end) of the vector, each one's index in a sketch and its sign.
 
-    By the mixing function of SplitMix64 (Steele et al. 2014), so that nothing has to be kept.
+    Both are computed by the mixing function of SplitMix64 (Steele et al. 2014), so they are not
+    stored.
     """
     add, first, second = (np.uint64(word) for word in _MIX)
     with np.errstate(over="ignore"):
@@ -134,12 +135,12 @@ def _projection(seed: int, begin: int, end: int) -> tuple[NDArray[np.int64], Flo
 
 
 def _output_moves(decoders: Sequence[EncodedUpdate], model: Tensors, classes: int) -> Floats:
-    """How far each update moves each class of the output layer."""
+    """Return each update's change of the output layer, updates × classes."""
     name = output_tensor(forms(model.arrays), classes)
     if name is None:
         raise RunError(
-            f"the model has no output layer of {classes} classes, by whose moves the selector "
-            "goes; choose another selector, or give the task's model such a layer"
+            f"the model has no output layer of {classes} classes, whose changes the selector "
+            "needs; choose another selector, or give the task's model such a layer"
         )
     begin = 0
     for tensor in model.layout.tensors:

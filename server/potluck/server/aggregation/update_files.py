@@ -1,4 +1,4 @@
-"""Updates as files: which they must be, and how they are read. Blocking."""
+"""Files of updates: checks and reads them. Blocking."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from potluck.server.aggregation.partial_update import PartialUpdate
 from potluck.server.store.records import UpdateRow
 
 Update = EncodedUpdate | TensorFile
-"""An update as it lies in the spool; a plain file holds whole float32 weights."""
+"""An open update from the spool; a plain file holds all weights as float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpooledUpdate:
-    """A verified update. dropped: names of the tensors that it leaves out."""
+    """A verified update. dropped: names of the tensors that it omits."""
 
     client: str
     path: Path
@@ -40,18 +40,17 @@ class SpooledUpdate:
 
 
 class UpdateFiles:
-    """The form of a run's updates: the layout of the tensors that clients return, the way up, the
-    auxiliaries they carry."""
+    """The form of a run's updates: layout of the tensors, settings of the upload, auxiliaries."""
 
     def __init__(self, layout: Layout, up: DirectionSettings, auxiliaries: Iterable[str]) -> None:
-        """Raises LayoutError where the tensors can't be sent so."""
+        """Raises LayoutError if the tensors can't be sent in this form."""
         self.layout = layout
         self._up = up
         self._auxiliaries = sorted(auxiliaries)
         self._expected = update_layout(layout, up.encoding, self._auxiliaries)
 
     def leaving_out(self, dropped: Sequence[str]) -> UpdateFiles:
-        """The form of an update without these tensors."""
+        """Return the form of an update without these tensors."""
         if not dropped:
             return self
         left = self.layout.without_names(dropped)
@@ -59,7 +58,8 @@ class UpdateFiles:
 
     @property
     def largest(self) -> int:
-        """Bytes an update may have; more than it needs, so that a wrong one can be explained."""
+        """Maximum bytes of an update; more than it needs, so that errors of wrong updates can name
+        the cause."""
         return 2 * self._expected.file_bytes + (1 << 20)
 
     @property
@@ -73,13 +73,13 @@ class UpdateFiles:
         """Check that a received file is an update: layout and numbers. `base`: the round's model,
         of the same layout.
 
-        finite: a `FiniteScreen` found nothing in it. Raises LayoutError, NotFiniteError,
-        OutOfBoundsError, TooLargeError.
+        finite: True if a `FiniteScreen` found only finite numbers. Raises LayoutError,
+        NotFiniteError, OutOfBoundsError, TooLargeError.
         """
         plain = self._up.encoding is Encoding.FLOAT32 and not self._up.delta and not compressed
         with self.open(path, compressed=compressed) as file:
             if finite and plain and file.aligned:
-                return  # reading it all once more would find nothing
+                return  # reading it again would find nothing new
             EncodedUpdate(weights_of(file), self.layout, self._up.encoding, base).check_numbers()
             check_auxiliary_numbers(file)
 
@@ -95,25 +95,25 @@ class UpdateFiles:
             raise LayoutError(f"update refused: {error.message}", **error.metadata) from None
 
     def weights(self, file: TensorFile, base: Tensors | None) -> EncodedUpdate:
-        """The weights in an open file, decoded as they are read."""
+        """Return a reader that decodes the weights of an open file."""
         return EncodedUpdate(weights_of(file), self.layout, self._up.encoding, base)
 
     def partial_weights(
         self, file: TensorFile, model: Tensors, dropped: Sequence[str]
     ) -> PartialUpdate:
-        """The same of an update that leaves tensors out. model: the round's."""
+        """Return such a reader for an update that omits tensors. model: the round's model."""
         delta, encoding = self._up.delta, self._up.encoding
         return PartialUpdate(weights_of(file), model, dropped, encoding, delta=delta)
 
     def auxiliary(self, file: TensorFile, name: str) -> EncodedUpdate:
-        """One auxiliary in an open file."""
+        """Return a reader of one auxiliary in an open file."""
         tensors = auxiliary_of(file, name, self.layout)
         return EncodedUpdate(tensors, tensors.layout)
 
 
 @dataclass(frozen=True, kw_only=True)
 class OneUpdate:
-    """One client's update, for strategies that look at each by itself."""
+    """One client's update, for strategies that read each update separately."""
 
     client: str
     files: UpdateFiles
@@ -121,11 +121,11 @@ class OneUpdate:
     encoded: EncodedUpdate
 
     def weights(self) -> dict[str, NDArray[Any]]:
-        """All tensors of the client's model: a copy in memory."""
+        """Return all tensors of the client's model: a copy in memory."""
         return self.encoded.decode_to_arrays()
 
     def tensor(self, name: str) -> NDArray[np.float32]:
-        """One of the floating-point tensors: a copy in memory."""
+        """Return one of the floating-point tensors: a copy in memory."""
         begin = 0
         for tensor in self.encoded.layout.tensors:
             if tensor.floating:
@@ -137,14 +137,14 @@ class OneUpdate:
         raise KeyError(name)
 
     def auxiliary(self, name: str) -> dict[str, NDArray[Any]]:
-        """One of its auxiliaries: a copy in memory."""
+        """Return one of the update's auxiliaries: a copy in memory."""
         return self.files.auxiliary(self.file, name).decode_to_arrays()
 
 
 def decoders_of(updates: Sequence[Update], layout: Layout) -> list[EncodedUpdate]:
     """Return readers of the updates. Raises LayoutError if one does not have this layout."""
     if not updates:
-        raise RunError("there is no update to reduce; wait for at least one client")
+        raise RunError("a round needs at least one update; wait for a client")
     decoders = [u if isinstance(u, EncodedUpdate) else EncodedUpdate(u, layout) for u in updates]
     for decoder in decoders:
         if decoder.layout != layout:

@@ -1,4 +1,4 @@
-"""Norms of updates and the distance of models, summed in float64 block by block."""
+"""Norms of updates and distances of models, computed in float64 block by block."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from potluck.server.aggregation.update_files import Update, decoders_of
 def update_norms(
     updates: Sequence[Update], model: Tensors, *, threads: int | None = None
 ) -> NDArray[np.float64]:
-    """The statistics pass: each update's L2 norm of update − model, summed in float64.
+    """Return the L2 norm of update − model for each update, summed in float64.
 
     Over all floating-point tensors; one value for each update, in client order. Raises
     LayoutError if an update does not fit the model.
@@ -50,7 +50,7 @@ def update_norms(
 
 
 def distance(first: Tensors, second: Tensors, *, threads: int | None = None) -> float:
-    """The Euclidean distance of two models' floating-point tensors, summed in float64."""
+    """Return the L2 distance of two models' floating-point tensors, summed in float64."""
     one, other = FlatVector(first.arrays, first.layout), FlatVector(second.arrays, first.layout)
     squares = np.zeros(-(-len(one) // BLOCK_ELEMENTS))
 
@@ -75,7 +75,7 @@ def distance(first: Tensors, second: Tensors, *, threads: int | None = None) -> 
 def tensor_norms(
     updates: Sequence[Update], model: Tensors, *, threads: int | None = None
 ) -> dict[str, NDArray[np.float64]]:
-    """The same of each floating-point tensor by itself, by its name."""
+    """Return the norms of `update_norms` for each floating-point tensor, by name."""
     decoders = decoders_of(updates, model.layout)
     base = FlatVector(model.arrays, model.layout)
     borders = TensorBorders(model.layout)
@@ -104,7 +104,7 @@ def tensor_norms(
 
     for_each_block(len(base), BLOCK_ELEMENTS, combiner, threads)
     totals = {t.name: np.zeros(len(decoders)) for t in model.layout.tensors if t.floating}
-    for block in found:  # in their order, whichever thread took which
+    for block in found:  # in order, whichever thread computed which
         for name, squares in block:
             totals[name] += squares
     return {name: np.sqrt(total) for name, total in totals.items()}

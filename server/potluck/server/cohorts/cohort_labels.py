@@ -1,4 +1,4 @@
-"""The labels of a cohort together, as far as its clients have disclosed them. Pure."""
+"""Metrics of a cohort's labels, from the label counts that its clients disclosed. Pure."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from potluck.server.selection import Population, Rows
 Floats = NDArray[np.float64]
 
 LEAST_CLIENTS = 5
-"""A mean of fewer clients' triplets would reveal too much of each of them."""
+"""Minimum number of clients in a mean of triplets; with fewer, it would reveal too much about
+each."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CohortLabels:
-    """The sum of the labels of each round's cohort; NaN if no client has disclosed any.
+    """Metrics of the summed labels of each round's cohort; NaN if no client disclosed any.
 
     entropy: bits. to_balanced, to_federation: 1 − cosine of the angle to equal numbers of each
     class, and to the sum of all clients' labels.
@@ -32,7 +33,7 @@ class CohortLabels:
 
 
 def cohort_labels(label_counts: Floats, cohorts: Mapping[int, Rows]) -> CohortLabels:
-    """Measures each cohort by the label counts (K × classes; NaN rows count nothing)."""
+    """Measure each cohort by the label counts (K × classes; rows of NaN are ignored)."""
     known = np.nan_to_num(label_counts).clip(min=0.0)
     sums = np.array([known[rows].sum(axis=0) for rows in cohorts.values()])
     sums[sums.sum(axis=1) == 0] = np.nan
@@ -52,8 +53,8 @@ def _distances(sums: Floats, target: Floats) -> Floats:
 def heterogeneity(population: Population) -> dict[str, float]:
     """Return the federation's heterogeneity, by the names of `HETEROGENEITIES`, each in [0, 1].
 
-    From interaction matrices all six; from triplets the means of the clients' own. Empty if fewer
-    than `LEAST_CLIENTS` have disclosed either.
+    All six are computed from interaction matrices. From triplets, the means over clients are
+    returned. Empty if fewer than `LEAST_CLIENTS` have disclosed either.
     """
     matrices, triplets = population.interaction_matrices, population.triplets
     if matrices is not None:

@@ -1,11 +1,12 @@
-"""Clients of a cohort that the same host trains, and so may train together."""
+"""Groups of clients in a cohort that the same host may train together."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
 LARGEST_GROUP = 64
-"""Each instruction names its whole group, so what is sent grows with the square of its size."""
+"""Maximum size of a group. Each instruction names its whole group, so traffic grows with the square
+of the size."""
 
 
 def companions(
@@ -13,9 +14,9 @@ def companions(
 ) -> Mapping[str, tuple[str, ...]]:
     """Return the group of each client that has companions, itself included.
 
-    `members`: clients, their hosts and their numbers of passes, in the order of the groups; a
-    client whose host is "" has no companions. Clients of a host with the same number of passes form
-    groups of at most `LARGEST_GROUP`, in that order.
+    members: clients, their hosts and their numbers of passes, in the order of the groups; a client
+    whose host is "" has no companions. Clients of a host with the same number of passes form groups
+    of at most `LARGEST_GROUP`, in that order.
     """
     of_host: dict[tuple[str, int | None], list[str]] = {}
     for client, host, passes in members:

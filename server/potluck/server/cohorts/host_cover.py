@@ -1,4 +1,4 @@
-"""A cohort completed so that its clients are on enough hosts for a secure sum. Pure."""
+"""Completes a cohort so that its clients are on enough hosts for a secure sum. Pure."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ def cover(
     least: int,
     limits: TagLimits,
 ) -> list[int] | None:
-    """Add candidates on further hosts to `begin` until `least` hosts have one; None if too few fit.
+    """Add candidates on further hosts to `begin` until `least` hosts are covered; None if
+    impossible.
 
-    If one tag at most is limited, any order of the candidates finds a cover if there is one.
+    If at most one tag is limited, a cover is found for any order of the candidates if one exists.
 
     begin: one row per host. hosts: per row of the run's clients; empty if unknown.
     """
@@ -47,10 +48,10 @@ def on_enough_hosts(
     limits: TagLimits,
     draw: np.random.Generator,
 ) -> Rows | None:
-    """Return `chosen` if it is on `least` hosts, or else a completed cohort; None if there is none.
+    """Return `chosen` if it is on `least` hosts, else a completed cohort; None if impossible.
 
-    The first chosen of each host stay. Clients of further hosts are drawn and come last. A cohort
-    of `count` clients gives up others for them, last chosen first.
+    The first chosen client of each host stays. Clients on further hosts are drawn and come last. If
+    the cohort already has `count` clients, they replace other clients, last chosen first.
 
     chosen: in the order chosen, within the limits. count: maximum number of clients, at least
     `least`.
@@ -61,7 +62,7 @@ def on_enough_hosts(
         return chosen
     drawn = draw.permutation(available).tolist()
     needed = cover(first.values(), drawn, hosts=hosts, least=least, limits=limits)
-    if needed is None:  # limits on several tags: the first chosen are in the way
+    if needed is None:  # with limits on several tags, the first chosen may prevent a cover
         needed = cover((), available.tolist(), hosts=hosts, least=least, limits=limits)
     if needed is None:
         return None

@@ -11,21 +11,22 @@ Samples = NDArray[np.int64]
 
 
 def counted(samples: Samples, limits: SampleLimits) -> Samples:
-    """Numbers of samples, each at least 1, bounded by `maximum` and by `maximum_multiple` times the
-    median of the others'.
+    """Return numbers of samples, limited by `maximum` and `maximum_multiple` times the others'
+    median.
 
-    Of the others: a client's own report must not raise its bound, however few clients there are.
+    Each result is at least 1. The median is over all other clients: a client's own report must not
+    raise its limit, even with few clients.
     """
     bounds = limits.maximum_multiple * _medians_of_others(samples)
     if limits.maximum is not None:
         bounds = np.minimum(bounds, limits.maximum)
     within = np.maximum(1, np.floor(np.minimum(samples, bounds)))
-    # Numbers that are within bounds are taken as they are, not by way of float64.
+    # Numbers within bounds are not converted to float64, so they stay exact.
     return np.where(samples <= bounds, samples, within).astype(np.int64)
 
 
 def _medians_of_others(samples: Samples) -> NDArray[np.float64]:
-    """For each its others' median; infinity for one alone."""
+    """Return, for each number, the median of the others; infinity if there is only one."""
     others = len(samples) - 1
     if others < 1:
         return np.full(len(samples), np.inf)
@@ -33,7 +34,7 @@ def _medians_of_others(samples: Samples) -> NDArray[np.float64]:
     ranks = np.empty(len(samples), np.int64)
     ranks[np.argsort(samples, kind="stable")] = np.arange(len(samples))
     low, high = (others - 1) // 2, others // 2
-    # Without the one of rank r, those from r on move down by one place.
+    # Without the number of rank r, all later ranks fall by one.
     lower, upper = (ordered[place + (ranks <= place)] for place in (low, high))
     medians: NDArray[np.float64] = (lower.astype(np.float64) + upper.astype(np.float64)) / 2
     return medians

@@ -1,4 +1,4 @@
-"""Checks of a selector's answers."""
+"""Checks of a selector's selections and questions."""
 
 from __future__ import annotations
 
@@ -11,17 +11,21 @@ from potluck.common.names import is_name
 from potluck.server.selection import Ask, AskSum, Selection, SelectionContext, Selector
 
 MOST_NAMES = 1024
-"""Numbers in one answer."""
+"""Maximum number of numbers in one answer."""
 
 MOST_EPOCHS = 10**6
-"""Passes of one client in a round."""
+"""Maximum number of passes of one client in a round."""
 
 
 def check_selection(selection: Selection, context: SelectionContext, name: str) -> None:
-    """Raises RunError, naming the selector, unless it chose available clients, none twice."""
+    """Raise RunError, naming the selector, unless it chose available clients, none twice."""
     rows = [int(row) for row in selection.rows]
     if not rows:
-        raise RunError(f"selector '{name}' chose nobody in round {context.round}", selector=name)
+        raise RunError(
+            f"selector '{name}' chose an empty cohort in round {context.round}; it must choose at "
+            "least one client",
+            selector=name,
+        )
     if len(set(rows)) != len(rows):
         raise RunError(f"selector '{name}' chose a client twice", selector=name)
     strangers = sorted(set(rows) - set(context.available.tolist()))
@@ -57,23 +61,23 @@ def _check_quotas(selection: Selection, context: SelectionContext, name: str) ->
 def check_declared(selector: Selector, selection: Selection, name: str) -> None:
     """Raise RunError if a selection uses a feature that its selector has not declared."""
     undeclared = {
-        "how many samples clients train on, and does not say that it `limits` them": (
+        "limits clients' samples without declaring `limits`": (
             selection.quotas is not None and not selector.limits
         ),
-        "what updates count with, and does not say that it `weighs`": (
+        "sets updates' weights without declaring `weighs`": (
             selection.weights is not None and not selector.weighs
         ),
-        "how many passes clients make, and does not say that it `paces`": (
+        "sets numbers of passes without declaring `paces`": (
             selection.epochs is not None and not selector.paces
         ),
-        "which tensors clients leave out, and does not say that it `drops` some": (
+        "makes clients omit tensors without declaring `drops`": (
             selection.dropped is not None and not selector.drops
         ),
     }
     for what, found in undeclared.items():
         if found:
             raise RunError(
-                f"selector '{name}' says {what}; set that attribute",
+                f"selector '{name}' {what}; set that attribute to True",
                 selector=name,
             )
 
@@ -112,14 +116,15 @@ def _check_dropped(selection: Selection, context: SelectionContext, name: str) -
         set(names) < known for names in dropped if names
     ):
         raise RunError(
-            f"selector '{name}' must give for each client it chose the tensors to leave out: some "
-            f"of the {len(known)} parameters that updates have, not all",
+            f"selector '{name}' must name for each chosen client the tensors to omit: some of the "
+            f"{len(known)} parameters that updates have, not all",
             selector=name,
         )
 
 
 def check_ask(ask: object, context: SelectionContext, name: str) -> None:
-    """Raises RunError, naming the selector, unless it asks available clients something askable."""
+    """Raise RunError, naming the selector, unless the question is valid and for available
+    clients."""
     if not isinstance(ask, Ask | AskSum):
         raise RunError(
             f"selector '{name}' yielded a {type(ask).__name__}, not an Ask", selector=name
@@ -132,7 +137,8 @@ def check_ask(ask: object, context: SelectionContext, name: str) -> None:
         )
     if not len(rows):
         raise RunError(
-            f"selector '{name}' asks nobody in round {context.round}; let it choose without asking",
+            f"selector '{name}' asks an empty set of clients in round {context.round}; it must ask "
+            "at least one, or choose without asking",
             selector=name,
         )
     if len(np.unique(rows)) != len(rows):
@@ -166,6 +172,6 @@ def _check_wanted(ask: Ask, name: str) -> None:
         ):
             raise RunError(
                 f"selector '{name}' asks '{ask.kind}' with {key} = {value!r}; parameters are "
-                "finite numbers, truth values or text",
+                "finite numbers, booleans or text",
                 selector=name,
             )

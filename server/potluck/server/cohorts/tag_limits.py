@@ -1,4 +1,4 @@
-"""A bound on the clients of a cohort that share a tag, such as their site."""
+"""Limits the number of clients in a cohort that share the value of a tag, such as a site."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from potluck.server.selection import Rows
 def narrowed(
     chosen: Rows, available: Rows, limits: Sequence[tuple[Sequence[str], int]]
 ) -> Rows | None:
-    """Return the rows to choose among again, if a cohort has too many clients with one value of a
-    tag.
+    """Return the rows for another choice if too many chosen clients share a tag's value.
 
-    Of such a value, only the clients that were chosen first stay. None if the cohort is within all
-    limits.
+    Of the clients with such a value, only those chosen first stay. Returns None if the cohort is
+    within all limits.
 
-    Repeated choosing ends: each time a value has fewer clients left than before, and a value with
-    no more clients than its limit can't exceed it. So any selector may choose, and its best choices
-    are kept.
+    Repeated choices end: each time, fewer clients with the value are left, and a value with at most
+    its limit of clients can't exceed the limit. So this works with any selector, and its first
+    choices are kept.
 
     chosen: in the order chosen. limits: for each limited tag, the value of every row of the run's
     clients, and the maximum number of clients with the same value.

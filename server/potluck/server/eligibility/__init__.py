@@ -1,5 +1,5 @@
 """Eligibility for selection: everything that excludes a client is decided here.
 
-Imports `hosts`, `profiles` and the store. The clients that attend come in; rows to select
-among go out, and events that say who is excluded.
+Imports `hosts`, `profiles` and the store. Takes the connected clients, returns the rows to select
+among, and posts events about excluded clients.
 """

@@ -1,5 +1,5 @@
-"""Alarms about clients that are picked too often, that claim more samples than they are weighted
-by, or that count as one site because they have no tag for their site."""
+"""Alarms about clients that are picked too often, that report more samples than they are weighted
+by, or that count as one site because their site's tag is missing."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from potluck.server.selection import Rows
 _SHOWN = 3
 
 TagLimit = tuple[str, Sequence[str], int]
-"""A tag, its value for each row of the roster (empty: not given), and the most with the same."""
+"""A tag, its value for each row of the roster (empty: not set), and the maximum number of clients
+with one value."""
 
 
 class SelectionAlarms:
-    """Raises each alarm once for each client. warn: publishes it."""
+    """Raises each alarm once per client. warn: function that publishes an alarm."""
 
     def __init__(
         self, roster: RunRoster, limits: SampleLimits, warn: Callable[[str], None]
@@ -36,16 +37,17 @@ class SelectionAlarms:
         self._boasters: set[str] = set()
         self._untagged: set[str] = set()
         self.largest_weight: float | None = None
-        """The largest share of a client in the samples of the newest round, as they count."""
+        """Largest share of one client in the weights of the newest round."""
 
     def choosing(self, available: Rows) -> None:
-        """Note the clients among which the cohort of the next committed round is chosen."""
+        """Record the clients among which the next committed round's cohort is chosen."""
         self._available = available
 
     def look_at_picks(self, cohort: Sequence[str]) -> None:
-        """Look for clients picked far more often than by chance among those available.
+        """Raise an alarm for clients picked far more often than by chance among those available.
 
-        cohort: of a round committed now. Rounds begun before a restart don't count.
+        cohort: clients of the round that was just committed. Rounds begun before a restart don't
+        count.
         """
         available, self._available = self._available, None
         if available is None or not len(available):
@@ -74,10 +76,11 @@ class SelectionAlarms:
             )
 
     def look_at_tags(self, limits: Sequence[TagLimit], chosen: int, count: int) -> None:
-        """Look for tags that hosts do not set, if they made a cohort smaller than asked for.
+        """Raise an alarm for tags that hosts don't set, if they made a cohort smaller than
+        requested.
 
-        limits: of the run's at_most_per. chosen, count: number of clients in the cohort, and asked
-        for.
+        limits: limits of the run's at_most_per. chosen, count: numbers of clients in the cohort,
+        and requested.
         """
         for tag, values, most in limits:
             untagged = sum(not value for value in values)
@@ -90,7 +93,8 @@ class SelectionAlarms:
                 )
 
     def look_at_samples(self, disclosed: Mapping[str, int]) -> None:
-        """Look for clients beyond the run's limits. disclosed: by the newest round's clients."""
+        """Raise an alarm for clients beyond the run's limits. disclosed: samples by client of the
+        newest round."""
         samples = np.array(list(disclosed.values()), dtype=np.int64)
         counts = counted(samples, self._limits)
         self.largest_weight = float(counts.max() / counts.sum()) if disclosed else None

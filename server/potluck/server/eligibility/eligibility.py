@@ -1,9 +1,9 @@
 """The rules on which clients may be selected in a run, in one place.
 
 A client is excluded if it is in quarantine, if its host can't train it, if it has not disclosed a
-profile that the selector needs, if it is in no cell while label counts come by cell, or if it was
-picked too often. Lives on the event loop, between the state machine, which knows the connected
-clients, and the selector.
+profile that the selector needs, if it is in no cell although label counts are summed by cell, or if
+it was picked too often. Used on the event loop, between the state machine, which knows the
+connected clients, and the selector.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class ScarceError(RunError):
 
 @dataclass(kw_only=True)
 class Eligibility:
-    """The rules of one run. warn: publishes that something is wrong. post: hands an event to the
-    state machine. present: whether a client attends, or may still come back."""
+    """The rules of one run. warn: function that publishes a warning. post: function that passes an
+    event to the state machine."""
 
     plan: RunPlan
     roster: RunRoster
@@ -49,11 +49,12 @@ class Eligibility:
     post: Callable[[rounds.Event], None]
     quarantined: frozenset[str] = frozenset()
     refused: dict[str, str] = field(default_factory=dict)
-    """Clients that gave no profile, and why."""
+    """Clients that disclosed no profile, with the reasons."""
     host_of: Callable[[str], str] = lambda _: ""
-    """The host of a client; empty if it is not known."""
+    """Function that returns the host of a client; empty if it is unknown."""
     is_member: Callable[[str], bool] = lambda _: True
-    """True for clients whose updates can be summed securely, where the run's are."""
+    """Function that returns True for clients whose updates can be summed securely, if the run needs
+    that."""
 
     @property
     def excluded(self) -> tuple[str, ...]:
@@ -73,11 +74,10 @@ class Eligibility:
         self.post(rounds.Excluded(self.excluded))
 
     async def eligible(self, action: rounds.Select, present: Callable[[str], bool]) -> Rows:
-        """Return the sorted rows of clients that may be selected, once they have disclosed what is
-        needed.
+        """Collect missing profiles; return the sorted rows of clients that may be selected.
 
-        Raises RunError if a client refuses that the run can't do without; ScarceError if too few
-        are left for a quorum.
+        Raises RunError if a client refuses and the run needs all profiles; ScarceError if too few
+        clients are left for a quorum.
         """
         able = await self.checks.able(action, present)
         excluded = set(self.excluded)
@@ -97,8 +97,8 @@ class Eligibility:
     async def in_label_sums(self, rows: Rows, present: Callable[[str], bool]) -> Rows:
         """Find or compute the sums of label counts. Return the rows of clients in a summed cell.
 
-        All rows if label counts do not come by cell, or if clients without a profile are selected
-        too.
+        Return all rows if label counts are not summed by cell, or if clients without a profile are
+        selected too.
         """
         await self.label_sums.find(self.roster.clients(rows), present)
         cells = self.label_sums.cell_counts
@@ -109,7 +109,7 @@ class Eligibility:
     async def _with_profile(
         self, clients: list[str], action: rounds.Select, present: Callable[[str], bool]
     ) -> list[str]:
-        """The clients that have disclosed what is needed, or need not."""
+        """Return the clients that have disclosed the needed profiles, or need not disclose any."""
         asked = [client for client in clients if client not in self.refused]
         tag = f"{action.round}.{action.attempt}/profile"
         collected = await self.profiling.collect(asked, tag=tag, present=present)
@@ -143,7 +143,7 @@ class Eligibility:
         )
         if self.plan.run_file.profiles.missing is MissingProfiles.FAIL and first:
             raise RunError(
-                f"the selector needs a profile of every client, and {len(refused)} gave none: "
+                f"the selector needs a profile of every client, and {len(refused)} disclosed none: "
                 f"{shown}",
             )
         self.refused |= refused

@@ -1,7 +1,7 @@
-"""Questions to hosts whether they could train in a run, before their clients are selected.
+"""Asks hosts whether they can train in a run, before their clients are selected.
 
-What a host lacks, or its owner does not allow, is found before round 1, or when it joins, and not
-by selecting its clients until all have failed. Lives on the event loop.
+This finds missing software and refusals of owners before round 1, or when a host joins, instead of
+by selecting clients until all have failed. Used on the event loop.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from potluck.server.rounds.events import Select
 from potluck.server.rounds.plan import RunPlan
 
 _CHECK_SECONDS: Final = 30.0
-"""The time for an answer; a host that is busy for longer is selected unchecked."""
+"""Seconds to wait for an answer; clients of a host that is busy for longer are selected
+unchecked."""
 
 _LARGEST_LAYOUT: Final = 1 << 20
-"""Beyond this, hosts find out by training whether the model fits."""
+"""Maximum bytes of a layout to send; hosts check larger models only when they train."""
 
 
 class HostChecks:
-    """The hosts of one run that have been asked, once for each of their processes."""
+    """Checks the hosts of one run, once for each host process."""
 
     def __init__(
         self,
@@ -38,8 +39,8 @@ class HostChecks:
         left_out: LeftOutRegister,
         clients_evaluate: Callable[[], bool],
     ) -> None:
-        """layout: of the run's model, as its files begin. clients_evaluate: whether models are
-        evaluated on the clients' held-out samples; blocks."""
+        """layout: header of the run's model files. clients_evaluate: function that returns True if
+        clients evaluate models on held-out samples; it blocks."""
         self._run_id = run_id
         self._plan = plan
         self._layout = layout if len(layout) <= _LARGEST_LAYOUT else b""
@@ -51,7 +52,7 @@ class HostChecks:
     async def able(self, action: Select, present: Callable[[str], bool]) -> tuple[str, ...]:
         """Return the available clients, except those whose host reports that it can't train.
 
-        Those are excluded from the run.
+        The clients of these hosts are excluded from the run.
         """
         groups = self._unasked(action.available)
         evaluates = bool(groups) and await in_thread(self._clients_evaluate)
@@ -75,7 +76,7 @@ class HostChecks:
         return tuple(client for client in action.available if client not in self._left_out)
 
     def _unasked(self, clients: Sequence[str]) -> list[list[str]]:
-        """Clients by host, for those hosts that have not been asked yet."""
+        """Return the clients of each host that has not been asked yet."""
         groups: dict[tuple[str, str], list[str]] = {}
         for client in clients:
             session = self._attendance.session_of(client)

@@ -15,7 +15,7 @@ from potluck.server.store.store_thread import InStore
 
 
 class LeftOutRegister:
-    """The clients that are excluded from one run. Each change is posted to the state machine."""
+    """The clients excluded from one run. Each change is posted to the state machine."""
 
     def __init__(
         self,
@@ -38,11 +38,11 @@ class LeftOutRegister:
 
     @property
     def troubles(self) -> dict[str, str]:
-        """The reason for each client."""
+        """The reason for each excluded client."""
         return {client: row.trouble for client, row in self._rows.items()}
 
     def summary(self) -> str:
-        """Return the excluded clients and why, for people; empty if there are none."""
+        """Return a text with the excluded clients and the reasons; empty if there are none."""
         return each_once(self.troubles, "left out")
 
     def restore(self, rows: Iterable[LeftOutRow]) -> None:

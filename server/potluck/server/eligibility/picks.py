@@ -1,4 +1,4 @@
-"""Counts of how often clients were selected, and the cap on that."""
+"""Counts how often clients were selected, and limits it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from potluck.server.selection import Rows
 
 
 class PickRecord:
-    """In how many committed cohorts each client of a run was."""
+    """The number of committed cohorts with each client of a run."""
 
     def __init__(self, roster: RunRoster) -> None:
         self._roster = roster
@@ -21,7 +21,7 @@ class PickRecord:
 
     @property
     def counts(self) -> Picks:
-        """Picks by row."""
+        """Number of picks by row."""
         joined = len(self._roster) - len(self._counts)
         if joined:
             self._counts = np.append(self._counts, np.zeros(joined, dtype=np.int64))
@@ -32,17 +32,18 @@ class PickRecord:
         self.counts[self._roster.rows(cohort)] += 1
 
     def restore(self, picks: Mapping[str, int]) -> None:
-        """Take over what was counted before a restart."""
+        """Load the numbers of picks from before a restart."""
         for client, count in picks.items():
             self.counts[self._roster.row(client)] = count
 
     def summary(self) -> tuple[int, int]:
-        """The picks of the client picked most, and the number of clients never picked."""
+        """Return the largest number of picks of a client, and the number of clients never
+        picked."""
         return int(self.counts.max(initial=0)), int((self.counts == 0).sum())
 
 
 def cap_on_picks(maximum_share: float, round_number: int) -> int:
-    """Picks a client may have after a round: ⌈share · round⌉."""
+    """Return the maximum number of picks of a client after a round: ⌈share · round⌉."""
     return math.ceil(maximum_share * round_number - 1e-9)
 
 
@@ -55,11 +56,11 @@ def under_cap(
     hosts: Sequence[str] = (),
     least_hosts: int = 0,
 ) -> Rows:
-    """Return the rows of `available` that stay within `cap` with one more pick, sorted (picks: K,
-    by row).
+    """Return the rows of `available`, sorted, that stay within `cap` with one more pick.
 
-    If they are fewer than `count`, the rows picked least are added, lower rows first. If they are
-    on fewer than `least_hosts` of the `hosts` (K, by row), so are rows of other hosts.
+    picks: K, by row. If these rows are fewer than `count`, the rows picked least are added, lower
+    rows first. If they are on fewer than `least_hosts` of the `hosts` (K, by row), rows on other
+    hosts are added.
     """
     kept = available[picks[available] < cap]
     missing = min(count, len(available)) - len(kept)

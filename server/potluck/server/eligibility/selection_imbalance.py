@@ -35,15 +35,15 @@ class SelectionImbalance:
 def selection_imbalance(
     picks: Picks, *, expected: Expected | None = None, chance: float = 1e-3
 ) -> SelectionImbalance | None:
-    """Measure picks (K ≥ 1, by row). None before the first pick.
+    """Measure the inequality of picks (K ≥ 1, by row). Returns None before the first pick.
 
     expected: average number of picks of each row under uniform selection among the clients that
     were available; by default the same for all.
 
     Under uniform selection a client's picks have a mean m and at most Poisson spread, so P(picks ≥
     x) ≤ exp(−m) (e·m/x)^x for x > m (Chernoff). A row is unlikely if K times that bound is at most
-    `chance`: with uniform selection, an alarm about any client at all is then raised with
-    probability `chance` at most.
+    `chance`. With uniform selection, the probability of an alarm about any client is then at most
+    `chance`.
     """
     total = int(picks.sum())
     if total == 0:

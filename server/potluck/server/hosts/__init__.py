@@ -1,5 +1,5 @@
-"""The hosts that attend and what they are asked to do.
+"""The connected hosts, and the instructions sent to them.
 
-Imports the store, the plan of a run and the model files. Instructions come in from runs and go out
-on the control streams; answers and acknowledgements come back.
+Imports the store, the plan of a run and the model files. Takes instructions from runs, sends them
+on the control streams, and returns answers and acknowledgements.
 """

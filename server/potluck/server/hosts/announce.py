@@ -1,4 +1,4 @@
-"""The announcement of a closed round, after which clients drop what they have of it."""
+"""Announces a closed round to its clients, which then delete their data of this round."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from potluck.server.hosts.instructions import train_instruction_id
 from potluck.server.store.records import AttemptKey, LateRow, MemberState, RoundRow
 
 SETTLE_SECONDS: Final = 3600.0
-"""Time for which the announcement waits for a client's host."""
+"""Seconds for which the announcement waits for a client's host."""
 
 
 def announce_closed(attendance: Attendance, row: RoundRow, awaited: Collection[str] = ()) -> None:
     """Inform the cohort of a committed round whose updates are part of the model.
 
-    Also informs clients of earlier rounds whose late updates are part of it. awaited: members whose
+    Also inform clients whose late updates of earlier rounds are part of it. awaited: members whose
     update may still join a later round; they are informed then.
 
-    A client that gets the message again does nothing.
+    A client that gets the message twice ignores the second one.
     """
     for member in row.members:
         if member.client_id not in awaited:
@@ -32,7 +32,7 @@ def announce_closed(attendance: Attendance, row: RoundRow, awaited: Collection[s
 
 
 def announce_dropped(attendance: Attendance, rows: Iterable[LateRow]) -> None:
-    """Inform clients that their late updates won't be part of any model."""
+    """Inform clients that their late updates will not be part of any model."""
     for row in rows:
         _announce(attendance, row.key, row.client_id, included=False)
 

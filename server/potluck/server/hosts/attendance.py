@@ -1,7 +1,7 @@
 """The connected hosts, their clients, and the instructions under way.
 
-Lives on the event loop; no grpc, no clock but the one passed in. An instruction stays pending until
-it is retired, soon after its deadline at the latest. It is sent when its client's host is
+Used on the event loop; no gRPC, and only the clock that is passed in. An instruction is pending
+until it is retired, at the latest soon after its deadline. It is sent when its client's host is
 connected, and again after every reconnect.
 """
 
@@ -22,13 +22,13 @@ log = structlog.get_logger()
 Clock = Callable[[], float]
 
 LOOK_SECONDS = 10.0
-"""Seconds between looks for instructions whose deadline has passed."""
+"""Seconds between checks for instructions whose deadline has passed."""
 
 LONGEST_TASK_NAME = 64
-"""Number of characters that are kept of a task's name."""
+"""Maximum number of characters kept of a task's name."""
 
 LARGEST_EPOCH = 1 << 53
-"""Largest version of a host's data; people count these versions up."""
+"""Largest version number of a host's data, which its owner increments."""
 
 _NEVER = datetime.min.replace(tzinfo=UTC)
 
@@ -42,9 +42,9 @@ class HostSession:
     device: str
     tasks: frozenset[str]
     data_epoch: int = 0
-    """Version of its clients' data."""
+    """Version number of its clients' data."""
     software_version: str = ""
-    """Release of Potluck that it runs."""
+    """Release of Potluck on the host."""
     process_id: str = ""
     """Id of the host's process; empty if the host does not send one."""
     address: str = ""
@@ -56,7 +56,7 @@ class HostSession:
     membership_epoch: int = 0
     """Epoch of the newest membership that the host has, or is being sent."""
     tags: Mapping[str, str] = field(default_factory=dict)
-    """Tags that its owner has set, such as its site."""
+    """Tags that the host's owner has set, such as its site."""
     relay: str = ""
     """Relay through which the host is connected; empty if it is connected directly."""
     outbox: asyncio.Queue[coordinator_pb2.AttendResponse | None] = field(
@@ -76,7 +76,7 @@ class HostSession:
 
 @dataclass(kw_only=True, eq=False)
 class Pending:
-    """An instruction that has not been carried out yet."""
+    """An instruction whose result has not arrived yet."""
 
     instruction: coordinator_pb2.Instruction
     deadline: float
@@ -88,21 +88,21 @@ class Pending:
 
 
 AttendanceListener = Callable[[tuple[str, ...], bool], None]
-"""Called with clients and whether they joined (else they left)."""
+"""Function called with clients, and with True if they connected, False if they disconnected."""
 
 
 class Attendance:
-    """The hosts that are connected and the instructions they have not carried out yet."""
+    """The connected hosts and the pending instructions."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._hosts: dict[str, HostSession] = {}
         self._sessions: dict[str, HostSession] = {}  # by client
-        self._tags: dict[str, Mapping[str, str]] = {}  # by client, those told last
+        self._tags: dict[str, Mapping[str, str]] = {}  # by client, last values
         self._pending: dict[str, Pending] = {}  # by instruction
         self._pending_of: dict[str, dict[str, Pending]] = {}  # by client, by instruction
         self._listeners: list[AttendanceListener] = []
-        self._membership = (0, b"")  # epoch and document
+        self._membership = (0, b"")  # (epoch, document)
 
     # Hosts ------------------------------------------------------------------------------------
 
@@ -117,20 +117,20 @@ class Attendance:
         return tuple(self._sessions)
 
     def host(self, host_id: str) -> HostSession | None:
-        """The host, if it is connected."""
+        """Return the session of a host; None if it is not connected."""
         return self._hosts.get(host_id)
 
     def session_of(self, client_id: str) -> HostSession | None:
-        """The host that answers for a client now."""
+        """Return the session of a client's host; None if it is not connected."""
         return self._sessions.get(client_id)
 
     def tags_of(self, client_id: str) -> Mapping[str, str]:
-        """Return the tags of the host that has a client, or had it last; empty if none ever had
-        it."""
+        """Return the tags of a client's current or last host; empty if it never had one."""
         return self._tags.get(client_id, {})
 
     def listen(self, listener: AttendanceListener) -> Callable[[], None]:
-        """Have `listener` called with those who join and leave; call the result to stop."""
+        """Register `listener` for clients that connect and disconnect; call the result to
+        unregister it."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
@@ -143,7 +143,8 @@ class Attendance:
             other = self._sessions.get(client)
             if other is not None and other.host_id != session.host_id:
                 raise IdentityError(
-                    f"client '{client}' attends through host '{other.host_id}' already; a client "
+                    f"client '{client}' is already connected through host '{other.host_id}'; a "
+                    "client "
                     f"belongs to one host: remove it from the configuration of one of them",
                     client=client,
                     host=other.host_id,
@@ -153,7 +154,7 @@ class Attendance:
             older.outbox.put_nowait(None)
             self._forget(older, set(older.client_ids) - set(session.client_ids))
         self._hosts[session.host_id] = session
-        self._send_membership(session)  # before what depends on it
+        self._send_membership(session)  # before instructions that depend on it
         for client in session.client_ids:
             self._sessions[client] = session
             self._tags[client] = session.tags
@@ -162,7 +163,8 @@ class Attendance:
         self._tell(session.client_ids, joined=True)
 
     def detach(self, session: HostSession) -> bool:
-        """A host's stream has ended. False if a newer session had replaced it already."""
+        """Record that a host's stream has ended; return False if a newer session has replaced
+        it."""
         if self._hosts.get(session.host_id) is not session:
             return False
         del self._hosts[session.host_id]
@@ -171,7 +173,7 @@ class Attendance:
         return True
 
     def spread(self, epoch: int, document: bytes) -> None:
-        """Send a membership to all hosts that have an older one, now and when they come."""
+        """Send a membership to all hosts with an older one, now and when they connect."""
         self._membership = (epoch, document)
         for session in self._hosts.values():
             self._send_membership(session)
@@ -190,7 +192,7 @@ class Attendance:
         session.outbox.put_nowait(coordinator_pb2.AttendResponse(membership=membership))
 
     def close(self) -> None:
-        """End every host's stream: the coordinator stops."""
+        """End every host's stream, because the coordinator stops."""
         for session in self._hosts.values():
             session.outbox.put_nowait(None)
 
@@ -215,9 +217,9 @@ class Attendance:
         on_answer: Callable[[coordinator_pb2.Answer], None] | None = None,
         until_acknowledged: bool = False,
     ) -> None:
-        """Send an instruction to a host, now or once it connects; the same id only once.
+        """Send an instruction to a host, now or when it connects; ignore a known id.
 
-        `until_acknowledged`: the instruction is retired by its acknowledgement.
+        until_acknowledged: True if the acknowledgement of the instruction retires it.
         """
         if instruction.id in self._pending:
             return
@@ -235,11 +237,11 @@ class Attendance:
             self._send(pending, session)
 
     def pending(self, instruction_id: str) -> Pending | None:
-        """An instruction under way."""
+        """Return a pending instruction; None if it is not pending."""
         return self._pending.get(instruction_id)
 
     def retire(self, instruction_ids: Iterable[str], *, abandon: bool = False) -> None:
-        """Forget instructions; with `abandon`, hosts at work on them are instructed to stop."""
+        """Drop instructions; with `abandon`, also instruct hosts to stop working on them."""
         abandoned: dict[HostSession, list[str]] = {}
         for instruction_id in instruction_ids:
             pending = self._pending.pop(instruction_id, None)
@@ -258,8 +260,8 @@ class Attendance:
             session.outbox.put_nowait(coordinator_pb2.AttendResponse(instruction=instruction))
 
     async def watch_deadlines(self) -> None:
-        """Retire instructions as their deadlines pass, until cancelled: their hosts may never come
-        back."""
+        """Retire instructions when their deadlines pass, as hosts may never reconnect; until
+        cancelled."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             now = self._clock()
@@ -279,7 +281,7 @@ class Attendance:
     # What hosts say ---------------------------------------------------------------------------
 
     def acknowledge(self, session: HostSession, instruction_id: str) -> None:
-        """A host has an instruction."""
+        """Record that a host has received an instruction."""
         pending = self._of(session, instruction_id)
         if pending is not None:
             pending.acknowledged = True
@@ -299,7 +301,7 @@ class Attendance:
             pending.on_answer(answer)
 
     def _of(self, session: HostSession, instruction_id: str) -> Pending | None:
-        """A pending instruction, if it is for a client this host answers for."""
+        """Return a pending instruction if it is for a client of this host; None otherwise."""
         pending = self._pending.get(instruction_id)
         if pending is None or pending.instruction.client_id not in session.client_ids:
             return None

@@ -1,8 +1,8 @@
-"""Two host processes with one certificate: the connected one stays while it is alive.
+"""Handles two host processes with one certificate: the connected one stays if it is alive.
 
-A restarted host has the certificate of its predecessor, whose stream may still look open if a
-machine or a network failed without closing it. So the new process waits until the other one sends
-a message, or has been silent for longer than a live host ever is.
+A restarted host has the same certificate as its old process, whose stream may still look open if a
+machine or a network failed without closing it. So the new process waits until the other one sends a
+message, or has been silent for longer than any live host.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _MOST_SECONDS = 20.0
 class DuplicateHostGuard:
     """Decides which of two processes of a host stays connected. Lives on the event loop.
 
-    A process that connects by another path, through a relay or directly, counts as another process:
-    a relay that invents a host's name must not push out the real host.
+    A process that connects by another path, through a relay or directly, is treated as another
+    process: a relay that claims a host's name must not disconnect the real host.
     """
 
     def __init__(self, attendance: Attendance, *, heartbeat_seconds: float) -> None:
@@ -36,7 +36,7 @@ class DuplicateHostGuard:
         self._told: dict[str, tuple[str, str]] = {}
 
     async def make_way(self, session: HostSession) -> None:
-        """Return when this process may connect. Raises AttendsElsewhereError if another one
+        """Wait until this process may connect. Raises AttendsElsewhereError if another one
         stays."""
         while (other := self._other(session)) is not None:
             heard = await self._heard(other)
@@ -50,8 +50,8 @@ class DuplicateHostGuard:
     async def _heard(self, other: HostSession) -> bool:
         """Return True if a host sends a message before it has missed its heartbeats.
 
-        Each heartbeat has a wait of its own. If this machine stalled, one heartbeat is
-        missed at most, and the messages that came meanwhile are read before the next wait.
+        Each heartbeat has its own wait. If this machine stalls, at most one heartbeat is missed,
+        because messages that arrived meanwhile are read before the next wait.
         """
         other.heard.clear()
         for _ in range(_HEARTBEATS):
@@ -62,8 +62,7 @@ class DuplicateHostGuard:
         return False
 
     def _other(self, session: HostSession) -> HostSession | None:
-        """Return another connected process of the same host. Processes without an id count as the
-        same."""
+        """Return another connected process of the same host. Processes without an id are equal."""
         other = self._attendance.host(session.host_id)
         if other is None:
             return None
@@ -85,7 +84,7 @@ class DuplicateHostGuard:
                 refused=session.address,
             )
         raise AttendsElsewhereError(
-            f"another process attends as host '{session.host_id}', from {other.address} since "
+            f"another process is connected as host '{session.host_id}', from {other.address} since "
             f"{other.since:%Y-%m-%d %H:%M:%S} UTC; stop one of the two, or issue this one a "
             "certificate of its own with `potluck pki issue`",
             host=session.host_id,

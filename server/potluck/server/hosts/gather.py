@@ -1,4 +1,4 @@
-"""Asking many hosts at once, and waiting for their answers."""
+"""Sends instructions to many hosts at once, and waits for their answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from potluck.rpc.v1 import coordinator_pb2
 from potluck.server.hosts.attendance import Attendance
 
 _PRESENCE_SECONDS = 0.5
-"""Seconds between checks whether clients that have not answered may still come back."""
+"""Seconds between checks whether clients that have not answered may still reconnect."""
 
 
 async def gather(
@@ -24,8 +24,8 @@ async def gather(
 ) -> dict[str, coordinator_pb2.Answer]:
     """Send instructions to hosts and return the answers by client.
 
-    Waits for every client that is `present` (its host may be disconnected for a moment), but at
-    most `seconds`. Clients that do not answer in time are absent from the result.
+    Wait at most `seconds` for every client that is `present`, even if its host is briefly
+    disconnected. Clients that do not answer in time are missing from the result.
     """
     answers: dict[str, coordinator_pb2.Answer] = {}
     changed = asyncio.Event()

@@ -1,5 +1,5 @@
-"""Evaluation on the clients' held-out samples, if the coordinator has no evaluation data, or if the
-spread over clients is wanted."""
+"""Evaluation on the clients' held-out samples: without evaluation data on the coordinator, or for
+the spread over clients."""
 
 from __future__ import annotations
 
@@ -41,11 +41,12 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOut:
-    """Metrics that clients measured together, without the values of a single client.
+    """Metrics over many clients, without the values of single clients.
 
-    metrics: over all their samples, by name; empty if no client holds any out. spreads: by the
-    metric's name; empty if they are not wanted, or if too few clients measured. coverage:
-    clients and samples behind each metric, by name; also of metrics that no client could measure.
+    metrics: values over all held-out samples, by name; empty if no client has any. spreads: spread
+    over clients, by the metric's name; empty if not requested, or if too few clients measured.
+    coverage: numbers of clients and samples for each metric, by name, also for metrics that no
+    client could measure.
     """
 
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -68,17 +69,17 @@ async def evaluate_on_clients(
 ) -> HeldOut:
     """Evaluate a model on the clients' held-out samples and return the combined metrics.
 
-    Clients' counts are summed in the order given. They add up exactly, so the metrics are those of
-    all held-out samples together. `kept` returns the client's kept state that belongs to the model.
-    `warn` gets one line about the clients that did not answer, and one about a spread that is not
-    shown. `subject`: the model that clients derive from this one before they measure; it is part of
-    the metrics' names.
+    Clients' counts are summed in the given order. Sums are exact, so the metrics are those of all
+    held-out samples together. kept: function that returns the client's kept state for the model.
+    warn: gets one line about clients that did not answer, and one about a spread that is not shown.
+    subject: the model that clients derive from this one before they evaluate; it is part of the
+    metrics' names.
     """
     reference = model_reference(model)
     instructions = [
         evaluate_instruction(
             plan,
-            # With the attempt: a run that is resumed may ask about another model.
+            # The id has the attempt, because a resumed run may evaluate another model.
             f"{key.run_id}/{key.round}.{key.attempt}/{subject}evaluate/{client}",
             key.run_id,
             key.round,
@@ -108,7 +109,7 @@ async def evaluate_on_clients(
     if missing:
         warn(notice(key.round, subject, missing, coverage))
     total: Any = None
-    for each in found:  # all of one kind
+    for each in found:  # all of the same kind
         total = each if total is None else total + each
     metrics = {} if total is None else total.means()
     spreads_of = _spreads(plan, key, found, warn)
@@ -128,7 +129,7 @@ async def evaluate_on_clients(
 
 
 def _names(plan: RunPlan) -> Sequence[str]:
-    """Names of the measures that clients are asked for."""
+    """Return the names of the metrics that clients are asked for."""
     if plan.trainer is not None:
         return list(plan.measures)
     return [name for name in CLASSIFICATION if plan.task.groups or name != WORST_GROUP]
@@ -163,7 +164,7 @@ def _answered(
     present: Callable[[str], bool],
     seconds: float,
 ) -> EvaluationCounts | MeasureSums | MissingEvaluation | None:
-    """Return a client's measures, or why they are missing; None if it holds no samples out."""
+    """Return a client's counts, or why they are missing; None if it has no held-out samples."""
     if answer is None:
         return silent(client, present=present(client), seconds=seconds)
     if answer.HasField("failure"):
@@ -182,13 +183,13 @@ def _answered(
 
 
 def _measures(plan: RunPlan, measures: coordinator_pb2.MeasuredSums, client: str) -> MeasureSums:
-    """Return the measures of a client's trainer. Raises TrainerError if they are not allowed."""
+    """Return the sums of a client's trainer. Raises TrainerError if they are not valid."""
     found = checked_measures(measured(measures.sums), plan.measures, f"what '{client}' measured")
     return MeasureSums(measures=found)
 
 
 def _counts(plan: RunPlan, evaluation: coordinator_pb2.EvaluationCounts) -> EvaluationCounts:
-    """Raises ProtocolError for counts that no evaluation gives."""
+    """Return the counts of a client's evaluation. Raises ProtocolError if they are impossible."""
     return EvaluationCounts.received(
         loss_sum=evaluation.loss_sum,
         confusion=evaluation.confusion,

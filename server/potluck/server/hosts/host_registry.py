@@ -1,4 +1,4 @@
-"""Hosts that connect and disconnect: which may be connected, and when each was last heard."""
+"""Admits hosts that connect, and stores when each was last heard."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = structlog.get_logger()
 
 
 class HostRegistry:
-    """Lets hosts in and sees them leave. Lives on the event loop."""
+    """Registers hosts that connect and disconnect. Used on the event loop."""
 
     def __init__(
         self,
@@ -68,13 +68,13 @@ class HostRegistry:
             noting.add_done_callback(self._noting.discard)
 
     async def close(self) -> None:
-        """Wait until all is stored."""
+        """Wait until all times of contact are stored."""
         await asyncio.gather(*self._noting)
 
     async def _note(self, session: HostSession) -> None:
         try:
             await self._see(session)
-        except PotluckError as error:  # nothing depends on it
+        except PotluckError as error:  # not essential
             log.warning("last contact not stored", host=session.host_id, why=error.message)
 
     async def _see(self, session: HostSession) -> None:

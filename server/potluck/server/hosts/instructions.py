@@ -38,7 +38,7 @@ WEIGHTINGS = {
 
 
 def model_reference(model: ModelVersion) -> transfer_pb2.ModelReference:
-    """A model and the files it may be fetched as."""
+    """Return the reference to a model and the files in which hosts may fetch it."""
     return transfer_pb2.ModelReference(
         blake3=model.blake3,
         size=model.size,
@@ -56,12 +56,12 @@ def model_reference(model: ModelVersion) -> transfer_pb2.ModelReference:
 
 
 def plugin(table: PluginTable) -> coordinator_pb2.Plugin:
-    """A plug-in and its options."""
+    """Return the message for a plug-in and its options."""
     return coordinator_pb2.Plugin(name=table.name, options_json=json.dumps(table.options))
 
 
 def task_plugin(run_file: RunFile) -> coordinator_pb2.Plugin:
-    """A run's task, with the model that takes the place of its own."""
+    """Return the message for a run's task, with the model that replaces the task's own."""
     message = plugin(run_file.task)
     if run_file.model is not None:
         table = run_file.model.with_seed(run_file.seed)
@@ -70,7 +70,7 @@ def task_plugin(run_file: RunFile) -> coordinator_pb2.Plugin:
 
 
 def train_instruction_id(run_id: str, round_number: int, attempt: int, client: str) -> str:
-    """The id of a client's training, the same before and after a coordinator restart."""
+    """Return the id of a client's training; it is the same after a restart of the coordinator."""
     return f"{run_id}/{round_number}.{attempt}/{client}"
 
 
@@ -114,8 +114,10 @@ def check_instruction(
     *,
     evaluates: bool = False,
 ) -> coordinator_pb2.Instruction:
-    """Asks a client's host whether it could train, and answer what the run will ask. layout: of the
-    run's model; may be empty. evaluates: whether clients evaluate on held-out samples."""
+    """Return the instruction that asks a host whether it can train and answer the run's questions.
+
+    layout: layout of the run's model; may be empty. evaluates: True if clients evaluate on held-out
+    samples."""
     least_group = plan.run_file.evaluation.disclosed_group if evaluates else 0
     train = _train(plan, round_number, client, transfer_pb2.ModelReference())
     _add_personal(train, plan)
@@ -165,7 +167,7 @@ def question_instruction(
 def question_before_upload(
     asked: BeforeUpload, training: coordinator_pb2.Instruction
 ) -> coordinator_pb2.Question:
-    """A question about the model that comes of a training."""
+    """Return the question about the model that results from a training."""
     return coordinator_pb2.Question(
         kind=asked.kind,
         parameters_json=canonical_json(asked.parameters),
@@ -210,7 +212,8 @@ def evaluate_instruction(
 def _train(
     plan: RunPlan, round_number: int, client: str, model: transfer_pb2.ModelReference
 ) -> coordinator_pb2.Train:
-    """The training of a client, without what is its own, and auxiliary files."""
+    """Return a client's training, without the parts that differ between clients and auxiliary
+    files."""
     run_file = plan.run_file
     up, masked = run_file.transport.up, run_file.secure_aggregation
     summed = run_file.host_sums.enabled
@@ -268,7 +271,7 @@ def _add_personal(train: coordinator_pb2.Train, plan: RunPlan) -> None:
 
 
 def _training_json(plan: RunPlan, epochs: int | None) -> str:
-    """Return the run's local training as JSON, with `epochs` in place of its own if given."""
+    """Return the run's local training as JSON; `epochs`, if given, replaces the run's number."""
     changes = {} if epochs is None else {"epochs": epochs, "steps": None}
     return plan.training.model_copy(update=changes).as_json()
 

@@ -1,6 +1,6 @@
-"""Limits of a peer: how much of the coordinator it may use, and how slow it may be.
+"""Limits of a peer: its share of the coordinator's resources, and its minimum speed.
 
-A peer is the holder of one certificate. Lives on the event loop.
+A peer is the holder of one certificate. Used on the event loop.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Message = TypeVar("Message")
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """See the fields of the same names in `config.py`."""
+    """Limits of peers; see the fields of the same names in `config.py`."""
 
     calls_per_peer: int = 300
     transfers_per_peer: int = 8
@@ -29,7 +29,7 @@ class Limits:
 
 
 class Admission:
-    """Counts what each peer has under way."""
+    """Counts the calls and transfers of each peer."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -38,7 +38,8 @@ class Admission:
 
     @contextlib.contextmanager
     def call(self, peer: str) -> Iterator[None]:
-        """Count a call under way. Raises OverloadedError if the peer has too many already."""
+        """Count a call while the block runs. Raises OverloadedError if the peer has too many
+        calls."""
         most = self._limits.calls_per_peer
         if self._calls[peer] >= most:
             raise OverloadedError(
@@ -57,15 +58,16 @@ class Admission:
                 self._transfers.pop(peer, None)
 
     def transfer(self, peer: str) -> asyncio.Semaphore:
-        """Count a transfer of a file within a call of this peer, while the block runs."""
+        """Return the semaphore that limits this peer's simultaneous file transfers."""
         return self._transfers.setdefault(peer, asyncio.Semaphore(self._limits.transfers_per_peer))
 
 
 class TransferSlots:
-    """Limits the number of files that start at once, so that fast ones move one after another.
+    """Limits the number of files that move at full speed at once.
 
-    Many at once take the same total time, but each holds messages in memory and in the processor's
-    caches. A slow file must not delay the others: its turn ends, and it continues beside them.
+    Many files at once take the same total time, but each holds messages in memory and in the
+    processor's caches. A slow file must not delay the others: its turn ends, and it continues
+    without a turn.
     """
 
     def __init__(self, at_once: int, *, seconds: float, least_bytes: int) -> None:
@@ -76,7 +78,8 @@ class TransferSlots:
 
     @contextlib.asynccontextmanager
     async def turn(self, moved: Callable[[], int]) -> AsyncIterator[None]:
-        """Wait for a turn; it lasts no longer than the block. `moved`: how many bytes were."""
+        """Wait for a turn, which ends with the block at the latest. moved: returns the bytes moved
+        so far."""
         await self._free.acquire()
         looking = asyncio.create_task(self._while_fast(moved))
         looking.add_done_callback(lambda _: self._free.release())
@@ -95,7 +98,7 @@ class TransferSlots:
 async def with_first_message(
     requests: AsyncIterator[Message], limits: Limits
 ) -> AsyncIterator[Message]:
-    """A stream whose first message must not keep us waiting. Raises ProtocolError."""
+    """Yield the messages of a stream. Raises ProtocolError if the first one comes too late."""
     requests = aiter(requests)
     try:
         async with asyncio.timeout(limits.first_message_seconds):
@@ -117,9 +120,9 @@ async def not_too_slow(
     size_of: Callable[[Message], int],
     clock: Callable[[], float],
 ) -> AsyncIterator[Message]:
-    """An upload that brings something all the time. Raises TruncatedError for one that does not.
+    """Yield the messages of an upload. Raises TruncatedError if it is too slow.
 
-    Only the time in which we waited for the peer counts.
+    Only the time spent waiting for the peer counts.
     """
     requests = aiter(requests)
     waited, received = 0.0, 0
@@ -147,11 +150,11 @@ async def not_too_slow(
 async def not_left_unread(
     responses: AsyncIterator[Message], limits: Limits
 ) -> AsyncIterator[Message]:
-    """A download that is cancelled when its peer takes nothing for `stall_seconds`."""
+    """Yield the messages of a download; cancel it if its peer reads nothing for `stall_seconds`."""
     call = asyncio.current_task()
     loop = asyncio.get_running_loop()
     async for response in responses:
-        # While we are suspended here, gRPC waits for the peer to make room for the message.
+        # While this generator is suspended, gRPC waits until the peer can take the message.
         timer = loop.call_later(limits.stall_seconds, call.cancel) if call is not None else None
         try:
             yield response

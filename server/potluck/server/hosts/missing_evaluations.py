@@ -1,4 +1,4 @@
-"""Evaluations that clients owe, and the one notice about those of a round. Pure."""
+"""Evaluations missing from clients, and the notice about those of a round. Pure."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _MOST_GROUPS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class MissingEvaluation:
-    """A client that was asked to measure a model, and did not.
+    """A client that was asked to evaluate a model, and did not.
 
-    why: a few words that clients with the same trouble share. message: the client's own error;
+    why: a short text, the same for clients with the same trouble. message: the client's own error;
     empty if it sent none.
     """
 
@@ -47,7 +47,7 @@ def malformed(client: str, message: str) -> MissingEvaluation:
 
 
 def silent(client: str, *, present: bool, seconds: float) -> MissingEvaluation:
-    """Return the record of a client that sent no answer. present: whether its host attends."""
+    """Return the record of a client that sent no answer. present: True if its host is connected."""
     why = f"did not answer within {seconds:g} s" if present else "disconnected"
     return MissingEvaluation(client=client, why=why)
 
@@ -60,7 +60,7 @@ def notice(
 ) -> str:
     """Return one line about the evaluations of one kind that are missing in a round.
 
-    missing: at least one. coverage: of all measures of that kind.
+    missing: at least one. coverage: numbers of clients and samples for all metrics of that kind.
     """
     widest = max(coverage.values(), key=lambda each: (each.clients, each.samples))
     metrics = f"the {subject or 'model'} metrics".replace("_ ", " ")

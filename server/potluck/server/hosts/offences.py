@@ -16,7 +16,7 @@ MOST_OFFENCES: Final = 3
 
 
 class Offences:
-    """Counts refused updates over all runs of a coordinator process. Lives on the event loop."""
+    """Counts refused updates over all runs of a coordinator process. Used on the event loop."""
 
     def __init__(self, quarantine: Callable[[str, str], Awaitable[None]]) -> None:
         """`quarantine` is called with a client and the reason."""

@@ -1,5 +1,5 @@
-"""The profile phase of a run: what clients are asked to disclose, checked and kept.
+"""The profile phase of a run: asks clients for disclosures, checks and stores them.
 
-Imports `hosts`, `aggregation` and the store. Signed profiles come in from hosts; the columns of a
-`Population` come out.
+Imports `hosts`, `aggregation` and the store. Takes signed profiles from hosts, returns the columns
+of a `Population`.
 """

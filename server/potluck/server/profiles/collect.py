@@ -1,8 +1,8 @@
-"""The profile phase of a run: what its selector needs of clients is asked for once and kept.
+"""The profile phase of a run: asks clients once for the profiles that its selector needs.
 
-Lives on the event loop. A profile is in the store before it is used, and one that is there, from
-this run or another, made as this run wants it, is not asked for again: after a kill no
-client discloses anything twice.
+Used on the event loop. A profile is stored before it is used. A stored profile, from this or
+another run, is used again if it was made with the parameters of this run. So no client discloses
+anything twice, even after a kill.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ log = structlog.get_logger()
 
 
 _ASKED_BY_NAME = 500
-"""Maximum number of clients for which a database query lists the names."""
+"""Maximum number of clients that a database query lists by id."""
 
 
 @dataclass(kw_only=True)
 class Collected:
-    """The outcome of asking.
+    """The outcome of a request for profiles.
 
-    Reasons by client, of those that can't take part at all (unable) and of those that decline
-    (refused); and the clients that have not answered (silent).
+    unable: reasons by client, of clients that can't take part. refused: reasons by client, of
+    clients that decline. silent: the clients that have not answered.
     """
 
     unable: dict[str, str] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class Collected:
 
 @dataclass(frozen=True)
 class _Held:
-    """A profile in use; the newest data epoch wins, then what was received last."""
+    """A profile in use. The newest data epoch takes precedence, then the profile received last."""
 
     data_epoch: int
     received_at: datetime
@@ -93,7 +93,8 @@ class Profiling:
     ) -> None:
         needs = {str(signal) for signal in plan.selector.needs | plan.strategy.needs_profiles}
         self.by_cell = LABEL_COUNTS in needs and plan.run_file.profiles.disclosure == "cells"
-        """True if label counts come from sums over cells, and no client is asked for its own."""
+        """True if label counts come from sums over cells, so single clients are not asked for
+        theirs."""
         self.needs = tuple(sorted(needs - {LABEL_COUNTS} if self.by_cell else needs))
         self._run_id = run_id
         self._plan = plan
@@ -111,13 +112,13 @@ class Profiling:
         self._columns = {signal: np.empty((0, *self._shape(signal))) for signal in self.needs}
         self._changed = False
         self.observe: Callable[[str, ProfileOutcome, int], None] = lambda *_: None
-        """Takes the number of clients that were asked for a signal, with their outcome."""
+        """Function called with a signal, an outcome and the number of clients with it."""
         self.largest_epsilon: float | None = None
-        """The most that a client has spent on the profiles in use; None while there are none."""
+        """The largest ε that a client has spent on the profiles in use; None without profiles."""
 
     @property
     def needs_model(self) -> bool:
-        """True if clients need a pre-trained model to describe themselves."""
+        """True if clients need a pre-trained model to compute a profile."""
         return any(signal.needs_model for signal in self._signals.values())
 
     @property
@@ -126,13 +127,13 @@ class Profiling:
         return self._model
 
     def use_model(self, model: ModelVersion) -> None:
-        """Triplets are estimated with this model; call it before anything else."""
+        """Set the model with which triplets are estimated. Call this before other methods."""
         self._model = model
 
     # Columns ----------------------------------------------------------------------------------
 
     async def admit(self, clients: Sequence[str]) -> None:
-        """Read what clients have disclosed that joined the roster."""
+        """Read the stored profiles of clients that joined the roster."""
         wanted = set(clients)
         stored: list[Profile] = []
         for signal in self.needs:
@@ -144,7 +145,7 @@ class Profiling:
         for profile in stored:
             try:
                 self._hold(profile, self._read(profile))
-            except ProtocolError as error:  # made otherwise than this run wants it
+            except ProtocolError as error:  # made with other parameters
                 log.debug("stored profile is of no use here", why=error.message)
 
     def population(
@@ -156,9 +157,9 @@ class Profiling:
     ) -> Population:
         """Return the roster with the profiles that its clients have disclosed.
 
-        limits: on the samples that a client is weighted by, for selectors. None: as disclosed, for
-        audits of the clients' claims. cell_counts: by client, in place of label counts if these are
-        summed by cell.
+        limits: limits on the samples by which a client is weighted, for selectors; None for the
+        disclosed numbers, for audits. cell_counts: counts by client that replace label counts if
+        these are summed by cell.
         """
         samples = self.roster.samples()
         if limits is not None:
@@ -170,7 +171,7 @@ class Profiling:
             rows = [cell_counts.get(client, unknown) for client in self.roster]
             columns[LABEL_COUNTS] = np.array(rows).reshape(len(rows), len(unknown))
         return Population(
-            ids=tuple(self.roster.ids),  # clients may join while a selector looks at it
+            ids=tuple(self.roster.ids),  # a copy: clients may join meanwhile
             classes=self._plan.task.classes,
             samples=samples,
             label_totals=label_totals,
@@ -178,7 +179,7 @@ class Profiling:
         )
 
     def _column(self, signal: str) -> Floats:
-        """A signal's numbers by row; NaN for clients that have not disclosed it."""
+        """Return a signal's numbers by row; NaN for clients that have not disclosed it."""
         column = self._columns[signal]
         joined = len(self.roster) - len(column)
         if joined:
@@ -187,13 +188,13 @@ class Profiling:
         return column
 
     def noise_rates(self, signal: str) -> Mapping[str, float]:
-        """ε / Δ₁ of the noise in what clients have disclosed, infinite without, by client."""
+        """Return, by client, ε / Δ₁ of the noise in its profile; infinite without noise."""
         return {
             client: held[signal].noise_rate for client, held in self._held.items() if signal in held
         }
 
     def lacks(self, client: str) -> list[str]:
-        """Needed signals that a client has not disclosed, of its present data."""
+        """Return the needed signals that a client has not disclosed for its current data."""
         return [signal for signal in self.needs if self._lacks(client, signal)]
 
     def _lacks(self, client: str, signal: str) -> bool:
@@ -207,7 +208,7 @@ class Profiling:
         return self._signals[signal].shape(self._plan.task.classes)
 
     def _hold(self, profile: Profile, numbers: Floats, *, present: bool = False) -> None:
-        """Use a profile, if it is newer than the one in use or known to be of present data."""
+        """Use a profile if it is newer than the one in use, or known to be of the current data."""
         parameters = parse_parameters(profile.parameters_json)
         held = _Held(
             profile.data_epoch,
@@ -226,7 +227,7 @@ class Profiling:
             self.largest_epsilon = max(self.largest_epsilon or 0.0, spent)
 
     def changed_since_last_asked(self) -> bool:
-        """Return whether a profile came into use since the last call."""
+        """Return True if a profile came into use since the last call."""
         changed, self._changed = self._changed, False
         return changed
 
@@ -235,9 +236,9 @@ class Profiling:
     async def collect(
         self, clients: Sequence[str], *, tag: str, present: Callable[[str], bool]
     ) -> Collected:
-        """Ask clients for what they lack, and wait for the answers of those that are `present`.
+        """Ask clients for missing profiles, and wait for the answers of those that are `present`.
 
-        `tag` makes the ids of the instructions unique within the run.
+        tag: text that makes the ids of the instructions unique within the run.
         """
         collected = Collected()
         for signal in self.needs:
@@ -266,7 +267,8 @@ class Profiling:
     async def _take_or_explain(
         self, client: str, signal: str, answer: coordinator_pb2.Answer
     ) -> str:
-        """Keep the profile in an answer; why there is none to be kept, or nothing."""
+        """Store the profile in an answer; return the reason if there is none, else an empty
+        text."""
         if answer.WhichOneof("outcome") == "failure":
             return f"{answer.failure.message[:500]} ({answer.failure.reason[:80]})"
         try:
@@ -292,7 +294,9 @@ class Profiling:
 
     async def _take(self, client: str, signal: str, answer: coordinator_pb2.Answer) -> None:
         if answer.WhichOneof("outcome") != "profile":
-            raise ProtocolError(f"client '{client}' answered a request for {signal} otherwise")
+            raise ProtocolError(
+                f"client '{client}' answered a request for {signal} with something else"
+            )
         profile = Profile(
             client_id=client,
             data_epoch=answer.profile.data_epoch,
@@ -304,14 +308,14 @@ class Profiling:
         )
         if profile.signal != signal:
             raise ProtocolError(
-                f"client '{client}' was asked for {signal}, it sent {profile.signal[:40]!r}"
+                f"client '{client}' was asked for {signal}, but sent {profile.signal[:40]!r}"
             )
         session = self._attendance.session_of(client)
         epoch = profile.data_epoch if session is None else session.data_epoch
         if profile.data_epoch != epoch or epoch > LARGEST_EPOCH:
             raise ProtocolError(
-                f"client '{client}' sent a profile of data epoch {profile.data_epoch}, its host "
-                f"said hello with {epoch}"
+                f"client '{client}' sent a profile of data epoch {profile.data_epoch}, but its "
+                f"host connected with {epoch}"
             )
         numbers = self._read(profile)
         self._trust.verify(profile)
@@ -321,7 +325,8 @@ class Profiling:
     # Believing --------------------------------------------------------------------------------
 
     def _read(self, profile: Profile) -> Floats:
-        """The numbers of a profile. Raises ProtocolError unless it is what this run asks for."""
+        """Return the numbers of a profile. Raises ProtocolError unless it has this run's
+        parameters."""
         parameters = parse_parameters(profile.parameters_json)
         self._check_made_as_asked(profile, parameters)
         return read_payload(
@@ -340,15 +345,16 @@ class Profiling:
             and parameters.model == model
         ):
             raise ProtocolError(
-                f"client '{profile.client_id}' made its {profile.signal} otherwise than asked: "
+                f"client '{profile.client_id}' made its {profile.signal} with other parameters "
+                "than requested: "
                 f"{profile.parameters_json[:300]}"
             )
 
 
 def is_unable(answer: coordinator_pb2.Answer) -> bool:
-    """Return whether a client's host lacks what it takes to answer.
+    """Return True if a client's host lacks the means to answer.
 
-    A host that declines may still train.
+    A host that declines is not unable: it may still train.
     """
     reason = answer.failure.reason if answer.WhichOneof("outcome") == "failure" else ""
     return is_permanent(reason) and reason != DisclosureRefusedError.reason
@@ -361,7 +367,7 @@ async def stored_profiles(
     in_store: InStore,
     trust: Trust,
 ) -> Profiling:
-    """The disclosures of a run's clients so far, whether it is under way or not."""
+    """Return the current disclosures of a run's clients, for a run in any state."""
     roster = RunRoster(await in_store(lambda store: store.roster(run_id)))
     profiling = Profiling(run_id, plan, roster, attendance, in_store, trust)
     initial = (await in_store(lambda store: store.run(run_id))).initial_model_blake3

@@ -1,4 +1,4 @@
-"""The signatures that the coordinator asks for."""
+"""Verifies the signatures that the coordinator requires."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ class Trust:
 
     @property
     def members(self) -> Members | None:
-        """The members in force."""
+        """Return the members of the newest membership; None without a federation root."""
         return None if self.membership is None else self.membership.members
 
     def is_member(self, client: str) -> bool:
-        """True if a client has a record that is valid now; without a root all are welcome."""
+        """Return True if a client has a record that is valid now; without a root, for all
+        clients."""
         members = self.members
         if members is None:
             return True
@@ -42,11 +43,11 @@ class Trust:
         return True
 
     def listen(self, listener: MembersListener) -> Callable[[], None]:
-        """Have `listener` called with every newer membership; call the result to stop."""
+        """Register `listener` for every newer membership; call the result to unregister it."""
         return (lambda: None) if self.membership is None else self.membership.listen(listener)
 
     def verify(self, profile: Profile) -> None:
-        """Raises IdentityError unless a member signed this profile; without a root none need."""
+        """Raise IdentityError unless a member signed this profile; without a root, accept all."""
         if self.members is None:
             return
         signed = profile_statement(
@@ -63,7 +64,7 @@ class Trust:
 
 
 def load_trust(config: CoordinatorConfig) -> Trust:
-    """The members whose signatures count.
+    """Load the members whose signatures are accepted.
 
     Raises ConfigurationError, IdentityError, StorageError.
     """
@@ -72,7 +73,7 @@ def load_trust(config: CoordinatorConfig) -> Trust:
         return Trust(federation=federation)
     if config.federation_root is None or config.members is None:
         raise ConfigurationError(
-            "`federation_root` and `members` go together; set both, or neither where the "
+            "`federation_root` and `members` need each other; set both, or neither if the "
             "federation has no root"
         )
     membership = MembershipInForce(

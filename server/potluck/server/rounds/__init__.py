@@ -1,5 +1,5 @@
-"""One run as a pure state machine, and the plan it follows.
+"""A run's state machine, which is pure, and the plan of a run.
 
-Imports the seams and the store's records; no clock, network or disk. Events come in, actions come
-out: `potluck.server.runs` turns what happens into events and carries the actions out.
+Imports the extension points and the store's records; no clock, network or disk. Takes events,
+returns actions: `potluck.server.runs` creates the events and carries out the actions.
 """

@@ -1,4 +1,4 @@
-"""The attempts at a round: which of them count, and the pauses between them. No clock."""
+"""Counts the attempts at a round, and computes the pauses between them. No clock."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from potluck.server.rounds.waiting import attempt_pause
 
 
 class AttemptCount:
-    """The number of the attempt under way. spent: number of attempts made that don't count."""
+    """Counts the attempts at the current round. spent: number of attempts that don't count."""
 
     def __init__(self, most: int, number: int, spent: int) -> None:
         self.number = number
         self.spent = spent
         self._most = most
-        self._failures = 0  # in a row that came to nothing
-        self._excused: set[str] = set()  # clients whose being left out has cost an attempt
+        self._failures = 0  # consecutive failed attempts
+        self._excused: set[str] = set()  # clients whose exclusion ended an attempt
 
     def next_round(self) -> None:
         """Start the next round with its first attempt, after a commit."""
         self.number, self.spent, self._failures = 1, 0, 0
 
     def begin_anew(self) -> None:
-        """Start another attempt in place of the one under way, which does not count."""
+        """Replace the current attempt by another; the replaced one does not count."""
         self.number += 1
         self.spent += 1
 
     def pause(self) -> float:
-        """Seconds before another try, after one more that came to nothing."""
+        """Count a failed attempt; return the seconds to wait before the next one."""
         self._failures += 1
         return attempt_pause(self._failures)
 
@@ -42,5 +42,5 @@ class AttemptCount:
 
     @property
     def used_up(self) -> bool:
-        """True once the round has had as many attempts as the policy grants."""
+        """True once the round has had the maximum number of attempts."""
         return self.number - self.spent >= self._most

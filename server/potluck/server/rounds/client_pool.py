@@ -1,4 +1,4 @@
-"""The clients of a run, and whether they are enough for a round. No clock.
+"""Tracks a run's clients, and decides whether they suffice for a round. No clock.
 
 A selection waits for disconnected clients that may still come back, so that a host that restarts
 between two rounds does not change the cohort. Then it uses the connected clients. If these are too
@@ -20,13 +20,14 @@ from potluck.server.rounds.waiting import QuorumStatus, Waiting
 from potluck.server.store.records import MemberState
 
 REATTACH_SECONDS = 30.0
-"""The wait for the clients of a run after a restart, or after too few attended."""
+"""Maximum wait for a run's clients after a restart, or after too few were connected."""
 
 _LONG_AGO = -math.inf
 
 
 class ClientPool:
-    """The clients of one run, and when they are enough. under_way: a cohort was selected before."""
+    """The clients of one run, and whether they suffice. under_way: True if the run has selected a
+    cohort before."""
 
     def __init__(self, rules: RoundRules, roster: RunRoster, *, under_way: bool) -> None:
         self.rules = rules
@@ -37,21 +38,20 @@ class ClientPool:
         self.left_out = LeftOutClients()
         """Clients that can't take part."""
         self.still_training: frozenset[str] = frozenset()
-        """Clients that train for a closed round: selected again if the others are too few."""
+        """Clients that still train for a closed round; only selected if the others are too few."""
         self.spared: set[str] = set()
-        """Clients that failed an attempt at this round: selected again if the others are too
-        few."""
+        """Clients that failed an attempt at this round; only selected if the others are too few."""
         self.waiting: Waiting | None = None
-        """The lack that `ready` found."""
+        """The wait for more clients, as `ready` found it; None if there are enough."""
         self.wake: float | None = None
-        """The time to look again if nothing happens."""
+        """Time of the next check if nothing happens."""
         self.given_up = ""
-        """The reason why a run that never selected a cohort waits no longer."""
-        self._last = _LONG_AGO  # until when a run waits that never selected a cohort
-        self._returning_until = _LONG_AGO  # until when clients that are away hold a selection up
+        """Reason why a run that never selected a cohort has stopped waiting; empty before."""
+        self._last = _LONG_AGO  # end of the wait of a run that never selected a cohort
+        self._returning_until = _LONG_AGO  # for disconnected clients
         self._pause = _LONG_AGO
-        self._refused: set[str] = set()  # came too late
-        self._short = False  # too few attended when it was last looked
+        self._refused: set[str] = set()  # joined too late
+        self._short = False  # too few were connected at the last check
 
     def start(self, now: float) -> None:
         """Start the run, or resume it after a restart; give its earlier clients time to
@@ -69,15 +69,15 @@ class ClientPool:
         self._returning_until = max(self._returning_until, now + 2 * self.rules.grace_seconds)
 
     def _expect_everybody(self, now: float) -> None:
-        """Wait for all clients of the roster: hosts that lost their connections together return
-        singly."""
+        """Wait for all clients of the roster: after a common failure, hosts reconnect one by
+        one."""
         if self.roster:
             self._returning_until = now + max(REATTACH_SECONDS, self.rules.grace_seconds)
             self.presence.expect(self.roster, self._returning_until)
 
     def away(self) -> list[str]:
-        """Return the disconnected clients of the roster, in its order, with their host if hosts
-        count."""
+        """Return disconnected clients in roster order, with their host if the run needs several
+        hosts."""
         away = [client for client in self.roster if not self.presence.attends(client)]
         if not self.rules.hosts:
             return away
@@ -86,13 +86,13 @@ class ClientPool:
     def away_hosts(self) -> list[str]:
         """Return the disconnected hosts of clients that may be selected, sorted.
 
-        A client without a known host stands for its host.
+        If a client's host is unknown, the client's id is used.
         """
         away = [c for c in self.selectable(self.roster) if not self.presence.attends(c)]
         return sorted({self.presence.host_of(client) or client for client in away})
 
     def present(self, now: float) -> tuple[str, ...]:
-        """Return selectable clients that are connected or may still come back, in roster order."""
+        """Return selectable clients that are connected or may still reconnect, in roster order."""
         return tuple(
             client for client in self.selectable(self.roster) if self.is_present(client, now)
         )
@@ -102,8 +102,8 @@ class ClientPool:
         return self.presence.attends(client) or now < self.presence.back_by(client)
 
     def admit_late(self, clients: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The clients that join a run whose roster stands, and those that come too late for it,
-        each once. Sorted."""
+        """Return the clients that join a run with a fixed roster, and those that are too late;
+        sorted."""
         known = self._refused | self.left_out.troubles.keys()
         new = tuple(sorted(c for c in clients if c not in self.roster and c not in known))
         if not self.roster:
@@ -117,10 +117,9 @@ class ClientPool:
     # Whether a round can begin -----------------------------------------------------------------
 
     def first_roster(self, now: float) -> tuple[str, ...]:
-        """Return all connected clients, once they are as many as the run waits for; empty
-        before."""
+        """Return all connected clients once they are enough to start the run; empty before."""
         attending = self.presence.attending
-        if not self.rules.expected_clients:  # else those that can't take part count too
+        if not self.rules.expected_clients:  # else excluded clients count too
             attending = attending - self.left_out.troubles.keys()
         wanted = self.rules.expected_clients or self.rules.clients_per_round
         quorum = self._quorum(attending, wanted)
@@ -130,7 +129,7 @@ class ClientPool:
         return ()
 
     def ready(self, now: float) -> tuple[str, ...]:
-        """Clients to select among, in roster order; none while the run waits."""
+        """Return the clients to select among, in roster order; none while the run waits."""
         self.waiting = self.wake = None
         self.given_up = self.left_out.why_too_few(self.roster.ids, self.rules.needed)
         if self.given_up:
@@ -164,8 +163,7 @@ class ClientPool:
         return self._quorum(clients, needed).suffices
 
     def lost_its_hosts(self, cohort: RoundCohort) -> bool:
-        """Return True if a cohort was large enough, and is too small without its disconnected
-        members."""
+        """Return True if only its disconnected members make the cohort too small."""
         there = [
             client
             for client, member in cohort.members.items()
@@ -207,7 +205,7 @@ class ClientPool:
     # Waiting ----------------------------------------------------------------------------------
 
     def _wait_for_more(self, quorum: QuorumStatus, now: float) -> None:
-        """Wait for more clients; a run that never selected a cohort gives up in the end."""
+        """Wait for more clients; a run that never selected a cohort gives up after a time."""
         if self.is_overdue(now):
             attended = f"attended after {self.rules.start_timeout_seconds:g} s"
             self.given_up = (

@@ -1,4 +1,4 @@
-"""The members of an attempt at a round: who is waited for, how each one's part ended. No clock."""
+"""The members of an attempt at a round, and the state of each member. No clock."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from potluck.server.store.records import MemberState
 
 @dataclass(kw_only=True)
 class Member:
-    """A client of the cohort. seconds: what its training took on a virtual clock."""
+    """A client of the cohort. seconds: duration of its training on a virtual clock."""
 
     state: MemberState = MemberState.SELECTED
     trouble: str = ""
@@ -22,7 +22,7 @@ class Member:
 
 
 class CohortOutcome(Enum):
-    """The state of an attempt: it is open, has enough updates, or can't get them any more."""
+    """State of an attempt: open, with enough updates, or unable to get enough."""
 
     OPEN = auto()
     ENOUGH = auto()
@@ -41,18 +41,18 @@ class RoundCohort:
         left_out: LeftOutClients,
     ) -> None:
         self.members = dict(members)
-        """In the order chosen."""
+        """Members by client, in the order chosen."""
         self._rules = rules
         self._round = round_number
         self._attempt = attempt
         self._left_out = left_out
         self._notices = TroubleNotices()
         self.offered: set[str] = set()
-        """Members that keep their update until it is asked for."""
+        """Members that keep their update until the coordinator requests it."""
         self.undecided = rules.offers
         """True until the selector has decided which updates are wanted."""
         self.deciding = False
-        """True while it is being asked."""
+        """True while the selector decides."""
 
     def __bool__(self) -> bool:
         return bool(self.members)
@@ -64,11 +64,11 @@ class RoundCohort:
 
     @property
     def pending(self) -> list[str]:
-        """Members still waited for, in the order chosen."""
+        """Members that the round still waits for, in the order chosen."""
         return [client for client in self.members if self.waits_for(client)]
 
     def waits_for(self, client: str) -> bool:
-        """Return whether a client is a member that is waited for."""
+        """Return True if a client is a member and the round still waits for it."""
         member = self.members.get(client)
         return member is not None and member.state is MemberState.SELECTED
 
@@ -81,8 +81,7 @@ class RoundCohort:
     def wanted(self) -> int:
         """The number of updates that the round waits for.
 
-        It waits for `count` of them at most, unless the selector chose more clients than it was
-        asked for.
+        This is at most `count`, unless the selector chose more clients than requested.
         """
         rules, chosen = self._rules, len(self.members)
         spared = sum(member.state is MemberState.SPARED for member in self.members.values())
@@ -95,7 +94,7 @@ class RoundCohort:
         return self._rules.policy.needed(self.wanted)
 
     def outcome(self) -> CohortOutcome:
-        """The state of the attempt. On a virtual clock all members are waited for."""
+        """The state of the attempt. On a virtual clock, the attempt waits for all members."""
         answered, pending = len(self.answered), len(self.pending)
         if self.undecided and answered + pending >= self.needed:
             return CohortOutcome.OPEN
@@ -127,7 +126,8 @@ class RoundCohort:
         return actions
 
     def drop_late(self) -> list[Action]:
-        """Drop those past the simulated deadline, and the slowest beyond those wanted."""
+        """Drop updates past the simulated deadline, then the slowest if there are more than
+        wanted."""
         if not self._rules.simulated:
             return []
         actions: list[Action] = []
@@ -143,7 +143,7 @@ class RoundCohort:
         return actions
 
     def spare(self, clients: Sequence[str]) -> list[Action]:
-        """The round has enough updates without these."""
+        """Continue without these members, since the round has enough updates."""
         why = "the round had enough updates without it"
         awaited = {client for client in clients if self._may_come_late(client)}
         return self.spare_upload([(client, why) for client in clients], awaited)
@@ -151,9 +151,10 @@ class RoundCohort:
     def spare_upload(
         self, spared: Sequence[tuple[str, str]], awaited: Collection[str] = ()
     ) -> list[Action]:
-        """Continue without the updates of these clients, which need not upload.
+        """Continue without the updates of these clients, which skip their upload.
 
-        spared: each client, with the reason. awaited: those that may join a later round.
+        spared: each client, with the reason. awaited: the clients whose update may join a later
+        round.
         """
         actions: list[Action] = []
         for client, why in spared:
@@ -167,8 +168,8 @@ class RoundCohort:
 
     @property
     def missed(self) -> list[str]:
-        """Members without which the round is over, and that may still train for a later one, in the
-        order chosen."""
+        """Members that the round no longer waits for, and that may join a later round, in the order
+        chosen."""
         if not self._rules.policy.late_updates.rounds:
             return []
         states = (MemberState.LATE, MemberState.SPARED)
@@ -181,12 +182,12 @@ class RoundCohort:
     # What is said at the end ------------------------------------------------------------------
 
     def rest(self) -> list[Action]:
-        """Messages about members whose part is over, as far as they are still to be published."""
+        """Return the unpublished messages about members that have finished or failed."""
         return [
             PublishNotice(f"round {self._round}: {text}", warning=True)
             for text in self._notices.rest()
         ]
 
     def troubles(self) -> list[str]:
-        """Every trouble once, with how many have it."""
+        """Each distinct trouble once, with the number of clients that have it."""
         return self._notices.summary()

@@ -1,4 +1,4 @@
-"""Checks before a run starts that its parts are compatible. A refusal names the two and the reason.
+"""Checks before a run starts that its parts are compatible. Errors name both parts and the reason.
 
 A selector, a strategy's server step and an objective don't depend on one another, so any of them
 work together. The exceptions are the few pairs below, and the settings of clients that a strategy
@@ -25,21 +25,21 @@ from potluck.server.strategy import Strategy
 def check_composition(
     run_file: RunFile, strategy: Strategy, training: LocalTraining, *, source: str
 ) -> Sequence[str]:
-    """Return remarks on combinations that work differently than expected, a sentence each.
+    """Return remarks on combinations with unexpected effects, one sentence each.
 
-    Raises ConfigurationError if two parts are not compatible, PluginError if one is missing.
+    Raises ConfigurationError if two parts are not compatible, PluginError if one is not installed.
     """
     correction = strategy.correction
     if strategy.one_way and strategy.auxiliary:
         raise PluginError(
             f"{source}: strategy {run_file.strategy.name} has both auxiliaries, which have all "
-            "tensors of the model, and tensors that go one way; give it one of the two",
+            "tensors of the model, and one_way tensors; give it only one of the two",
             strategy=run_file.strategy.name,
         )
     if training.kept_epochs and not _keeps(run_file):
         raise ConfigurationError(
-            f"{source}: training.kept_epochs is {training.kept_epochs}, and clients keep nothing; "
-            "name what they keep as `keep` of [model], or leave it out",
+            f"{source}: training.kept_epochs is {training.kept_epochs}, and clients keep no "
+            "tensors; name these as `keep` of [model], or remove the setting",
             kept_epochs=training.kept_epochs,
         )
     if correction is not None:
@@ -60,8 +60,8 @@ def _check_plain(run_file: RunFile, *, source: str) -> None:
     for table in run_file.objective:
         if table.name != "cross-entropy":
             raise ConfigurationError(
-                f"{source}: strategy {run_file.strategy.name} and objective {table.name} don't go "
-                f"together: {run_file.strategy.name} descends on a loss of its own; remove "
+                f"{source}: strategy {run_file.strategy.name} and objective {table.name} are not "
+                f"compatible: {run_file.strategy.name} has a loss of its own; remove "
                 "[objective]",
                 strategy=run_file.strategy.name,
                 objective=table.name,
@@ -88,7 +88,7 @@ def check_private_training(training: LocalTraining, task: Task, *, source: str) 
 
 
 def _leaks(run_file: RunFile) -> Sequence[str]:
-    """List what the run's disclosure settings reveal, if that is more than they suggest."""
+    """Return remarks on disclosure settings that reveal more than their names suggest."""
     masks = (f"secure_aggregation: {CLAIM}",) if run_file.secure_aggregation else ()
     if run_file.profiles.disclosure != UNSAFE_STEPWISE:
         return masks
@@ -100,7 +100,7 @@ def _keeps(run_file: RunFile) -> bool:
 
 
 def _on_keeping(run_file: RunFile) -> Sequence[str]:
-    """Return a remark that clients measure the model, if they keep some of its tensors."""
+    """Return a remark that clients evaluate the model, if they keep some of its tensors."""
     if not run_file.evaluation.every or not _keeps(run_file):
         return ()
     text = "clients measure the model, with what they keep; the coordinator's data are not used"
@@ -108,23 +108,23 @@ def _on_keeping(run_file: RunFile) -> Sequence[str]:
 
 
 def by_protocol(selector: Selector, run_file: RunFile, *, source: str) -> Selector:
-    """Return the selector that does the same from sums and questions.
+    """Return the selector that makes the same choice from secure sums and questions.
 
     Raises ConfigurationError if there is none, or if its first sum is over too few clients.
     """
     found = selector.by_protocol()
     if found is None:
         raise ConfigurationError(
-            f"{source}: selector {run_file.selector.name} has no procedure of sums and questions "
-            f'at every step, which profiles.disclosure = "{UNSAFE_STEPWISE}" asks for; choose '
-            "dc-real or dc-balanced, or another disclosure",
+            f"{source}: selector {run_file.selector.name} has no step-by-step procedure, which "
+            f'profiles.disclosure = "{UNSAFE_STEPWISE}" needs; choose dc-real or dc-balanced, or '
+            "another disclosure",
             selector=run_file.selector.name,
         )
     if run_file.selector_limits.at_most_per:
         raise ConfigurationError(
             f"{source}: selector_limits.at_most_per does not work with profiles.disclosure = "
             f'"{UNSAFE_STEPWISE}": a cohort beyond the limit is chosen again, and its sums can\'t '
-            "be asked for again; choose another disclosure, or remove the limit"
+            "be computed twice; choose another disclosure, or remove the limit"
         )
     first = run_file.clients_per_round - found.added
     least = run_file.profiles.sum_hosts
@@ -142,13 +142,13 @@ def by_protocol(selector: Selector, run_file: RunFile, *, source: str) -> Select
 def check_objective(table: PluginTable, *, source: str) -> None:
     """Raise ConfigurationError if the objective is unknown or refuses its options.
 
-    Hosts create it. The coordinator only tries to, if the client's software is installed too.
+    Hosts create the objective. The coordinator checks it only if the client software is installed.
     """
     check_installed(plugins.OBJECTIVES, table.name)
     try:
         plugins.check(plugins.OBJECTIVES, table.name, table.options)
     except ConfigurationError as error:
-        if not isinstance(error.__cause__, ImportError):  # hosts have it, this machine need not
+        if not isinstance(error.__cause__, ImportError):  # only hosts need it
             raise type(error)(f"{source}: {error.message}", **error.metadata) from None
 
 

@@ -1,7 +1,7 @@
-"""The events that the state machine takes, and the actions that it answers with.
+"""Events that the state machine handles, and actions that it returns.
 
-`machine.py` turns one into the other; `runs/round_loop.py` brings the events and
-carries the actions out.
+`machine.py` maps events to actions; `runs/round_loop.py` supplies the events and carries out the
+actions.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from enum import StrEnum
 from potluck.server.store.records import MemberState
 
 STOPPED_BY_OPERATOR = "stopped by an operator"
-"""The reason of a run that was stopped."""
+"""Reason of a run that an operator stopped."""
 
 # Events ---------------------------------------------------------------------------------------
 
@@ -40,15 +40,14 @@ class Left:
 
 @dataclass(frozen=True)
 class Excluded:
-    """From the next selection on, these clients and no others may not be selected."""
+    """From the next selection on, exactly these clients must not be selected."""
 
     clients: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class StillTraining:
-    """From the next selection on, these clients and no others are at work on an update for a round
-    that is closed."""
+    """Exactly these clients still train for a closed round, from the next selection on."""
 
     clients: tuple[str, ...]
 
@@ -69,7 +68,7 @@ class Readmitted:
 
 @dataclass(frozen=True)
 class Selected:
-    """The selector has chosen, and the cohort is stored."""
+    """The selector has chosen a cohort, and the cohort is stored."""
 
     cohort: tuple[str, ...]
 
@@ -98,9 +97,9 @@ class UpdateArrived:
 
 @dataclass(frozen=True)
 class SumArrived:
-    """A sum of some clients' updates is verified and spooled; they are in it together.
+    """A sum of some clients' updates is verified and spooled.
 
-    updates: each client, and what its training took on a virtual clock.
+    updates: each client, with the duration of its training on a virtual clock.
     """
 
     updates: tuple[tuple[str, float], ...]
@@ -108,14 +107,14 @@ class SumArrived:
 
 @dataclass(frozen=True)
 class UpdateReady:
-    """A client has trained, and keeps its update until it is asked for."""
+    """A client has trained, and keeps its update until the coordinator requests it."""
 
     client: str
 
 
 @dataclass(frozen=True)
 class UploadsDecided:
-    """The selector has decided which clients need not upload. spared: each, with the reason."""
+    """The selector has decided which clients skip their upload. spared: each, with the reason."""
 
     round: int
     attempt: int
@@ -132,9 +131,9 @@ class ClientFailed:
 
 @dataclass(frozen=True)
 class SumFailed:
-    """The attempt has no secure sum, so its masked updates are of no use.
+    """The attempt's secure sum has failed, so its masked updates can't be used.
 
-    troubles: of the clients that prevented it.
+    troubles: the clients that prevented the sum, with the reasons.
     """
 
     round: int
@@ -155,8 +154,8 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class Committed:
-    """The round is committed. why_over: the reason why it is the last one, though more were to
-    come; empty otherwise."""
+    """The round is committed. why_over: reason why the run ends early with this round; empty if it
+    does not."""
 
     why_over: str = ""
 
@@ -175,7 +174,7 @@ class StopRequested:
 
 @dataclass(frozen=True)
 class TimerFired:
-    """Time has passed; see `next_wakeup`."""
+    """The time of `next_wakeup` has come."""
 
 
 Event = (
@@ -222,7 +221,7 @@ class LeaveOut:
 
 @dataclass(frozen=True)
 class Readmit:
-    """Record that they can again."""
+    """Record that clients can take part in this run again."""
 
     clients: tuple[str, ...]
 
@@ -246,8 +245,7 @@ class Train:
 
 @dataclass(frozen=True)
 class DecideUploads:
-    """Have the selector decide which of these clients need not upload; answer with
-    UploadsDecided."""
+    """Have the selector decide which clients skip their upload; answer with UploadsDecided."""
 
     round: int
     attempt: int
@@ -276,7 +274,7 @@ class MarkMember:
 
 @dataclass(frozen=True)
 class GiveUpAttempt:
-    """The attempt can't reach its quorum: drop what it spooled."""
+    """Delete the spooled updates of an attempt that can't reach its quorum."""
 
     round: int
     attempt: int
@@ -306,14 +304,14 @@ class Commit:
 
 @dataclass(frozen=True)
 class PublishNotice:
-    """Something a person should know."""
+    """Publish a notice for operators."""
 
     text: str
     warning: bool = False
 
 
 class RunEnding(StrEnum):
-    """How a run ends."""
+    """Outcome of a run."""
 
     FINISHED = "finished"
     STOPPED = "stopped"
@@ -322,7 +320,7 @@ class RunEnding(StrEnum):
 
 @dataclass(frozen=True)
 class End:
-    """The run is over."""
+    """End the run."""
 
     ending: RunEnding
     reason: str = ""

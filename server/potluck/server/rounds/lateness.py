@@ -1,8 +1,8 @@
-"""Updates that missed their round and may join a later one, and how long they are awaited. Pure.
+"""Tracks updates that missed their round and may join a later one. Pure.
 
-A client has at most one such training. It is awaited from its round's commit on, for as many more
-rounds as the run allows. On a real clock, an update joins the round under way when it comes. On a
-virtual clock, it joins the round within whose simulated seconds it would have come.
+A client has at most one such training. From its round's commit on, the run waits for it, for the
+number of rounds that the run file allows. On a real clock, an update joins the round under way when
+it comes. On a virtual clock, it joins the round in whose simulated time it would have arrived.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ SELECTED_ANEW = "it was selected anew"
 
 @dataclass(kw_only=True)
 class LateRegister:
-    """The trainings of one run that may still join.
+    """The late trainings of one run that may still join a round.
 
-    simulated: True on a virtual clock. most_rounds: maximum number of rounds that one may be late.
+    simulated: True on a virtual clock. most_rounds: maximum number of rounds by which an update may
+    be late.
     """
 
     simulated: bool
@@ -36,21 +37,21 @@ class LateRegister:
 
     @classmethod
     def of(cls, rows: Iterable[LateRow], *, simulated: bool, most_rounds: int) -> LateRegister:
-        """With those that a run awaited before a restart."""
+        """Return a register with the trainings that a run awaited before a restart."""
         awaited = {row.client_id: row for row in rows if row.state is LateState.AWAITED}
         return cls(simulated=simulated, most_rounds=most_rounds, _awaited=awaited)
 
     @property
     def awaited(self) -> Sequence[LateRow]:
-        """Those awaited, by client."""
+        """Awaited trainings, by client."""
         return [self._awaited[client] for client in sorted(self._awaited)]
 
     def find(self, client: str) -> LateRow | None:
-        """A client's training that is awaited."""
+        """Return the awaited training of a client; None if there is none."""
         return self._awaited.get(client)
 
     def receive(self, client: str, update: UpdateRow) -> None:
-        """An update has come; it may be known already."""
+        """Record that an update has arrived; it may be known already."""
         row = self._awaited.get(client)
         if row is not None:
             self._awaited[client] = replace(row, update=update)
@@ -67,13 +68,14 @@ class LateRegister:
         return None if row is None else replace(row, state=LateState.DROPPED, trouble=trouble)
 
     def fail(self, client: str, trouble: str) -> LateRow | None:
-        """As `drop`, but stored with the next round: after a kill the training fails again."""
+        """As `drop`, but the result is stored with the next round; after a kill the training fails
+        again."""
         row = self.drop(client, trouble)
         self._failed += [] if row is None else [row]
         return row
 
     def joining(self, round_seconds: float) -> Sequence[LateRow]:
-        """Return the late trainings whose update is part of the round under way, by client.
+        """Return the late trainings whose update joins the current round, by client.
 
         round_seconds: simulated seconds from its start to its end.
         """
@@ -97,8 +99,8 @@ class LateRegister:
 
         joined: by client, the weights of late updates in its model. missed: its own clients whose
         update may still join a later round, each with the update if it has arrived. model_blake3:
-        of the model that they started from. round_seconds: as for `joining`. work: the work that
-        the selector set for each client.
+        digest of the model that the round's clients started from. round_seconds: as for `joining`.
+        work: the work that the selector set for each client.
         """
         changed, self._failed = self._failed, []
         for row in self.awaited:
@@ -129,7 +131,7 @@ class LateRegister:
         return max(0.0, seconds - passed) if self.simulated else 0.0
 
     def _aged(self, row: LateRow, committed: int) -> LateRow:
-        """Return the training as dropped, if it would be too late for the next round."""
+        """Return the training, marked as dropped if it would be too late for the next round."""
         if row.state is LateState.AWAITED and committed + 1 - row.round > self.most_rounds:
             trouble = f"not within {self.most_rounds} more rounds"
             return replace(row, state=LateState.DROPPED, trouble=trouble)

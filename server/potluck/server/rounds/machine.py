@@ -1,12 +1,12 @@
 """The round engine's state machine: `handle(event, now) -> actions`.
 
-No asyncio, no grpc, no clock, no disk: `now` is any monotonic number of seconds, passed in. The
-shell (`runs/round_loop.py`) turns what happens into events and carries the actions out. One machine
-is one run; a round passes through
+No asyncio, no grpc, no clock, no disk: `now` is any monotonic number of seconds, passed in.
+`runs/round_loop.py` creates the events and carries out the actions. One machine drives one run; a
+round passes through
 
     waiting → selecting → training → reducing → evaluating → committing
 
-and, when a quorum is missed, back to selecting with the next attempt.
+and, if the quorum is not reached, back to selecting with the next attempt.
 """
 
 from __future__ import annotations
@@ -81,12 +81,12 @@ class Phase(StrEnum):
 class Resumption:
     """The state of a run when its coordinator ended.
 
-    available and cohort are those of the attempt that was under way. cohort maps clients, in the
-    order chosen, to the state of their part. Both are empty if no attempt was under way. spent:
-    attempts at this round that don't count; the attempts of a run that has failed don't. seconds:
-    durations of the trainings whose updates have arrived. left_out: clients that can't take part,
-    and why. uploads_decided: True if clients had offered their updates, and the selector had their
-    answers. why_over: as in `Committed`, of the last committed round.
+    available and cohort are those of the interrupted attempt; both are empty if there was none.
+    cohort maps clients, in the order chosen, to their state. spent: number of attempts at this
+    round that don't count, such as those before the run failed. seconds: durations of the trainings
+    whose updates have arrived. left_out: clients that can't take part, with the reasons.
+    uploads_decided: True if clients had offered their updates, and the selector had their answers.
+    why_over: as in `Committed`, of the last committed round.
     """
 
     roster: RunRoster = field(default_factory=RunRoster)
@@ -102,7 +102,8 @@ class Resumption:
 
 
 class RoundMachine:
-    """One run. Feed it events; carry out, in order, the actions it answers with."""
+    """State machine of one run. Call `handle` with each event; carry out the returned actions in
+    order."""
 
     def __init__(self, rules: RoundRules, resumption: Resumption | None = None) -> None:
         was = resumption or Resumption()
@@ -120,7 +121,7 @@ class RoundMachine:
             }
         )
         self._started = False
-        self._stored_available = () if was.cohort else was.available  # of no round but this
+        self._stored_available = () if was.cohort else was.available  # only of this round
         self._said_waiting = False
         self._round_deadline = 0.0
         self._decided = was.uploads_decided
@@ -133,11 +134,11 @@ class RoundMachine:
 
     @property
     def waiting(self) -> Waiting | None:
-        """Reason why the run waits; None while a round is under way."""
+        """The wait of the run; None while a round is under way."""
         return self.pool.waiting if self.phase is Phase.WAITING else None
 
     def next_wakeup(self) -> float | None:
-        """The time at which the machine wants a TimerFired if nothing else happens; None: never."""
+        """Time at which the machine needs a TimerFired event; None if it needs none."""
         if self.phase is Phase.WAITING and self._started:
             return self.pool.wake
         if self.phase is not Phase.TRAINING:
@@ -218,7 +219,7 @@ class RoundMachine:
     def _start(self, now: float) -> list[Action]:
         self._started = True
         if self._why_over or self.round > self.rules.rounds:
-            # killed between its last commit and its end
+            # the coordinator was killed between the last commit and the run's end
             return self._end(RunEnding.FINISHED, self._why_over)
         self.pool.start(now)
         return self._train(now) if self.cohort else self._select_if_ready(now)
@@ -274,7 +275,7 @@ class RoundMachine:
         return [PublishNotice(f"round {self.round}: {waiting.what}{whom}", warning=True)]
 
     def _select_later(self, reason: str, now: float) -> list[Action]:
-        """Wait for a while, as for those that are away."""
+        """Pause before the next selection, as for disconnected clients."""
         self.phase = Phase.WAITING
         if self.pool.is_overdue(now):
             return self._end(RunEnding.FAILED, reason)
@@ -285,7 +286,7 @@ class RoundMachine:
         ]
 
     def _begin_anew(self, reason: str, now: float) -> list[Action]:
-        """The next attempt, without counting this one against the policy."""
+        """Start another attempt; the current one does not count."""
         actions: list[Action] = [
             GiveUpAttempt(self.round, self.attempt, reason),
             PublishNotice(reason),
@@ -303,7 +304,7 @@ class RoundMachine:
             return []
         actions: list[Action] = [LeaveOut(tuple(new))]
         now_said = {c: why for c, why in new.items() if not self.cohort.waits_for(c)}
-        if now_said:  # of the others it is said when the attempt is over
+        if now_said:  # others are reported at the attempt's end
             actions.append(PublishNotice(each_once(now_said, "left out"), warning=True))
         return actions + self._select_if_ready(now)
 
@@ -318,24 +319,24 @@ class RoundMachine:
     # Training ---------------------------------------------------------------------------------
 
     def _cohort(self, members: Mapping[str, Member]) -> RoundCohort:
-        """The cohort of the attempt under way."""
+        """Return the cohort of the current attempt."""
         return RoundCohort(self.rules, self.round, self.attempt, members, self.pool.left_out)
 
     def _train(self, now: float) -> list[Action]:
         self.phase = Phase.TRAINING
         self.pool.under_way = True
         self._round_deadline = now + self.rules.policy.deadline_seconds
-        if self._decided:  # before a restart; whom it spared follows from what is stored
+        if self._decided:  # before a restart; stored states tell which clients skip
             self._decided, self.cohort.deciding = False, True
             return [DecideUploads(self.round, self.attempt, ())]
         trains: list[Action] = [Train(client) for client in self.cohort.pending]
         return trains + self._go_on(now)
 
     def _ask_for_uploads(self, spared: Sequence[tuple[str, str]], now: float) -> list[Action]:
-        """Ask the members that were not spared to upload.
+        """Request the updates of the members that must upload.
 
-        They have as much time as for training. A member that is disconnected, or has lost its
-        update, may train again.
+        They have as much time as for training, because a member that has lost its update trains
+        again.
         """
         cohort = self.cohort
         cohort.undecided = cohort.deciding = False
@@ -360,7 +361,7 @@ class RoundMachine:
         return actions + self._go_on(now)
 
     def _go_on(self, now: float) -> list[Action]:
-        """Reduce or try again, as soon as it is clear which."""
+        """Reduce the updates or start another attempt, if the outcome is known."""
         if self.phase is not Phase.TRAINING:
             return []
         cohort = self.cohort
@@ -381,7 +382,7 @@ class RoundMachine:
         return actions
 
     def _without_sum(self, event: SumFailed, now: float) -> list[Action]:
-        """Give up the attempt. The next one avoids the clients that prevented the sum, if others
+        """Give up the attempt; the next one avoids clients that prevented the sum, if others
         suffice."""
         if self.phase not in (Phase.TRAINING, Phase.REDUCING):
             return []
@@ -406,7 +407,7 @@ class RoundMachine:
         elif pool.lost_its_hosts(cohort):
             again = "trying again; hosts went away, so the attempt does not count"
             self.attempts.spent += 1
-            to_spare.remove(MemberState.LOST)  # once they are back they are as good as others
+            to_spare.remove(MemberState.LOST)  # selectable once reconnected
         pool.spared |= {
             client for client, member in cohort.members.items() if member.state in to_spare
         }
@@ -448,6 +449,7 @@ class RoundMachine:
 
     def _end(self, ending: RunEnding, reason: str) -> list[Action]:
         self.phase = Phase.ENDED
-        # They are told to stop only now: a run whose end is not stored goes on with them.
+        # Clients are instructed to stop only now: a run whose end is not stored continues with
+        # them.
         still_at_work = [*self.cohort.pending, *self.cohort.missed]
         return [End(ending, reason), *self.cohort.abandon(still_at_work)]

@@ -1,8 +1,8 @@
-"""Table of what each part of a run needs, and what hides it; checked before a run starts.
+"""Table of what each part of a run needs, and which parts hide it; checked before a run starts.
 
 A part of a run (selector, strategy, trainer, a table of the run file) has `Trait`s: for example, it
-needs single updates, or masks them. `HIDES` lists for each trait the others that it hides, each
-with the error message. The first pair in its order that a run has is the one it is refused for.
+needs single updates, or masks them. `HIDES` lists, for each trait, the traits that it hides, each
+with the error message. A run is refused with the message of its first such pair.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ class Trait(Enum):
     SINGLE_UPDATES = auto()
     """Needs each update by itself, not their mean."""
     OWN_TENSORS = auto()
-    """Moves some tensors of the model on the coordinator alone."""
+    """Changes some tensors of the model only on the coordinator."""
     AUXILIARIES = auto()
-    """Sends tensors beside the weights."""
+    """Sends tensors in addition to the weights."""
     CORRECTION = auto()
     """Has hosts correct what clients send, or how they train."""
     KEPT_CORRECTION = auto()
-    """Has clients keep something of one training for the next."""
+    """Has clients keep a state from one training for the next."""
     SINGLE_STEPS = auto()
     """Corrects or counts the single steps of a training."""
     OTHER_WEIGHTS = auto()
-    """Does not weigh updates by samples."""
+    """Does not weight updates by samples."""
     SERVER_TRAINING = auto()
     """Trains on the coordinator, with single updates."""
     GROUPS = auto()
-    """Has clients train different parts of the model, or looks at their profiles."""
+    """Has clients train different parts of the model, or uses their profiles."""
     # of selectors
     REPORTS = auto()
     """Needs numbers that clients report with their updates."""
     FACTS = auto()
-    """Needs facts that the coordinator reads off single updates."""
+    """Needs facts that the coordinator computes from single updates."""
     OUTPUT_MOVES = auto()
-    """Needs to know how each update moves the output layer."""
+    """Needs each update's change of the output layer."""
     MEANS = auto()
-    """Has means of some updates measured."""
+    """Requests the loss of means of some updates."""
     WEIGHTS = auto()
     """Chooses the weights of updates."""
     QUOTAS = auto()
@@ -64,7 +64,7 @@ class Trait(Enum):
     PASSES = auto()
     """Chooses each client's number of passes."""
     PARTIAL_UPDATES = auto()
-    """Has clients leave tensors out of their updates."""
+    """Has clients omit tensors from their updates."""
     OFFERS = auto()
     """Asks clients after their training, before the upload."""
     EVERYBODY = auto()
@@ -72,16 +72,16 @@ class Trait(Enum):
     ESTIMATES = auto()
     """Needs signals that clients estimate by training the whole model."""
     NOT_GIVEN = auto()
-    """Asks for something that the task's trainer does not give."""
+    """Asks for something that the task's trainer does not provide."""
     # of the run file and the task
     OWN_TRAINER = auto()
-    """The task trains by itself."""
+    """The task has its own trainer."""
     DIVIDED_MODEL = auto()
-    """Only part of the model travels."""
+    """Clients receive only a part of the model."""
     KEPT_TENSORS = auto()
     """Clients keep tensors of the model."""
     OWN_MODELS = auto()
-    """Each client trains a model of its own, near the run's."""
+    """Each client also trains its own model, close to the run's."""
     OBJECTIVE = auto()
     """Names a loss for the built-in loop."""
     COUNTED_STEPS = auto()
@@ -97,7 +97,7 @@ class Trait(Enum):
     SIMULATED_TIME = auto()
     """Clients report simulated seconds."""
     SIMULATED_LOSSES = auto()
-    """Leaves updates out for their simulated seconds."""
+    """Excludes updates because of their simulated seconds."""
     PRIVATE_RECORDS = auto()
     """Trainings have noise that hides single records."""
     QUESTIONS = auto()
@@ -105,12 +105,12 @@ class Trait(Enum):
     TUNED_MODELS = auto()
     """Clients train a model further before they measure it."""
     LARGE_COHORT = auto()
-    """Has cohorts of more clients than fit in a sum of a host."""
+    """Has cohorts larger than the maximum of a host's sum."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunParts:
-    """The parts of a run. trainer: the task's own; None for the built-in loop."""
+    """The parts of a run. trainer: the task's own trainer; None for the built-in loop."""
 
     run_file: RunFile
     selector: Selector
@@ -194,7 +194,7 @@ class RunParts:
 AVAILABILITY: Final = "availability"
 """Question that is about the owner's plan, not about data."""
 OF_MODELS: Final = (Trait.DIVIDED_MODEL, Trait.KEPT_TENSORS)
-"""Traits of a run's model, of which only part travels."""
+"""Traits of a run whose clients receive or send only a part of the model."""
 OF_STRATEGIES: Final = (
     Trait.OTHER_WEIGHTS,
     Trait.OWN_TENSORS,
@@ -226,40 +226,40 @@ def check_hidden(parts: RunParts, *hiders: Trait, source: str) -> None:
 
 # The refusals, in parts ---------------------------------------------------------------------------
 
-_MASKED_STRATEGY = "strategy {strategy} and secure aggregation don't go together: "
-_MASKED_SELECTOR = "selector {selector} and secure aggregation don't go together: {selector} "
+_MASKED_STRATEGY = "strategy {strategy} and secure aggregation are not compatible: "
+_MASKED_SELECTOR = "selector {selector} and secure aggregation are not compatible: {selector} "
 _OF_SUMS = (
-    ", and of masked updates the coordinator learns only sums; choose another selector, or "
+    ", and the coordinator learns only sums of masked updates; choose another selector, or "
     "unmasked updates"
 )
-_ALIKE = f", where all clients of a masked round train alike{_OF_SUMS}"
+_ALIKE = f", but all clients of a masked round must train alike{_OF_SUMS}"
 _KEPT_FOR_MASKS = (
     " is not compatible with secure aggregation: clients begin from states of earlier trainings, "
     "and a coordinator that names another one to a client could compute its update from the sums; "
     "choose fedavg or fednova without `keep`, or unmasked updates"
 )
-_SUMMED_STRATEGY = "strategy {strategy} and host_sums don't go together: "
+_SUMMED_STRATEGY = "strategy {strategy} and host_sums are not compatible: "
 _AVERAGES = "; choose a strategy that averages (fedavg, fedavgm, fedadam, fednova, …), or no sums"
-_SUMMED_SELECTOR = "selector {selector} and host_sums don't go together: {selector} "
+_SUMMED_SELECTOR = "selector {selector} and host_sums are not compatible: {selector} "
 _NO_SUMS = "; choose another selector, or no sums"
-_LATE = "round.late_updates does not go with "
+_LATE = "round.late_updates is not compatible with "
 _NOT_LATE = "; set round.late_updates.rounds = 0, or choose another"
 _LATE_BESIDE = (
-    f"{_LATE}strategy {{strategy}}: what its clients send beside their weights is of one round"
-    f"{_NOT_LATE}"
+    f"{_LATE}strategy {{strategy}}: the tensors that its clients send in addition to the weights "
+    f"belong to one round{_NOT_LATE}"
 )
 _LATE_MORE = (
-    f"{_LATE}strategy {{strategy}}: its updates are more than steps of one model{_NOT_LATE}"
+    f"{_LATE}strategy {{strategy}}: its updates are not just changes of one model{_NOT_LATE}"
 )
-_PAIR = "selector {selector} and strategy {strategy} don't go together: {selector} "
+_PAIR = "selector {selector} and strategy {strategy} are not compatible: {selector} "
 _OTHER_PAIR = (
     "; choose another strategy (fedavg, fedadam, fednova, …), or other options of {selector}"
 )
 _WHOLE = (
-    f"{_PAIR}has clients leave tensors out of their updates, and {{strategy}} needs whole ones"
+    f"{_PAIR}has clients omit tensors from their updates, and {{strategy}} needs whole updates"
     f"{_OTHER_PAIR}"
 )
-_BY_ITSELF = ", and task '{task}' trains by itself"
+_BY_ITSELF = ", and task '{task}' has its own trainer"
 _OTHER_STRATEGY = "; choose another strategy (fedavg, fedadam)"
 
 _PRIVATE_SELECTOR = "selector {selector} is not compatible with [privacy]: {selector} "
@@ -271,56 +271,55 @@ _NO_NOISE = (
 
 HIDES: Final[Mapping[Trait, Mapping[Trait, str]]] = {
     Trait.MASKS: {
-        Trait.SINGLE_UPDATES: f"{_MASKED_STRATEGY}{{strategy}} looks at single updates, and of "
-        "masked ones the coordinator learns only the sum; choose a strategy that averages (fedavg, "
+        Trait.SINGLE_UPDATES: f"{_MASKED_STRATEGY}{{strategy}} reads single updates, and the "
+        "coordinator learns only the sum of masked ones; choose a strategy that averages (fedavg, "
         "fedavgm, fedadam, fednova, …), or unmasked updates",
         Trait.OWN_TENSORS: f"{_MASKED_STRATEGY}masked updates have all tensors of the model, and "
-        "{strategy} moves some by itself; choose another strategy, or unmasked updates",
-        # The coordinator names the training whose state counts, for each client. One that lies
-        # would learn a single update from two sums.
+        "{strategy} changes some on the coordinator; choose another strategy, or unmasked updates",
+        # The coordinator names, for each client, the training whose state the client uses. A
+        # malicious coordinator would learn a single update from two sums.
         Trait.KEPT_CORRECTION: f"strategy {{strategy}}{_KEPT_FOR_MASKS}",
         Trait.KEPT_TENSORS: f"`keep` of [model]{_KEPT_FOR_MASKS}",
-        Trait.REPORTS: f"{_MASKED_SELECTOR}goes by what each client reports with its update "
+        Trait.REPORTS: f"{_MASKED_SELECTOR}needs numbers that each client reports with its update "
         f"({{detail}}){_OF_SUMS}",
-        Trait.FACTS: f"{_MASKED_SELECTOR}learns of each update its {{detail}}{_OF_SUMS}",
-        Trait.MEANS: f"{_MASKED_SELECTOR}has means of some updates measured{_OF_SUMS}",
-        Trait.WEIGHTS: f"{_MASKED_SELECTOR}says what each update counts with{_OF_SUMS}",
-        Trait.QUOTAS: f"{_MASKED_SELECTOR}says how many samples each client trains on{_ALIKE}",
-        Trait.PASSES: f"{_MASKED_SELECTOR}says how many passes each client makes{_ALIKE}",
-        Trait.PARTIAL_UPDATES: f"{_MASKED_SELECTOR}says what each leaves out{_ALIKE}",
-        Trait.OFFERS: f"{_MASKED_SELECTOR}spares clients their uploads for what each says of its "
+        Trait.FACTS: f"{_MASKED_SELECTOR}needs each update's {{detail}}{_OF_SUMS}",
+        Trait.MEANS: f"{_MASKED_SELECTOR}needs the loss of means of some updates{_OF_SUMS}",
+        Trait.WEIGHTS: f"{_MASKED_SELECTOR}sets the weight of each update{_OF_SUMS}",
+        Trait.QUOTAS: f"{_MASKED_SELECTOR}limits the samples that each client trains on{_ALIKE}",
+        Trait.PASSES: f"{_MASKED_SELECTOR}sets the number of passes of each client{_ALIKE}",
+        Trait.PARTIAL_UPDATES: f"{_MASKED_SELECTOR}sets which tensors each client omits{_ALIKE}",
+        Trait.OFFERS: f"{_MASKED_SELECTOR}skips uploads by what each client reports about its "
         "model, and masks are removed from all updates of a cohort together; choose another "
         "selector, or unmasked updates",
         Trait.EVERYBODY: f"{_MASKED_SELECTOR}has all clients train in a round, and the sum of a "
-        "masked round is over as many as the run asks for; choose another selector or option, or "
-        "unmasked updates",
-        Trait.UPLOAD_FORM: "transport.up and secure aggregation don't go together: masked updates "
+        "masked round is over as many clients as the run asks for; choose another selector or "
+        "option, or unmasked updates",
+        Trait.UPLOAD_FORM: "transport.up and secure aggregation are not compatible: masked updates "
         "have an encoding of their own, and masks don't compress; remove [transport.up]",
-        Trait.SIMULATED_TIME: "virtual_clock and secure aggregation don't go together: the "
-        "simulated seconds that a client reports tell its number of samples; remove one of them",
+        Trait.SIMULATED_TIME: "virtual_clock and secure aggregation are not compatible: the "
+        "simulated seconds that a client reports reveal its number of samples; remove one of them",
     },
     Trait.HOST_SUMS: {
-        Trait.MASKS: "secure_aggregation and host_sums don't go together: masked updates are added "
-        "up anyway; remove one of them",
-        Trait.UPLOAD_FORM: "transport.up and host_sums don't go together: sums have an encoding of "
-        "their own, and are differences; remove [transport.up]",
-        Trait.SIMULATED_LOSSES: "virtual_clock and host_sums don't go together: on a virtual clock "
-        "updates that are here are left out for their simulated seconds; remove "
+        Trait.MASKS: "secure_aggregation and host_sums are not compatible: masked updates are "
+        "added up anyway; remove one of them",
+        Trait.UPLOAD_FORM: "transport.up and host_sums are not compatible: sums have an encoding "
+        "of their own, and are differences; remove [transport.up]",
+        Trait.SIMULATED_LOSSES: "virtual_clock and host_sums are not compatible: on a virtual "
+        "clock updates that have arrived are excluded because of their simulated seconds; remove "
         "virtual_clock.deadline_seconds and round.over_selection",
-        Trait.LARGE_COHORT: "a cohort of {detail} and host_sums don't go together: sums are over "
+        Trait.LARGE_COHORT: "a cohort of {detail} and host_sums are not compatible: sums are over "
         f"{MOST_MEMBERS} at most; lower `clients_per_round`",
-        Trait.SINGLE_UPDATES: f"{_SUMMED_STRATEGY}{{strategy}} looks at single updates, and the "
+        Trait.SINGLE_UPDATES: f"{_SUMMED_STRATEGY}{{strategy}} reads single updates, and the "
         f"coordinator gets sums of them{_AVERAGES}",
         Trait.OWN_TENSORS: f"{_SUMMED_STRATEGY}sums have all tensors of the model, and "
-        f"{{strategy}} moves some by itself{_AVERAGES}",
+        f"{{strategy}} changes some on the coordinator{_AVERAGES}",
         Trait.SERVER_TRAINING: f"{_SUMMED_STRATEGY}{{strategy}} trains on the coordinator with "
         f"single updates{_AVERAGES}",
-        Trait.FACTS: f"{_SUMMED_SELECTOR}learns of each update its {{detail}}{_NO_SUMS}",
-        Trait.MEANS: f"{_SUMMED_SELECTOR}has means of some updates measured{_NO_SUMS}",
-        Trait.WEIGHTS: f"{_SUMMED_SELECTOR}says what each update counts with{_NO_SUMS}",
-        Trait.PARTIAL_UPDATES: f"{_SUMMED_SELECTOR}says what each client leaves out of its update"
-        f"{_NO_SUMS}",
-        Trait.OFFERS: f"{_SUMMED_SELECTOR}spares clients their uploads for what each says of its "
+        Trait.FACTS: f"{_SUMMED_SELECTOR}needs each update's {{detail}}{_NO_SUMS}",
+        Trait.MEANS: f"{_SUMMED_SELECTOR}needs the loss of means of some updates{_NO_SUMS}",
+        Trait.WEIGHTS: f"{_SUMMED_SELECTOR}sets the weight of each update{_NO_SUMS}",
+        Trait.PARTIAL_UPDATES: f"{_SUMMED_SELECTOR}sets which tensors each client omits{_NO_SUMS}",
+        Trait.OFFERS: f"{_SUMMED_SELECTOR}skips uploads by what each client reports about its "
         f"model{_NO_SUMS}",
     },
     Trait.PRIVATE_RECORDS: {
@@ -352,15 +351,15 @@ HIDES: Final[Mapping[Trait, Mapping[Trait, str]]] = {
         f"{_NOT_LATE}",
         Trait.AUXILIARIES: _LATE_BESIDE,
         Trait.CORRECTION: _LATE_BESIDE,
-        Trait.OTHER_WEIGHTS: f"{_LATE}strategy {{strategy}}: it does not weigh updates by samples, "
-        f"nor by their age{_NOT_LATE}",
+        Trait.OTHER_WEIGHTS: f"{_LATE}strategy {{strategy}}: it does not weight updates by samples "
+        f"and by age{_NOT_LATE}",
         Trait.OWN_TENSORS: _LATE_MORE,
         Trait.SERVER_TRAINING: _LATE_MORE,
         Trait.GROUPS: _LATE_MORE,
         Trait.HOST_SUMS: f"{_LATE}host_sums: a sum is over clients of one round{_NOT_LATE}",
-        Trait.PARTIAL_UPDATES: f"{_LATE}selector {{selector}}: it has clients leave tensors out of "
+        Trait.PARTIAL_UPDATES: f"{_LATE}selector {{selector}}: it has clients omit tensors from "
         f"their updates{_NOT_LATE}",
-        Trait.WEIGHTS: f"{_LATE}selector {{selector}}: its weights are for a cohort that is whole"
+        Trait.WEIGHTS: f"{_LATE}selector {{selector}}: its weights are for a complete cohort"
         f"{_NOT_LATE}",
         Trait.OFFERS: f"{_LATE}selector {{selector}}: it chooses among the updates of one round "
         f"before they are sent{_NOT_LATE}",
@@ -369,7 +368,7 @@ HIDES: Final[Mapping[Trait, Mapping[Trait, str]]] = {
         Trait.GROUPS: "strategy {strategy} has groups of clients train parts of a network in the "
         f"built-in loop{_BY_ITSELF}{_OTHER_STRATEGY}",
         Trait.NOT_GIVEN: "selector {selector} asks clients for {detail}, which the trainer of task "
-        "'{task}' does not give; choose a selector that does not ask for it (uniform, "
+        "'{task}' does not provide; choose a selector that does not ask for it (uniform, "
         "round-robin), or add it to the trainer and its capabilities",
         Trait.SINGLE_STEPS: "strategy {strategy} {detail} the single steps of the built-in loop"
         f"{_BY_ITSELF}{_OTHER_STRATEGY}",
@@ -382,21 +381,21 @@ HIDES: Final[Mapping[Trait, Mapping[Trait, str]]] = {
     },
     Trait.DIVIDED_MODEL: {
         Trait.ESTIMATES: "selector '{selector}' needs triplets, which clients estimate by training "
-        "all of the model; leave out `trainable` and `keep` of [model], or choose another selector",
+        "all of the model; remove `trainable` and `keep` of [model], or choose another selector",
     },
     Trait.KEPT_TENSORS: {
-        Trait.OUTPUT_MOVES: "selector '{selector}' learns how updates move the output layer, which "
-        "may be among what clients `keep` of [model]; choose another selector",
+        Trait.OUTPUT_MOVES: "selector '{selector}' needs the updates' changes of the output layer, "
+        "which may be among the tensors that clients `keep` of [model]; choose another selector",
         Trait.OWN_MODELS: 'personal.method = "ditto" gives each client a whole model of its own, '
-        "and `keep` of [model] tensors of its own in the run's; remove one of them",
+        "and `keep` of [model] gives it own tensors in the run's model; remove one of them",
     },
     Trait.OTHER_WEIGHTS: {
-        Trait.WEIGHTS: f"{_PAIR}says what each update counts with, and {{strategy}} does not weigh "
-        f"by that{_OTHER_PAIR}",
+        Trait.WEIGHTS: f"{_PAIR}sets the weight of each update, and {{strategy}} ignores these "
+        f"weights{_OTHER_PAIR}",
     },
     Trait.OWN_TENSORS: {
-        Trait.MEANS: f"{_PAIR}has means of updates measured, and those of {{strategy}} are only "
-        f"part of a model{_OTHER_PAIR}",
+        Trait.MEANS: f"{_PAIR}needs the loss of means of updates, and updates of {{strategy}} are "
+        f"only part of a model{_OTHER_PAIR}",
     },
     Trait.SINGLE_UPDATES: {Trait.PARTIAL_UPDATES: _WHOLE},
     Trait.SERVER_TRAINING: {
@@ -406,7 +405,7 @@ HIDES: Final[Mapping[Trait, Mapping[Trait, str]]] = {
     },
     Trait.AUXILIARIES: {Trait.PARTIAL_UPDATES: _WHOLE},
     Trait.COUNTED_STEPS: {
-        Trait.PASSES: "selector {selector} says how many passes over its samples each client "
+        Trait.PASSES: "selector {selector} sets how many passes over its samples each client "
         "makes, and training.steps = {steps} counts steps; set training.epochs instead, or other "
         "options of {selector}",
     },

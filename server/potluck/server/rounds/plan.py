@@ -1,4 +1,4 @@
-"""A run file turned into the parts it names, checked before the run starts."""
+"""Creates the parts that a run file names, and checks them before the run starts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from potluck.server.strategy import Strategy
 
 @dataclass(frozen=True, kw_only=True)
 class RunPlan:
-    """The parts of a run. The run file's triplet settings are completed by the task's."""
+    """The parts of a run. Triplet settings that the run file omits are those of the task."""
 
     run_file: RunFile
     task: Task
@@ -52,7 +52,7 @@ class RunPlan:
     path: type[PathRules]
     """The path that the updates take."""
     trainer: Trainer | None = None
-    """The task's own; None for a classification task."""
+    """The task's own trainer; None for a classification task."""
     stop_rule: StopRule | None = None
     """Rule for the run's best model and its early end; None if it has none."""
     remarks: Sequence[str] = ()
@@ -60,7 +60,7 @@ class RunPlan:
 
     @property
     def rules(self) -> RoundRules:
-        """The settings that the state machine goes by."""
+        """Return the settings that the state machine uses."""
         return RoundRules(
             rounds=self.run_file.rounds,
             clients_per_round=self.run_file.clients_per_round,
@@ -76,7 +76,7 @@ class RunPlan:
 
     @property
     def plugins(self) -> Mapping[str, object]:
-        """Those that the coordinator calls, by how errors name them."""
+        """Return the plug-ins that the coordinator calls, by their names in error messages."""
         return {
             f"selector '{self.run_file.selector.name}'": self.selector,
             f"strategy '{self.run_file.strategy.name}'": self.strategy,
@@ -99,7 +99,7 @@ class RunPlan:
 
     @property
     def kept(self) -> Sequence[str]:
-        """States that clients keep for their next training, by purpose; see `kept_states`."""
+        """Purposes for which clients keep a state until their next training; see `kept_states`."""
         correction, table = self.strategy.correction, self.run_file.model
         kept = [CORRECTION] if correction is not None and correction.keeps else []
         if table is not None and table.keep:
@@ -108,7 +108,7 @@ class RunPlan:
 
     @property
     def client_models(self) -> Sequence[MeasuredModel]:
-        """The models that clients measure even if the coordinator has evaluation data."""
+        """The models that clients evaluate even if the coordinator has evaluation data."""
         settings = self.run_file.evaluation
         wanted = {
             MeasuredModel.ROUND: settings.spread,
@@ -124,9 +124,9 @@ class RunPlan:
         return self.selector.wants_label_totals and disclosure in ("noisy", UNSAFE_STEPWISE)
 
     def with_base(self, blake3: str) -> RunPlan:
-        """Return the same run with the base of its model named by its digest.
+        """Return this plan with the digest of the part of the model that is not sent.
 
-        Unchanged if all of the model travels.
+        Return it unchanged if all of the model is sent.
         """
         table = self.run_file.model
         if table is None or not blake3:
@@ -173,7 +173,7 @@ def draw_up(
         choosing = by_protocol(choosing, run_file, source=source)
     strategy = plugins.create(Strategy, run_file.strategy.name, run_file.strategy.options)
     for signal in sorted(choosing.needs | strategy.needs_profiles):
-        signal_named(signal)  # or it is not installed
+        signal_named(signal)  # raises if not installed
     chosen = {**choosing.training, **strategy.training, **run_file.training}
     training = training_for(task, chosen, source=f"{source}: [training]")
     parts = RunParts(
@@ -234,7 +234,7 @@ def _check_selector(run_file: RunFile, selector: Selector, source: str) -> None:
     if most is not None and run_file.expected_clients > most:
         raise ConfigurationError(
             f"{source}: selector {run_file.selector.name} compares all clients with one another "
-            f"and is made for up to {most:,} of them, and 'expected_clients' is "
+            f"and supports up to {most:,} of them, and 'expected_clients' is "
             f"{run_file.expected_clients:,}; choose another selector or option, or lower "
             "`expected_clients`",
             selector=run_file.selector.name,
@@ -249,8 +249,8 @@ def _check_places(run_file: RunFile, strategy: Strategy, source: str) -> None:
     if most is not None and wanted > most:
         key = "expected_clients" if expected == wanted else "clients_per_round"
         raise ConfigurationError(
-            f"{source}: strategy {run_file.strategy.name} has a place for each of {most} clients "
-            f"with these options, and '{key}' is {wanted:,}; choose another strategy or options, "
+            f"{source}: strategy {run_file.strategy.name} supports up to {most} clients with these "
+            f"options, and '{key}' is {wanted:,}; choose another strategy or options, "
             f"or a smaller {key}",
             strategy=run_file.strategy.name,
             clients=wanted,

@@ -1,4 +1,4 @@
-"""The connected clients of a run, their hosts, and those that may still come back. No clock."""
+"""Tracks the connected clients of a run, their hosts, and clients that may reconnect. No clock."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping, Set
 
 
 class Presence:
-    """The connected clients. grace: seconds within which a disconnected client may come back."""
+    """The connected clients. grace: seconds for which a disconnected client may still reconnect."""
 
     def __init__(self, grace: float) -> None:
         self.grace = grace
         self._attending: set[str] = set()
-        self._back_by: dict[str, float] = {}  # of those away that may come back
+        self._back_by: dict[str, float] = {}  # disconnected clients that may reconnect
         self._host_of: dict[str, str] = {}
 
     @property
@@ -25,15 +25,14 @@ class Presence:
         return client in self._attending
 
     def back_by(self, client: str) -> float:
-        """Return the time until which a disconnected client may come back; long ago if none is
-        awaited."""
+        """Return the time until which a disconnected client may reconnect; long ago if it may
+        not."""
         if client in self._attending:
             return -math.inf
         return self._back_by.get(client, -math.inf)
 
     def returning(self, now: float) -> Mapping[str, float]:
-        """Return the disconnected clients that may still come back, each with the time until
-        which."""
+        """Return the disconnected clients that may still reconnect, each with its time limit."""
         return {client: by for client, by in self._back_by.items() if now < by}
 
     def host_of(self, client: str) -> str:
@@ -41,7 +40,7 @@ class Presence:
         return self._host_of.get(client, "")
 
     def hosts(self, clients: Iterable[str]) -> frozenset[str]:
-        """The hosts of these clients, as far as known."""
+        """Return the known hosts of these clients."""
         return frozenset(filter(None, map(self.host_of, clients)))
 
     def join(self, clients: Iterable[str], hosts: Mapping[str, str]) -> None:
@@ -58,7 +57,7 @@ class Presence:
             self._back_by[client] = now + self.grace
 
     def expect(self, clients: Iterable[str], until: float) -> None:
-        """The clients that do not attend may come until then."""
+        """Let those of these clients that are not connected reconnect until this time."""
         for client in clients:
             if client not in self._attending:
                 self._back_by[client] = until

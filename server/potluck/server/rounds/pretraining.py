@@ -1,7 +1,7 @@
 """Pre-training: a few rounds of plain FedAvg before round 1, for FedDiverse's triplets.
 
-They don't count as rounds of the run, so they are a run of their own, hidden from listings, with
-everything a run has: it survives kills and its models are kept until the other has taken them over.
+They don't count as rounds of the run. They are a separate run, hidden from listings, which survives
+kills like any run; its models are kept until the main run has copied them.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def is_pretraining(run_id: str) -> bool:
 
 
 def pretraining_run(run_id: str, run_file: RunFile, *, clients: int, at: datetime) -> NewRun:
-    """The run that pre-trains for `run_id`: T₀ rounds, uniform selection, FedAvg.
+    """Return the run that pre-trains for `run_id`: T₀ rounds of FedAvg, uniform selection.
 
-    clients: how many there are, for full participation; its seed is another than the run's, so
-    that round 1 repeats these batches for no client.
+    clients: number of clients, for full participation. Its seed differs from the run's, so round 1
+    does not repeat these batches.
     """
     settings = run_file.profiles.triplet
     count = run_file.clients_per_round

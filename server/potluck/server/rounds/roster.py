@@ -1,4 +1,4 @@
-"""The clients of a run: their order, their rows, and how many samples they have disclosed."""
+"""The roster of a run: its clients, their rows, and their disclosed numbers of samples."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from potluck.server.selection import Rows
 
 
 class RunRoster:
-    """A run's clients in the order of their admission; a client's place is its row for good.
+    """A run's clients in the order of their admission; a client's position is its permanent row.
 
-    The state machine admits clients. Everything else that speaks of them by row reads it here.
+    The state machine admits clients; all other code that uses row numbers reads them here.
     """
 
     def __init__(self, clients: Iterable[str] = ()) -> None:
@@ -38,19 +38,19 @@ class RunRoster:
             self.ids.append(client)
 
     def row(self, client: str) -> int:
-        """The row of a client. Raises KeyError for a stranger."""
+        """Return the row of a client. Raises KeyError if it is not in the roster."""
         return self._row_of[client]
 
     def rows(self, clients: Sequence[str]) -> Rows:
-        """The rows of clients, in their order."""
+        """Return the rows of clients, in the given order."""
         return np.array([self._row_of[client] for client in clients], dtype=np.int64)
 
     def clients(self, rows: Rows) -> tuple[str, ...]:
-        """The clients of rows, in their order."""
+        """Return the clients of rows, in the given order."""
         return tuple(self.ids[row] for row in np.asarray(rows).tolist())
 
     def note_samples(self, disclosed: Mapping[str, int]) -> None:
-        """Clients have disclosed their numbers of training samples; the newest ones stand."""
+        """Store the numbers of training samples that clients disclosed, in place of older ones."""
         self._samples |= disclosed
 
     def samples(self) -> NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""The settings of a run file that the state machine goes by."""
+"""The settings of a run file that the state machine uses."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class RoundRules:
     """The settings of a run file that the state machine uses.
 
     hosts: minimum number of hosts that a round's clients must be on; 0 for no minimum. simulated:
-    True if a virtual clock times the rounds. The round then waits for all clients, and a client was
-    in time if it took at most `simulated_deadline` simulated seconds. offers: True if clients keep
+    True if a virtual clock times the rounds. The round then waits for all clients; a client is in
+    time if it took at most `simulated_deadline` simulated seconds. offers: True if clients keep
     their updates until the selector has decided which are wanted.
     """
 
@@ -31,7 +31,7 @@ class RoundRules:
 
     @property
     def grace_seconds(self) -> float:
-        """Seconds within which a disconnected host may come back."""
+        """Seconds for which a disconnected host may still reconnect."""
         return self.policy.grace_seconds if self.policy.leavers is Leavers.WAIT else 0.0
 
     @property
@@ -48,7 +48,7 @@ class RoundRules:
         return self.policy.late_updates.rounds > 0 and (received or not self.simulated)
 
     def evaluates(self, round_number: int) -> bool:
-        """Return whether that round's model is evaluated."""
+        """Return True if this round's model is evaluated."""
         if self.evaluate_every == 0:
             return False
         return round_number % self.evaluate_every == 0 or round_number == self.rounds

@@ -1,4 +1,4 @@
-"""How updates are weighed in sums that hosts make."""
+"""Terms on which hosts weight updates and add them up."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from potluck.server.strategy import Strategy, Summation
 
 
 def lane_terms(run_file: RunFile, strategy: Strategy) -> LaneTerms:
-    """How all clients of a run make their updates whole numbers; the same in all its rounds."""
+    """Return how clients convert updates to integers and weight them; the same in all rounds."""
     alike = run_file.weighting is Weighting.EQUAL or strategy.summation is Summation.EQUAL
     cap = 1 if alike else run_file.sample_limits.maximum or LARGEST_WEIGHT
     sums = run_file.host_sums

@@ -1,4 +1,4 @@
-"""Texts on the troubles of clients; one that many share is named once. Pure."""
+"""Messages about clients' troubles; a trouble shared by many clients is reported once. Pure."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class LeftOutClients:
         return tuple(c for c in clients if self.troubles.pop(c, None) is not None)
 
     def summary(self) -> str:
-        """Return the excluded clients, and why."""
+        """Return a text with the excluded clients and the reasons."""
         return each_once(self.troubles, "left out")
 
     def why_too_few(self, roster: Sequence[str], needed: int) -> str:
-        """Return why a run can't continue with the rest of its roster; empty if it can."""
+        """Return the reason why a run can't continue with its other clients; empty if it can."""
         left = sum(client not in self.troubles for client in roster)
         if not self.troubles or left >= needed:
             return ""
@@ -54,11 +54,11 @@ class LeftOutClients:
 
 
 class TroubleNotices:
-    """Notices about members whose part in an attempt is over.
+    """Notices about members that have finished or failed in an attempt.
 
-    A trouble that many members share is reported at once for the first of them, and at the end of
-    the attempt for the others. Members that are excluded from the run are reported at the end, all
-    together.
+    A trouble that many members share is reported immediately for the first member, and at the end
+    of the attempt for the others. Members that are excluded from the run are reported at the end,
+    all together.
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class TroubleNotices:
         self._all: dict[str, str] = {}
 
     def over(self, client: str, state: MemberState, trouble: str, *, left_out: bool) -> str:
-        """A member's part is over. Returns the notice to publish now, or nothing."""
+        """Record a member's final state; return the notice to publish now, or an empty text."""
         self._all[client] = trouble
         if left_out:
             self._left_out[client] = trouble
@@ -81,7 +81,7 @@ class TroubleNotices:
         return f"{client} {_VERBS[state][0]}: {trouble}"
 
     def rest(self) -> list[str]:
-        """The notices that are left for the end of the attempt."""
+        """Return the notices that are published at the end of the attempt."""
         said = [each_once(self._left_out, "left out")] if self._left_out else []
         for state, troubles in self._rest.items():
             for trouble, clients in alike(troubles).items():
@@ -94,7 +94,7 @@ class TroubleNotices:
         return said
 
     def summary(self) -> list[str]:
-        """Every trouble once, with how many have it."""
+        """Return each distinct trouble once, with the number of clients that have it."""
         return [
             _shown(clients, trouble) + (f" ({counted(len(clients))})" if len(clients) > 1 else "")
             for trouble, clients in alike(self._all).items()
@@ -102,12 +102,13 @@ class TroubleNotices:
 
 
 def sentence(client: str, trouble: str) -> str:
-    """A client's trouble without its name, so that it reads the same for all who have it."""
+    """Return a client's trouble without the client's id, so that equal troubles have equal
+    texts."""
     return trouble.replace(f"'{client}'", "'…'")
 
 
 def alike(troubles: Mapping[str, str]) -> Mapping[str, Sequence[str]]:
-    """The clients that have a trouble, by what it reads like; those that most have first."""
+    """Group clients by the text of their trouble, the most frequent trouble first."""
     found: dict[str, list[str]] = {}
     for client, trouble in troubles.items():
         found.setdefault(sentence(client, trouble), []).append(client)
@@ -115,7 +116,7 @@ def alike(troubles: Mapping[str, str]) -> Mapping[str, Sequence[str]]:
 
 
 def each_once(troubles: Mapping[str, str], fate: str) -> str:
-    """Every trouble once, with how many have it and a few of their names: '3 clients FATE: …'."""
+    """Return each trouble once, with the number of clients and some ids: '3 clients FATE: …'."""
     found = list(alike(troubles).items())
     parts = [
         f"{counted(len(clients))} {fate}: {_shown(clients, trouble)} ({listed(clients)})"
@@ -126,7 +127,7 @@ def each_once(troubles: Mapping[str, str], fate: str) -> str:
 
 
 def _shown(clients: Sequence[str], trouble: str) -> str:
-    """Put the client's name back into a trouble that only one client has."""
+    """Return the trouble, with the client's id if only one client has it."""
     return trouble.replace("'…'", f"'{clients[0]}'") if len(clients) == 1 else trouble
 
 
@@ -136,6 +137,6 @@ def counted(clients: int) -> str:
 
 
 def listed(clients: Sequence[str], most: int = _SHOWN) -> str:
-    """Return the first few of some clients, and the number of the others."""
+    """Return a text with the first `most` clients and the number of the others."""
     shown = ", ".join(clients[:most])
     return shown if len(clients) <= most else f"{shown} and {len(clients) - most} more"

@@ -1,4 +1,4 @@
-"""The waits of a run: for clients before it selects, and after a failed attempt."""
+"""The waits of a run: for clients before a selection, and after a failed attempt."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class Waiting:
     """The wait of a run for clients.
 
     what: one line, without a time. until: time when the wait ends and the run continues or fails;
-    None for no limit. clients, hosts: numbers that may be selected now, each with the number
-    needed; hosts_needed: 0 if hosts are not counted.
+    None for no limit. clients, hosts: numbers of clients and hosts that may be selected now.
+    clients_needed, hosts_needed: the minimum numbers; 0 hosts if they are not counted.
     """
 
     what: str
@@ -27,10 +27,10 @@ class Waiting:
 
 @dataclass(frozen=True, kw_only=True)
 class QuorumStatus:
-    """Numbers of clients and hosts that may be selected, and that are needed.
+    """Numbers of clients and hosts that may be selected, and the minimum numbers.
 
-    at_least: True if more would be selected. excluded: number of clients, connected or not, that
-    can't be selected.
+    at_least: True if more than the minimum would be selected. excluded: number of clients,
+    connected or not, that can't be selected.
     """
 
     clients: int
@@ -46,7 +46,7 @@ class QuorumStatus:
         return self.clients >= self.clients_needed and self.hosts >= self.hosts_needed
 
     def counted(self, verb: str) -> str:
-        """The number there of the number needed, in words."""
+        """Return a text with the current and the needed numbers of clients and hosts."""
         least = "at least " if self.at_least else ""
         not_counted = f" (not counting {self.excluded} in quarantine or without a profile)" * (
             self.excluded > 0
@@ -59,7 +59,7 @@ class QuorumStatus:
         )
 
     def lacking(self) -> str:
-        """The number that is missing, in words."""
+        """Return a text with the missing numbers of clients and hosts."""
         clients = self.clients_needed - self.clients
         hosts = self.hosts_needed - self.hosts
         counted = [f"{clients} more"] if clients > 0 else []

@@ -1,5 +1,5 @@
-"""One run under way: it resumes, selects, trains, commits.
+"""A run in progress: it is resumed, then selects, trains and commits round by round.
 
-Imports every subpackage except `service`. Starts from the stored state of the run; ends in
-committed rounds, announced to hosts and watchers.
+Imports every subpackage except `service`. Reads the run's stored state, and commits rounds, which
+it announces to hosts and watchers.
 """

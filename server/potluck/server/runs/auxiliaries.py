@@ -13,7 +13,7 @@ from potluck.server.strategy import Strategy
 
 
 class AuxiliaryFiles:
-    """Writes the files of auxiliaries and returns references to them. Lives on the event loop."""
+    """Writes the files of auxiliaries and returns references to them. Used on the event loop."""
 
     def __init__(self, strategy: Strategy, models: Models, files: ModelFiles) -> None:
         self._strategy = strategy
@@ -24,14 +24,15 @@ class AuxiliaryFiles:
 
     @property
     def digests(self) -> set[str]:
-        """The files that hosts may be about to fetch."""
+        """Digests of the files that hosts may still fetch."""
         files = list(self._personal.values())
         if self._shared is not None:
             files.append(self._shared[1])
         return {digest for file in files for digest in file.digests}
 
     async def message(self, client: str, round_number: int) -> coordinator_pb2.Auxiliary | None:
-        """Return the part of a client's instruction that names them; None if there are none."""
+        """Return the part of a client's instruction that names its auxiliary files; None if there
+        are none."""
         strategy, models = self._strategy, self._models
         correction = strategy.correction
         if correction is None:
@@ -52,7 +53,8 @@ class AuxiliaryFiles:
         return message
 
     async def _shared_file(self, round_number: int) -> ModelVersion:
-        """Written once a round; a coordinator that was restarted writes the same again."""
+        """Return the file common to all clients, written once per round; a restart writes the same
+        file."""
         models = self._models
         if self._shared is None or self._shared[0] != round_number:
             with self._files.large_arrays():

@@ -1,4 +1,4 @@
-"""The end of a round: its updates are reduced, the new model is evaluated, the round committed."""
+"""The end of a round: reduces its updates, evaluates the new model and commits the round."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def reduce(run: Run, path: UpdatePath, clients: tuple[str, ...]) -> None:
     """Combine the updates of these clients, in this order, into the round's model."""
     updates = [run.updates.received[client] for client in clients]
     run.updates.join(_simulated_seconds(run, clients), run.machine.pool.selectable)
-    await asyncio.to_thread(give_back_freed_memory)  # before more is needed
+    await asyncio.to_thread(give_back_freed_memory)  # before more is allocated
     result = await path.reduce(updates)
     if result is not None:
         run.models.result = result
@@ -74,13 +74,12 @@ async def reduce(run: Run, path: UpdatePath, clients: tuple[str, ...]) -> None:
 
 
 async def evaluate(run: Run) -> None:
-    """Evaluate the round's model on the coordinator's data, or else on the clients'. On these also
-    what else the run has them measure."""
+    """Evaluate the round's model on the coordinator's data, or on the clients' if it has none."""
     model, own_failed = run.models.result.model, False
     counts: EvaluationCounts | MeasureSums | None = None
     try:
         counts = await _on_own_data(run.plan, run.models.work, model)
-    except TrainerError as error:  # the round's model is good all the same
+    except TrainerError as error:  # the round's model is still valid
         run.record.warn(f"round {run.machine.round} is not evaluated: {error.message}")
         own_failed = True
     wanted = list(run.plan.client_models)
@@ -105,8 +104,7 @@ async def evaluate(run: Run) -> None:
 
 
 async def _on_clients(run: Run, model: ModelVersion, subject: MeasuredModel) -> HeldOut:
-    """Evaluate the model, or what clients derive from it, on all connected clients' held-out
-    samples."""
+    """Evaluate the model, or one derived from it, on all connected clients' held-out samples."""
     return await evaluate_on_clients(
         run.services.attendance,
         run.plan,
@@ -126,7 +124,7 @@ async def _on_own_data(
 ) -> EvaluationCounts | MeasureSums | None:
     """Evaluate the model on the coordinator's data; None if it has none.
 
-    A task's own trainer has as much time for it as a round has: raises TrainerError after that.
+    Raises TrainerError if a task's own trainer takes longer than a round's deadline.
     """
     seconds = None if plan.trainer is None else plan.run_file.round.deadline_seconds
     try:
@@ -140,7 +138,7 @@ async def _on_own_data(
 
 
 async def commit(run: Run, action: rounds.Commit, post_commit: PostCommitTasks) -> None:
-    """Commit the round: its states are on disk before its row is in the store."""
+    """Commit the round: first write its states to disk, then store its row."""
     result, outcome = run.models.result, _outcome(run, action)
     set_aside = _set_aside(result, run.roster)
     included = tuple(client for client in action.included if client not in set_aside)
@@ -173,7 +171,7 @@ async def commit(run: Run, action: rounds.Commit, post_commit: PostCommitTasks) 
         coverage=coverage,
     )
     await post_commit.settled()
-    # A round that is stored is announced, also amid a stop.
+    # A stored round is announced, even if the run is being stopped.
     await shielded(_store(run, round_commit, states, post_commit))
     run.post(rounds.Committed(run.why_over(round_commit.best)))
 
@@ -201,10 +199,10 @@ async def _store(
 
 
 def _best(run: Run, metrics: Metrics, coverage: Mapping[str, Coverage]) -> BestSoFar | None:
-    """Return the best value so far of the measure in `[stop]`, with the round under commit.
+    """Return the best value so far of the metric in `[stop]`, including the round being committed.
 
-    A partial measure changes nothing: neither the best model, nor the number of evaluations
-    without improvement."""
+    A metric that only some clients measured changes neither the best model nor the number of
+    evaluations without improvement."""
     rule, so_far, number = run.plan.stop_rule, run.row.best, run.machine.round
     if rule is None or number <= rule.opening:
         return None
@@ -222,7 +220,7 @@ def _best(run: Run, metrics: Metrics, coverage: Mapping[str, Coverage]) -> BestS
 
 
 def _close_late(run: Run, action: rounds.Commit) -> Sequence[LateRow]:
-    """Note which late updates the round has, and whose are awaited from now on."""
+    """Record which late updates are in the round, and which are awaited from now on."""
     return run.updates.close_round(
         run.key,
         run.models.result.late_weights,
@@ -234,7 +232,7 @@ def _close_late(run: Run, action: rounds.Commit) -> Sequence[LateRow]:
 
 
 def _set_aside(result: RoundModel, roster: RunRoster) -> Mapping[str, str]:
-    """The clients whose updates the selector set aside, each with its reason."""
+    """Return the clients whose updates the selector excluded, each with the reason."""
     aside = result.judgement.set_aside
     rows = np.array(sorted(aside), dtype=np.int64)
     return dict(zip(roster.clients(rows), [aside[row] for row in rows.tolist()], strict=True))
@@ -243,7 +241,8 @@ def _set_aside(result: RoundModel, roster: RunRoster) -> Mapping[str, str]:
 def _outcome(run: Run, action: rounds.Commit) -> RoundOutcome:
     cohort = list(run.attempt.cohort)
     updates = run.updates.received
-    # Updates that came but are left out don't count: after a kill it is not known which came.
+    # Updates that arrived but were not included don't count: after a kill, their arrival is
+    # unknown.
     rows = [updates[c].row if c in action.included else None for c in cohort]
     late = run.updates.joining
     names = ["loss", *sorted(run.plan.reports)]
@@ -269,7 +268,7 @@ def _outcome(run: Run, action: rounds.Commit) -> RoundOutcome:
 
 
 def _prolonged(plan: RunPlan, attempt: Attempt) -> NDArray[np.float64]:
-    """Return the factor on the passes of each client of the cohort; empty if all made the run's."""
+    """Return each client's factor on its passes, by cohort; empty if all made the run's number."""
     epochs = [member.work.epochs for member in attempt.cohort.values()]
     if not any(epochs):
         return np.zeros(0)
@@ -278,7 +277,8 @@ def _prolonged(plan: RunPlan, attempt: Attempt) -> NDArray[np.float64]:
 
 
 def _deadline(plan: RunPlan, seconds: NDArray[np.float64]) -> float:
-    """The least seconds of those that failed. seconds: of the others, one of them not NaN."""
+    """Return the minimum seconds of failed clients. seconds: durations of the cohort, not all
+    NaN."""
     run_file = plan.run_file
     if not run_file.virtual_clock.enabled:
         return run_file.round.deadline_seconds
@@ -286,14 +286,14 @@ def _deadline(plan: RunPlan, seconds: NDArray[np.float64]) -> float:
 
 
 def _round_seconds(run: Run, included: Sequence[str]) -> float:
-    """Duration of the round; on a virtual clock, until the last update in time."""
+    """Return the duration of the round; on a virtual clock, until the last update in time."""
     if not run.plan.run_file.virtual_clock.enabled:
         return now() - run.attempt.begun
     return _simulated_seconds(run, included)
 
 
 def _simulated_seconds(run: Run, included: Sequence[str]) -> float:
-    """Duration of the round on a virtual clock; 0 on a real one. included: whose updates came in
+    """Return the round's duration on a virtual clock, 0 on a real one. included: clients in
     time."""
     if not run.plan.run_file.virtual_clock.enabled:
         return 0.0
@@ -305,7 +305,7 @@ def _simulated_seconds(run: Run, included: Sequence[str]) -> float:
 
 
 def _announce(run: Run, row: RoundRow) -> None:
-    """Publish a committed round to those who watch, and to the metrics."""
+    """Publish a committed round to watchers and to the metrics."""
     observer = run.services.observer
     run.log.info("committed", round=row.key.round, seconds=round(row.seconds, 3))
     run.record.feed.publish(operator_pb2.WatchRunResponse(committed=committed_round_message(row)))
@@ -317,24 +317,24 @@ def _announce(run: Run, row: RoundRow) -> None:
 
 
 class PostCommitTasks:
-    """The work after a commit, done while the next round is under way. Lives on the event loop."""
+    """The work after a commit, done during the next round. Used on the event loop."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self._task: asyncio.Task[None] | None = None
 
     def begin(self, row: RoundRow, spent: Sequence[Path], late: Sequence[LateRow]) -> None:
-        """A round is committed. spent: its updates' files. late: trainings that missed their round,
-        as far as something is new of them."""
+        """Start the work after a commit. spent: files of the round's updates. late: changed late
+        trainings."""
         self._task = asyncio.create_task(self._follow(row, spent, late))
 
     async def settled(self) -> None:
-        """Wait until it is done. Raises the error that it failed with."""
+        """Wait until the work is done. Raises the error with which it failed."""
         if self._task is not None:
-            await asyncio.shield(self._task)  # it goes on where the caller is cancelled
+            await asyncio.shield(self._task)  # it continues if the caller is cancelled
 
     def stop(self) -> None:
-        """The run is not driven any more."""
+        """Cancel the work: the run is no longer driven."""
         if self._task is not None:
             self._task.cancel()
 
@@ -354,7 +354,7 @@ class PostCommitTasks:
         await run.services.tidy(row.key.round)
 
     async def _observe(self, row: RoundRow) -> None:
-        """Measure whose data the round was of."""
+        """Observe the round for the metrics on its clients' data."""
         run, observer = self._run, self._run.services.observer
         included = [member.client_id for member in row.included]
         population, rows = run.selecting.population(), {row.key.round: run.roster.rows(included)}
@@ -366,13 +366,13 @@ class PostCommitTasks:
 
 
 def _committed(store: Store, *, key: AttemptKey) -> tuple[RoundRow, RunRow]:
-    """Return the round that was just committed, and the state of its run."""
+    """Return the committed round, and the row of its run."""
     [row] = store.rounds(key.run_id, after=key.round - 1, limit=1)
     return row, store.run(key.run_id)
 
 
 def _reported(row: UpdateRow | None, name: str) -> float:
-    """Return a number that came with an update; NaN if it did not come."""
+    """Return a number that a client reported with its update; NaN if it is missing."""
     if row is None:
         return math.nan
     value = row.loss if name == "loss" else row.reports.get(name)
@@ -382,8 +382,8 @@ def _reported(row: UpdateRow | None, name: str) -> float:
 def _of_trainings(
     plan: RunPlan, result: RoundModel, reports: Sequence[UpdateRow]
 ) -> tuple[dict[str, float], dict[str, Coverage]]:
-    """Return the metrics of the trainings of the clients in the model, as far as clients report
-    them, with the numbers of clients and samples behind each."""
+    """Return metrics of the trainings in the model, and the numbers of clients and samples for
+    each."""
     means, coverage = training_means(reports), training_coverage(reports)
     every = plan.run_file.evaluation.every
     if plan.trainer is None and wants_training_loss(result.metrics, every):

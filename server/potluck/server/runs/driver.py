@@ -1,8 +1,8 @@
-"""One run under way, from its first moment to its last.
+"""Drives one run from its start to its end.
 
-Lives on the event loop. Blocking work goes to threads: the store's calls to its one thread, the
-heavy part of a round (`aggregation/model_work.py`) to any. What the coordinator acts on is stored
-first.
+Runs on the event loop. Blocking work runs in threads: calls of the store in its own thread, the
+heavy part of a round (`aggregation/model_work.py`) in any. State is stored before the coordinator
+acts on it.
 
 `resume.py` prepares the run; `round_loop.py` takes it through its rounds.
 """
@@ -36,7 +36,7 @@ _STATE_AFTER = {
 
 
 class RunDriver:
-    """Prepares a run, drives it and ends it. Answers questions about it meanwhile."""
+    """Prepares a run, drives it and ends it. Gives the run's status meanwhile."""
 
     def __init__(
         self,
@@ -60,21 +60,21 @@ class RunDriver:
 
     @property
     def _run(self) -> Run | None:
-        """The run, once it is prepared."""
+        """The prepared run; None before."""
         return None if self._loop is None else self._loop.run
 
     @property
     def row(self) -> RunRow:
-        """The run as it is in the store."""
+        """The run's row in the store."""
         return self._record.row
 
     @property
     def feed(self) -> RunFeed:
-        """The events of the run, for those who watch."""
+        """The events of the run, for watchers."""
         return self._record.feed
 
     def status(self) -> operator_pb2.RunStatus:
-        """The state of the run, and its wait."""
+        """The state of the run, with its current wait."""
         return run_status(self.row) if self._run is None else status(self._run)
 
     def waiting(self) -> operator_pb2.Waiting | None:
@@ -82,11 +82,11 @@ class RunDriver:
         return None if self._run is None else waiting(self._run)
 
     def away_hosts(self) -> list[str]:
-        """Hosts that the run misses; any thread may ask."""
+        """Disconnected hosts that the run waits for; thread-safe."""
         return [] if self._run is None else self._run.machine.pool.away_hosts()
 
     def progress(self) -> operator_pb2.RoundProgress | None:
-        """The round under way, for people."""
+        """The progress of the current round, for display."""
         return None if self._run is None else progress(self._run)
 
     def why_left_out(self, client: str) -> str:
@@ -101,15 +101,16 @@ class RunDriver:
     # Files ------------------------------------------------------------------------------------
 
     def serves(self, blake3: str) -> bool:
-        """Return whether hosts fetch this file for this run."""
+        """Return True if hosts may fetch this file for this run."""
         return self._loop is not None and self._loop.serves(blake3)
 
     def files_in_use(self) -> set[str]:
-        """Files that must not be deleted now; of a run that is over, retention keeps some."""
+        """Return the digests of files that must not be deleted now. Retention decides for ended
+        runs."""
         return set() if self._over or self._loop is None else self._loop.files_in_use()
 
     def count_down(self, blake3: str, sent: int) -> None:
-        """Count bytes of a file of the model that a host has."""
+        """Count bytes of a model file that were sent to a host."""
         if self._run is not None:
             self._run.updates.bytes_down += sent
             encoding = self._run.models.current.encoding_of(blake3)
@@ -118,12 +119,12 @@ class RunDriver:
     # Driving ----------------------------------------------------------------------------------
 
     def post(self, event: rounds.Event) -> None:
-        """Hand an event to the state machine, which may yet have to be prepared."""
+        """Queue an event for the state machine, even if the run is not prepared yet."""
         self._events.put_nowait(event)
 
     async def exclusion_changed(self) -> None:
-        """Clients were put into quarantine or readmitted, or other ones are members."""
-        if self._run is not None:  # else the run reads it when it is prepared
+        """Read again which clients are in quarantine and which are members."""
+        if self._run is not None:  # an unprepared run reads it later
             await self._run.selecting.read_quarantine()
 
     async def drive(self) -> None:
@@ -155,7 +156,7 @@ class RunDriver:
             self.feed.close()
 
     async def _fail(self, reason: str) -> None:
-        """End the run for something that the machine has not heard of."""
+        """End the run with a failure that is unknown to the state machine."""
         if self._loop is not None:
             await self._loop.fail(reason)
         else:
@@ -168,11 +169,11 @@ class RunDriver:
                 await self._loop.settle()
                 self._services.files.let_go(self.files_in_use())
             self._over = True
-            await self._services.tidy(self.row.committed_rounds)  # a kill may have kept it
+            await self._services.tidy(self.row.committed_rounds)  # a kill may have prevented it
         except (PotluckError, OSError) as error:
             self._record.warn(f"the last round's files were not tidied up: {error}")
         run_id, in_store = self.row.run_id, self._services.in_store
-        try:  # first: where the disk is full, it makes room
+        try:  # first: it frees space on a full disk
             await asyncio.to_thread(self._spool.remove)
         except (PotluckError, OSError) as error:
             self._record.warn(f"the run's spool was not removed: {error}")

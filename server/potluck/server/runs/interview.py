@@ -1,8 +1,8 @@
 """Questions to clients before a selection: sends a selector's questions, returns the answers to it.
 
-A question is in the store before it is asked, and its answers are stored before the selector gets
-them. So after a restart the coordinator gives a fresh generator the stored answers and continues
-from there. Hosts repeat the answers that they gave.
+A question is stored before it is sent, and its answers are stored before the selector gets them.
+After a restart, the coordinator sends the stored answers into a new generator and continues from
+there. Hosts repeat the answers that they gave.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ MOST_QUESTIONS = 100
 """Maximum number of questions in one round; a selector with more might never choose."""
 
 OFFERS = "offers"
-"""In a stored question, that it was asked about trained models."""
+"""Key of a stored question: true if it was asked about trained models."""
 
 _AGAIN = "again"
-"""In a stored question, how often the selector had been called again before it asked."""
+"""Key of a stored question: how often the selector had been called again before."""
 
 
 class ReplayError(RunError):
-    """The stored answers of an attempt belong to other questions than those asked now."""
+    """The stored answers of an attempt don't belong to the questions asked now."""
 
 
 async def choose(
@@ -50,12 +50,12 @@ async def choose(
 ) -> tuple[Selection, Sequence[Answers]]:
     """Let the selector ask and choose; return its choice and the answers of clients.
 
-    It chooses again, among fewer, as long as a cohort has more clients with the same tag than the
-    run allows; the answers are then those given last. A cohort on too few hosts for a masked round
-    is completed.
+    The selector is called again, with fewer available clients, as long as a cohort has too many
+    clients with the same tag; the answers are then those of the last call that asked. A cohort on
+    too few hosts for a masked round is completed.
 
     Raises RunError if the selector fails or its choice is invalid; ReplayError if, after a restart,
-    it asks another question than the stored one.
+    its question differs from the stored one.
     """
     stored: Sequence[Exchange] = await run.services.in_store(lambda store: store.answers(key))
     steps, answers = _Steps(key=key, stored=stored), list[Answers]()
@@ -84,17 +84,15 @@ async def _choose_once(
     if isinstance(said, Generator):
         said = await _interview(run, said, context, steps, given)
     if not isinstance(said, Selection):
-        raise RunError(
-            f"selector '{name}' answered with {_what(said)}, not with a Selection", selector=name
-        )
+        raise RunError(f"selector '{name}' returned {_what(said)}, not a Selection", selector=name)
     check_selection(said, context, name)
     return said, given
 
 
 @dataclass(kw_only=True)
 class _Steps:
-    """The questions of one attempt. stored: those of before a restart. again: how often the
-    selector has been called again. step: number of the last question, from 1."""
+    """The questions of one attempt. stored: questions from before a restart. again: number of
+    additional calls of the selector. step: number of the last question, from 1."""
 
     key: AttemptKey
     stored: Sequence[Exchange]
@@ -102,12 +100,12 @@ class _Steps:
     step: int = 0
 
     def next(self) -> Exchange | None:
-        """Count one up; what is stored of it."""
+        """Go to the next question; return its stored exchange, None if there is none."""
         self.step += 1
         return self.stored[self.step - 1] if self.step <= len(self.stored) else None
 
     def record(self, question: JsonObject) -> JsonObject:
-        """A question as it is stored, with the call of the selector that it belongs to."""
+        """Return the question to store, with the number of the selector's call."""
         return {**question, _AGAIN: self.again} if self.again else question
 
 
@@ -118,7 +116,7 @@ async def _interview(
     steps: _Steps,
     given: list[Answers],
 ) -> Any:
-    """Lead the generator to what it returns. The answers of clients are added to `given`."""
+    """Run the generator to its end; return its result. Clients' answers are appended to `given`."""
     name = run.plan.run_file.selector.name
     answers: Answers | Summed | None = None
     try:
@@ -144,7 +142,7 @@ async def _interview(
 
 
 async def _answers(run: Run, ask: Ask, steps: _Steps) -> Answers:
-    """The answers to a question: those that are stored, or else those clients give."""
+    """Return the answers to a question: the stored ones, or those that clients send now."""
     question, in_store = steps.record(_question(ask)), run.services.in_store
     found, step, key = steps.next(), steps.step, steps.key
     _check_replayed(question, step, key, found)
@@ -159,7 +157,7 @@ async def _answers(run: Run, ask: Ask, steps: _Steps) -> Answers:
 
 
 async def _summed(run: Run, ask: AskSum, steps: _Steps) -> Summed | None:
-    """The sum that is asked for: the one that is stored, or else a new one."""
+    """Return the requested sum: the stored one, or a new one."""
     question, in_store = steps.record(_sum_question(ask)), run.services.in_store
     found, step, key = steps.next(), steps.step, steps.key
     _check_replayed(question, step, key, found)
@@ -233,7 +231,7 @@ async def _ask(run: Run, ask: Ask, step: int, key: AttemptKey) -> Answers:
 def _advance(
     generator: Generator[Any, Any, Any], answers: Answers | Summed | None
 ) -> tuple[bool, Any]:
-    """(whether the generator is over, what it returned or else yields)."""
+    """Return (True if the generator has ended, its returned or yielded value)."""
     try:
         return False, generator.send(answers)
     except StopIteration as stop:
@@ -241,16 +239,16 @@ def _advance(
 
 
 def read_scalars(answer: coordinator_pb2.Answer | None, names: Sequence[str]) -> tuple[float, ...]:
-    """A client's numbers, in the order of `names`. Raises ProtocolError, saying what is wrong."""
+    """Return a client's numbers, in the order of `names`. Raises ProtocolError with the reason."""
     if answer is None:
         raise ProtocolError("not in time")
     if answer.WhichOneof("outcome") == "failure":
         raise ProtocolError(f"{answer.failure.message[:300]} ({answer.failure.reason[:80]})")
     if answer.WhichOneof("outcome") != "scalars":
-        raise ProtocolError("it answered otherwise than with numbers")
+        raise ProtocolError("its answer has no numbers")
     values = answer.scalars.values
     if len(values) != len(names) or not all(name in values for name in names):
-        raise ProtocolError(f"it sent {len(values)} numbers, not just {', '.join(names)}")
+        raise ProtocolError(f"it sent {len(values)} numbers, expected {', '.join(names)}")
     numbers = tuple(values[name] for name in names)
     if not all(map(math.isfinite, numbers)):
         raise ProtocolError(f"it sent {', '.join(map(str, numbers))}")
@@ -268,9 +266,9 @@ def _columns(numbers: Mapping[int, Sequence[float]], names: Sequence[str]) -> An
 def _check_replayed(
     question: JsonObject, step: int, key: AttemptKey, found: Exchange | None
 ) -> None:
-    """Raise ReplayError if another question is stored."""
+    """Raise ReplayError if the stored question differs."""
     if found is not None and (found.step, found.question) != (step, question):
-        raise ReplayError(f"question {step} of {key} was another before the restart")
+        raise ReplayError(f"question {step} of {key} differs from the one before the restart")
 
 
 # What is stored ---------------------------------------------------------------------------------
@@ -291,8 +289,8 @@ def _record(answers: Answers) -> JsonObject:
 
 
 def answers_of(exchanges: Sequence[Exchange], key: AttemptKey) -> list[Answers]:
-    """The answers of clients among what a selector was answered when it last asked them before a
-    selection; sums are of no single client."""
+    """Return the clients' answers from the selector's last call that asked; sums are not
+    included."""
     answered = [
         each
         for each in exchanges
@@ -307,7 +305,7 @@ def answers_of(exchanges: Sequence[Exchange], key: AttemptKey) -> list[Answers]:
 
 
 def stored_answers(record: JsonObject, key: AttemptKey) -> Answers:
-    """Answers as they were stored. Raises StorageError if they have been tampered with."""
+    """Return stored answers. Raises StorageError if they can't be read."""
     try:
         rows = np.array(record["rows"], dtype=np.int64)
         named: Any = record["values"]

@@ -1,4 +1,4 @@
-"""The state of a run for people, now: its wait or its round under way."""
+"""The current state of a run for display: its wait, or the progress of its round."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def publish_status(run: Run) -> None:
 
 
 def status(run: Run) -> operator_pb2.RunStatus:
-    """The state of the run."""
+    """Return the state of the run."""
     under_way = run.row.state in (RunState.WAITING, RunState.RUNNING)
     left_out = run.selecting.left_out.summary() if under_way else ""
     return run_status(run.row, waiting(run), left_out)
 
 
 def waiting(run: Run) -> operator_pb2.Waiting | None:
-    """The wait of the run; None while a round is under way."""
+    """Return the wait of the run; None while a round is under way."""
     found = run.machine.waiting
     if found is None:
         return None
@@ -40,7 +40,7 @@ def waiting(run: Run) -> operator_pb2.Waiting | None:
 
 
 def progress(run: Run) -> operator_pb2.RoundProgress | None:
-    """The round under way; None between rounds."""
+    """Return the progress of the current round; None between rounds."""
     machine, cohort = run.machine, run.attempt.cohort
     if machine.phase in (Phase.WAITING, Phase.ENDED):
         return None

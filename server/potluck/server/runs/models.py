@@ -1,4 +1,4 @@
-"""The models of a run: the one its clients train from, and the one that a round makes."""
+"""The models of a run: the model that clients train from, and the model of the current round."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from potluck.server.store.records import Metrics
 
 @dataclass(frozen=True, kw_only=True)
 class RoundModel:
-    """The model of a round; until its updates are reduced, the model before it.
+    """The model of a round; before the updates are reduced, the previous model.
 
-    facts, judgement: the selector's facts about the updates, and its judgement. late_weights: of
-    the late updates in it, in the order in which they joined. training_loss: mean of the trainings'
-    losses, if only the sum of the updates reveals it.
+    facts, judgement: the selector's facts about the updates, and its judgement. late_weights:
+    weights of the late updates in it, in the order in which they joined. training_loss: mean of the
+    trainings' losses, if it is only known from a sum of updates.
     """
 
     model: ModelVersion
@@ -41,10 +41,10 @@ class RoundModel:
 class Models:
     """Own the models of a run, and the states of its selector and its strategy.
 
-    Lives on the event loop. work: the heavy part, done in threads. current: the model that clients
-    train from. states: of selector and strategy after the last committed round. result: of the
-    attempt under way, or of the last round until the next one is selected. trained: the share of
-    the training on the coordinator that is done; None while there is none.
+    Used on the event loop. work: computations that run in threads. current: the model that clients
+    train from. states: states of selector and strategy after the last committed round. result:
+    result of the current attempt, or of the last round until the next selection. trained: completed
+    share of the training on the coordinator; None if there is none.
     """
 
     def __init__(
@@ -62,37 +62,37 @@ class Models:
         self.trained: float | None = None
         self._plan = plan
         self._files = files
-        self._before: ModelVersion | None = None  # as long as its step is not measured
-        self._enrolled: tuple[State, int, State] | None = None  # committed, clients, for them
+        self._before: ModelVersion | None = None  # until its step is measured
+        self._enrolled: tuple[State, int, State] | None = None  # (rounds, clients, state)
 
     @property
     def digests(self) -> set[str]:
-        """The files of these models, which must not be deleted now."""
+        """Digests of these models' files, which must not be deleted now."""
         models = (self.current, self._before, self.result.model)
         return {digest for model in models if model is not None for digest in model.digests}
 
     def whole(self, blake3: str) -> ModelVersion:
-        """A model by its digest, as its whole file alone. Raises NotFoundError."""
+        """Return a model by its digest, with only its whole file. Raises NotFoundError."""
         size = self._files.existing(blake3).stat().st_size
         rendition = Rendition(blake3=blake3, size=size, encoding=Encoding.FLOAT32)
         return ModelVersion(blake3=blake3, size=size, renditions=(rendition,))
 
     def start_selector(self, population: Population) -> None:
-        """Begin with a selector state for these clients."""
+        """Set the selector's initial state for these clients."""
         selector = self._plan.selector.init(population)
         self.states = replace(self.states, selector=selector)
 
     def begin_attempt(self) -> None:
-        """Drop the result of the attempt before."""
+        """Discard the result of the previous attempt."""
         self._files.let_go(self.result.model.digests)
         self.result = RoundModel(model=self.current, strategy_state=self.states.strategy)
 
     def commit(self, states: States) -> None:
-        """Make the result the model that clients train from. states: those it was stored with."""
+        """Make the result the model that clients train from. states: the states stored with it."""
         self._before, self.current, self.states = self.current, self.result.model, states
 
     async def last_step(self) -> float | None:
-        """Measure the last committed step, once; None if that is done."""
+        """Return the norm of the last committed step, once; None if it was returned before."""
         if self._before is None:
             return None
         norm = await in_thread(self.work.step_norm, self._before, self.current)
@@ -102,7 +102,7 @@ class Models:
     async def enrolled(self, clients: int, population: Callable[[], Population]) -> State:
         """Return the strategy's state for the round under way, computed once for each roster.
 
-        It may depend on which clients there are. After a kill it is computed again from the same
+        It may depend on the clients in the roster. After a kill it is computed again from the same
         profiles, with the same result.
         """
         strategy, committed = self._plan.strategy, self.states.strategy

@@ -1,7 +1,6 @@
-"""A journal of commits beside the database, which finds at a start the commits that the database
-lost.
+"""A journal of commits outside the database; at a start it shows commits that the database lost.
 
-The journal has the number of each committed round. The records have the rounds' rows, from which
+The journal holds the number of each committed round. The records have the rounds' rows, from which
 `potluck-server rebuild` restores what a database has lost.
 """
 
@@ -28,27 +27,28 @@ JOURNAL = "journal"
 """Name of the journal in a state directory."""
 
 RECORDS = "records"
-"""Name of the folder of rounds' records in a state directory."""
+"""Name of the folder with the records of rounds in a state directory."""
 
 
 class Commits:
-    """Lives on the event loop."""
+    """The journal and the records of committed rounds. Used on the event loop."""
 
     def __init__(self, state_directory: Path, in_store: InStore) -> None:
         self._journal = Journal(state_directory / JOURNAL)
         self._records = RoundRecords(state_directory / RECORDS)
-        self._rosters: dict[str, int] = {}  # by run, how much of its roster the records have
+        self._rosters: dict[str, int] = {}  # by run, recorded length of its roster
         self._in_store = in_store
         self._one_at_a_time = asyncio.Lock()
         self._lost_files: dict[str, set[str]] = {}
 
     @property
     def spared(self) -> set[str]:
-        """Files of rounds that the database lost: a backup or a record may name them."""
+        """Digests of files of rounds that the database lost; a backup or a record may refer to
+        them."""
         return set[str]().union(*self._lost_files.values())
 
     async def compare(self) -> Mapping[str, LostRounds]:
-        """By run what the database has lost since. Raises StorageError."""
+        """Return, by run, the rounds that the database has lost. Raises StorageError."""
         noted = await asyncio.to_thread(self._journal.read)
         committed: dict[str, int] = await self._in_store(lambda store: store.last_rounds())
         last = {each.run_id: each for each in noted}
@@ -64,14 +64,14 @@ class Commits:
             for run_id, number in committed.items()
             if number and (run_id not in last or last[run_id].round < number)
         ]
-        if not found:  # else every line may still be of use
+        if not found:  # otherwise every line may still be needed
             kept = list((last | {each.run_id: each for each in behind}).values())
             await asyncio.to_thread(self._journal.shorten, kept, len(noted))
         await self._add(*behind)
         return found
 
     async def note(self, row: RoundRow) -> None:
-        """Note a committed round. A disk that can't be written holds up no run."""
+        """Record a committed round; log a warning if the disk can't be written."""
         noted = Noted(
             run_id=row.key.run_id,
             round=row.key.round,
@@ -88,14 +88,14 @@ class Commits:
             log.warning("a commit was not noted in the journal", reason=error.message)
 
     async def accept(self, row: RunRow) -> None:
-        """Continue a run from the database's last round, and drop later records. Raises
+        """Accept the database's last round of a run, and drop later records. Raises
         StorageError."""
         self._lost_files.pop(row.run_id, None)
         await asyncio.to_thread(self._records.drop_after, row.run_id, row.committed_rounds)
         await self._add(Noted(run_id=row.run_id, round=row.committed_rounds))
 
     async def forget(self, *run_ids: str) -> None:
-        """Note that runs will be deleted, so that they don't count as lost. Raises StorageError."""
+        """Record that runs will be deleted, so they don't count as lost. Raises StorageError."""
         await self._add(*(Noted(run_id=run_id, round=0) for run_id in run_ids))
 
     def close(self) -> None:
@@ -109,7 +109,7 @@ class Commits:
     async def _record(self, row: RoundRow) -> None:
         """Record the rows of a round, and of those before it that have no record."""
         run_id, number = row.key.run_id, row.key.round
-        if run_id not in self._rosters:  # rounds after a backup that was restored are repeated
+        if run_id not in self._rosters:  # rounds after a restored backup are repeated
             await asyncio.to_thread(self._records.drop_after, run_id, number)
         begin = number
         while begin > 1 and not self._records.has(run_id, begin - 1):

@@ -31,14 +31,14 @@ def check_said(
 
 
 def _training(plan: RunPlan, attempt: Attempt, client: str) -> LocalTraining:
-    """The settings that a client of the cohort trains with."""
+    """Return the training settings of a client of the cohort."""
     training, member = plan.training, attempt.cohort.get(client)
     epochs = None if member is None else member.work.epochs
     return training if epochs is None else training.model_copy(update={"epochs": epochs})
 
 
 def report_said(plan: RunPlan, message: transfer_pb2.TrainingReport) -> UpdateReport:
-    """The report of a client, with those of the selector's numbers that are finite."""
+    """Return the report of a client, with the selector's numbers that are finite."""
     report = UpdateReport.from_message(message)
     reports = {
         name: report.reports[name]
@@ -67,7 +67,7 @@ def check_report(report: UpdateReport, training: LocalTraining | None) -> None:
         raise LayoutError(f"the update reports {value} as its {name}; it must be finite")
     if report.seconds < 0:
         raise LayoutError(
-            f"the update reports {report.seconds} s of training; it can't be less than 0"
+            f"the update reports {report.seconds} s of training; it must be 0 or more"
         )
     if training is None:
         _check_own_steps(report)
@@ -82,8 +82,8 @@ def check_report(report: UpdateReport, training: LocalTraining | None) -> None:
     most = largest_normalizer(training, planned)
     if report.normalizer is not None and not LEAST_NORMALIZER <= report.normalizer <= most:
         raise LayoutError(
-            f"an update reports that its {report.steps} steps amount to {report.normalizer}; it "
-            f"must be from {LEAST_NORMALIZER} to {most:g}",
+            f"an update reports a normalizer of {report.normalizer} for its {report.steps} steps; "
+            f"it must be from {LEAST_NORMALIZER} to {most:g}",
             normalizer=report.normalizer,
         )
 

@@ -1,4 +1,4 @@
-"""Preparation of a run: its first model, or its state when the coordinator ended."""
+"""Prepares a run: makes its first model, or restores the state in which the coordinator ended."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ async def resume(
     services: RunServices,
     events: asyncio.Queue[rounds.Event],
 ) -> Run | None:
-    """Return the run in its stored state; None if the operator stops its pre-training.
+    """Return the prepared run; None if an operator stops its pre-training.
 
-    Finds or makes the model, and reads the states of selector and strategy.
+    Loads or creates the model, and reads the states of selector and strategy.
     """
     run_id, in_store = record.row.run_id, services.in_store
     plan = plan.with_base(await in_thread(work.base_blake3))
@@ -112,7 +112,7 @@ def _eligibility(
     profiling: Profiling,
     post: Callable[[rounds.Event], None],
 ) -> Eligibility:
-    """The run's rules on who may be selected, before anything excludes anybody."""
+    """Return the run's rules on which clients may be selected; no client is excluded yet."""
     run_id, attendance = record.row.run_id, services.attendance
     left_out = LeftOutRegister(run_id, plan, attendance, services.in_store, post)
     label_sums, wants_sums = LabelSums(), profiling.by_cell or plan.wants_label_totals
@@ -143,14 +143,14 @@ def _anybody(_: str) -> bool:
 async def _from_files(
     record: RunRecord, files: ModelFiles, read: Callable[..., T], *arguments: object
 ) -> T:
-    """Read in a thread from files that the store names. Raises StorageError."""
+    """Call `read` in a thread, for files that the store names. Raises StorageError."""
     try:
         return await in_thread(read, *arguments)
     except NotFoundError as error:
         path = files.path(error.metadata["blake3"])
         raise StorageError(
-            f"{path} is gone, and without it nothing follows round {record.row.committed_rounds}; "
-            "restore it from a backup",
+            f"{path} is missing, and the run can't continue after round "
+            f"{record.row.committed_rounds} without it; restore it from a backup",
             path=path,
         ) from error
 
@@ -163,7 +163,8 @@ async def _states(
     profiling: Profiling,
     last: RoundRow | None,
 ) -> States:
-    """The states of selector and strategy after the last committed round, or before round 1."""
+    """Return the states of selector and strategy after the last committed round, or before round
+    1."""
     if last is not None:
         remembered = (last.state_blake3, last.selector_scalars, last.strategy_scalars)
         return await _from_files(record, services.files, read_states, services.files, *remembered)
@@ -183,7 +184,7 @@ async def _states(
 async def _first_model(
     record: RunRecord, plan: RunPlan, work: ModelWork, services: RunServices, profiling: Profiling
 ) -> ModelVersion | None:
-    """Make the model before round 1; None if the operator stops that."""
+    """Create the model before round 1; None if an operator stops its pre-training."""
     run_id = record.row.run_id
     for remark in plan.remarks:
         record.warn(remark)
@@ -191,7 +192,7 @@ async def _first_model(
     if _pretrains(run_id, plan, needs_model=profiling.needs_model):
         record.say("pre-training a model" + (" for triplets" if profiling.needs_model else ""))
         pretrained = await services.pretrain(model.blake3)
-        if pretrained != model.blake3:  # the run that trained it names the first one, not this run
+        if pretrained != model.blake3:  # the pre-training run has the first model
             services.files.let_go(model.digests)
         if pretrained is None:
             return None
@@ -210,11 +211,11 @@ def _pretrains(run_id: str, plan: RunPlan, *, needs_model: bool) -> bool:
 
 
 async def _profile_model(run_id: str, services: RunServices) -> ModelVersion:
-    """The model before round 1: triplets of late joiners too are estimated with it."""
+    """Return the model before round 1, with which triplets of late joiners are estimated too."""
     blake3 = (await services.in_store(lambda store: store.run(run_id))).initial_model_blake3
     try:
         return await asyncio.to_thread(services.files.published, blake3)
-    except NotFoundError:  # it still says which triplets are of use, but no more can be estimated
+    except NotFoundError:  # old triplets stay valid, new ones can't be estimated
         return ModelVersion(blake3=blake3, size=0, renditions=())
 
 
@@ -222,14 +223,14 @@ async def _profile_model(run_id: str, services: RunServices) -> ModelVersion:
 
 
 async def _go_on(run: Run, last: RoundRow | None) -> None:
-    """Continue a run whose coordinator ended."""
+    """Continue a run after a restart of the coordinator."""
     run_id, in_store = run.id, run.services.in_store
     committed = 0 if last is None else last.key.round
     run.recall(await in_store(lambda store: store.participation(run_id)))
     attempt: AttemptRow | None = await in_store(lambda store: store.current_attempt(run_id))
     cohort = [] if attempt is None else [member.client_id for member in attempt.members]
     await run.updates.restore(cohort)
-    if last is not None:  # the coordinator may have gone down before it did
+    if last is not None:  # the coordinator may have ended before
         awaited = [each.client_id for each in run.updates.late.awaited if each.key == last.key]
         announce_closed(run.services.attendance, last, awaited)
     run.selecting.left_out.restore(await in_store(lambda store: store.left_out(run_id)))
@@ -255,14 +256,14 @@ async def _go_on(run: Run, last: RoundRow | None) -> None:
 
 
 async def _abandon(run: Run, attempt: AttemptRow) -> None:
-    """The keys of a masked round are gone with the coordinator that had them."""
+    """Give up an attempt with masks: its keys were lost when the coordinator ended."""
     key, reason = attempt.key, "the coordinator went down, and with it the keys of the sum"
     await run.services.in_store(lambda store: store.abandon_attempt(key, reason))
     run.say(f"round {key.round}, attempt {key.attempt} is given up: {reason}")
 
 
 async def _resume_attempt(run: Run, attempt: AttemptRow, committed: int) -> Resumption:
-    """Take over the cohort of an attempt, with the updates that are spooled whole."""
+    """Restore the cohort of an attempt, with the updates whose files are complete."""
     key = run.stored_attempt = attempt.key
     run.attempt = Attempt()
     run.choose_cohort(
@@ -307,6 +308,6 @@ async def _resume_attempt(run: Run, attempt: AttemptRow, committed: int) -> Resu
 
 
 def _state_now(member: MemberRow, *, whole: bool) -> MemberState:
-    """Return the stored state of a member's part; awaited again if a crash damaged its update."""
+    """Return a member's stored state; the update is awaited again if a crash damaged it."""
     received = member.state is MemberState.RECEIVED
     return MemberState.SELECTED if received and not whole else member.state

@@ -1,4 +1,4 @@
-"""The loop of a prepared run: feeds the state machine what happens, carries out what it answers."""
+"""The loop of a prepared run: passes events to the state machine, carries out its actions."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from potluck.server.runs.upload_decision import decide_uploads
 
 
 class RoundLoop:
-    """Takes a run through its rounds. Lives on the event loop."""
+    """Runs all rounds of a run. Used on the event loop."""
 
     def __init__(self, run: Run, end: Callable[[rounds.End], Awaitable[None]]) -> None:
-        """end: carries out the end of the run."""
+        """end: function that carries out the end of the run."""
         self.run = run
         self._end = end
         self._attendance = run.services.attendance
@@ -40,14 +40,14 @@ class RoundLoop:
     # Files ------------------------------------------------------------------------------------
 
     def serves(self, blake3: str) -> bool:
-        """Return whether hosts fetch this file now."""
+        """Return True if hosts may fetch this file now."""
         served = self.run.models.current.digests | self._training.auxiliaries.digests
         return blake3 in served or any(
             blake3 == row.model_blake3 for row in self.run.updates.late.awaited
         )
 
     def files_in_use(self) -> set[str]:
-        """Files that must not be deleted now."""
+        """Return the digests of files that must not be deleted now."""
         run = self.run
         of_profiles = run.selecting.profiling.model
         profiles = set() if of_profiles is None else of_profiles.digests
@@ -76,20 +76,19 @@ class RoundLoop:
                 await self._carry_out(action)
 
     def _await_late(self) -> None:
-        """Have those train on whose updates missed their round."""
+        """Instruct clients whose updates missed their round to continue their training."""
         for row in self.run.updates.late.awaited:
             if row.update is None:
                 self._training.begin_late(row)
 
     async def fail(self, reason: str) -> None:
-        """End the run for something that the machine has not heard of."""
+        """End the run with a failure that is unknown to the state machine."""
         actions = self.run.machine.handle(rounds.ActionFailed(reason), now())
         for action in actions or [rounds.End(rounds.RunEnding.FAILED, reason)]:
             await self._carry_out(action)
 
     async def settle(self) -> None:
-        """Stop what is under way at the end of the run, and wait for the work after its last
-        commit."""
+        """Stop all work at the end of the run; wait for the work after its last commit."""
         if self._slow is not None:
             self._slow.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -99,7 +98,7 @@ class RoundLoop:
         await self._post_commit.settled()
 
     async def stop(self) -> None:
-        """The run is not driven any more."""
+        """Stop all work: the run is no longer driven."""
         self._stop_listening()
         if self._slow is not None:
             self._slow.cancel()
@@ -110,7 +109,7 @@ class RoundLoop:
     async def _next_event(self) -> rounds.Event:
         run = self.run
         with contextlib.suppress(asyncio.QueueEmpty):
-            return run.events.get_nowait()  # what happened goes before what is due
+            return run.events.get_nowait()  # events come before timers
         wakeup = run.machine.next_wakeup()
         timeout = None if wakeup is None else max(0.0, wakeup - now())
         try:
@@ -118,7 +117,7 @@ class RoundLoop:
                 return await run.events.get()
         except TimeoutError:
             pass
-        # What came in time is in time, also where the database was away and it is stored late.
+        # An update that arrived in time counts as in time, even if a slow database stores it late.
         await self.inbox.recorded()
         with contextlib.suppress(asyncio.QueueEmpty):
             return run.events.get_nowait()
@@ -170,7 +169,7 @@ class RoundLoop:
                 await self._end(action)
 
     def _begin_slow(self, work: Coroutine[Any, Any, None]) -> None:
-        """Start a slow action, while events are still handled."""
+        """Start a slow action in a task, so that events are still handled."""
         self._slow = asyncio.create_task(self._guarded(work))
 
     async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:

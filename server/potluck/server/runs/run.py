@@ -1,7 +1,7 @@
-"""A run under way that is prepared: its model is loaded and its roster read.
+"""A prepared run, with its model and its roster loaded.
 
-`resume.py` makes it; `round_loop.py` takes it through its rounds, with `select.py`, `train.py` and
-`commit.py`. Everything here lives on the event loop.
+`resume.py` creates it; `round_loop.py` runs its rounds, with `select.py`, `train.py` and
+`commit.py`. Used on the event loop.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from potluck.server.watching.run_record import RunRecord
 
 @dataclass(frozen=True, kw_only=True)
 class CohortMember:
-    """A client as it was selected. work: the work that the selector set for it."""
+    """A selected client. work: the work that the selector set for it."""
 
     host: str
     reason: str
@@ -47,11 +47,11 @@ class CohortMember:
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """The attempt under way as it was started. Another replaces it once it has a cohort.
+    """The current attempt. It is replaced when its cohort is chosen.
 
-    cohort: in the order chosen; empty while it is being selected. answers: of clients before that.
-    spared: clients that need not upload. companions: of clients that share a host, the clients that
-    may be trained together, in the roster's order.
+    cohort: in the order chosen; empty while it is being selected. answers: answers of clients
+    before the selection. spared: clients that skip their upload. companions: for each client, the
+    clients on its host that may be trained together with it, in roster order.
     """
 
     begun: float = field(default_factory=now)
@@ -63,7 +63,7 @@ class Attempt:
 
 @dataclass(kw_only=True)
 class Run:
-    """A prepared run: its data, and the owners of what changes in it."""
+    """A prepared run: its data, and the objects that hold its changing state."""
 
     record: RunRecord
     plan: RunPlan
@@ -75,9 +75,9 @@ class Run:
     updates: Updates
     attempt: Attempt = field(default_factory=Attempt)
     stored_attempt: AttemptKey | None = None
-    """The attempt that is in the store."""
+    """Key of the attempt in the store; None if there is none."""
     epoch: datetime = field(default_factory=lambda: utc() - timedelta(seconds=now()))
-    """The time of day at which monotonic time began."""
+    """The UTC time at which monotonic time was 0."""
 
     def __post_init__(self) -> None:
         self.log = self.record.log
@@ -86,7 +86,7 @@ class Run:
 
     @property
     def row(self) -> RunRow:
-        """The run as it is in the store."""
+        """The run's row in the store."""
         return self.record.row
 
     @property
@@ -100,10 +100,9 @@ class Run:
         return self.machine.pool.roster
 
     def kept_state(self, client: str, *, of_result: bool = False) -> KeptState | None:
-        """Return the client's kept state that belongs to the run's model; None if clients keep
-        none.
+        """Return the client's kept state that fits the run's model; None if clients keep none.
 
-        of_result: return the one that belongs to the result of the attempt under way instead.
+        of_result: True for the state that fits the result of the current attempt instead.
         """
         if not self.plan.kept:
             return None
@@ -120,21 +119,21 @@ class Run:
         self.selecting.note_committed(row)
 
     def recall(self, participations: Sequence[Participation]) -> None:
-        """Load the rounds that were committed before the run was resumed."""
+        """Load the participations in rounds committed before the run was resumed."""
         self.updates.recall(participations)
         self.selecting.recall(participations)
 
     # The attempt under way --------------------------------------------------------------------
 
     def begin_attempt(self) -> None:
-        """Start an attempt, and discard all data of the one before."""
+        """Start an attempt, and discard all data of the previous one."""
         self.models.begin_attempt()
         self.updates.begin_attempt()
         self.attempt = Attempt()
 
     def choose_cohort(self, cohort: Mapping[str, CohortMember], answers: Sequence[Answers]) -> None:
-        """Set the cohort of the attempt under way, in the order chosen, and the clients' answers
-        before it."""
+        """Set the current attempt's cohort, in the order chosen, and the clients' answers before
+        it."""
         in_order = sorted(cohort, key=self.roster.row)
         together = companions(
             (client, cohort[client].host, cohort[client].work.epochs) for client in in_order
@@ -143,22 +142,22 @@ class Run:
 
     @property
     def key(self) -> AttemptKey:
-        """The attempt under way."""
+        """The key of the current attempt."""
         return AttemptKey(self.id, self.machine.round, self.machine.attempt)
 
     def instruction_id(self, client: str) -> str:
-        """The id of a client's training, and of its update, in the attempt under way."""
+        """Return the id of a client's training and update in the current attempt."""
         return train_instruction_id(*self.key, client)
 
     def companions_of(self, client: str) -> list[str]:
         """Return the ids of the trainings of a client and its companions; none if it has none."""
-        key = self.key  # once: a cohort asks for as many ids as the square of its clients
+        key = self.key  # computed once: ids grow with the square of the cohort
         return [
             train_instruction_id(*key, each) for each in self.attempt.companions.get(client, ())
         ]
 
     def is_present(self, client: str) -> bool:
-        """Return whether a client is connected, or may still come back in time."""
+        """Return True if a client is connected, or may still reconnect in time."""
         return self.machine.pool.is_present(client, now())
 
     def why_over(self, best: BestSoFar | None) -> str:

@@ -1,4 +1,4 @@
-"""The updates of a run: those of the attempt under way, late ones, and the files of both."""
+"""The updates of a run: those of the current attempt, late ones, and the files of both."""
 
 from __future__ import annotations
 
@@ -29,19 +29,20 @@ from potluck.server.store.store_thread import InStore
 
 @dataclass(frozen=True, kw_only=True)
 class Offer:
-    """A client's report of an update that it keeps. numbers: in the order of their names."""
+    """A client's offer of an update that it keeps. numbers: its answers, in the order of their
+    names."""
 
     numbers: Sequence[float]
     samples: int
 
 
 class Updates:
-    """The updates of a run, and their files. Lives on the event loop.
+    """The updates of a run, and their files. Used on the event loop.
 
-    spool: their files. late: trainings that missed their round and may join a later one. received:
-    updates of the attempt under way, by client. offers: reports of clients on updates that they
-    keep. joining: late trainings whose updates go into the round's model, once it is reduced.
-    bytes_down, bytes_up: of the attempt under way.
+    spool: the updates' files. late: trainings that missed their round and may join a later one.
+    received: updates of the current attempt, by client. offers: offers of updates that clients
+    keep, by client. joining: late trainings whose updates become part of the round's model.
+    bytes_down, bytes_up: bytes transferred in the current attempt.
     """
 
     def __init__(
@@ -56,7 +57,8 @@ class Updates:
         post: Callable[[rounds.Event], None],
         warn: Callable[[str], None],
     ) -> None:
-        """offended: counts offences; the clients that are in quarantine for them now, and why."""
+        """offended: function that counts offences of clients; returns those now in quarantine, with
+        reasons."""
         self._run_id = run_id
         self._attendance = attendance
         self._in_store = in_store
@@ -77,7 +79,7 @@ class Updates:
     # The attempt under way --------------------------------------------------------------------
 
     def begin_attempt(self) -> None:
-        """Forget what came in the attempt before."""
+        """Discard the updates and counts of the previous attempt."""
         self._instructed: dict[str, float] = {}
         self.offers: dict[str, Offer] = {}
         self.received: dict[str, SpooledUpdate] = {}
@@ -86,40 +88,42 @@ class Updates:
         self.bytes_up = 0
 
     def note_instructed(self, client: str, at: float) -> None:
-        """Note the time at which a client was sent its training first."""
+        """Record the time at which a client first received its instruction to train."""
         self._instructed.setdefault(client, at)
 
     def note_instructed_late(self, client: str, at: float) -> None:
-        """Note the same of a training for a closed round, which may have been sent in its round."""
+        """Record the same for a closed round's training, unless it was recorded in its round."""
         self._late_since.setdefault(client, self._instructed.get(client, at))
 
     def seconds(self, client: str, at: float, *, late: bool) -> float:
-        """Time since a client was sent its training; 0 if that was before a restart."""
+        """Return the seconds since a client received its instruction; 0 if that was before a
+        restart."""
         since = self._late_since if late else self._instructed
         return at - since.get(client, at)
 
     # In the model, or refused -----------------------------------------------------------------
 
     def included(self, client: str) -> str:
-        """The last update of a client that became part of the model; empty if none did."""
+        """Return the id of a client's last update that became part of the model; empty if none
+        did."""
         return self._included.get(client, "")
 
     def note_included(self, row: RoundRow) -> None:
-        """Note whose updates are part of a committed round's model."""
+        """Record which updates are part of a committed round's model."""
         for member in row.included:
             self._included[member.client_id] = train_instruction_id(*row.key, member.client_id)
         for late in row.late:
             self._included[late.client_id] = train_instruction_id(*late.key, late.client_id)
 
     def recall(self, participations: Sequence[Participation]) -> None:
-        """Note the same of all rounds that were committed before the run is resumed."""
+        """Record the same for all rounds that were committed before the run was resumed."""
         for each in participations:
             if each.included_round is not None and each.included_attempt is not None:
                 key = (self._run_id, each.included_round, each.included_attempt)
                 self._included[each.client_id] = train_instruction_id(*key, each.client_id)
 
     def note_offender(self, client: str) -> None:
-        """Note that a client's update was refused for its numbers."""
+        """Record that a client's update was refused for its numbers."""
         self._offenders.add(client)
 
     async def judge_offenders(self) -> None:
@@ -132,8 +136,7 @@ class Updates:
     # Late ones --------------------------------------------------------------------------------
 
     async def restore(self, cohort: Sequence[str]) -> None:
-        """Await the late updates from before a restart again, except those of the current
-        cohort."""
+        """Wait again for late updates from before a restart, except those of the current cohort."""
         run_id, late = self._run_id, self.late
         rows: list[LateRow] = await self._in_store(lambda store: store.awaited(run_id))
         self.late = LateRegister.of(rows, simulated=late.simulated, most_rounds=late.most_rounds)
@@ -142,21 +145,22 @@ class Updates:
                 continue
             path = self._spooled(row, row.update).path
             if not await in_thread(intact, path, row.update.blake3):
-                self.late.lose(row.client_id)  # torn by the crash; have it sent again
+                self.late.lose(row.client_id)  # damaged by a crash; the client sends it again
         for client in cohort:
             await self.give_up(client)
 
     def join(self, round_seconds: float, allowed: Callable[[Iterable[str]], Iterable[str]]) -> None:
         """Choose the late trainings whose updates go into the round's model, in client order.
 
-        round_seconds: simulated ones. allowed: those of these clients that may take part.
+        round_seconds: simulated duration of the round. allowed: function that returns which of the
+        given clients may take part.
         """
         found = self.late.joining(round_seconds)
         clients = set(allowed(row.client_id for row in found))
         self.joining = [row for row in found if row.client_id in clients]
 
     def late_updates(self, round_number: int) -> list[LateUpdate]:
-        """The updates that join, as they are reduced."""
+        """Return the late updates that join the round's model."""
         return [
             LateUpdate(
                 update=self._spooled(row, row.update),
@@ -177,10 +181,10 @@ class Updates:
         round_seconds: float,
         work: Mapping[str, MemberWork],
     ) -> Sequence[LateRow]:
-        """Note which late updates the round has, and whose are awaited from now on.
+        """Record which late updates are in the round, and which are awaited from now on.
 
-        weights: of the updates that joined, in their order. missed: clients of the round whose
-        updates are not in it. The others: as for `LateRegister.close_round`.
+        weights: weights of the updates that joined, in their order. missed: clients of the round
+        whose updates are not in it. Other arguments: as in `LateRegister.close_round`.
         """
         joined = zip(self.joining, weights, strict=True)
         changed = self.late.close_round(
@@ -204,7 +208,7 @@ class Updates:
         return changed
 
     def kept_clients(self) -> dict[tuple[int, int], set[str]]:
-        """The clients whose updates in the spool stay, by round and attempt."""
+        """Return the clients whose spooled updates must be kept, by round and attempt."""
         found: dict[tuple[int, int], set[str]] = {}
         for row in self.late.awaited:
             found.setdefault((row.round, row.attempt), set()).add(row.client_id)
@@ -224,7 +228,7 @@ class Updates:
         announce_dropped(self._attendance, rows)
 
     def post_awaited(self) -> None:
-        """Report to the state machine which clients are at work for a closed round."""
+        """Post to the state machine which clients still train for a closed round."""
         self._post(rounds.StillTraining(tuple(row.client_id for row in self.late.awaited)))
 
     def _spooled(self, row: LateRow, update: UpdateRow) -> SpooledUpdate:

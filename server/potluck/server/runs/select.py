@@ -24,13 +24,13 @@ from potluck.server.store.records import AttemptKey, AttemptRow, MemberWork, Pro
 async def admit(run: Run, clients: tuple[str, ...]) -> None:
     """Store that clients joined the roster, in this order."""
     await run.selecting.admit(clients)
-    if len(clients) == len(run.roster):  # the first ones
+    if len(clients) == len(run.roster):  # the first clients
         await set_state(run, RunState.RUNNING)
         run.models.start_selector(run.selecting.population())
 
 
 async def select(run: Run, action: rounds.Select) -> None:
-    """Choose a cohort; it is in the store before anybody acts on it."""
+    """Choose a cohort, and store it before it is used."""
     key = AttemptKey(run.id, action.round, action.attempt)
     try:
         await _select(run, action, key)
@@ -49,8 +49,7 @@ async def _select(run: Run, action: rounds.Select, key: AttemptKey) -> None:
     unable = [c for c in run.roster.clients(context.available) if c in run.selecting.left_out]
     if unable:
         raise ReplayError(
-            f"{key}: {counted(len(unable))} turned out to be unable to take part; selecting "
-            "without them"
+            f"{key}: {counted(len(unable))} can't take part; selecting again without them"
         )
     cohort = run.roster.clients(selection.rows)
     _check_unmasked_work(run.plan, selection)
@@ -100,32 +99,33 @@ def _check_unmasked_work(plan: RunPlan, selection: Selection) -> None:
     if selection.quotas is not None:
         _check_unmasked(plan, "limits the samples that each client trains on")
     if selection.epochs is not None:
-        _check_unmasked(plan, "says how many passes each client makes")
+        _check_unmasked(plan, "sets the number of passes of each client")
     if selection.dropped is not None:
-        _check_unmasked(plan, "has clients leave tensors out of their updates")
+        _check_unmasked(plan, "has clients omit tensors from their updates")
 
 
 def _check_unmasked(plan: RunPlan, does: str) -> None:
-    """Raise RunError for what a selector does in a masked round, whose clients all train alike, and
-    whose sum has room for `count` of them."""
+    """Raise RunError: masked rounds don't allow what the selector `does`. They need equal work from
+    `count` clients."""
     run_file = plan.run_file
     if run_file.secure_aggregation:
         raise RunError(
             f"selector {run_file.selector.name} {does}, which masked rounds don't allow: their "
-            "clients train alike, and as many as the run asks for; choose another selector or "
+            "clients do equal work, and their number is that of the run file; choose another "
+            "selector or "
             "option, or unmasked updates",
             selector=run_file.selector.name,
         )
 
 
 async def _context(run: Run, action: rounds.Select, key: AttemptKey) -> SelectionContext:
-    """The selector's context. The available set is in the store before the selector has it."""
+    """Store the available clients; return the selector's context."""
     run.begin_attempt()
     with run.services.observer.asking():
         rows = await run.selecting.eligibility.eligible(action, run.is_present)
     rows = await run.selecting.eligibility.in_label_sums(rows, run.is_present)
     check_hosts(run.selecting, run.plan, action.round, rows)
-    run.begin_attempt()  # once more: what came before it does not count
+    run.begin_attempt()  # discard all earlier data
     if run.stored_attempt != key:
         spent, begun = run.machine.attempts.spent, utc()
         await run.services.in_store(
@@ -152,12 +152,12 @@ async def _context(run: Run, action: rounds.Select, key: AttemptKey) -> Selectio
 
 
 async def _check_resumable(run: Run, rows: Rows) -> None:
-    """Raise ReplayError if other clients are available than when the first question was asked."""
+    """Raise ReplayError if the available clients differ from those at the first question."""
     run_id = run.id
     attempt: AttemptRow | None = await run.services.in_store(
         lambda store: store.current_attempt(run_id)
     )
     if attempt is not None and attempt.exchanges and list(attempt.available) != rows.tolist():
         raise ReplayError(
-            f"{attempt.key}: others are available than before the restart; asking anew"
+            f"{attempt.key}: other clients are available than before the restart; asking again"
         )

@@ -1,4 +1,4 @@
-"""The clients of a run as its selector sees them, and which of them may be selected."""
+"""The clients of a run: their profiles, and which of them may be selected."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from potluck.server.store.store_thread import InStore
 class Selecting:
     """Own the profiles of a run's clients, the rules on who may be selected, and the alarms.
 
-    Lives on the event loop.
+    Used on the event loop.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Selecting:
         return self.eligibility.left_out
 
     def population(self) -> Population:
-        """The roster as selectors see it."""
+        """The roster and its profiles, as passed to the selector."""
         return self.profiling.population(
             limits=self._plan.run_file.sample_limits,
             label_totals=self.eligibility.label_sums.totals,
@@ -68,7 +68,7 @@ class Selecting:
         ]
 
     def hosts(self) -> Sequence[str]:
-        """The host of each row of the roster; empty if it is not known."""
+        """The host of each row of the roster; an empty text if it is unknown."""
         return [self.eligibility.host_of(client) for client in self.roster]
 
     async def admit(self, clients: Sequence[str]) -> None:
@@ -78,7 +78,7 @@ class Selecting:
         await self.profiling.admit(clients)
 
     async def read_quarantine(self) -> None:
-        """Read who is in quarantine."""
+        """Read from the store which clients are in quarantine."""
         rows = await self._in_store(lambda store: store.quarantined())
         self.eligibility.quarantine([row.client_id for row in rows])
 
@@ -91,7 +91,7 @@ class Selecting:
         self.alarms.look_at_picks(cohort)
 
     def recall(self, participations: Sequence[Participation]) -> None:
-        """Load the rounds that were committed before the run was resumed."""
+        """Load the participations in rounds committed before the run was resumed."""
         for each in participations:
             if each.samples is not None:
                 self.roster.note_samples({each.client_id: each.samples})

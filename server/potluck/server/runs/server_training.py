@@ -1,4 +1,4 @@
-"""The part of a round that a strategy trains on the coordinator, after the updates are reduced."""
+"""Runs a strategy's training on the coordinator, after the updates are reduced."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ async def train_on_coordinator(
 ) -> ModelVersion:
     """Run the strategy's own training on `model` and return its result. Raises RunError.
 
-    Cancelling kills the training process. After a coordinator was killed, training starts again
-    from the same files, and ends with the same model.
+    Cancellation kills the training process. After a restart of the coordinator, training starts
+    again from the same files, and gives the same model.
     """
     current = models.current
     trained = services.files.folder / f".trained-{secrets.token_hex(8)}"

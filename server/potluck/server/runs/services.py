@@ -24,11 +24,12 @@ class RunServices:
     files: ModelFiles
     in_store: InStore
     tidy: Callable[[int], Awaitable[None]]
-    """Delete model files that no run needs any more, now that this round is committed."""
+    """Delete model files that are not needed after the commit of this round."""
     note_commit: Callable[[RoundRow], Awaitable[None]]
-    """Note beside the store that a round was committed."""
+    """Record a committed round outside the store."""
     pretrain: Callable[[str], Awaitable[str | None]]
-    """Train a model before round 1; digests in and out. None where the operator stops it."""
+    """Train a model before round 1. Takes and returns a digest; None if an operator stops the
+    training."""
     offended: Callable[[Iterable[str]], Awaitable[dict[str, str]]]
     """See `Offences.add`."""
     workplace: Workplace
@@ -37,6 +38,6 @@ class RunServices:
     sums: SumCollector | None
     """Collects sums that hide what each client has; None if secure aggregation is not installed."""
     observer: RunObserver
-    """Takes what happens, for the metrics."""
+    """Receives events of runs, for the metrics."""
     spans: RunSpans | None
-    """Takes it for traces, where there are any."""
+    """Receives events for traces; None if tracing is off."""

@@ -28,7 +28,7 @@ from potluck.server.strategy import Summation
 
 
 class SummedRounds(UpdatePath):
-    """The path of sums. Of each client only its report is seen."""
+    """Handles rounds with sums. The coordinator sees each client's report, but not its update."""
 
     encoding = SUM_LABEL
 
@@ -45,19 +45,19 @@ class SummedRounds(UpdatePath):
             or header.HasField("report")
         ):
             raise LayoutError(
-                "this run wants sums of updates; the update announced is in another form"
+                "this run needs sums of updates; the announced update has another form"
             )
         members = header.members
         first = (header.client_id, header.update_id)
         if not members or (members[0].client_id, members[0].update_id) != first:
-            raise LayoutError("a sum must name its members, and be announced as from the first")
+            raise LayoutError("a sum must name its members, announced under the first one's id")
         if len({each.client_id for each in members}) != len(members):
             raise LayoutError("a sum names a client twice; each may be in it once")
         for each in members:
             check_said(self._run.plan, self._run.attempt, each.client_id, each.report)
 
     async def check_file(self, update: ReceivedUpdate) -> None:
-        """Check that the file is a sum of its members, of lanes that these can have sent."""
+        """Check that the file is a sum, with lanes that its members can have sent."""
         ids = [each.update_id for each in update.header.members]
 
         def check() -> None:
@@ -67,7 +67,7 @@ class SummedRounds(UpdatePath):
         await asyncio.to_thread(check)
 
     def report(self, member: transfer_pb2.SumMember) -> UpdateReport:
-        """The report of one member, with those of the selector's numbers that are finite."""
+        """Return the report of one member, with the selector's numbers that are finite."""
         return report_said(self._run.plan, member.report)
 
     async def reduce(self, updates: Sequence[SpooledUpdate]) -> RoundModel | None:
@@ -103,7 +103,7 @@ class SummedRounds(UpdatePath):
         )
 
     def _too_heavy(self, updates: Sequence[SpooledUpdate]) -> Mapping[str, str]:
-        """Return the clients with more samples than the run's limits allow, and why that fails.
+        """Return the clients with more samples than the run's limits allow, with error messages.
 
         The weight of a single update could be lowered, but not the weight of a part of a sum.
         """

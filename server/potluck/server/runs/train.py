@@ -1,4 +1,4 @@
-"""A round's training: clients are instructed to begin and to stop, and how their part ended."""
+"""A round's training: instructs clients to start and to stop, and records each member's state."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from potluck.server.store.records import AttemptKey, LateRow
 
 
 class Training:
-    """The training of an attempt's cohort. Lives on the event loop."""
+    """The training of an attempt's cohort. Used on the event loop."""
 
     def __init__(self, run: Run, path: UpdatePath, inbox: UpdateInbox) -> None:
         self._run = run
@@ -48,7 +48,7 @@ class Training:
             model_reference(run.models.current),
             auxiliary,
             member=work,
-            # Who makes another number of passes than the others is not in step with them.
+            # Clients with another number of passes can't be trained in the same batched steps.
             companions=[] if work.epochs is not None else run.companions_of(client),
         )
         instruction.train.MergeFrom(coordinator_pb2.Train(kept=run.kept_state(client)))
@@ -71,7 +71,7 @@ class Training:
     def begin_late(self, row: LateRow) -> None:
         """Instruct a client to continue a training that missed its round.
 
-        Does nothing if it has the instruction already.
+        Do nothing if it already has the instruction.
         """
         run, client = self._run, row.client_id
         instruction = train_instruction(
@@ -141,14 +141,14 @@ class Training:
         """Record how a client's part in an attempt ended."""
         key = AttemptKey(self._run.id, action.round, action.attempt)
         self._path.lose(action.client)
-        # An update that came just before must not be stored on top of this.
+        # An update that arrived just before must not overwrite this state.
         await self._inbox.recorded()
         await self._run.services.in_store(
             lambda store: store.set_member(key, action.client, action.state, trouble=action.trouble)
         )
 
     async def give_up(self, action: rounds.GiveUpAttempt) -> None:
-        """Drop what an attempt spooled."""
+        """Delete the spooled updates of an attempt."""
         run, key = self._run, AttemptKey(self._run.id, action.round, action.attempt)
         await self._path.give_up()
         await run.services.in_store(lambda store: store.abandon_attempt(key, action.reason))

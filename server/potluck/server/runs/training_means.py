@@ -1,4 +1,4 @@
-"""Means of what a round's trainings were like, as measures of the round."""
+"""Means of the metrics of a round's trainings, as metrics of the round."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ TRAINING_LOSS: Final = f"{TRAINING}loss"
 
 
 def training_means(reports: Sequence[UpdateReport]) -> dict[str, float]:
-    """Return the means of what a task's own trainer measured in a round's trainings, by metric.
+    """Return the mean of each metric that a task's own trainer measured in a round's trainings.
 
-    reports: of the clients in the model. A mean is over all that they counted. Metrics for which
-    no client counted anything are omitted.
+    reports: reports of the clients in the model. A mean is over all that they counted. Metrics
+    without any count are omitted.
     """
     total = added_up(MeasureSums(measures=each.measures) for each in reports)
     return {f"{TRAINING}{name}": mean for name, mean in total.means().items()}
@@ -42,7 +42,7 @@ def _coverage(counted: Sequence[Mapping[str, int]]) -> dict[str, Coverage]:
 
 
 def training_loss(reports: Sequence[UpdateReport]) -> dict[str, float]:
-    """Return the mean of the trainings' losses, weighted by samples, over clients that report one.
+    """Return the mean training loss, weighted by samples, over clients that report one.
 
     Empty if no client does, as with masked updates.
     """
@@ -57,7 +57,7 @@ def training_loss(reports: Sequence[UpdateReport]) -> dict[str, float]:
 def wants_training_loss(measured: Mapping[str, float], every: int) -> bool:
     """Return True if a round of a classification task needs the loss of its trainings.
 
-    There may be no other loss. measured: metrics of the round's model. every: rounds from one
-    evaluation to the next.
+    This is the case if no other loss was measured. measured: metrics of the round's model. every:
+    number of rounds from one evaluation to the next.
     """
     return every != 1 or "loss" not in measured

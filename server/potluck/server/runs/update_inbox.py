@@ -1,4 +1,4 @@
-"""The inbox of a run: updates of the attempt under way, checked, recorded and reported to it."""
+"""The inbox of a run: checks received updates, stores them and posts them to the state machine."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from potluck.server.store.model_files import ModelVersion
 from potluck.server.store.records import AttemptKey, LateRow, MemberChange, MemberState, UpdateRow
 
 MOST_NAMED = 50
-"""Clients of a sum that a refusal names: it must fit into the metadata of a call."""
+"""Maximum number of a sum's clients named in an error, which must fit a call's metadata."""
 
 
 def members_of(header: transfer_pb2.UpdateHeader) -> Sequence[transfer_pb2.SumMember]:
-    """The updates that an announced file holds: one, or those of a sum."""
+    """Return the updates in an announced file: one, or those of a sum."""
     if header.members:
         return header.members
     return [
@@ -58,17 +58,17 @@ class _Arrival:
 
 
 class UpdateInbox:
-    """Takes the updates of a prepared run. Lives on the event loop."""
+    """Receives the updates of a prepared run. Used on the event loop."""
 
     def __init__(self, run: Run, path: UpdatePath) -> None:
         self._run = run
         self._path = path
         self._arrivals: list[_Arrival] = []
         self._recording: asyncio.Task[None] | None = None
-        self._being_recorded: set[str] = set()  # ids; another sum must not take them as well
+        self._being_recorded: set[str] = set()  # update ids; another sum must not contain them
 
     def model(self, client: str, update_id: str) -> ModelVersion:
-        """The model that an update is made from."""
+        """Return the model that an update was trained from."""
         late = self._late(client, update_id)
         models = self._run.models
         return models.current if late is None else models.whole(late.model_blake3)
@@ -76,8 +76,8 @@ class UpdateInbox:
     # Which updates ----------------------------------------------------------------------------
 
     def has(self, client: str, update_id: str, blake3: str) -> bool:
-        """True if the update with this id is spooled in the attempt under way; one that may be in
-        several sums, if it came in the file with this digest."""
+        """Return True if this update is spooled in the current attempt. An update in a sum must
+        have arrived in the file with this digest."""
         run, late = self._run, self._late(client, update_id)
         if late is not None:
             return late.update is not None
@@ -87,7 +87,8 @@ class UpdateInbox:
         return update.row.encoding != SUM or update.row.blake3 == blake3
 
     def expects(self, client: str, update_id: str) -> bool:
-        """True if an update with this id is waited for; not while it is undecided whose are."""
+        """Return True if the round waits for this update; False until the wanted updates are
+        decided."""
         run, machine = self._run, self._run.machine
         waits = machine.cohort.waits_for(client) and not machine.cohort.undecided
         under_way = machine.phase is not Phase.ENDED and waits
@@ -126,7 +127,7 @@ class UpdateInbox:
         if gone:
             client, update_id = gone[0].client_id, gone[0].update_id[:200]
             raise RoundClosedError(
-                f"update '{update_id}' of client '{client}' is not waited for any more; drop it",
+                f"update '{update_id}' of client '{client}' is no longer awaited; drop it",
                 update=update_id,
                 client=client,
                 clients=",".join(each.client_id for each in gone[:MOST_NAMED]),
@@ -166,13 +167,13 @@ class UpdateInbox:
         check_size(header.size, min(self._run.models.work.largest_upload(), maximum))
 
     def count_up(self, received: int) -> None:
-        """Count bytes of an update that came in."""
+        """Count received bytes of an update."""
         self._run.updates.bytes_up += received
         self._run.services.observer.received(self._path.encoding, received)
 
     @contextlib.contextmanager
     def spooling(self, header: transfer_pb2.UpdateHeader) -> Iterator[None]:
-        """A disk that refuses the update ends the run: sending it again can't help."""
+        """End the run if the disk can't store the update: sending it again would not help."""
         folder = self._run.updates.spool.folder
         try:
             try:
@@ -181,8 +182,8 @@ class UpdateInbox:
                 if (passing := open_files_error(error, "coordinator")) is not None:
                     raise passing from error
                 raise StorageError(
-                    f"can't spool an update to {folder}: {error.strerror}; make room there, or put "
-                    "it right, and resume the run",
+                    f"can't spool an update to {folder}: {error.strerror}; free space or repair "
+                    "the disk, then resume the run",
                     path=folder,
                 ) from error
         except StorageError as error:
@@ -197,7 +198,7 @@ class UpdateInbox:
     # Once it is whole -------------------------------------------------------------------------
 
     async def take(self, update: ReceivedUpdate) -> None:
-        """Check an update and have it recorded; delete its file if it is refused.
+        """Check an update and store it; delete its file if it is refused.
 
         Raises RoundClosedError, UpdateError, TooLargeError, ProtocolError.
         """
@@ -218,7 +219,7 @@ class UpdateInbox:
         await self.accept({each.update_id: self._spooled(header, each, path) for each in members})
 
     async def accept(self, updates: Mapping[str, SpooledUpdate]) -> None:
-        """Record a verified update, or those of one sum, by their ids; then inform the state
+        """Store a verified update, or those of one sum, by their ids; then post them to the
         machine.
 
         Raises RoundClosedError if some updates of a sum are no longer awaited.
@@ -237,7 +238,7 @@ class UpdateInbox:
             self._being_recorded.difference_update(updates)
         awaited = [self.expects(each.client, update_id) for update_id, each in updates.items()]
         if not any(awaited):
-            await self._accepted_late(updates)  # given up meanwhile
+            await self._accepted_late(updates)  # no longer awaited
             return
         if not all(awaited):
             self._require(
@@ -251,7 +252,7 @@ class UpdateInbox:
         run.post(rounds.SumArrived(arrived) if summed else rounds.UpdateArrived(*arrived[0]))
 
     async def _accepted_late(self, updates: Mapping[str, SpooledUpdate]) -> bool:
-        """Record an update that may join a later round than its own; return True if it was one.
+        """Store an update that may join a later round; return True if it was such an update.
 
         Sums never join a later round.
         """
@@ -269,7 +270,7 @@ class UpdateInbox:
         return True
 
     def fail_late(self, client: str, trouble: str) -> None:
-        """A client can't deliver its update for a round that is closed."""
+        """Record that a client can't deliver its update for a closed round."""
         run = self._run
         row = run.updates.late.fail(client, plain(trouble, 500))
         if row is not None:
@@ -278,7 +279,7 @@ class UpdateInbox:
             run.updates.post_awaited()
 
     def fail(self, client: str, message: str, reason: str) -> None:
-        """Record that a client can't deliver an update in the round under way."""
+        """Record that a client can't deliver an update in the current round."""
         run = self._run
         run.services.attendance.retire([run.instruction_id(client)])
         run.services.observer.failed(reason)
@@ -288,7 +289,7 @@ class UpdateInbox:
         run.post(rounds.ClientFailed(client, trouble))
 
     def _reject(self, client: str, error: PotluckError) -> None:
-        """Record that an update of a client in the round under way can't be used."""
+        """Record that a client's update in the current round can't be used."""
         if error.reason in OFFENCES:
             self._run.updates.note_offender(client)
         self.fail(client, error.message, error.reason)
@@ -306,7 +307,7 @@ class UpdateInbox:
 
     def _row(self, header: transfer_pb2.UpdateHeader, member: transfer_pb2.SumMember) -> UpdateRow:
         run, report = self._run, self._path.report(member)
-        if not run.plan.run_file.virtual_clock.enabled:  # else the client says it
+        if not run.plan.run_file.virtual_clock.enabled:  # otherwise the client reports it
             late = self._late(member.client_id, member.update_id) is not None
             seconds = run.updates.seconds(member.client_id, now(), late=late)
             report = replace(report, seconds=seconds)
@@ -322,12 +323,13 @@ class UpdateInbox:
     # Records ----------------------------------------------------------------------------------
 
     async def recorded(self) -> None:
-        """Wait until the updates that have arrived by now are stored and posted to the machine."""
+        """Wait until all updates that have arrived are stored and posted to the machine."""
         if self._recording is not None:
             await asyncio.wait({self._recording})
 
     async def _record(self, key: AttemptKey, changes: Sequence[MemberChange]) -> None:
-        """Store that updates arrived, with those that arrive while others are being stored."""
+        """Store that updates arrived; updates that arrive during a write are stored together
+        next."""
         arrival = _Arrival(key, changes, asyncio.get_running_loop().create_future())
         self._arrivals.append(arrival)
         if self._recording is None or self._recording.done():
@@ -338,7 +340,7 @@ class UpdateInbox:
         while self._arrivals:
             batch, self._arrivals = self._arrivals, []
             if len({arrival.key for arrival in batch}) > 1 or not await self._try_record(batch):
-                for arrival in batch:  # so that each learns what is wrong with its own
+                for arrival in batch:  # each gets the error of its own updates
                     await self._try_record([arrival], last=True)
 
     async def _try_record(self, batch: list[_Arrival], *, last: bool = False) -> bool:
@@ -357,7 +359,7 @@ class UpdateInbox:
 
 def _resolve(arrival: _Arrival, error: Exception | None) -> None:
     if arrival.recorded.done():
-        return  # the call that waited for it was cancelled
+        return  # the waiting call was cancelled
     if error is None:
         arrival.recorded.set_result(None)
     else:

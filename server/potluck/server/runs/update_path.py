@@ -1,5 +1,4 @@
-"""The path of updates from their announcement to the round's model: open here, masked or summed
-elsewhere."""
+"""How updates are handled, from announcement to the round's model; this module has open updates."""
 
 from __future__ import annotations
 
@@ -28,8 +27,8 @@ from potluck.server.store.model_files import ModelVersion
 class ReceivedUpdate:
     """An update whose file has the announced digest.
 
-    model: the one that the client trained from. finite: a `FiniteScreen` saw the file, and it is
-    clean.
+    model: the model that the client trained from. finite: True if a `FiniteScreen` found only
+    finite numbers in the file.
     """
 
     header: transfer_pb2.UpdateHeader
@@ -39,10 +38,11 @@ class ReceivedUpdate:
 
 
 class UpdatePath(PathRules):
-    """The steps that differ between open, masked and summed updates. Lives on the event loop."""
+    """Base class of the steps that differ for open, masked and summed updates. Used on the event
+    loop."""
 
     encoding: str
-    """The form of the updates, as rows and metrics name it."""
+    """Name of the updates' form in stored rows and metrics."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -102,13 +102,13 @@ class OpenRounds(UpdatePath):
             or header.members
         ):
             raise LayoutError(
-                f"this run wants updates as {up.encoding}{' delta' if up.delta else ''}, "
-                f"{'compressed or not' if up.compress else 'not compressed'}; the update announced "
-                "is in another form"
+                f"this run needs updates as {up.encoding}{' delta' if up.delta else ''}, "
+                f"{'compressed or not' if up.compress else 'not compressed'}; the announced update "
+                "has another form"
             )
 
     async def check_file(self, update: ReceivedUpdate) -> None:
-        """Check layout and numbers."""
+        """Check the file's layout and numbers."""
         member = self._run.attempt.cohort.get(update.header.client_id)
         await asyncio.to_thread(
             self._run.models.work.check_update,
@@ -120,11 +120,11 @@ class OpenRounds(UpdatePath):
         )
 
     def report(self, member: transfer_pb2.SumMember) -> UpdateReport:
-        """The report, with those of the selector's numbers that are finite."""
+        """Return the report, with the selector's numbers that are finite."""
         return report_said(self._run.plan, member.report)
 
     async def reduce(self, updates: Sequence[SpooledUpdate]) -> RoundModel:
-        """Reduce the updates as the strategy wants it."""
+        """Reduce the updates as the strategy requests."""
         run = self._run
         cohort = run.attempt.cohort
         rows = run.roster.rows([update.client for update in updates]).tolist()

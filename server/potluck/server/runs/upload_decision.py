@@ -1,8 +1,8 @@
-"""Updates that are offered before they are sent: the selector decides which are not wanted.
+"""Decides which clients skip their upload: clients offer updates, the selector chooses.
 
-A client that has trained answers a question about its model and keeps its update. Once all have
-answered, or are lost, the answers are stored, and then the selector decides. So a restarted
-coordinator decides the same again, from the stored answers.
+A client that has trained answers a question about its model and keeps its update. When all have
+answered or are lost, the answers are stored, and then the selector decides. A restarted coordinator
+therefore makes the same decision from the stored answers.
 """
 
 from __future__ import annotations
@@ -27,24 +27,26 @@ _SAMPLES = "samples"
 
 
 def is_offer(question: JsonObject) -> bool:
-    """Return whether a stored question was asked about trained models."""
+    """Return True if a stored question was asked about trained models."""
     return OFFERS in question
 
 
 def read_offer(plan: RunPlan, answer: coordinator_pb2.Answer) -> Offer:
-    """Return what a client reports of its update. Raises ProtocolError, naming what is wrong."""
+    """Return a client's offer of its update. Raises ProtocolError with the reason."""
     asked = plan.before_upload
     if asked is None:
-        raise ProtocolError("it keeps its update, and was told to send it")
+        raise ProtocolError("it keeps its update, but the instruction was to send it")
     scalars = coordinator_pb2.Answer(scalars=answer.offer.answer)
     numbers = read_scalars(scalars, asked.wanted)
     if answer.offer.samples > _LARGEST_SAMPLES:
-        raise ProtocolError(f"it says that it trained on {answer.offer.samples} samples")
+        raise ProtocolError(
+            f"it reports {answer.offer.samples} samples, more than {_LARGEST_SAMPLES}"
+        )
     return Offer(numbers=numbers, samples=answer.offer.samples)
 
 
 async def decide_uploads(run: Run, action: rounds.DecideUploads) -> None:
-    """Have the selector decide which of the clients need not send their updates."""
+    """Have the selector decide which clients skip their upload."""
     key = AttemptKey(run.id, action.round, action.attempt)
     exchanges: list[Exchange] = await run.services.in_store(lambda store: store.answers(key))
     found = [each for each in exchanges if is_offer(each.question) and each.answers is not None]
@@ -72,8 +74,8 @@ def _spared(plan: RunPlan, state: State, offers: Offers) -> Spared:
     strangers = set(rows) - set(offers.rows.tolist())
     if strangers or len(set(rows)) != len(rows) or len(rows) >= len(offers.rows):
         raise RunError(
-            f"selector '{name}' spares {len(rows)} of {len(offers.rows)} clients their uploads; it "
-            "can spare some that have trained, each once, but not all",
+            f"selector '{name}' lets {len(rows)} of {len(offers.rows)} clients skip their upload; "
+            "it must name only clients that have trained, each once, and not all",
             selector=name,
         )
     if len(spared.reasons) != len(rows):

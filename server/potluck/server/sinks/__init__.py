@@ -1,6 +1,6 @@
-"""Sinks: runs recorded in trackers and files beside the database, by a process for each sink.
+"""Sinks record runs in trackers and files outside the database; each sink has a process.
 
-Imports the store's tables and the extension point `sink`. In come `[sinks]` tables of the
-configuration and, in the other process, rows that are read from the database; what sinks record
-goes out. The coordinator only starts the processes, notifies them of news, and reads their reports.
+Imports the store's tables and the extension point `sink`. Takes the `[sinks]` tables of the
+configuration. The coordinator only starts the processes, notifies them of news, and reads their
+reports. The processes read rows from the database and pass them to the sinks.
 """

@@ -1,7 +1,7 @@
-"""The runs that a sink has wholly, so that a restart need not ask the tracker about each.
+"""Notes on the runs that a sink has recorded completely, so that a restart need not query each.
 
-Only a convenience: without the file every run is asked about once more. It counts for the options
-that the sink had then; another place to record to is asked about all runs.
+This only saves time: without the file, the tracker is queried about every run again. The notes are
+valid for the sink's options at that time; with other options, it is queried about all runs.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from typing import Any
 
 
 class DeliveryNotes:
-    """Runs by id, each with when it came into the state that it ended in."""
+    """The recorded runs by id, each with the time at which it ended."""
 
     def __init__(self, path: Path, options: str) -> None:
-        """options: by which the sink's are known; notes made with others are forgotten."""
+        """options: text that identifies the sink's options; notes with another text are
+        discarded."""
         self._path = path
         self._options = options
         self._runs: dict[str, str] = {}
@@ -28,11 +29,11 @@ class DeliveryNotes:
 
     @property
     def runs(self) -> Mapping[str, str]:
-        """The runs that are noted."""
+        """The noted runs, each with the time at which it ended."""
         return self._runs
 
     def add(self, run_id: str, changed_at: str) -> None:
-        """A run is recorded to its end. A disk that refuses costs nothing but the convenience."""
+        """Note that a run is recorded completely. Disk errors are ignored."""
         self._runs[run_id] = changed_at
         self._write()
 

@@ -1,4 +1,4 @@
-"""The file in a sink's folder for the output of its libraries, kept at a limited size."""
+"""The log file with the output of a sink's libraries, of limited size."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Final
 
 OUTPUT: Final = "output.log"
-"""File in the sink's folder. Libraries append to it: after a cut they write at its new end."""
+"""Name of the file in the sink's folder. Libraries append to it, so after a cut they write at its
+new end."""
 EARLIER: Final = "output.log.1"
 MOST_BYTES: Final = 1_000_000
 

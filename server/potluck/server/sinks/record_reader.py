@@ -1,4 +1,4 @@
-"""Runs and committed rounds as sinks get them, read from the coordinator's database."""
+"""Reads runs and committed rounds for sinks from the coordinator's database."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from potluck.server.store.sql.reading import open_for_reading
 
 
 class _TablesOfRuns(Runs, Rounds):
-    """The tables that are read."""
+    """The tables that sinks need."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FoundRuns:
-    """Runs that can be read, and why others can't, by run."""
+    """The runs that can be read, and by run, the reasons why others can't."""
 
     rows: Sequence[RunRow]
     unreadable: Mapping[str, str]
@@ -37,7 +37,7 @@ class RecordReader:
     fails."""
 
     def __init__(self, url: str) -> None:
-        """url: of the database, as in the coordinator's configuration."""
+        """url: URL of the database, as in the coordinator's configuration."""
         self._database = open_for_reading(url)
         self._tables = _TablesOfRuns(self._database)
 
@@ -57,7 +57,7 @@ class RecordReader:
                 continue
             try:
                 rows.append(self._tables.run(run_id))
-            except NotFoundError:  # deleted meanwhile
+            except NotFoundError:  # the run was deleted meanwhile
                 continue
             except UnreadableRowError as error:
                 unreadable[run_id] = error.message
@@ -66,18 +66,18 @@ class RecordReader:
     def rounds(self, run_id: str, *, after: int, limit: int) -> list[TrackedRound]:
         """Return the first `limit` committed rounds of a run above this number.
 
-        Raises UnreadableRowError if one of them is damaged.
+        Raises UnreadableRowError if a row is damaged.
         """
         rows = self._tables.rounds(run_id, after=after, limit=limit)
         return [_tracked_round(row) for row in rows]
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Disconnect from the database."""
         self._database.close()
 
 
 def tracked_run(row: RunRow) -> TrackedRun:
-    """A run as sinks get it."""
+    """Return a run in the form that sinks get."""
     return TrackedRun(
         run_id=row.run_id,
         name=row.name,
@@ -96,7 +96,8 @@ def tracked_run(row: RunRow) -> TrackedRun:
 
 
 def stamp(row: RunRow) -> str:
-    """Return a text that differs if a run has ended again: the time of its last state change."""
+    """Return the time of a run's last state change as text; it differs if the run has ended
+    again."""
     return encode_time(row.changed_at)
 
 

@@ -1,4 +1,4 @@
-"""Sends a sink the rounds that it lacks: asks it for its last round, and continues from there.
+"""Sends a sink the rounds that it lacks: queries its last round, and continues from there.
 
 No clock and no process: `feed` is called again whenever there may be news.
 """
@@ -17,7 +17,7 @@ from potluck.server.store.records import RunRow, RunState
 from potluck.server.store.sql.failures import UnreadableRowError
 
 AT_ONCE = 100
-"""Rounds read, and handed over, in one go."""
+"""Maximum number of rounds read and sent at once."""
 
 _UNDER_WAY = (RunState.WAITING, RunState.RUNNING)
 _LONGEST = 300
@@ -28,8 +28,9 @@ _CREDENTIALS = re.compile(r"://[^/\s]+@")
 class PassResult:
     """The result of one pass over all runs.
 
-    behind: number of committed rounds that the sink lacks; None if the database failed. errors: by
-    run. unreadable: by run, why a run with damaged records is omitted; another attempt can't help.
+    behind: number of committed rounds that the sink lacks; None if the database failed. errors:
+    errors by run. unreadable: by run, the reason why a run with damaged rows is omitted; retries
+    don't help.
     """
 
     behind: int | None
@@ -38,7 +39,7 @@ class PassResult:
 
 
 class SinkFeed:
-    """Feeds one sink. Blocks; for one thread."""
+    """Feeds one sink. Blocking; for use in one thread."""
 
     def __init__(
         self,
@@ -47,13 +48,14 @@ class SinkFeed:
         notes: DeliveryNotes,
         still_there: Callable[[], None] = lambda: None,
     ) -> None:
-        """still_there: called between two calls of the sink, each of which may take long."""
+        """still_there: function called between two calls of the sink, each of which may take
+        long."""
         self._reader = reader
         self._sink = sink
         self._notes = notes
         self._still_there = still_there
         self._last: dict[str, int | None] = {}
-        self._reached: dict[str, int] = {}  # what it said last; it may have more
+        self._reached: dict[str, int] = {}  # last reported round; the sink may have more
 
     def feed(self) -> PassResult:
         """Send the sink everything that has been committed. Raises StorageError.
@@ -71,8 +73,8 @@ class SinkFeed:
             except UnreadableRowError as error:
                 unreadable[row.run_id] = explained(error)
                 behind += max(row.committed_rounds - self._reached.get(row.run_id, 0), 0)
-            except Exception as error:  # whatever a tracker's library raises
-                self._last.pop(row.run_id, None)  # ask the sink again what it has recorded
+            except Exception as error:  # a tracker's library may raise anything
+                self._last.pop(row.run_id, None)  # query the sink again
                 errors[row.run_id] = explained(error)
                 behind += max(row.committed_rounds - self._reached.get(row.run_id, 0), 0)
         return PassResult(behind=behind, errors=errors, unreadable=unreadable)
@@ -98,7 +100,7 @@ class SinkFeed:
 
 
 def explained(error: Exception) -> str:
-    """One line for an error of a tracker's library, which may name an address with a password."""
+    """Return one line for a tracker library's error; passwords in addresses are removed."""
     said = error.message if isinstance(error, PotluckError) else str(error)
     text = _CREDENTIALS.sub("://***@", " ".join(said.split()))
     shown = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"

@@ -1,4 +1,4 @@
-"""The sinks that a coordinator's configuration names, checked when it starts."""
+"""Checks the sinks in a coordinator's configuration when it starts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OLD_KEYS: Final = {"patience_seconds": SILENCE}
 
 
 class SinkJob(BaseModel):
-    """Settings of a sink, sent to its process.
+    """Settings of a sink, which its process receives.
 
     folder: its working directory; relative paths in its options start there.
     silence_timeout_seconds: time without a message during work after which the process is
@@ -46,11 +46,10 @@ class SinkJob(BaseModel):
 def sink_jobs(
     tables: Mapping[str, Mapping[str, Any]], *, database: str, state_directory: Path
 ) -> list[SinkJob]:
-    """The sinks of `[sinks.NAME]` tables. Imports none of their libraries.
+    """Return the jobs of `[sinks.NAME]` tables, without importing the sinks' libraries.
 
-    Raises ConfigurationError for a table that can't be right, or two that can't be right together,
-    PluginError for a sink that is not
-    installed, lacks its library or refuses its options.
+    Raises ConfigurationError if a table is invalid or two tables conflict, PluginError if a sink is
+    not installed, lacks its library or refuses its options.
     """
     jobs = [_job(name, dict(table), database, state_directory) for name, table in tables.items()]
     _check_alone(jobs)
@@ -58,7 +57,7 @@ def sink_jobs(
 
 
 def make_sink(job: SinkJob) -> Sink:
-    """The sink of a job. Raises PluginError."""
+    """Create the sink of a job. Raises PluginError."""
     return plugins.create(Sink, job.plugin, job.options)
 
 
@@ -108,8 +107,8 @@ def _check_alone(jobs: Sequence[SinkJob]) -> None:
         other = found.setdefault((job.plugin, folder), job.name)
         if other != job.name:
             raise ConfigurationError(
-                f"[sinks.{other}] and [sinks.{job.name}] both record to {folder}; give each a "
-                f"{option} of its own",
+                f"[sinks.{other}] and [sinks.{job.name}] both record to {folder}; give each its "
+                f"own {option}",
                 sink=job.name,
             )
 
@@ -117,5 +116,5 @@ def _check_alone(jobs: Sequence[SinkJob]) -> None:
 def _is_installed(library: str) -> bool:
     try:
         return importlib.util.find_spec(library) is not None
-    except ModuleNotFoundError:  # the package that it is in
+    except ModuleNotFoundError:  # its package is not installed
         return False

@@ -1,8 +1,8 @@
-"""The process of one sink: reads the database, calls the sink. Run as a module.
+"""The process of one sink: reads the database and calls the sink. Run it as a module.
 
-Standard input: the job as a line of JSON, then a byte whenever there may be news, `f` to finish.
-It stays open as long as the coordinator lives; once it is closed, the process ends. Standard
-output: lines of JSON, see `SinkReport`.
+Standard input has the job as a line of JSON, then one byte for each possible news, and `f` to
+finish. It is open as long as the coordinator lives; when it is closed, the process ends. Standard
+output has lines of JSON, see `SinkReport`.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ NEWS: Final = b"n"
 FINISH: Final = b"f"
 
 FAILED: Final = 3
-"""Exit code if the last line of output has the reason."""
+"""Exit code after a failure whose reason is in the last line of output."""
 _GONE: Final = 4
 _LOOK_SECONDS: Final = 60.0
-"""Seconds after which the process looks for news without a message from the coordinator."""
+"""Seconds after which the process checks for news even without a message from the coordinator."""
 _FIRST_PAUSE_SECONDS: Final = 1.0
 _LONGEST_PAUSE_SECONDS: Final = 60.0
 _NAMED: Final = 3
-"""Runs that a report names."""
+"""Maximum number of runs that a report names."""
 _NICENESS: Final = 10
-"""Gives training precedence."""
+"""Niceness of the process, so that training has precedence."""
 
 
 class SinkReport(BaseModel):
-    """A line of output: a pass begins, continues, or has ended, with what could not be recorded and
-    why.
+    """A line of output: the state of a pass, with the errors of a finished one.
 
-    behind: rounds; None if the database failed. unreadable: why runs are omitted.
+    behind: number of rounds that the sink lacks; None if the database failed. unreadable: reason
+    why runs are omitted.
     """
 
     began: bool = False
@@ -57,7 +57,7 @@ class SinkReport(BaseModel):
 
 
 class Told:
-    """Messages of the coordinator; a thread reads them."""
+    """Messages from the coordinator, which a thread reads."""
 
     def __init__(self) -> None:
         self._news = threading.Event()
@@ -65,7 +65,7 @@ class Told:
 
     @property
     def to_finish(self) -> bool:
-        """True once the process is to end."""
+        """True once the coordinator has asked the process to end."""
         return self._finish.is_set()
 
     def listen(self, descriptor: int) -> None:
@@ -92,7 +92,7 @@ class Told:
 def main() -> int:
     """Feed one sink until the coordinator sends `f`. Return the exit code."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # libraries print
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # libraries may print
 
     def answer(**values: bool | int | str | None) -> None:
         cut(job.folder)
@@ -106,10 +106,10 @@ def main() -> int:
     threading.Thread(target=told.listen, args=(sys.stdin.fileno(),), daemon=True).start()
     os.nice(_NICENESS)
     try:
-        reader = RecordReader(job.database)  # whose path is relative to where this begins
+        reader = RecordReader(job.database)  # before chdir: the path may be relative
         os.chdir(job.folder)
         with (job.folder / "lock").open("w") as lock:
-            # The process of a coordinator that was just killed may still be writing.
+            # The sink process of a killed coordinator may still be writing.
             fcntl.flock(lock, fcntl.LOCK_EX)
             _feed(job, reader, told, answer)
     except PotluckError as error:
@@ -158,9 +158,9 @@ def _pass(feed: SinkFeed) -> PassResult:
 
 
 def summed_up(errors: Mapping[str, str]) -> str:
-    """Describe in one line what could not be recorded. errors: by run, "" for all of them.
+    """Return one line on what could not be recorded. errors: by run; the key "" is for all runs.
 
-    A tracker that is down refuses every run. Only the first runs are named, to limit the length.
+    If a tracker is down, every run fails. Only the first runs are named, to limit the length.
     """
     shown = [f"run {run}: {why}" if run else why for run, why in islice(errors.items(), _NAMED)]
     more = len(errors) - len(shown)

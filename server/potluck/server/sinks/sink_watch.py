@@ -1,6 +1,6 @@
 """The coordinator's side of a sink's process: starts it, sends it news, restarts it if it dies.
 
-Lives on the event loop, which never waits for a sink.
+Used on the event loop, which never waits for a sink.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _FINISH_SECONDS = 1.5
 
 
 class SinkProcess:
-    """One sink."""
+    """Supervises the process of one sink."""
 
     def __init__(self, job: SinkJob, instruments: Instruments) -> None:
         self._job = job
         self._instruments = instruments
         self._log = log.bind(sink=job.name)
         self._process: asyncio.subprocess.Process | None = None
-        self._told = False  # of news that it has not looked for yet
-        self._more = False  # there was news since
+        self._told = False  # a notification is not handled yet
+        self._more = False  # there is more news
         self._busy = True
         self._failures = 0
         self._trouble = ""
@@ -44,13 +44,13 @@ class SinkProcess:
     def tell(self) -> None:
         """Notify the process that there may be something to record."""
         if self._told:
-            self._more = True  # told when it begins to look: a sink that hangs fills no pipe
+            self._more = True  # sent at the next pass: a hanging sink must not fill the pipe
             return
         if self._send(NEWS):
             self._told = True
 
     async def run(self) -> None:
-        """Have the sink fed until it is closed."""
+        """Keep a process running until `close` is called; restart it if it ends."""
         while not self._closing:
             reason = await self._one_process()
             if self._closing:
@@ -61,7 +61,7 @@ class SinkProcess:
             await asyncio.sleep(pause_seconds(self._failures))
 
     async def close(self) -> None:
-        """Let it record what was committed last, for a moment; then it ends."""
+        """Give the process a short time to record the last rounds, then end it."""
         self._closing = True
         if self._process is None:
             return
@@ -76,7 +76,7 @@ class SinkProcess:
         try:
             job.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             cut(job.folder)
-            with (job.folder / OUTPUT).open("ab") as output:  # the end of the one before stays
+            with (job.folder / OUTPUT).open("ab") as output:  # append: keeps earlier output
                 process = await asyncio.create_subprocess_exec(
                     sys.executable,
                     "-m",
@@ -84,7 +84,7 @@ class SinkProcess:
                     stdin=asyncio.subprocess.PIPE,
                     stdout=asyncio.subprocess.PIPE,
                     stderr=output,
-                    start_new_session=True,  # signals of a terminal are for the coordinator
+                    start_new_session=True,  # a terminal's signals must only reach the coordinator
                 )
         except OSError as error:
             return f"its process can't be started: {error.filename or job.folder}: {error.strerror}"
@@ -119,7 +119,7 @@ class SinkProcess:
                 return said or f"its process ended: {how}; {self._job.folder / OUTPUT} may say more"
             try:
                 report = SinkReport.model_validate_json(line)
-            except ValueError:  # it was killed amid a line
+            except ValueError:  # the process was killed within a line
                 continue
             said = report.trouble
             self._take(report)
@@ -139,7 +139,7 @@ class SinkProcess:
                 self._failures = 0
 
     def _trouble_is(self, trouble: str) -> None:
-        """Log a change of the sink's trouble; log a lasting one only once."""
+        """Log a change of the sink's trouble; log an unchanged one only once."""
         if trouble and trouble != self._trouble:
             self._log.warning("a sink does not record; it is tried again", reason=trouble)
         elif self._trouble and not trouble:
@@ -147,7 +147,7 @@ class SinkProcess:
         self._trouble = trouble
 
     def _unreadable_are(self, unreadable: str) -> None:
-        """Log once which runs the sink can't record."""
+        """Log the runs that the sink can't record, once."""
         if unreadable and unreadable != self._unreadable:
             self._log.error("a sink leaves out what can't be read", reason=unreadable)
         self._unreadable = unreadable
@@ -179,7 +179,7 @@ class Sinks:
         self._tasks = [asyncio.create_task(sink.run()) for sink in self._sinks]
 
     def tell(self) -> None:
-        """Notify all sinks after a round was committed, or a run was begun or ended."""
+        """Notify all sinks that a round was committed, or that a run has started or ended."""
         for sink in self._sinks:
             sink.tell()
 

@@ -1,4 +1,4 @@
-"""Rounds under way, with all that a coordinator needs to resume after a kill."""
+"""Attempts at rounds, with all data that a coordinator needs to resume after a kill."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from potluck.server.store.sql.column_types import (
 
 
 class AttemptState(StrEnum):
-    """The end of an attempt, if it has ended. At most one of a run is open."""
+    """The state of an attempt. At most one attempt of a run is open."""
 
     OPEN = "open"
     ABANDONED = "abandoned"
@@ -84,16 +84,16 @@ _CHANGE_MEMBER = update(schema.members).where(
 
 
 class Attempts(Part):
-    """Attempts at rounds, their questions, their cohorts. Only the open attempt can change."""
+    """Attempts at rounds, with their questions and cohorts. Only the open attempt can change."""
 
     def begin_attempt(
         self, key: AttemptKey, available: Iterable[int], at: datetime, *, spent: int = 0
     ) -> None:
-        """Record who was available (row numbers) before anybody is selected.
+        """Store a new attempt with the available clients (row numbers), before the selection.
 
-        spent: how many attempts at the round don't count against its policy.
-        Raises StorageError unless its round follows the last committed one, it follows the last
-        attempt at that round, and that one is not open.
+        spent: number of attempts at the round that don't count against its policy. Raises
+        StorageError unless the round follows the last committed one, and the attempt follows the
+        round's last one, which must not be open.
         """
         with self._database.transaction() as connection:
             committed, model = last_commit(connection, key.run_id)
@@ -117,13 +117,13 @@ class Attempts(Part):
             connection.execute(insert(schema.attempts), row)
 
     def last_attempt(self, run_id: str, round_number: int) -> int:
-        """The number of the last attempt at a round, in any state; 0 for none."""
+        """Return the number of the last attempt at a round, in any state; 0 if there is none."""
         with self._database.transaction() as connection:
             return _last_attempt(connection, run_id, round_number)
 
     def add_question(self, key: AttemptKey, step: int, question: JsonObject) -> None:
-        """Record a selector's question, before it is asked. The same question again changes
-        nothing.
+        """Store a selector's question before it is sent. Storing the same question again is
+        allowed.
 
         Raises StorageError if another question was asked at this step.
         """
@@ -138,9 +138,10 @@ class Attempts(Part):
         question: JsonObject,
         answers: JsonObject,
     ) -> None:
-        """Record the answers, before the selector gets them.
+        """Store the answers to a question, before the selector gets them.
 
-        Raises StorageError if another question was asked at this step, or if it has answers.
+        Raises StorageError if another question was asked at this step, or if answers are stored
+        already.
         """
         table = schema.exchanges
         with self._database.transaction() as connection:
@@ -159,7 +160,7 @@ class Attempts(Part):
                 raise self._refusal(f"question {step} in {key} has answers already")
 
     def answers(self, key: AttemptKey) -> list[Exchange]:
-        """The questions and answers of an attempt, in order."""
+        """Return the questions and answers of an attempt, in order."""
         with self._database.transaction() as connection:
             return _exchanges(connection, key)
 
@@ -170,11 +171,11 @@ class Attempts(Part):
         works: Mapping[str, MemberWork] | None = None,
         provenance: Mapping[str, Provenance] | None = None,
     ) -> None:
-        """Record client id, host id and reason of each member, in order, before any is instructed.
+        """Store client id, host id and reason of each member, in order, before any is instructed.
 
-        works: by client, what the selector says of its work, where it says anything. provenance:
-        by client, what its host said of itself.
-        Raises StorageError where the attempt has a cohort, or this one is empty or repeats itself.
+        works: by client, the work that the selector set. provenance: by client, the versions that
+        its host reported. Raises StorageError if the attempt already has a cohort, or this one is
+        empty or names a client twice.
         """
         clients = {client_id for client_id, _, _ in cohort}
         if len(clients) != len(cohort) or not cohort:
@@ -209,15 +210,15 @@ class Attempts(Part):
         trouble: str | None = None,
         update: UpdateRow | None = None,
     ) -> None:
-        """Record one member's new state; see `set_members`."""
+        """Store one member's new state; see `set_members`."""
         change = MemberChange(client_id=client_id, state=state, trouble=trouble, update=update)
         self.set_members(key, [change])
 
     def set_members(self, key: AttemptKey, changes: Sequence[MemberChange]) -> None:
-        """Record new states of members, all in one transaction.
+        """Store new states of members, all in one transaction.
 
-        Raises NotFoundError for a client that is not in the cohort; StorageError if an update comes
-        without RECEIVED or RECEIVED without one, or if a member is INCLUDED other than by a commit.
+        Raises NotFoundError for a client that is not in the cohort; StorageError if RECEIVED is
+        without an update or another state has one, or for INCLUDED, which only a commit sets.
         """
         with self._database.transaction() as connection:
             self._require_open(connection, key)
@@ -238,7 +239,7 @@ class Attempts(Part):
                     )
 
     def abandon_attempt(self, key: AttemptKey, reason: str) -> None:
-        """Record that an attempt is given up. Raises StorageError if it is over."""
+        """Store that an attempt is given up. Raises StorageError if it is not open."""
         attempts = schema.attempts
         with self._database.transaction() as connection:
             self._require_open(connection, key)
@@ -249,9 +250,9 @@ class Attempts(Part):
             )
 
     def current_attempt(self, run_id: str) -> AttemptRow | None:
-        """Return the open attempt of a run with all that is needed to continue it."""
+        """Return the open attempt of a run, with all data to continue it; None if there is none."""
         attempts = schema.attempts
-        # Only the newest can be open, see begin_attempt; to look for others would be to read all.
+        # Only the newest attempt can be open, see begin_attempt; a search would read all of them.
         newest = (
             select(attempts)
             .where(attempts.c.run_id == run_id)
@@ -300,7 +301,7 @@ class Attempts(Part):
 
 
 def last_commit(connection: Connection, run_id: str) -> tuple[int, str | None]:
-    """The last committed round and its model; (0, initial model), (0, None) before any."""
+    """Return the last committed round and its model; (0, initial model) or (0, None) before any."""
     rounds, runs = schema.rounds, schema.runs
     row = connection.execute(
         select(rounds.c.round, rounds.c.model_blake3)

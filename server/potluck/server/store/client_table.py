@@ -37,7 +37,7 @@ class Clients(Part):
     """Last contacts, quarantine, and the clients excluded from each run."""
 
     def see_clients(self, seen: Sequence[ClientSeen]) -> None:
-        """Record that clients were heard of, all in one transaction; later ones win."""
+        """Store the last contacts of clients, all in one transaction; the latest time is kept."""
         rows = [
             {
                 "client_id": client.client_id,
@@ -52,7 +52,7 @@ class Clients(Part):
             upsert(connection, schema.clients, rows, update=["host_id", "device", "last_seen_at"])
 
     def clients(self, *, after: str = "", limit: int | None = None) -> list[ClientRow]:
-        """Return all known clients by id, with how often they were selected and included in all
+        """Return all known clients by id, with their numbers of selections and inclusions in all
         runs.
 
         limit: maximum number of clients to return, of those that follow `after` in the database's
@@ -75,7 +75,7 @@ class Clients(Part):
         return found if limit else sorted(found, key=lambda client: client.client_id)
 
     def quarantine(self, client_id: str, reason: str, at: datetime) -> None:
-        """Record that a client must not be selected; it need not have been met."""
+        """Store that a client must not be selected; it need not be known yet."""
         row = {
             "client_id": encode_text(client_id),
             "reason": encode_text(reason),
@@ -85,7 +85,8 @@ class Clients(Part):
             upsert(connection, schema.quarantine, [row], update=["reason", "at"])
 
     def readmit(self, client_id: str) -> None:
-        """Record that a client may be selected again. Raises NotFoundError if it always could."""
+        """Store that a client may be selected again. Raises NotFoundError if it is not in
+        quarantine."""
         table, client_id = schema.quarantine, encode_text(client_id)
         with self._database.transaction() as connection:
             if (
@@ -94,20 +95,20 @@ class Clients(Part):
             ):
                 there = sorted(connection.execute(select(table.c.client_id)).scalars())
                 raise NotFoundError(
-                    f"client {client_id!r} is not in quarantine; there are: "
+                    f"client {client_id!r} is not in quarantine; clients in quarantine: "
                     f"{', '.join(there) or 'none'}",
                     client=client_id,
                 )
 
     def quarantined(self) -> list[QuarantineRow]:
-        """The clients in quarantine, by id."""
+        """Return the clients in quarantine, by id."""
         with self._database.transaction() as connection:
             rows = read_rows(connection, select(schema.quarantine))
             found = [_read_quarantine(row) for row in rows]
         return sorted(found, key=lambda client: client.client_id)
 
     def leave_out(self, run_id: str, clients: Sequence[LeftOutRow]) -> None:
-        """Record that clients can't take part; later reasons win."""
+        """Store that clients can't take part in a run; later reasons replace earlier ones."""
         rows = [
             {
                 "run_id": run_id,
@@ -122,7 +123,7 @@ class Clients(Part):
             upsert(connection, schema.left_out, rows, update=["process_id", "trouble", "at"])
 
     def let_in(self, run_id: str, clients: Sequence[str] | None = None) -> None:
-        """Record that clients can take part again; without names, all."""
+        """Store that clients can take part again; by default, all clients of the run."""
         table = schema.left_out
         statement = delete(table).where(table.c.run_id == run_id)
         with self._database.transaction() as connection:
@@ -142,11 +143,11 @@ class Clients(Part):
 
 
 def _counts(connection: Connection, first: str, last: str) -> dict[str, tuple[int, int]]:
-    """Numbers of times that clients from `first` to `last` were selected and included."""
+    """Return how often each client from `first` to `last` was selected and included."""
     members = schema.members
     included = case((members.c.state == MemberState.INCLUDED.value, 1), else_=0)
     query = (
-        # PostgreSQL sums 64-bit integers to a decimal, hence no sum.
+        # PostgreSQL returns a decimal for a sum of 64-bit integers, so SUM is not used.
         select(members.c.client_id, func.count(), func.count().filter(included == 1))
         .where(members.c.client_id >= first, members.c.client_id <= last)
         .group_by(members.c.client_id)

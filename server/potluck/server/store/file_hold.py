@@ -1,7 +1,6 @@
-"""A hold on model files: while a backup copies them, none is deleted.
+"""A lock on model files, so that none is deleted while a backup copies them.
 
-It is a lock on a file beside their folder, so it ends with the process that has it, in whatever
-way.
+It locks a file next to their folder, so it ends with the process that holds it, even after a kill.
 """
 
 from __future__ import annotations
@@ -14,13 +13,14 @@ from pathlib import Path
 
 
 def hold_of(folder: Path) -> Path:
-    """The file by which a folder of model files is held."""
+    """Return the file whose lock protects a folder of model files."""
     return folder.with_name(f"{folder.name}.hold")
 
 
 @contextlib.contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Keep all files of a folder; waits for other backups. Raises OSError."""
+    """Prevent deletions in a folder while the block runs; wait for other backups. Raises
+    OSError."""
     with _opened(folder) as descriptor:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
@@ -28,7 +28,7 @@ def held(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def free_to_delete(folder: Path) -> Iterator[bool]:
-    """Yield whether files may be deleted while the block runs. Raises OSError."""
+    """Yield True if files may be deleted while the block runs. Raises OSError."""
     with _opened(folder) as descriptor:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""The files that the rounds of runs name."""
+"""Queries which stored files are referenced by the rounds of runs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _holders() -> Select[Any]:
     ).join(runs, runs.c.run_id == named.c.run_id)
 
 
-# Made once, as they are executed in every round: building one takes longer than SQLite does.
+# Statements are built only once, since building one takes longer than its execution in SQLite.
 _HOLDERS = _holders()
 _INITIAL_MODEL = select(
     schema.runs.c.run_id, schema.runs.c.initial_model_blake3.label("model_blake3")
@@ -87,12 +87,13 @@ _LAST_OF_ALL = 2**31 - 1
 
 
 class References(Part):
-    """Files by the rounds that name them, and the other way round."""
+    """Finds the files that rounds reference, and the rounds that reference files."""
 
     def model_references(
         self, run_id: str, *, first: int = 0, last: int = _LAST_OF_ALL
     ) -> list[FileReference]:
-        """The files that the rounds `first` to `last` of a run name; 0 is the initial model."""
+        """Return the files referenced by rounds `first` to `last` of a run; 0 is the initial
+        model."""
         with self._database.transaction() as connection:
             committed = read_rows(
                 connection, _FILES_OF_ROUNDS, run_id=run_id, first=first, last=last
@@ -104,8 +105,8 @@ class References(Part):
         return found
 
     def best_references(self, run_id: str, *, first: int, last: int) -> list[FileReference]:
-        """The files of the rounds that were a run's best after one of the rounds `first` to `last`,
-        in order."""
+        """Return the files of rounds that were a run's best after a round in `first` to `last`, in
+        order."""
         with self._database.transaction() as connection:
             bests = connection.execute(
                 _BEST_ROUNDS, {"run_id": run_id, "first": first, "last": last}
@@ -119,7 +120,7 @@ class References(Part):
             ]
 
     def named_files(self) -> set[str]:
-        """The digests of all files that some round or run names."""
+        """Return the digests of all files that a round or run references."""
         runs, rounds = schema.runs, schema.rounds
         columns = (rounds.c.model_blake3, rounds.c.state_blake3, runs.c.initial_model_blake3)
         with self._database.transaction() as connection:
@@ -131,7 +132,7 @@ class References(Part):
         return {str(digest) for digest in found if digest is not None}
 
     def holders(self, digests: Collection[str]) -> list[FileHolder]:
-        """The rounds of all runs that name one of these files."""
+        """Return the rounds, of all runs, that reference one of these files."""
         with self._database.transaction() as connection:
             rows = read_rows(connection, _HOLDERS, wanted=list(digests))
             return [_read_holder(row) for row in rows]

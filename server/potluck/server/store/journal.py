@@ -1,9 +1,9 @@
-"""A second record of committed rounds, so that a database that loses some is noticed.
+"""A second record of committed rounds, which shows if the database has lost some.
 
-A bit that flips in SQLite's write-ahead log, or an older backup, takes the last commits away
-without an error. So each commit is also a line in a file of its own, written after it: a round that
-is there and not in the database was lost, whereas after a crash a line may well be missing.
-Blocking; call it from any thread, but from one at a time.
+A flipped bit in SQLite's write-ahead log, or an older backup, removes the last commits without an
+error. So a line in a separate file is written after each commit. A round that is in this file and
+not in the database was lost; after a crash, a line may be missing. Blocking; call it from any
+thread, but from one at a time.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from potluck.common.process.disk import sync_data
 _NOTHING = "-"
 _SPARE_LINES = 1000
 
-REBUILD = "put them back with `potluck-server rebuild`"
+REBUILD = "restore them with `potluck-server rebuild`"
 """The remedy for lost rounds that are recorded."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Noted:
-    """A run stood here after a commit; round 0, without files, before there was any."""
+    """The last round of a run after a commit; round 0, without files, before the first."""
 
     run_id: str
     round: int
@@ -35,19 +35,19 @@ class Noted:
 
     @property
     def files(self) -> set[str]:
-        """The files that the round names."""
+        """The files that the round references."""
         return {each for each in (self.model_blake3, self.state_blake3) if each}
 
 
 class Journal:
-    """Lines of one file, the last one of a run counts."""
+    """A file of lines; the last line of a run is valid."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._descriptor: int | None = None
 
     def read(self) -> list[Noted]:
-        """All that was noted, oldest first. Lines that are torn or damaged are passed over.
+        """Return all entries, oldest first. Incomplete or damaged lines are skipped.
 
         Raises StorageError.
         """
@@ -60,7 +60,7 @@ class Journal:
         return [noted for noted in map(_decoded, lines) if noted is not None]
 
     def add(self, noted: Iterable[Noted]) -> None:
-        """Return when this is on disk. Raises StorageError."""
+        """Append entries; return when they are on disk. Raises StorageError."""
         lines = b"".join(_encoded(each) for each in noted)
         if not lines:
             return
@@ -73,7 +73,7 @@ class Journal:
             raise self._unusable(error) from error
 
     def shorten(self, noted: Iterable[Noted], lines: int) -> None:
-        """Keep these alone where the file has many more lines. Raises StorageError."""
+        """Keep only these entries if the file has many more lines. Raises StorageError."""
         kept = list(noted)
         if lines <= 2 * len(kept) + _SPARE_LINES:
             return
@@ -89,7 +89,7 @@ class Journal:
             raise self._unusable(error) from error
 
     def close(self) -> None:
-        """Safe to call twice."""
+        """Close the file. Safe to call twice."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -99,7 +99,7 @@ class Journal:
         descriptor = os.open(self._path, flags, 0o600)
         size = os.fstat(descriptor).st_size
         if size and os.pread(descriptor, 1, size - 1) != b"\n":
-            os.write(descriptor, b"\n")  # a crash tore the last line
+            os.write(descriptor, b"\n")  # a crash left an incomplete last line
         return descriptor
 
     def _unusable(self, error: OSError) -> StorageError:
@@ -114,9 +114,9 @@ class Journal:
 class LostRounds:
     """Rounds of a run that were committed and are not in the database.
 
-    committed: the last round that is in the database; None if the run itself is not. lost: the last
-    one that was committed. recorded: True if some of them have records, from which they can be
-    rebuilt.
+    committed: the last round in the database; None if the run itself is missing. lost: the last
+    round that was committed. recorded: True if some of these rounds have records, from which they
+    can be rebuilt.
     """
 
     run_id: str
@@ -125,7 +125,7 @@ class LostRounds:
     recorded: bool = False
 
     def explain(self, database: str) -> str:
-        """One line for people."""
+        """Return one line that explains the loss and its remedy."""
         rebuild = f"stop the coordinator and {REBUILD}, or " if self.recorded else ""
         if self.committed is None:
             return (
@@ -144,7 +144,7 @@ class LostRounds:
 
 
 def losses(noted: Iterable[Noted], committed: Mapping[str, int]) -> dict[str, LostRounds]:
-    """The rounds that a database has lost. committed: each run's last round in it."""
+    """Return the rounds that a database has lost. committed: each run's last round in it."""
     last = {each.run_id: each.round for each in noted}
     return {
         run_id: LostRounds(run_id=run_id, committed=committed.get(run_id), lost=number)

@@ -1,4 +1,4 @@
-"""Trainings that missed their round, whose updates may join a later one."""
+"""The table of trainings that missed their round, whose updates may join a later one."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ _read_late = Reader(LateRow, "late_updates", ["run_id", "round", "client_id"])
 
 
 class LateTrainings(Part):
-    """Trainings that missed their round; their updates are in the rows of the cohort."""
+    """Trainings that missed their round; their updates are in the rows of their cohort's
+    members."""
 
     def awaited(self, run_id: str) -> list[LateRow]:
-        """Those of a run that may still join, by client."""
+        """Return the trainings of a run that may still join a round, by client."""
         table = schema.late_updates
         where = and_(table.c.run_id == run_id, table.c.state == LateState.AWAITED.value)
         with self._database.transaction() as connection:
             return read_late(connection, where)
 
     def set_late(self, rows: Sequence[LateRow]) -> None:
-        """Record how it stands with some trainings."""
+        """Store the states of late trainings."""
         with self._database.transaction() as connection:
             put_late(connection, rows)
 
     def add_late_update(self, key: AttemptKey, client_id: str, received: UpdateRow) -> None:
-        """Record an update that came after its client was given up for the round.
+        """Store an update that arrived after the round had stopped waiting for its client.
 
         Raises NotFoundError if no such client is in the cohort, StorageError if the attempt was
         abandoned.
@@ -60,7 +61,7 @@ class LateTrainings(Part):
 
 
 def put_late(connection: Connection, rows: Sequence[LateRow]) -> None:
-    """Record how it stands with some trainings."""
+    """Store the states of late trainings."""
     values: list[dict[str, Any]] = [
         {
             "run_id": row.run_id,

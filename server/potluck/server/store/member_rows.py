@@ -1,4 +1,4 @@
-"""Reading the members of cohorts."""
+"""Reads and writes the members of cohorts."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _read_update = Reader(
 def read_members(
     connection: Connection, where: ColumnElement[bool]
 ) -> dict[AttemptKey, list[MemberRow]]:
-    """Members by run, round and attempt, each in the order chosen."""
+    """Return members by run, round and attempt, in the order chosen."""
     members = schema.members
     query = (
         select(members)
@@ -80,7 +80,7 @@ def member_values(change: MemberChange) -> dict[str, Any]:
 
 
 def update_values(update: UpdateRow) -> dict[str, Any]:
-    """The columns of an update."""
+    """Return the columns of an update."""
     values: dict[str, Any] = {
         name: encode_value(value) for name, value in vars(update).items() if name != "measures"
     }
@@ -89,7 +89,7 @@ def update_values(update: UpdateRow) -> dict[str, Any]:
 
 
 def take_part_late(connection: Connection, rows: Sequence[LateRow]) -> None:
-    """Note the trainings for earlier rounds whose updates are part of a round being committed."""
+    """Store the trainings for earlier rounds whose updates are part of a round being committed."""
     values = [
         {
             "run_id": row.run_id,
@@ -106,7 +106,7 @@ def take_part_late(connection: Connection, rows: Sequence[LateRow]) -> None:
 
 
 def work_values(work: MemberWork) -> dict[str, Any]:
-    """Return the columns of a member's work; NULL where the selector set nothing."""
+    """Return the columns of a member's work; NULL if the selector set nothing."""
     return {
         "quotas": encode_numbers(work.quotas or None),
         "weight": work.weight,
@@ -116,7 +116,7 @@ def work_values(work: MemberWork) -> dict[str, Any]:
 
 
 def provenance_values(provenance: Provenance) -> dict[str, Any]:
-    """Return the columns of what a host reported of itself."""
+    """Return the columns of the versions that a host reported."""
     software = provenance.software
     return {
         "data_epoch": provenance.data_epoch,
@@ -125,7 +125,7 @@ def provenance_values(provenance: Provenance) -> dict[str, Any]:
 
 
 def take_part(connection: Connection, key: AttemptKey, included: Sequence[str]) -> None:
-    """Count a cohort whose round is being committed: what resuming the run must know of it."""
+    """Store the participation of a cohort whose round is being committed, for a resumed run."""
     members, table = schema.members, schema.participation
     query = select(members.c.client_id, members.c.samples).where(of_attempt(members, key))
     in_model = set(included)
@@ -134,7 +134,7 @@ def take_part(connection: Connection, key: AttemptKey, included: Sequence[str]) 
             "run_id": key.run_id,
             "client_id": client_id,
             "picks": 1,
-            # A masked update does not say its number of samples.
+            # A masked update does not disclose its number of samples.
             "samples": (samples or None) if client_id in in_model else None,
             "included_round": key.round if client_id in in_model else None,
             "included_attempt": key.attempt if client_id in in_model else None,

@@ -1,11 +1,11 @@
 """The version of a database's schema, and the steps from one version to the next.
 
-A new database gets the tables of `schema.py` directly. An older one gets the migrations that it
-lacks, all in one transaction. So a change of the schema is made in both places; a test compares the
+A new database gets the tables of `schema.py` directly. An older one gets the missing migrations,
+all in one transaction. So every change of the schema is made in both places; a test compares the
 results.
 
-A database whose schema does not match its version is refused: it was made between two commits, or
-changed by hand.
+A database whose schema does not match its version is refused: it was created by an unreleased
+build, or changed by hand.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from potluck.common.net.build_version import software_version
 from potluck.server.store.sql.schema import metadata, schema_version
 
 Migration = Sequence[str]
-"""SQL statements that mean the same to SQLite and PostgreSQL. Never edited once released."""
+"""SQL statements with the same meaning in SQLite and PostgreSQL. Never edited after a release."""
 
 _BEST_MODELS: Migration = (
     "ALTER TABLE rounds ADD COLUMN best_measure TEXT",
@@ -37,13 +37,13 @@ _PROVENANCE: Migration = (
 _COVERAGE: Migration = ("ALTER TABLE rounds ADD COLUMN coverage TEXT",)
 _BUILD: Migration = ("ALTER TABLE potluck_schema_version ADD COLUMN software TEXT",)
 MIGRATIONS: Sequence[Migration] = (_BEST_MODELS, _PROVENANCE, _COVERAGE, _BUILD)
-"""Those to versions 2, 3 and so on. Version 1 is that of `tests/testdata/schema_1.sql`."""
+"""The migrations to versions 2, 3 and so on. Version 1 is that of `tests/testdata/schema_1.sql`."""
 
 _ADDS_COLUMN = re.compile(r"ALTER TABLE (\w+) ADD COLUMN (\w+)")
 _ADDS_TABLE = re.compile(r"CREATE TABLE (\w+)")
 
 Columns = Mapping[tuple[str, str], bool]
-"""Tables and their columns → whether a row may lack it."""
+"""(table, column) → True if the column may be NULL."""
 
 
 def migrate(
@@ -64,7 +64,7 @@ def migrate(
         return newest
     if schema_version.name not in tables:
         raise StorageError(
-            f"{database}: not a database of Potluck 0.1.0 or later, it holds the table "
+            f"{database}: not a database of Potluck 0.1.0 or later, it has the table "
             f"{min(tables)!r}; give the coordinator a new one",
             database=database,
         )
@@ -107,7 +107,7 @@ def _columns(inspector: Inspector) -> Columns:
 
 
 def _last_build(connection: Connection, there: Columns) -> str:
-    """The build that opened the database last, in words."""
+    """Return a text that names the build that opened the database last."""
     software = None
     if (schema_version.name, "software") in there:
         software = connection.execute(select(schema_version.c.software)).scalar_one()
@@ -115,9 +115,9 @@ def _last_build(connection: Connection, there: Columns) -> str:
 
 
 def _difference(there: Columns, migrations: Sequence[Migration]) -> str:
-    """Name a column that a database should have before these migrations, or should not; or "".
+    """Return the name of a missing or unexpected column before these migrations; or "".
 
-    Columns that are there besides and may be empty don't matter.
+    Additional columns that may be NULL are ignored.
     """
     statements = [statement for migration in migrations for statement in migration]
     added = {(found[1], found[2]) for found in map(_ADDS_COLUMN.match, statements) if found}

@@ -33,11 +33,11 @@ from potluck.common.tensors.tensor_files import (
 from potluck.server.store.file_hold import free_to_delete
 
 NAME = re.compile(r"([0-9a-f]{64})\.(safetensors|json)")
-"""Names of model files and of their notes: the digest, and the kind."""
+"""Pattern of the names of model files and of their lists of renditions: digest and kind."""
 
 
 class Rendition(BaseModel):
-    """One file a model may be fetched as."""
+    """A file in which a model can be fetched."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -49,12 +49,12 @@ class Rendition(BaseModel):
 
     @classmethod
     def whole(cls, digest: FileDigest) -> Rendition:
-        """The float32 file itself."""
+        """Return the rendition that is the float32 file itself."""
         return cls(blake3=digest.blake3, size=digest.size, encoding=Encoding.FLOAT32)
 
 
 class ModelVersion(BaseModel):
-    """A model and the files it can be had as, in order of preference."""
+    """A model and the files in which it can be fetched, in order of preference."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -64,17 +64,17 @@ class ModelVersion(BaseModel):
 
     @property
     def digests(self) -> frozenset[str]:
-        """Every file that belongs to it."""
+        """Digests of all files of the model."""
         return frozenset({self.blake3, *(rendition.blake3 for rendition in self.renditions)})
 
     def encoding_of(self, blake3: str) -> Encoding:
-        """Encoding of one of its files."""
+        """Return the encoding of one of the model's files."""
         encodings = (each.encoding for each in self.renditions if each.blake3 == blake3)
         return next(encodings, Encoding.FLOAT32)
 
 
 def whole(digest: FileDigest) -> ModelVersion:
-    """A model that is had as its float32 file alone."""
+    """Return a model whose only file is the float32 one."""
     return ModelVersion(
         blake3=digest.blake3, size=digest.size, renditions=(Rendition.whole(digest),)
     )
@@ -86,28 +86,29 @@ class ModelFiles:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lock = threading.Lock()
-        self._fresh: set[str] = set()  # written for runs that have not said yet that they need them
-        self._unsettled: set[str] = set()  # written or let go of: to be looked at when tidying up
+        self._fresh: set[str] = set()  # written, not yet declared as needed by their run
+        self._unsettled: set[str] = set()  # written or released: to be checked when tidying up
         self._lent: Counter[str] = Counter()
         self._spare = SpareFiles(folder.with_name(f"{folder.name}.spare"), keep=2)
 
     def path(self, blake3: str) -> Path:
-        """Path of the file with this digest, which may not exist."""
+        """Return the path of the file with this digest, which may not exist."""
         return self._folder / f"{check_digest(blake3)}.safetensors"
 
     def existing(self, blake3: str) -> Path:
-        """Path of the file with this digest. Raises NotFoundError."""
+        """Return the path of the file with this digest. Raises NotFoundError."""
         path = self.path(blake3)
         if not path.is_file():
             raise NotFoundError(
-                f"there is no file {blake3[:12]}… (any more); ask for the round's present model",
+                f"file {blake3[:12]}… does not exist (any more); request the model of the current "
+                "round",
                 blake3=blake3,
             )
         return path
 
     @contextlib.contextmanager
     def lent(self, blake3: str) -> Iterator[Path]:
-        """The file with this digest, not written over while the block runs.
+        """Yield the path of the file with this digest; it is not overwritten while the block runs.
 
         Raises NotFoundError.
         """
@@ -123,7 +124,7 @@ class ModelFiles:
                     del self._lent[blake3]
 
     def write(self, arrays: Mapping[str, NDArray[Any]], layout: Layout | None = None) -> FileDigest:
-        """Write arrays under their digest, synced to disk."""
+        """Write arrays to a file named by its digest, synced to disk."""
         temporary = self._temporary()
         try:
             over = self._spare.take()
@@ -136,7 +137,8 @@ class ModelFiles:
 
     @contextlib.contextmanager
     def draft(self, layout: Layout) -> Iterator[TensorDraft]:
-        """A file to be written piece by piece; gone when the block ends, unless it is kept."""
+        """Yield a file to write piece by piece; it is deleted after the block unless it was
+        kept."""
         draft = TensorDraft(self._temporary(), layout, over=self._spare.take())
         try:
             yield draft
@@ -146,24 +148,25 @@ class ModelFiles:
             draft.path.unlink(missing_ok=True)
 
     def keep(self, draft: TensorDraft) -> FileDigest:
-        """Put a draft, which is whole, under its digest, synced to disk."""
+        """Rename a complete draft to its digest, synced to disk."""
         digest = draft.finish(sync=True)
         self._name(draft.path, digest)
         return digest
 
     @contextlib.contextmanager
     def large_arrays(self) -> Iterator[None]:
-        """Put large arrays that are made in this block beside the models, in files without name."""
+        """Allocate large arrays of this block in unnamed files on the models' disk."""
         with large_arrays_in(self._folder):
             yield
 
     @property
     def folder(self) -> Path:
-        """The folder; files whose names begin with a dot may be put there for a while."""
+        """The folder. Temporary files, whose names begin with a dot, may be put there."""
         return self._folder
 
     def compress(self, digest: FileDigest) -> FileDigest:
-        """Compress a file that was just written; the file itself is not needed any more."""
+        """Compress a file that was just written; return the compressed file. The original may be
+        deleted."""
         source = self.existing(digest.blake3)
         temporary = self._temporary()
         try:
@@ -175,17 +178,17 @@ class ModelFiles:
         return packed
 
     def _temporary(self) -> Path:
-        return self._folder / f".{secrets.token_hex(8)}"  # runs may write the same model at once
+        return self._folder / f".{secrets.token_hex(8)}"  # several runs may write the same model
 
     def _name(self, temporary: Path, digest: FileDigest) -> None:
         with self._lock:
             self._fresh.add(digest.blake3)
             self._unsettled.add(digest.blake3)
             temporary.replace(self.path(digest.blake3))
-        _sync(self._folder)  # a row will name it, so the name must be on disk as well
+        _sync(self._folder)  # a row will reference it, so its name must be on disk
 
     def publish(self, digest: FileDigest, renditions: Sequence[Rendition]) -> ModelVersion:
-        """Note, on disk, which files a model can be had as."""
+        """Write the list of files in which a model can be fetched to disk."""
         published = ModelVersion(
             blake3=digest.blake3, size=digest.size, renditions=tuple(renditions)
         )
@@ -199,9 +202,9 @@ class ModelFiles:
         return published
 
     def published(self, blake3: str) -> ModelVersion:
-        """A model on disk with its files; only the whole one if no note of others is left.
+        """Return a model on disk with its files; only the whole file if the list is missing.
 
-        Like files just written, they stay until the caller has said that they are needed.
+        Like new files, they are kept until the caller declares whether they are needed.
         """
         with self._lock:
             found = self._published(blake3)
@@ -224,22 +227,23 @@ class ModelFiles:
 
     @contextlib.contextmanager
     def opened(self, blake3: str, expected: Layout | None = None) -> Iterator[TensorFile]:
-        """A file by its digest, open while the block runs."""
+        """Open a file by its digest while the block runs."""
         with self.lent(blake3) as path, open_tensors(path, expected=expected) as file:
             yield file
 
     def verify(self, blake3: str) -> None:
-        """Read a file whole. Raises NotFoundError, or StorageError if it is not what it was."""
+        """Verify a file's digest. Raises NotFoundError, or StorageError if the file is damaged."""
         path = self.existing(blake3)
         if file_digest(path).blake3 != blake3:
             raise StorageError(
-                f"{path} is damaged, its BLAKE3 digest is not its name any more; restore it from a "
-                "backup, or start the run anew",
+                f"{path} is damaged, its BLAKE3 digest differs from its name; restore it from a "
+                "backup, or start a new run",
                 path=path,
             )
 
     def clear_leftovers(self) -> set[str]:
-        """Delete what was being written when a coordinator was killed; the files that are left."""
+        """Delete incomplete files of a killed coordinator; return the digests of all other
+        files."""
         found: set[str] = set()
         with os.scandir(self._folder) as entries:
             for entry in entries:
@@ -252,44 +256,45 @@ class ModelFiles:
     # Tidying up -------------------------------------------------------------------------------
 
     def unsettled(self) -> set[str]:
-        """Files of which it is not settled that they stay: new ones, and those to reconsider."""
+        """Digests of files that may be deleted: new ones, and those to check again."""
         with self._lock:
             return set(self._unsettled)
 
     def reconsider(self, digests: Iterable[str]) -> None:
-        """Mark files to be checked again, as they may no longer be needed."""
+        """Mark files to check again, as they may no longer be needed."""
         with self._lock:
             self._unsettled |= set(digests)
 
     def settle(self, digests: Iterable[str]) -> None:
-        """Keep these files until they are reconsidered.
+        """Keep these files until `reconsider` is called for them.
 
-        Files written for a run that has not declared yet that it needs them are still checked
-        again, even if others need them.
+        Files of a run that has not yet declared whether it needs them are still checked again, even
+        if other runs need them.
         """
         with self._lock:
             self._unsettled -= set(digests) - self._fresh
 
     def needed(self, digests: Iterable[str]) -> None:
-        """Note that the runs that these files were written for declared that they need them."""
+        """Record that the runs for which these files were written need them."""
         with self._lock:
             self._fresh -= set(digests)
 
     def let_go(self, digests: Iterable[str]) -> None:
-        """Note that the runs that these files were written for no longer need them; others may."""
+        """Record that the runs for which these files were written no longer need them; others
+        may."""
         with self._lock:
             self._fresh -= set(digests)
             self._unsettled |= set(digests)
 
     def delete(self, digests: Iterable[str]) -> None:
-        """Delete these, except those written for a round that still goes on; none while a backup
-        holds the folder.
+        """Delete these files, except new ones of an open round; none while a backup holds the
+        folder.
 
-        One stays to be written over.
+        One file is kept, to be overwritten.
         """
         with self._lock, free_to_delete(self._folder) as free:
             if not free:
-                return  # they are still unsettled, and looked at again after the next round
+                return  # they are checked again after the next round
             for digest in set(digests) - self._fresh:
                 self._notes(digest).unlink(missing_ok=True)
                 path = self.path(digest)
@@ -301,7 +306,7 @@ class ModelFiles:
 
 
 def _sync(path: Path) -> None:
-    """Return only when what `path` holds is on disk."""
+    """Return when the content of `path` is on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""The base of the store's parts, and statements that they share."""
+"""Base class of the store's parts, and statements that they share."""
 
 from __future__ import annotations
 
@@ -21,27 +21,28 @@ class Part:
         self._database = database
 
     def _refusal(self, message: str, **metadata: object) -> StorageError:
-        """The error for a change that would contradict what is stored."""
+        """Return the error for a change that contradicts stored rows."""
         return StorageError(f"{self._database.name}: {message}", **metadata)
 
 
 def of_attempt(table: Table, key: AttemptKey) -> ColumnElement[bool]:
-    """The rows of a table that belong to one attempt."""
+    """Return the condition for the rows of a table that belong to one attempt."""
     return and_(
         table.c.run_id == key.run_id, table.c.round == key.round, table.c.attempt == key.attempt
     )
 
 
 def of_some_attempt(table: Table) -> ColumnElement[bool]:
-    """The rows of an attempt still to be named, by `attempt_parameters`, when executed.
+    """Return the condition for an attempt's rows, with parameters set by `attempt_parameters`.
 
-    For statements made once and executed often: building one takes longer than SQLite does.
+    This is for statements that are built once and executed often: building one takes longer than
+    its execution in SQLite.
     """
     return and_(*(table.c[name] == bindparam(f"key_{name}") for name in AttemptKey._fields))
 
 
 def attempt_parameters(key: AttemptKey) -> dict[str, Any]:
-    """Names the attempt in a statement made with `of_some_attempt`."""
+    """Return the parameters of an attempt for a statement with `of_some_attempt`."""
     return {f"key_{name}": value for name, value in key._asdict().items()}
 
 
@@ -56,7 +57,8 @@ def upsert(
 ) -> None:
     """Insert rows; if a row has the primary key already, set its `update` columns.
 
-    add: columns that are added to instead. keep_known: a column that is None changes nothing.
+    add: columns whose values are added to the stored ones instead. keep_known: True if None leaves
+    the stored value unchanged.
     """
     if rows:
         statement = _upsert(
@@ -69,7 +71,7 @@ def upsert(
 def _upsert(
     dialect: str, table: Table, update: tuple[str, ...], add: tuple[str, ...], *, keep_known: bool
 ) -> Insert:
-    # The two dialects spell ON CONFLICT alike, but SQLAlchemy has no common name for it.
+    # Both dialects have the same ON CONFLICT syntax, but SQLAlchemy has no common function.
     insert = postgresql.insert if dialect == "postgresql" else sqlite.insert
     statement = insert(table)
     new = statement.excluded

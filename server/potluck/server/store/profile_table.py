@@ -1,4 +1,4 @@
-"""The disclosures of clients, each kept once and for ever."""
+"""The table of clients' disclosures, each stored once and never deleted."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _signature(value: object) -> bytes | None:
     if value is None:
         return None
     if not isinstance(value, str):
-        raise ValueError(f"{value!r} is no signature")
+        raise ValueError(f"{value!r} is not a valid signature")
     return bytes.fromhex(value)
 
 
@@ -48,10 +48,10 @@ _read_profile = Reader(
 
 
 class Profiles(Part):
-    """One-time disclosures, keyed by client, data epoch, signal and parameters."""
+    """Disclosures, keyed by client, data epoch, signal and parameters."""
 
     def put_profile(self, profile: Profile) -> None:
-        """Store a profile. The same content again changes nothing, not even the time of receipt.
+        """Store a profile. Storing the same content again changes nothing, not even the time.
 
         Raises ProtocolError for different content under the same key, or content that is not JSON.
         """
@@ -87,9 +87,10 @@ class Profiles(Part):
         run_id: str | None = None,
         client_ids: Collection[str] | None = None,
     ) -> list[Profile]:
-        """Profiles by client, signal and data epoch.
+        """Return profiles, sorted by client, signal and data epoch.
 
-        Only those of one signal, of the clients in a run's roster, of certain clients, where given.
+        Each given argument limits them: to a signal, to the clients of a run's roster, to these
+        clients.
         """
         table, roster = schema.profiles, schema.roster
         query = select(table)

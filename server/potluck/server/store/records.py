@@ -1,7 +1,7 @@
-"""The values that the store keeps: records that go in, and rows that come back.
+"""Data classes of the store: records to store, and rows that it returns.
 
-All times are aware; they come back in UTC with microseconds. A float that may be None is also
-stored as None where it is NaN (SQLite knows no NaN); infinities are kept.
+All times are aware; they are returned in UTC with microseconds. If a float may be None, NaN is also
+stored as None (SQLite has no NaN); infinities are kept.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from potluck.common.updates.update_report import UpdateReport
 from potluck.server.state import Scalar
 
 JsonObject = Mapping[str, object]
-"""String keys; values are None, bool, int, float, str, or lists and dicts of them."""
+"""A JSON object: values are None, bool, int, float, str, or lists and dicts of these."""
 
 
 class AttemptKey(NamedTuple):
-    """An attempt at a round of a run; rounds and attempts count from 1."""
+    """Key of an attempt at a round of a run; rounds and attempts count from 1."""
 
     run_id: str
     round: int
@@ -45,10 +45,10 @@ class RunState(StrEnum):
 
 
 class MemberState(StrEnum):
-    """The state of a member of a cohort, as far as it must survive a kill."""
+    """The stored state of a member of a cohort."""
 
     SELECTED = "selected"
-    """Instructed to train, or about to be."""
+    """It was instructed to train, or will be."""
     RECEIVED = "received"
     """Its update is in the spool, verified."""
     INCLUDED = "included"
@@ -65,10 +65,10 @@ class MemberState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class BestSoFar:
-    """The best value so far of the metric that a run follows, after one of its rounds.
+    """The best value so far of the metric in a run's `[stop]`, after one of its rounds.
 
     round, value: the first round with the best value, and this value; None if no evaluation that
-    counts had the metric. mark: the last value that was an improvement. stalled: number of
+    counts measured the metric. mark: the last value that was an improvement. stalled: number of
     evaluations since then.
     """
 
@@ -81,8 +81,8 @@ class BestSoFar:
 
 @dataclass(frozen=True, kw_only=True)
 class NewRun:
-    """A run as it was started. seed: in [0, 2^64). rounds, count: ≥ 1. measures: what the task's
-    own trainer declares, in its order; empty for a classification task."""
+    """A new run. seed: in [0, 2^64). rounds, count: ≥ 1. measures: metrics that the task's own
+    trainer declares, in its order; empty for a classification task."""
 
     run_id: str
     name: str
@@ -100,7 +100,8 @@ class NewRun:
     def of(
         run_id: str, run_file: RunFile, text: str, at: datetime, measures: Mapping[str, Measure]
     ) -> NewRun:
-        """The run of a run file, `text` as it was written. measures: of the task's own trainer."""
+        """Return the run of a run file. text: the file as written. measures: metrics of the task's
+        trainer."""
         return NewRun(
             run_id=run_id,
             name=run_file.name,
@@ -120,10 +121,11 @@ class NewRun:
 class RunRow(NewRun):
     """A run and its state.
 
-    reason: why it is in this state; may be empty. model_blake3: the last committed model's digest,
-    or the initial one's before round 1; None before there is any. number: its place among all runs,
-    from 1. best: after the last committed round, if the run follows a metric; best_model_blake3: of
-    that round's model. best_coverage: clients and samples behind that round's metrics, by name.
+    reason: reason of this state; may be empty. model_blake3: digest of the last committed model, of
+    the initial model before round 1, None without a model. number: its number among all runs, from
+    1. best: best value after the last committed round, if the run file names a metric.
+    best_model_blake3: digest of that round's model. best_coverage: numbers of clients and samples
+    for that round's metrics, by name.
     """
 
     state: RunState
@@ -140,9 +142,9 @@ class RunRow(NewRun):
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateRow(UpdateReport):
-    """An update in the spool, with its report. size: bytes as spooled.
+    """An update in the spool, with its report. size: bytes of the spooled file.
 
-    seconds: from instruction to update, or simulated ones.
+    seconds: time from instruction to update, or simulated seconds.
     """
 
     blake3: str
@@ -156,9 +158,9 @@ class UpdateRow(UpdateReport):
 class MemberWork:
     """The work that a selector set for one client in a round.
 
-    quotas: maximum number of samples of each class to train on; empty for no limit. weight: of its
-    update; None for its number of samples. epochs: passes over its samples; None for the run's.
-    dropped: names of the tensors that its update omits, sorted.
+    quotas: maximum number of samples of each class to train on; empty for no limit. weight: weight
+    of its update; None for its number of samples. epochs: passes over its samples; None for the
+    run's number. dropped: names of the tensors that its update omits, sorted.
     """
 
     quotas: tuple[float, ...] = ()
@@ -250,7 +252,7 @@ class LateRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Exchange:
-    """A question a selector asked; answers: None until they are in."""
+    """A selector's question. answers: the answers; None until they are stored."""
 
     step: int
     question: JsonObject
@@ -259,7 +261,7 @@ class Exchange:
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptRow:
-    """A round under way.
+    """The open attempt at a round.
 
     members: in the order chosen; empty before selection. spent: number of attempts at the round
     that don't count against its policy.
@@ -277,7 +279,8 @@ class AttemptRow:
 class LeftOutRow:
     """A client that can't take part in a run, and why.
 
-    process_id: of its host at that time. A new process of the host may no longer have the problem.
+    process_id: id of its host's process at that time. A new process of the host may no longer have
+    the problem.
     """
 
     client_id: str
@@ -292,12 +295,13 @@ Metrics = Mapping[str, float]
 
 @dataclass(frozen=True, kw_only=True)
 class RoundCommit:
-    """All that is stored with a round. state_blake3: the file with the arrays of both states.
+    """All data stored with a round. state_blake3: digest of the file with the arrays of both
+    states.
 
-    set_aside: clients whose update is in and not part of the model, each with the reason. late:
-    trainings of this round and others of which something is new, see `LateRow`. best: see `RunRow`.
-    software: versions of what the coordinator runs, by name. coverage: clients and samples behind
-    each metric, by name; also of metrics that no client could measure.
+    set_aside: clients whose received update is excluded from the model, each with the reason. late:
+    late trainings whose state has changed, see `LateRow`. best: see `RunRow`. software: versions of
+    the coordinator's software, by name. coverage: numbers of clients and samples for each metric,
+    by name, also for metrics that no client could measure.
     """
 
     key: AttemptKey
@@ -321,9 +325,9 @@ class RoundCommit:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundRow:
-    """A committed round. members: the whole cohort in the order chosen. spreads: of measures over
-    clients, by name. late: trainings for earlier rounds whose updates joined this one. best: after
-    this round, see `RunRow`. software, coverage: as in `RoundCommit`."""
+    """A committed round. members: the whole cohort in the order chosen. spreads: spread of metrics
+    over clients, by name. late: trainings for earlier rounds whose updates joined this one. best:
+    best value after this round, see `RunRow`. software, coverage: as in `RoundCommit`."""
 
     key: AttemptKey
     model_blake3: str
@@ -349,9 +353,9 @@ class RoundRow:
 
     @property
     def disclosed_samples(self) -> Mapping[str, int]:
-        """Return training samples by client, as disclosed with updates that are part of the model.
+        """Return numbers of training samples by client, as disclosed with updates in the model.
 
-        Late updates do not count, as a kill may change which ones were included. Empty if updates
+        Late updates are omitted, since a kill may change which ones were included. Empty if updates
         are masked.
         """
         updates = {member.client_id: member.update for member in self.included}
@@ -365,7 +369,7 @@ class RoundRow:
 
 @dataclass(frozen=True, kw_only=True)
 class FileReference:
-    """The files a round's row names; round 0 is the initial model."""
+    """The files that a round's row references; round 0 is the initial model."""
 
     run_id: str
     round: int
@@ -375,10 +379,11 @@ class FileReference:
 
 @dataclass(frozen=True, kw_only=True)
 class FileHolder:
-    """A round whose row names a file; round 0 is the initial model.
+    """A round whose row references a file; round 0 is the initial model.
 
-    of_state: True if it is the file of the round's states, not its model. committed_rounds,
-    run_file: of its run. best_round: the round of its best model, if that is kept.
+    of_state: True if the file has the round's states, False for its model. committed_rounds,
+    run_file: those of the round's run. best_round: the round of the run's best model, if that is
+    kept.
     """
 
     blake3: str
@@ -394,9 +399,9 @@ class FileHolder:
 class Participation:
     """A client's part in a run's committed rounds.
 
-    picks: number of rounds in which it was selected. samples: from its last included update; None
-    without one. included_round, included_attempt: where that update became part of the model, or
-    None.
+    picks: number of rounds in which it was selected. samples: number of samples in its last
+    included update; None without one. included_round, included_attempt: round and attempt of that
+    update, or None.
     """
 
     client_id: str
@@ -408,7 +413,7 @@ class Participation:
 
 @dataclass(frozen=True, kw_only=True)
 class ClientSeen:
-    """A client just heard of."""
+    """A contact with a client."""
 
     client_id: str
     host_id: str
@@ -418,10 +423,10 @@ class ClientSeen:
 
 @dataclass(frozen=True, kw_only=True)
 class ClientRow:
-    """A client the coordinator has met.
+    """A client known to the coordinator.
 
-    selected: how often it was in a cohort, abandoned attempts too; included: how often its update
-    became part of a model; both over all runs. quarantine: the reason, or None.
+    selected: number of cohorts with it, including abandoned attempts. included: number of models
+    with its update. Both are over all runs. quarantine: reason of its quarantine, or None.
     """
 
     client_id: str
@@ -445,7 +450,7 @@ class QuarantineRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """A disclosure of a client, kept word for word because it may be signed.
+    """A disclosure of a client, stored unchanged because it may be signed.
 
     parameters_json: canonical JSON (it is part of the key). payload_json: any JSON.
     """
@@ -463,9 +468,9 @@ class Profile:
 class SecureSum:
     """The outcome of one session of secure aggregation, in the order of all sessions.
 
-    kind: `total`, or `cells`. task: the task's reference, canonical JSON. epochs: the version of
-    each invited client's data. record: a `SessionRecord` as JSON values. total: the sum, if there
-    is one.
+    kind: `total`, or `cells`. task: the task's reference, canonical JSON. epochs: the data epoch of
+    each invited client. record: a `SessionRecord` as JSON values. total: the sum; None if the
+    session failed.
     """
 
     number: int = 0

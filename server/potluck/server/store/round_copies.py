@@ -1,4 +1,4 @@
-"""The rows of one committed round, copied out of the database and put back into one."""
+"""Copies the rows of a committed round out of a database, and restores them into one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from potluck.server.store.sql import schema
 from potluck.server.store.sql.column_types import encode_text, encode_time, read_rows
 
 Tables = Mapping[str, Sequence[Mapping[str, Any]]]
-"""Rows by table, as the database has them."""
+"""Rows by table, with the database's column values."""
 
 _IN_ORDER = (
     schema.roster,
@@ -37,14 +37,14 @@ _IN_ORDER = (
     schema.rounds,
     schema.participation,
 )
-"""The tables with rows of a round; those that others refer to come first."""
+"""The tables with rows of a round; referenced tables come first."""
 
 
 class RoundCopies(Part):
-    """Copies of committed rounds, kept beside the database in case it is lost."""
+    """Copies of committed rounds, stored outside the database in case it is lost."""
 
     def copy_round(self, run_id: str, number: int, *, roster_from: int) -> Tables:
-        """All rows that a committed round needs and those of earlier rounds don't have.
+        """Return all rows of a committed round that copies of earlier rounds don't have.
 
         roster_from: first row of the roster to copy; with 0, the run's own row is copied as well.
         """
@@ -54,7 +54,7 @@ class RoundCopies(Part):
             late.c.run_id == run_id,
             or_(late.c.state == LateState.AWAITED.value, late.c.joined_round == number),
         )
-        # An update that came late is in the row of its member, in an earlier round.
+        # A late update is in its member's row, which belongs to an earlier round.
         is_late = and_(
             late.c.run_id == members.c.run_id,
             late.c.round == members.c.round,
@@ -86,7 +86,7 @@ class RoundCopies(Part):
         return tables
 
     def put_run(self, row: Mapping[str, Any], at: datetime) -> None:
-        """Restore the row of a run, stopped; it gets another number if its own is taken."""
+        """Restore the row of a run, as stopped; it gets another number if its own is taken."""
         runs = schema.runs
         with self._database.transaction() as connection:
             numbers = list(connection.execute(select(runs.c.number)).scalars())
@@ -96,7 +96,7 @@ class RoundCopies(Part):
             connection.execute(insert(runs), _known(runs, {**row, **changes}))
 
     def put_round(self, run_id: str, number: int, tables: Tables) -> None:
-        """Put a round back, instead of what attempts at it left.
+        """Restore a round; replace rows of attempts at it.
 
         Raises StorageError unless it follows the last committed round.
         """
@@ -118,7 +118,7 @@ class RoundCopies(Part):
                 upsert(connection, table, rows, update=[c for c in others if rows and c in rows[0]])
 
     def put_quarantine(self, tables: Tables) -> None:
-        """Restore clients in quarantine, if no client is in it."""
+        """Restore the clients in quarantine, if the database has none."""
         quarantine = schema.quarantine
         rows = [_known(quarantine, row) for row in tables.get(quarantine.name, ())]
         with self._database.transaction() as connection:
@@ -127,7 +127,8 @@ class RoundCopies(Part):
                 connection.execute(insert(quarantine), rows)
 
     def end_put_back(self, run_id: str, reason: str, at: datetime) -> None:
-        """A run's rounds are back: it has finished if those were all, else it is stopped."""
+        """Set a run's state after its rounds were restored: finished if it has all rounds, else
+        stopped."""
         runs = schema.runs
         with self._database.transaction() as connection:
             last, _ = last_commit(connection, run_id)
@@ -152,11 +153,11 @@ def _of_round(table: Table, run_id: str, number: int) -> ColumnElement[bool]:
 
 
 def _clear_after(connection: Connection, run_id: str, last: int) -> None:
-    """Delete what attempts at rounds after the last committed one left."""
+    """Delete the rows of attempts after the last committed round."""
     for table in (schema.late_updates, schema.exchanges, schema.members, schema.attempts):
         connection.execute(delete(table).where(table.c.run_id == run_id, table.c.round > last))
 
 
 def _known(table: Table, row: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns that the table has; another release may have written the row."""
+    """Return the columns of a row that the table has; another release may have written the row."""
     return {name: value for name, value in row.items() if name in table.c}

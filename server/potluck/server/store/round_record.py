@@ -1,4 +1,4 @@
-"""Committed rounds as all programs know them, of the store's rows."""
+"""Converts rows of committed rounds into the type that all programs use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _LABEL = 40
 
 
 def round_record(row: RoundRow) -> Round:
-    """Return the round of a row."""
+    """Return the committed round of a row."""
     sums = {
         member.update.blake3
         for member in row.included

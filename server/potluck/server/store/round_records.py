@@ -1,7 +1,7 @@
 """A file for each committed round with its rows, from which a lost database can be rebuilt.
 
-They lie beside the database, RUN/ROUND, compressed JSON; the checksum of the compression finds
-damage. Blocking; call it from any thread, but from one at a time.
+The files RUN/ROUND lie next to the database. They are compressed JSON; the compression's checksum
+detects damage. Blocking; call it from any thread, but from one at a time.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from potluck.server.store.round_copies import Tables
 
 
 class RoundRecords:
-    """The records of all runs in one folder, which is made with the first."""
+    """The records of all runs in one folder, which is created with the first record."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def write(self, run_id: str, number: int, tables: Tables) -> None:
-        """Return when the record of a round is on disk. Raises StorageError."""
+        """Write the record of a round; return when it is on disk. Raises StorageError."""
         path = self._path(run_id, number)
         temporary = path.with_name(f".{number}")
         try:
@@ -35,10 +35,10 @@ class RoundRecords:
         except OSError as error:
             raise _unusable(path, error) from error
         finally:
-            temporary.unlink(missing_ok=True)  # where the disk is full, it takes up room
+            temporary.unlink(missing_ok=True)  # frees space on a full disk
 
     def read(self, run_id: str, number: int) -> Tables:
-        """The rows of a round. Raises StorageError if its record is missing or damaged."""
+        """Return the rows of a round. Raises StorageError if its record is missing or damaged."""
         path = self._path(run_id, number)
         try:
             tables: Tables = json.loads(zlib.decompress(path.read_bytes()))
@@ -49,15 +49,15 @@ class RoundRecords:
         return tables
 
     def has(self, run_id: str, number: int) -> bool:
-        """Return whether a round has a record."""
+        """Return True if a round has a record."""
         return self._path(run_id, number).is_file()
 
     def runs(self) -> list[str]:
-        """The runs that have records, sorted. Raises StorageError."""
+        """Return the runs that have records, sorted. Raises StorageError."""
         return sorted(_names(self._folder))
 
     def rounds(self, run_id: str) -> list[int]:
-        """The rounds of a run that have records, in order. Raises StorageError."""
+        """Return the rounds of a run that have records, in order. Raises StorageError."""
         return sorted(int(name) for name in _names(self._folder / run_id) if name.isdecimal())
 
     def drop_after(self, run_id: str, number: int) -> None:

@@ -1,4 +1,4 @@
-"""Committed rounds."""
+"""The table of committed rounds."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _KEY = ["run_id", "round"]
 
 
 def decode_coverage(value: object) -> object:
-    """Clients and samples by metric; empty if the row is of a release that did not record them."""
+    """Return numbers of clients and samples by metric; empty for rows of releases without them."""
     return {} if value is None else decode_json(value)
 
 
@@ -88,11 +88,11 @@ class Rounds(Part):
     """Committed rounds, which never change."""
 
     def commit_round(self, commit: RoundCommit) -> None:
-        """Make a round part of the run, in one transaction.
+        """Commit a round of a run, in one transaction.
 
-        The members named become INCLUDED, those set aside SPARED; those still SELECTED or RECEIVED
+        Included members become INCLUDED, those set aside SPARED; members still SELECTED or RECEIVED
         become LATE. Raises StorageError unless the attempt is open, the round follows the last
-        committed one, and every client named as included is a member whose update is in.
+        committed one, and every included client is a member whose update has arrived.
         """
         key, attempts = commit.key, schema.attempts
         row = _values(commit)
@@ -115,7 +115,7 @@ class Rounds(Part):
             take_part_late(connection, joined)
 
     def rounds(self, run_id: str, *, after: int = 0, limit: int | None = None) -> list[RoundRow]:
-        """The committed rounds of a run with numbers above `after`, the first `limit` of them."""
+        """Return the first `limit` committed rounds of a run with numbers above `after`."""
         rounds = schema.rounds
         with self._database.transaction() as connection:
             where = and_(rounds.c.run_id == run_id, rounds.c.round > after)
@@ -127,7 +127,7 @@ class Rounds(Part):
         return found[0] if found and found[0].key.round == number else None
 
     def last_round(self, run_id: str) -> RoundRow | None:
-        """The last committed round of a run."""
+        """Return the last committed round of a run; None if there is none."""
         rounds = schema.rounds
         with self._database.transaction() as connection:
             last, _ = last_commit(connection, run_id)
@@ -135,7 +135,7 @@ class Rounds(Part):
         return found[0] if found else None
 
     def last_rounds(self) -> dict[str, int]:
-        """The number of each run's last committed round, 0 before any."""
+        """Return the number of each run's last committed round; 0 if there is none."""
         runs, rounds = schema.runs, schema.rounds
         last = select(func.max(rounds.c.round)).where(rounds.c.run_id == runs.c.run_id)
         query = select(runs.c.run_id, func.coalesce(last.scalar_subquery(), 0))
@@ -143,7 +143,7 @@ class Rounds(Part):
             return {run_id: int(number) for run_id, number in connection.execute(query)}
 
     def participation(self, run_id: str) -> list[Participation]:
-        """The part of each client that was selected in a committed round of a run, by id."""
+        """Return the participation of each client selected in a committed round of a run, by id."""
         table = schema.participation
         with self._database.transaction() as connection:
             rows = read_rows(connection, select(table).where(table.c.run_id == run_id))
@@ -213,7 +213,7 @@ def best_values(best: BestSoFar | None) -> dict[str, Any]:
 
 
 def best_of(row: Row) -> BestSoFar | None:
-    """The best so far that a row holds."""
+    """Return the best so far in a row; None if there is none."""
     if row["best_measure"] is None:
         return None
     values = {each.name: row[f"best_{each.name}"] for each in fields(BestSoFar)}

@@ -1,4 +1,4 @@
-"""The deletion of runs."""
+"""Deletes runs from the store."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ OF_RUNS = (
     schema.roster,
     schema.runs,
 )
-"""The tables with rows of one run each; those that refer to others come first."""
+"""The tables whose rows belong to one run; tables that reference others come first."""
 
 
 class Deletions(Part):
     """The deletion of runs from the store."""
 
     def delete_runs(self, run_ids: Collection[str]) -> set[str]:
-        """Delete what is stored of these runs; ids that no run has are passed over.
+        """Delete all rows of these runs; unknown ids are ignored.
 
-        Profiles and secure sums stay: they account for what left clients. Returns the digests of
-        the files that the runs named, which others may name too.
+        Profiles and secure sums are kept as records of disclosures. Returns the digests of the
+        files that the runs referenced; other runs may reference them too.
         """
         runs, rounds = schema.runs, schema.rounds
         named = [

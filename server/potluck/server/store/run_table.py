@@ -1,4 +1,4 @@
-"""Runs and their rosters."""
+"""The tables of runs and their rosters."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Runs(Part):
     """Runs, their states and their rosters."""
 
     def add_run(self, run: NewRun) -> None:
-        """Record a new run, waiting. Raises StorageError if its id is taken."""
+        """Store a new run, in the state waiting. Raises StorageError if its id is taken."""
         row = {
             "run_id": run.run_id,
             "name": encode_text(run.name),
@@ -85,7 +85,7 @@ class Runs(Part):
                 raise _no_run(connection, run_id)
 
     def set_initial_model(self, run_id: str, model_blake3: str, at: datetime) -> None:
-        """Record the model before round 1, once. Raises StorageError for another one, later."""
+        """Store the model before round 1. Raises StorageError if another one is already stored."""
         runs = schema.runs
         with self._database.transaction() as connection:
             row = connection.execute(
@@ -104,7 +104,8 @@ class Runs(Part):
             )
 
     def runs(self, *, before: int | None = None, limit: int | None = None) -> list[RunRow]:
-        """All runs, newest first; or the first `limit` of those with numbers below `before`."""
+        """Return all runs, newest first; or the first `limit` of those with numbers below
+        `before`."""
         number = schema.runs.c.number
         query = _rows().order_by(number.desc()).limit(limit)
         if before is not None:
@@ -120,7 +121,7 @@ class Runs(Part):
             return _read(connection, _rows().where(unfinished).order_by(schema.runs.c.number))
 
     def runs_ended_since(self, at: datetime) -> list[str]:
-        """The ids of the runs that ended after this time."""
+        """Return the ids of the runs that ended after this time."""
         runs = schema.runs
         unfinished = runs.c.state.in_([state.value for state in _UNFINISHED])
         query = select(runs.c.run_id).where(~unfinished, runs.c.changed_at > encode_time(at))
@@ -176,7 +177,7 @@ class Runs(Part):
                 connection.execute(insert(roster), rows)
 
     def roster(self, run_id: str) -> list[str]:
-        """A run's clients; the place of each is its row number for ever."""
+        """Return a run's clients; the position of each is its permanent row number."""
         roster = schema.roster
         with self._database.transaction() as connection:
             rows = connection.execute(
@@ -217,7 +218,7 @@ def _read(connection: Connection, query: Select[tuple[object, ...]]) -> list[Run
 
 
 def _meant(connection: Connection, text: str) -> list[str]:
-    """The ids of runs that `text` begins or whose name it is, newest first."""
+    """Return the ids of runs whose id begins with `text`, or whose name is `text`, newest first."""
     if not text:
         return []
     runs = schema.runs

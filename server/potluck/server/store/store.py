@@ -1,4 +1,4 @@
-"""The coordinator's memory: everything it must still know after a kill."""
+"""The coordinator's store: all data that must survive a kill."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Store(
 ):
     """Runs, attempts, rounds, clients, profiles and secure sums in one database.
 
-    When a method returns, its changes are on disk; when it raises, nothing has changed. Methods
-    block; call them from one thread at a time. Besides the errors that each names, any of them
-    raises StorageError if the database fails or holds an invalid row.
+    When a method returns, its changes are on disk; if it raises, nothing has changed. Methods
+    block; call them from one thread at a time. In addition to the named errors, every method raises
+    StorageError if the database fails or has an invalid row.
     """
 
     @classmethod
@@ -61,15 +61,15 @@ class Store(
         return cls(database)
 
     def patiently(self, call: Callable[[Store], T]) -> T:
-        """Call with this store, again as long as the database is away.
+        """Call a function with this store; repeat the call while the database is unreachable.
 
-        A call that fails for that has changed nothing only if it makes one change, in the end, or
-        may be made again. Raises what the call raises of other errors.
+        The call must be repeatable: it must make only one change, at its end, or changes that may
+        be made twice. Other errors of the call are raised.
         """
         return self._database.patiently(lambda: call(self))
 
     def give_up(self) -> None:
-        """Wait no more for a database that is away. May be called by any thread."""
+        """Stop waiting for an unreachable database. Thread-safe."""
         self._database.give_up()
 
     def watch(
@@ -77,8 +77,10 @@ class Store(
         tell_away: Callable[[str], None],
         tell_damaged: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Set the callback for losses of the database: called in any thread with the reason, and
-        with "" when the database is back.
+        """Set callbacks on the database's state; they are called in any thread.
+
+        tell_away: called with the reason if the database is unreachable, and with "" when it is
+        back.
 
         tell_damaged: called with the reason if the database is found to be damaged.
         """
@@ -86,14 +88,14 @@ class Store(
         self._database.tell_damaged = tell_damaged
 
     def look(self) -> None:
-        """Look whether the database is damaged; see `watch`. May be called by any thread."""
+        """Check whether the database is damaged; see `watch`. Thread-safe."""
         self._database.look()
 
     def checkpoint(self) -> bool:
-        """Ensure that no damage to the database's log can undo what is stored now.
+        """Ensure that damage to the database's log can't undo the current content.
 
-        Call it before files are deleted that older rows name. Return False if that can't be ensured
-        now, because another program reads the database. Raises StorageError.
+        Call it before files are deleted that older rows reference. Return False if that can't be
+        ensured now, because another program reads the database. Raises StorageError.
         """
         return self._database.checkpoint()
 
@@ -103,11 +105,11 @@ class Store(
 
     @property
     def name(self) -> str:
-        """The database as shown to people."""
+        """Name of the database for messages, without a password."""
         return self._database.name
 
     def close(self) -> None:
-        """Let go of the database; safe to call twice."""
+        """Disconnect from the database; safe to call twice."""
         self._database.close()
 
     def __enter__(self) -> Store:

@@ -1,4 +1,4 @@
-"""The store in a thread of its own, for callers on the event loop."""
+"""The store in its own thread, for callers on the event loop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 LOOK_SECONDS = 15.0
-"""Seconds between looks at the database."""
+"""Seconds between checks of the database."""
 
 InStore = Callable[[Callable[[Store], Any]], Awaitable[Any]]
 """See `StoreThread.call`."""
@@ -36,7 +36,7 @@ class StoreThread:
     @classmethod
     @contextlib.asynccontextmanager
     async def opened(cls, url: str) -> AsyncIterator[StoreThread]:
-        """A store, closed at the end. Raises what `Store.open` raises."""
+        """Open a store; close it when the block ends. Raises the errors of `Store.open`."""
         loop = asyncio.get_running_loop()
         with ThreadPoolExecutor(1, thread_name_prefix="store") as thread:
             store = await loop.run_in_executor(thread, Store.open, url)
@@ -47,21 +47,22 @@ class StoreThread:
 
     @property
     def name(self) -> str:
-        """The database as shown to people."""
+        """Name of the database for messages, without a password."""
         return self._store.name
 
     async def call(self, call: Callable[[Store], T]) -> T:
-        """Call with the store in its thread; a call that has begun is always finished.
+        """Call a function with the store in its thread; a started call is always finished.
 
-        Where the database is away, this waits for it. See `Store.patiently` for what that asks of
-        a call.
+        It waits while the database is unreachable. `Store.patiently` has the conditions for the
+        function.
         """
         loop = asyncio.get_running_loop()
         patiently = partial(self._store.patiently, call)
         return await asyncio.shield(loop.run_in_executor(self._thread, patiently))
 
     async def ask(self, question: Callable[[Store], T]) -> T:
-        """Call a function with the store in its thread, for an answer that can be asked for again.
+        """Call a function with the store in its thread, without waiting for an unreachable
+        database.
 
         Raises UnreachableError if the database is unreachable, or becomes so before the answer.
         """
@@ -74,7 +75,7 @@ class StoreThread:
             if answer.done():
                 return answer.result()
             raise UnreachableError(
-                f"the coordinator waits for its database: {self._why_away}; then ask again"
+                f"the coordinator waits for its database: {self._why_away}; repeat the call later"
             )
         finally:
             gone.cancel()
@@ -85,10 +86,12 @@ class StoreThread:
         tell_away: Callable[[str], None],
         tell_damaged: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Set the callback for losses of the database: called on the event loop with the reason,
-        and with "" when the database is back.
+        """Set callbacks on the database's state; they are called on the event loop.
 
-        tell_damaged: called there with the reason if the database is found to be damaged.
+        tell_away: called with the reason if the database is unreachable, and with "" when it is
+        back.
+
+        tell_damaged: called with the reason if the database is found to be damaged.
         """
         loop = asyncio.get_running_loop()
 
@@ -114,11 +117,11 @@ class StoreThread:
         self._store.watch(tell, damaged)
 
     async def look_for_ever(self) -> None:
-        """Look whether the database is damaged, now and again; see `watch`."""
+        """Check regularly whether the database is damaged; see `watch`."""
         while True:
             await asyncio.to_thread(self._store.look)
             await asyncio.sleep(LOOK_SECONDS)
 
     def give_up(self) -> None:
-        """Wait no more for a database that is away."""
+        """Stop waiting for an unreachable database."""
         self._store.give_up()

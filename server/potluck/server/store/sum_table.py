@@ -1,4 +1,4 @@
-"""Secure sums: what came of each session, and the sets that were certified."""
+"""The tables of secure sums: the outcome of each session, and certified sets."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _read_sum = Reader(
 
 
 class Sums(Part):
-    """The ends of sessions in their order, and certificates from before their shares were given."""
+    """Outcomes of sessions in order, and certificates stored before clients gave shares."""
 
     def keep_certificate(self, inputs: str, session_id: str, certificate: str) -> None:
-        """Keep the set that a session's clients certified, as JSON. inputs: what is one input of
-        theirs.
+        """Store the set that a session's clients certified, as JSON. inputs: identifies one input
+        of the clients.
 
-        The same session again changes nothing.
+        Storing the same session again changes nothing.
         """
         table = schema.sum_certificates
         with self._database.transaction() as connection:
@@ -53,7 +53,7 @@ class Sums(Part):
             return list(connection.execute(query).scalars())
 
     def add_sum(self, done: SecureSum) -> None:
-        """Keep what came of a session."""
+        """Store the outcome of a session."""
         table = schema.secure_sums
         row = {
             "session_id": done.session_id,

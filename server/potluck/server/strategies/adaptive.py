@@ -1,4 +1,4 @@
-"""FedAdagrad, FedYogi, FedAdam: the server adapts each weight's step (Reddi et al. 2021, Alg. 2).
+"""FedAdagrad, FedYogi and FedAdam: adaptive server optimisers (Reddi et al. 2021, Alg. 2).
 
 m ← β1·m + (1 − β1)·Δ with Δ = Σ p_k (w_k − w); v as each class defines it; w ← w + η·m / (√v + τ).
 As in the paper, v starts at τ², and that bias is not corrected.
@@ -28,7 +28,7 @@ from potluck.server.strategy import Combine, RoundContext, UpdateStatistics, Wei
 
 
 class _Adaptive(Averaging):
-    """The step that all three take; both moments are kept as float32."""
+    """The common step of the three strategies; both moments are stored as float32."""
 
     learning_rate: PositiveFloat
     beta1: Memory
@@ -36,22 +36,22 @@ class _Adaptive(Averaging):
 
     @abstractmethod
     def _second_moment(self, moment: Doubles, square: Doubles) -> Doubles:
-        """The next v. square: Δ², float64 as `moment`."""
+        """Return the next v. moment: the current v. square: Δ². Both float64."""
 
     def init(self, model: Weights) -> State:
-        """m = 0 and v = τ²."""
+        """Return the state with m = 0 and v = τ²."""
         first = zeros(model)
         second = {name: filled(array.shape, self.tau**2) for name, array in first.items()}
         return State(arrays=named("first", first) | named("second", second))
 
     def weigh(self, statistics: UpdateStatistics) -> Combine:
-        """The mean difference, by samples."""
+        """Request the mean difference, weighted by samples."""
         return replace(super().weigh(statistics), difference=True)
 
     def apply(
         self, state: State, model: Weights, combined: Weights, context: RoundContext
     ) -> tuple[Weights, State]:
-        """One step of the server."""
+        """Take one server step."""
         first, second = unnamed("first", state.arrays), unnamed("second", state.arrays)
         next_first = following(first, context.buffers)
         next_second = following(second, context.buffers)
@@ -70,10 +70,10 @@ class _Adaptive(Averaging):
 
 @dataclass(frozen=True, kw_only=True)
 class FedAdagrad(_Adaptive):
-    """v ← v + Δ²: steps of a weight shrink with all it has moved.
+    """v ← v + Δ²: a weight's steps shrink with the sum of all its squared differences.
 
-    learning_rate: η > 0. beta1 in [0, 1): 0, as in the paper, means no momentum. tau > 0: how
-    small a weight's moves must be for it to count as still.
+    learning_rate: η > 0. beta1 in [0, 1): 0, as in the paper, means no momentum. tau > 0: τ, added
+    to √v; a larger τ makes the steps less adaptive.
     """
 
     learning_rate: PositiveFloat = 0.01
@@ -86,10 +86,10 @@ class FedAdagrad(_Adaptive):
 
 @dataclass(frozen=True, kw_only=True)
 class FedAdam(_Adaptive):
-    """v ← β2·v + (1 − β2)·Δ²: steps of a weight shrink with how it has moved lately.
+    """v ← β2·v + (1 − β2)·Δ²: a weight's steps shrink with its recent squared differences.
 
-    learning_rate: η > 0. beta1, beta2 in [0, 1): memory of Δ and of Δ². tau > 0: how small a
-    weight's moves must be for it to count as still.
+    learning_rate: η > 0. beta1, beta2 in [0, 1): memory of Δ and of Δ². tau > 0: τ, added to √v; a
+    larger τ makes the steps less adaptive.
     """
 
     learning_rate: PositiveFloat = 0.01
@@ -102,7 +102,7 @@ class FedAdam(_Adaptive):
 
 
 class FedYogi(FedAdam):
-    """v ← v − (1 − β2)·Δ²·sign(v − Δ²): as FedAdam, but v falls no faster than moves are small.
+    """v ← v − (1 − β2)·Δ²·sign(v − Δ²): as FedAdam, but v falls only slowly.
 
     Options are those of FedAdam.
     """

@@ -1,4 +1,4 @@
-"""FedAvg's mean, which most strategies derive from: weights by samples, no state."""
+"""Base class of most strategies: FedAvg's mean, weighted by samples, without state."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from potluck.server.strategy import (
 )
 
 Memory = Annotated[float, Field(ge=0, lt=1)]
-"""The share of the past that a mean over time keeps in each round."""
+"""Share of the old value that a moving average keeps in each round."""
 
 
 class Averaging(Strategy):
-    """A strategy to derive from: the mean, weighted by samples, is the next model."""
+    """Base class: the mean of the updates, weighted by samples, is the next model."""
 
     def weigh(self, statistics: UpdateStatistics) -> Combine:
-        """The mean by samples; their weights sum to 1."""
+        """Request the mean, weighted by samples; the weights sum to 1."""
         return Combine(weights=shares(statistics.samples))
 
     def apply(
@@ -36,16 +36,16 @@ class Averaging(Strategy):
         combined: Weights,
         context: RoundContext,  # noqa: ARG002  part of the seam
     ) -> tuple[Weights, State]:
-        """The mean is the next model."""
+        """Return the mean as the next model."""
         return combined, state
 
 
 def shares(samples: Counts) -> NDArray[np.float64]:
-    """p_k = n_k / Σ n_j over the updates that arrived."""
+    """Return p_k = n_k / Σ n_j over the updates that arrived."""
     numbers = samples.astype(np.float64)
     return np.asarray(numbers / numbers.sum())
 
 
 def equal_shares(updates: int) -> NDArray[np.float64]:
-    """1 / updates, for each."""
+    """Return the weight 1 / updates for each update."""
     return np.full(updates, 1.0 / updates)

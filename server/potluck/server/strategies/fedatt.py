@@ -16,12 +16,13 @@ from potluck.server.strategy import Combine, RoundContext, Statistic, UpdateStat
 
 @dataclass(frozen=True, kw_only=True)
 class FedAtt(Averaging):
-    """For each tensor s_k = ‖w − w_k‖, a = softmax(s), w ← w − ε·Σ a_k (w − w_k).
+    """For each tensor: s_k = ‖w − w_k‖, a = softmax(s), w ← w − ε·Σ a_k (w − w_k).
 
-    step_size: ε > 0. The default is the paper's code's 1.2: above 1 the model goes beyond its
-    clients. Norms are Frobenius norms, of tensors of any shape; numbers of samples have no effect.
-    Large tensors have large distances, and the softmax then gives nearly all attention to one
-    client. The paper's noise on the result is omitted: it protects no client.
+    step_size: ε > 0. The default 1.2 is that of the authors' code; above 1, the step overshoots the
+    weighted mean of the clients' models. Norms are Frobenius norms, of tensors of any shape;
+    numbers of samples have no effect. Large tensors have large distances, and the softmax then
+    gives nearly all attention to one client. The paper's noise on the result is omitted, because it
+    does not protect clients.
     """
 
     step_size: PositiveFloat = 1.2
@@ -31,7 +32,7 @@ class FedAtt(Averaging):
     by_samples = False
 
     def weigh(self, statistics: UpdateStatistics) -> Combine:
-        """Attention for each parameter, equal weights for buffers."""
+        """Request the mean with attention weights for each parameter, equal weights for buffers."""
         norms = statistics.tensor_norms or {}
         equal = equal_shares(len(statistics.clients))
         return Combine(
@@ -46,7 +47,7 @@ class FedAtt(Averaging):
     def apply(
         self, state: State, model: Weights, combined: Weights, context: RoundContext
     ) -> tuple[Weights, State]:
-        """One step of ε."""
+        """Take one step of size ε."""
         return (
             moved(model, combined, context.buffers, lambda _, __, delta: self.step_size * delta),
             state,
@@ -54,6 +55,6 @@ class FedAtt(Averaging):
 
 
 def attention(distances: NDArray[np.float64]) -> NDArray[np.float64]:
-    """softmax of distances; the largest is subtracted first, so nothing overflows."""
+    """Return the softmax of distances; the maximum is subtracted first to avoid overflow."""
     exponentials = np.exp(distances - distances.max())
     return np.asarray(exponentials / exponentials.sum())

@@ -8,6 +8,6 @@ from potluck.server.strategies.averaging import Averaging
 class FedAvg(Averaging):
     """w ← Σ p_k w_k with p_k = n_k / Σ n_j over the updates that arrived; keeps no state.
 
-    The paper's listing prints n_k / n with n over all clients, which shrinks the model whenever
-    not all of them are selected; its text means the ones taking part.
+    The paper's Algorithm 1 prints n_k / n with n over all clients, which would shrink the model if
+    not all are selected; its text means n over the selected clients.
     """

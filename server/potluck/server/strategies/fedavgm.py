@@ -1,4 +1,4 @@
-"""FedAvgM: the server's step has momentum (Hsu et al. 2019, §4.3)."""
+"""FedAvgM: a server step with momentum (Hsu et al. 2019, §4.3)."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from potluck.server.strategy import Combine, RoundContext, UpdateStatistics, Wei
 class FedAvgM(Averaging):
     """v ← β·v + Δ, w ← w + η·v with Δ = Σ p_k (w_k − w).
 
-    momentum: β in [0, 1); a steady Δ is in the end taken 1/(1 − β) times, 20 times at 0.95.
-    learning_rate: η > 0. nesterov: step by β·v + Δ instead of v (the paper's; heavy ball is the
-    default). The velocity v is kept as float32. A round that gathers no update neither moves the
-    model nor decays v.
+    momentum: β in [0, 1); a constant Δ is amplified up to 1/(1 − β) times, 20 times at 0.95.
+    learning_rate: η > 0. nesterov: True to step by β·v + Δ, as in the paper, instead of v (heavy
+    ball). The velocity v is stored as float32. A round without updates changes neither the model
+    nor v.
     """
 
     momentum: Memory = 0.95
@@ -43,13 +43,13 @@ class FedAvgM(Averaging):
         return self._momentum.init(model)
 
     def weigh(self, statistics: UpdateStatistics) -> Combine:
-        """The mean difference, by samples."""
+        """Request the mean difference, weighted by samples."""
         return replace(super().weigh(statistics), difference=True)
 
     def apply(
         self, state: State, model: Weights, combined: Weights, context: RoundContext
     ) -> tuple[Weights, State]:
-        """One step of the server."""
+        """Take one server step."""
         return self._momentum.step(state, model, combined, context)
 
 
@@ -60,13 +60,13 @@ class Momentum:
         self._beta, self._rate, self._nesterov = beta, rate, nesterov
 
     def init(self, model: Weights) -> State:
-        """A velocity of 0; nothing to remember where β is 0."""
+        """Return a velocity of 0; an empty state if β is 0."""
         return State(arrays=named("velocity", zeros(model)) if self._beta else {})
 
     def step(
         self, state: State, model: Weights, difference: Weights, context: RoundContext
     ) -> tuple[Weights, State]:
-        """The next model and the state with the next velocity."""
+        """Return the next model, and the state with the next velocity."""
         velocity = unnamed("velocity", state.arrays)
         next_velocity = following(velocity, context.buffers)
 

@@ -1,4 +1,4 @@
-"""FedBiO: clients train weights of their own samples together with the model (Li et al. 2022)."""
+"""FedBiO: clients learn weights of their samples together with the model (Li et al. 2022)."""
 
 from __future__ import annotations
 
@@ -23,20 +23,19 @@ from potluck.server.strategy import (
 )
 
 DIRECTION: Final = "direction"
-"""The auxiliary u: down the mean of the last round, up a client's own."""
+"""The auxiliary u: the coordinator sends the last round's mean, a client returns its own u."""
 
 
 @dataclass(kw_only=True)
 class FedBiO(Averaging):
-    """FedAvg of the model y and of u, an estimate of (∇²_yy g)⁻¹·∇_y f, both by samples.
+    """FedAvg of the model y and of u, an estimate of (∇²_yy g)⁻¹·∇_y f, both weighted by samples.
 
-    g is the clients' loss with a weight σ(λ_i) for each sample, f that on samples that they keep
-    back (training.validation_share; 0.2 if the run file names none). A client's λ are its own: it
-    keeps them from one round to the next, once its update is part of a committed round, and they
-    never leave it. As much as the model travels down and up again, for u. A step costs two
-    backward passes more.
+    g is the clients' training loss, with a weight σ(λ_i) for each sample; f is the loss on samples
+    that they hold out (training.validation_share; 0.2 if unset). A client's λ never leave it; it
+    keeps new ones only if its update became part of a committed round. Sending u doubles the
+    traffic in both directions. A step needs two more backward passes.
 
-    tau > 0: step of u. eta > 0: step of the λ. clip > 0: the longest u, as an L2 norm.
+    tau > 0: step size of u. eta > 0: step size of the λ. clip > 0: maximum L2 norm of u.
     """
 
     tau: PositiveFloat = 0.01
@@ -51,31 +50,31 @@ class FedBiO(Averaging):
         self.correction = Correction(name="fedbio", options=options, keeps=True, descends=True)
 
     def review(self, training: LocalTraining, weighting: Weighting) -> Sequence[str]:
-        """Raise ConfigurationError if clients keep no samples back."""
+        """Raise ConfigurationError if clients hold out no samples."""
         if not training.validation_share:
             raise ConfigurationError(
-                "strategy fedbio weighs samples by how the model does on samples that clients keep "
-                "back from training, and training.validation_share is 0; set it to 0.2, say",
+                "strategy fedbio needs samples that clients hold out from training, and "
+                "training.validation_share is 0; set it to 0.2, say",
                 strategy="fedbio",
             )
         return super().review(training, weighting)
 
     def init(self, model: Weights) -> State:
-        """u = 0."""
+        """Return the state with u = 0."""
         return State(arrays=named(DIRECTION, zeros(model)))
 
     def broadcast(self, state: State) -> Mapping[str, Weights]:
-        """u."""
+        """Return u."""
         return {DIRECTION: unnamed(DIRECTION, state.arrays)}
 
     def weigh(self, statistics: UpdateStatistics) -> Combine:
-        """Both by samples."""
+        """Request the means of model and u, weighted by samples."""
         weights = super().weigh(statistics).weights
         return Combine(weights=weights, auxiliary={DIRECTION: weights})
 
     def apply(
         self, state: State, model: Weights, combined: Weights, context: RoundContext
     ) -> tuple[Weights, State]:
-        """The means are the next ones."""
+        """Return the means as the next model and the next u."""
         following, _ = super().apply(state, model, combined, context)
         return following, State(arrays=named(DIRECTION, context.auxiliary[DIRECTION]))

@@ -1,4 +1,4 @@
-"""FedConcat: clusters of clients train encoders, then all train a head on them (Diao et al.)."""
+"""FedConcat: groups of clients train encoders, then all train a head on them (Diao et al.)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from potluck.server.strategies.server_step import moved
 from potluck.server.strategy import Combine, RoundContext, UpdateStatistics, Weights
 
 JOINED: Final = "joined"
-"""The model's integer that records whether its head is in use."""
+"""Name of the model's integer that records whether its head is in use."""
 _CENTRES: Final = "centres"
 _GROUP: Final = "group/"
 _ROUNDS: Final = "rounds"
@@ -27,13 +27,14 @@ _ROUNDS: Final = "rounds"
 
 @dataclass(frozen=True, kw_only=True)
 class FedConcat(Averaging):
-    """Phase 1: k-means of the clients' label distributions into `groups`, and FedAvg within each of
-    them. Phase 2, after `rounds`: the groups' encoders stay as they are, and all clients train one
-    linear head on what they give together; all count alike.
+    """Phase 1 groups clients by k-means of their label distributions; FedAvg runs in each group.
 
-    For the model `concatenation`, which has as many groups. A client's group is fixed with the
-    first round that is committed after it joined. The encoder of a group without a client in a
-    round's cohort stays as it is.
+    Phase 2, after `rounds`: the groups' encoders are frozen, and all clients train one linear head
+    on the concatenated outputs, with equal weights.
+
+    groups: number of groups, as in the model `concatenation`. A client's group is fixed by the
+    first round that is committed after it joined. The encoder of a group without clients in a
+    round's cohort does not change.
     """
 
     groups: Annotated[int, Field(ge=2)] = 5
@@ -54,7 +55,7 @@ class FedConcat(Averaging):
         if JOINED not in names or found != {str(group) for group in range(self.groups)}:
             raise ConfigurationError(
                 f"strategy fedconcat trains {self.groups} encoders and a head on all of them, and "
-                'the model is none of that; set [model] name = "concatenation", groups = '
+                'the model has other parts; set [model] name = "concatenation", groups = '
                 f"{self.groups}, and `of` to the model that each group trains",
                 groups=self.groups,
             )
@@ -64,7 +65,8 @@ class FedConcat(Averaging):
         return State(scalars={_ROUNDS: 0})
 
     def enrol(self, state: State, population: Population, seed: int) -> State:
-        """Groups for clients that have none: the nearest centre, which the first of them make."""
+        """Assign new clients to the group with the nearest centre; the first ones define the
+        centres."""
         new = [
             row for row, client in enumerate(population.ids) if _GROUP + client not in state.scalars
         ]
@@ -83,14 +85,15 @@ class FedConcat(Averaging):
         return State(scalars={**state.scalars, **found}, arrays={_CENTRES: centres})
 
     def part(self, state: State, client: str) -> int | None:
-        """Its cluster; after phase 1 the number that stands for the head."""
+        """Return the client's group; in phase 2, `groups`, which stands for the head."""
         if self._joins(state):
             return self.groups
         group = state.scalars.get(_GROUP + client, 0)
         return group if isinstance(group, int) else 0
 
     def weigh(self, statistics: UpdateStatistics) -> Combine:
-        """By samples within each group, tensor by tensor; of the head all alike."""
+        """Request each group's mean, weighted by samples; for the head, the mean with equal
+        weights."""
         state, clients = statistics.state, statistics.clients
         equal, nothing = equal_shares(len(clients)), np.zeros(len(clients))
         groups = np.array([self.part(state, client) for client in clients])
@@ -111,7 +114,7 @@ class FedConcat(Averaging):
     def apply(
         self, state: State, model: Weights, combined: Weights, context: RoundContext
     ) -> tuple[Weights, State]:
-        """One more round; the head is in use once it was trained."""
+        """Return the next model; the head is in use from the first round of phase 2."""
         joins = self._joins(state)
         following = moved(model, combined, context.buffers, lambda _, __, delta: delta)
         following[JOINED] = np.array(int(joins), model[JOINED].dtype)
@@ -124,7 +127,8 @@ class FedConcat(Averaging):
 
 
 def distributions(counts: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Shares of the classes, n × C; of counts without any, all alike. Noise may be below 0."""
+    """Return the shares of the classes, n × C; equal ones for a row of zeros. Negative counts are
+    0."""
     clipped = counts.clip(min=0.0)
     totals = clipped.sum(axis=1, keepdims=True)
     alike = np.full_like(clipped, 1.0 / clipped.shape[1])
@@ -132,7 +136,7 @@ def distributions(counts: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _within(samples: NDArray[Any], members: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the members' shares by samples; zeros if there are none."""
+    """Return each member's share of the members' samples, 0 for others."""
     weights = np.zeros(len(samples))
     if members.any():
         weights[members] = shares(samples[members])

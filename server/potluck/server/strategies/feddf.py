@@ -1,4 +1,4 @@
-"""FedDF: the clients' models teach their mean, on public data (Lin et al. 2020, Algorithm 1)."""
+"""FedDF: distils the clients' models into their mean, on public data (Lin et al. 2020, Alg. 1)."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from potluck.common.errors import TrainingError
 from potluck.server.strategies.averaging import Averaging
 from potluck.server.strategy import ServerTraining
 
-if TYPE_CHECKING:  # needed in the process that trains, and nowhere else
+if TYPE_CHECKING:  # only needed in the training process
     import torch
     from torch import Tensor, nn
 
 _HELD_BACK: Final = 10
-"""One of this many public samples is held back, to decide when to stop."""
+"""One in this many public samples is held out, to decide when to stop."""
 _AT_ONCE: Final = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedDF(Averaging):
-    """From FedAvg's mean, descend on KL(softmax of the clients' mean logits ‖ model).
+    """Starts from FedAvg's mean and minimises KL(softmax of the clients' mean logits ‖ model).
 
-    On the coordinator, with Adam and a learning rate that falls as a cosine, on public samples
-    without labels. steps: batches at most. batch_size: public samples in each. learning_rate: at
-    the first step. check_every: steps from one look at the samples held back to the next; after
-    `patience` steps without gain it stops, and the best model stays. gradient_clip: longest L2
-    norm of a step's gradient. The paper stops by accuracy on labelled validation data; here a
-    tenth of the public samples is held back, and the divergence on them decides, so that no label
-    is needed and the evaluation data stay out of it.
+    The coordinator trains with Adam and a cosine learning rate, on public samples without labels.
+    steps: maximum number of batches. batch_size: public samples per batch. learning_rate: initial
+    value. check_every: number of steps between measurements on held-out samples; training stops
+    after `patience` steps without improvement, and the best model is kept. gradient_clip: maximum
+    L2 norm of a step's gradient. The paper stops by accuracy on labelled validation data. Here the
+    divergence on a held-out tenth of the public samples decides, which needs neither labels nor
+    evaluation data.
     """
 
     steps: PositiveInt = 10_000
@@ -43,7 +43,7 @@ class FedDF(Averaging):
     gradient_clip: PositiveFloat = 5.0
 
     individual = True
-    by_samples = False  # the teacher does not
+    by_samples = False  # the teacher's mean is unweighted
     trains = True
 
     def train(self, training: ServerTraining) -> None:
@@ -82,12 +82,13 @@ class FedDF(Averaging):
         training.load(found)
 
     def _rate(self, step: int) -> float:
-        """The learning rate of a step, from 0."""
+        """Return the learning rate of a step. step: from 0."""
         return self.learning_rate * (1.0 + math.cos(math.pi * step / self.steps)) / 2.0
 
 
 def teacher(training: ServerTraining) -> Tensor:
-    """softmax of the mean logits of all updates' models, n × C; the network is written over."""
+    """Return the softmax of the updates' mean logits, n × C; the network's weights are
+    overwritten."""
     import torch
 
     total: Tensor | None = None
@@ -101,7 +102,7 @@ def teacher(training: ServerTraining) -> Tensor:
 
 
 def divergence(logits: Tensor, beliefs: Tensor) -> Tensor:
-    """KL(beliefs ‖ softmax(logits)), the mean over b samples. Both b × C."""
+    """Return KL(beliefs ‖ softmax(logits)), the mean over b samples. Both b × C."""
     from torch.nn import functional
 
     return functional.kl_div(functional.log_softmax(logits, 1), beliefs, reduction="batchmean")
@@ -113,7 +114,7 @@ def _divergence(network: nn.Module, inputs: Tensor, beliefs: Tensor, positions: 
 
 
 def _logits(network: nn.Module, inputs: Tensor) -> Tensor:
-    """n × C, float64; the network is left in evaluation mode."""
+    """Return the network's logits, n × C, float64; leave it in evaluation mode."""
     import torch
 
     network.eval()
@@ -123,7 +124,7 @@ def _logits(network: nn.Module, inputs: Tensor) -> Tensor:
 
 
 def _batches(positions: Tensor, size: int, order: torch.Generator) -> Iterator[Tensor]:
-    """Batches of one random order after the other, without end."""
+    """Yield batches endlessly, in a new random order for each pass."""
     import torch
 
     while True:

@@ -1,4 +1,4 @@
-"""FedNova: clients that take more steps don't pull more (Wang et al. 2020, Eq. 5 and §4.2)."""
+"""FedNova: normalises updates by local steps (Wang et al. 2020, Eq. 5 and §4.2)."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ from potluck.server.strategy import (
 class FedNova(Averaging):
     """w ← w − η·τ_eff·Σ p_k d_k with d_k = (w − w_k)/a_k and τ_eff = Σ p_k a_k.
 
-    a_k is what client k's steps amount to, and every client reports it: the number of steps τ of
-    plain SGD, (τ − ρ(1 − ρ^τ)/(1 − ρ))/(1 − ρ) with momentum ρ, less with a proximal term. Adam has
-    no such number: its a_k is τ. Where all are equal, this is FedAvg.
+    a_k is the effective number of client k's steps; every client reports its own. It is the number
+    of steps τ for plain SGD, (τ − ρ(1 − ρ^τ)/(1 − ρ))/(1 − ρ) with momentum ρ, and less with a
+    proximal term. For Adam, which has no such number, a_k is τ. If all a_k are equal, this is
+    FedAvg.
 
-    momentum: β in [0, 1) of the server's step, as FedAvgM's (FedDiverse's experiments have it);
+    momentum: β in [0, 1) of the server's step, as in FedAvgM (FedDiverse's experiments use it).
     learning_rate: η > 0. Buffers are averaged by samples.
     """
 
@@ -51,8 +52,8 @@ class FedNova(Averaging):
         """
         if weighting is Weighting.EQUAL and training.steps is None:
             raise ConfigurationError(
-                'strategy fednova and weighting = "equal" don\'t go together: it normalises by the '
-                "clients' numbers of steps, which would tell their numbers of samples; set "
+                'strategy fednova and weighting = "equal" are not compatible: it normalises by the '
+                "clients' numbers of steps, which would reveal their numbers of samples; set "
                 "training.steps, another weighting or another strategy",
                 strategy="fednova",
                 weighting=weighting.value,
@@ -60,22 +61,22 @@ class FedNova(Averaging):
         remarks = []
         if training.adaptive:
             remarks.append(
-                f"strategy fednova with optimizer {training.optimizer}: what such steps amount to "
-                "is not known, so clients are normalised by their number of steps"
+                f"strategy fednova with optimizer {training.optimizer}: the effective number of "
+                "such steps is unknown, so clients are normalised by their number of steps"
             )
         if weighting is not Weighting.EXACT and training.steps is None:
             remarks.append(
                 f'strategy fednova with weighting = "{weighting}": clients are normalised by the '
-                "steps that the samples they tell would take, not by those they took"
+                "steps computed from the samples they disclose, not by those they took"
             )
         return remarks
 
     def init(self, model: Weights) -> State:
-        """No velocity."""
+        """Return a velocity of 0; an empty state without momentum."""
         return self._momentum.init(model)
 
     def weigh(self, statistics: UpdateStatistics) -> Combine:
-        """τ_eff·p_k/a_k for differences; their sum is not 1."""
+        """Request differences weighted by τ_eff·p_k/a_k; these weights don't sum to 1."""
         p, a = shares(statistics.samples), statistics.normalizers
         return Combine(
             weights=float(np.dot(p, a)) * p / a,
@@ -86,5 +87,5 @@ class FedNova(Averaging):
     def apply(
         self, state: State, model: Weights, combined: Weights, context: RoundContext
     ) -> tuple[Weights, State]:
-        """One step of the server."""
+        """Take one server step."""
         return self._momentum.step(state, model, combined, context)

@@ -25,7 +25,7 @@ _BLOCK_ELEMENTS: Final = 2**16
 
 @dataclass(frozen=True, kw_only=True)
 class Adapter:
-    """Names of an adapted layer's tensors.
+    """Names of the tensors of a layer with an adapter.
 
     weight: W, out × in. down: A, rank × in. up: B, out × rank. The layer has W + s·B·A.
     """
@@ -39,13 +39,13 @@ class Adapter:
 class LoraStacking(Averaging):
     """W ← W + s·Σ p_k B_k A_k for each adapted layer, p_k = n_k / Σ n_j; B ← 0, A redrawn.
 
-    The mean of the full differences, which separate means of A and of B are not. Stacked,
-    [p_1 B_1 … p_m B_m]·[A_1; …; A_m] is that sum whatever rank each has; a client of a lower rank
-    than the model's leaves rows of A and columns of B zero. All other tensors are averaged as by
-    FedAvg. The product is merged into W, so W travels down with the adapters, and only they go up.
+    This is the mean of the full differences; separate means of A and of B are not. Stacked, [p_1
+    B_1 … p_m B_m]·[A_1; …; A_m] is that sum for any ranks; a client with a lower rank than the
+    model's leaves rows of A and columns of B zero. All other tensors are averaged as by FedAvg. The
+    product is merged into W, so clients receive W and the adapters, and send only the adapters.
 
-    The new A is uniform in ±1/√in as `peft` begins one, and follows from the old A. Tensors have
-    the names that `peft` gives them.
+    The new A is uniform in ±1/√in, as `peft` initialises it, with a seed derived from the old A.
+    Tensors have the names that `peft` gives them.
 
     scaling: s > 0, lora_alpha / r of the adapters.
     """
@@ -56,12 +56,13 @@ class LoraStacking(Averaging):
     one_way = ("*.base_layer.weight",)
 
     def check_model(self, layout: Layout) -> None:
-        """Refused unless each adapter is a pair of matrices around a matrix that travels too."""
+        """Raise ConfigurationError unless each adapter is two matrices, and clients receive their
+        weight."""
         found = adapters(list(layout.by_name))
         if not found:
             raise _refused(
-                "the model's tensors that travel are no adapters; wrap it with `peft`, and let "
-                "them and the weights below them travel: "
+                "clients receive no adapters of this model; wrap it with `peft`, and list adapters "
+                "and the weights below them: "
                 '[model] trainable = ["*.lora_?.*", "*.base_layer.weight"]'
             )
         shapes = {tensor.name: tensor.shape for tensor in layout.tensors}
@@ -69,7 +70,7 @@ class LoraStacking(Averaging):
             for name in (each.weight, each.down, each.up):
                 if name not in shapes:
                     raise _refused(
-                        f"tensor {quoted(name)} does not travel; add '*.lora_?.*' and "
+                        f"tensor {quoted(name)} is not sent to clients; add '*.lora_?.*' and "
                         "'*.base_layer.weight' to `trainable` of [model]"
                     )
             weight, down, up = shapes[each.weight], shapes[each.down], shapes[each.up]
@@ -82,14 +83,14 @@ class LoraStacking(Averaging):
         for name in shapes:
             if name not in parts and ("lora_" in name or name.endswith(".base_layer.weight")):
                 raise _refused(
-                    f"tensor {quoted(name)} is no factor of an adapter; use plain LoRA with one "
+                    f"tensor {quoted(name)} is not a factor of an adapter; use plain LoRA with one "
                     "adapter for each layer, without biases of its own or DoRA"
                 )
 
     def apply(
         self, state: State, model: Weights, combined: Weights, context: RoundContext
     ) -> tuple[Weights, State]:
-        """Merge the stacked adapters into the weights, and start the next ones."""
+        """Merge the stacked adapters into the weights, and initialise the next ones."""
         following: dict[str, NDArray[Any]] = {}
         for each in adapters(list(model)):
             ups, downs = _stacked(each, context.updates, self.scaling * context.weights)
@@ -101,7 +102,7 @@ class LoraStacking(Averaging):
 
 
 def adapters(names: Sequence[str]) -> list[Adapter]:
-    """The adapters among a model's tensors, in their order; one factor may be missing."""
+    """Return the adapters among a model's tensors, in their order; one factor may be missing."""
     pairs: dict[tuple[str, str], Adapter] = {}
     for name in names:
         match = _FACTOR.fullmatch(name)
@@ -115,7 +116,7 @@ def adapters(names: Sequence[str]) -> list[Adapter]:
     layers = [layer for layer, _ in pairs]
     for layer in layers:
         if layers.count(layer) > 1:
-            raise _refused(f"layer {quoted(layer)} has several adapters; leave it one")
+            raise _refused(f"layer {quoted(layer)} has several adapters; keep only one")
     return list(pairs.values())
 
 
@@ -126,12 +127,12 @@ def _refused(why: str) -> ConfigurationError:
 def _stacked(
     adapter: Adapter, updates: Sequence[ReadableUpdate], weights: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The factors of all clients: out × Σ ranks, each B times its weight, and Σ ranks × in."""
+    """Return the stacked factors of all clients: weighted B, out × Σ ranks; A, Σ ranks × in."""
     ups, downs = [], []
     for update, weight in zip(updates, weights, strict=True):
         up = update.tensor(adapter.up).astype(np.float64)
         down = update.tensor(adapter.down).astype(np.float64)
-        used = up.any(axis=0) & down.any(axis=1)  # the others add nothing
+        used = up.any(axis=0) & down.any(axis=1)  # the others contribute nothing
         ups.append(weight * up[:, used])
         downs.append(down[used])
     return np.concatenate(ups, axis=1), np.concatenate(downs)
@@ -140,8 +141,7 @@ def _stacked(
 def _merged(
     weight: NDArray[Any], ups: NDArray[np.float64], downs: NDArray[np.float64]
 ) -> NDArray[np.float32]:
-    """W + ups·downs in float64, rounded once. Sums run in a fixed order, which a library for
-    matrices does not promise."""
+    """Return W + ups·downs, computed in float64 and rounded once; the order of sums is fixed."""
     merged: NDArray[np.float32] = empty(weight.shape, np.float32)
     rows = max(1, _BLOCK_ELEMENTS // max(1, weight.shape[1]))
     for place in _blocks(len(weight), rows):
@@ -160,7 +160,7 @@ def _blocks(size: int, block: int) -> Iterator[slice]:
 
 
 def _drawn_after(down: NDArray[Any]) -> NDArray[np.float32]:
-    """The next A: uniform in ±1/√in, from the digest of the one before."""
+    """Draw the next A, uniform in ±1/√in, seeded by the digest of the current A."""
     digest = digest_of(np.ascontiguousarray(down).reshape(-1).view(np.uint8).data)
     generator = np.random.Generator(np.random.PCG64(int(digest, 16)))
     bound = 1 / np.sqrt(down.shape[1])

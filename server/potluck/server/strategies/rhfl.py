@@ -1,4 +1,4 @@
-"""RHFL's weights: clients whose loss falls count more (Fang & Ye, CVPR 2022, Eqs. 11–13)."""
+"""RHFL's weights: higher for clients whose loss falls (Fang & Ye, CVPR 2022, Eqs. 11–13)."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ class RHFL(Averaging):
 
     q_k = (L_before − L)/L, the relative fall of a client's loss since it last took part, at least
     0; 0 for a client that takes part for the first time. If no client's loss fell, all have the
-    same weight. Numbers of samples have no effect. Losses are those that clients report, with the
-    run's objective: the paper trains with `symmetric-cross-entropy`.
+    same weight. Numbers of samples have no effect. Losses are those that clients report, of the
+    run's objective; the paper trains with `symmetric-cross-entropy`.
     """
 
     individual = True
     by_samples = False
 
     def weigh(self, statistics: UpdateStatistics) -> Combine:
-        """Return weights from each client's own loss, before and now."""
+        """Request the mean weighted by the fall of each client's loss."""
         return Combine(weights=confidence(losses_before(statistics), statistics.losses))
 
     def apply(
         self, state: State, model: Weights, combined: Weights, context: RoundContext
     ) -> tuple[Weights, State]:
-        """The mean; losses are kept for the next time."""
+        """Return the mean as the next model, and the state with the round's losses."""
         following, _ = super().apply(state, model, combined, context)
         return following, State(scalars={**state.scalars, **losses_told(context)})
 
@@ -49,7 +49,7 @@ def losses_before(statistics: UpdateStatistics) -> NDArray[np.float64]:
 
 
 def losses_told(context: RoundContext) -> dict[str, float]:
-    """The round's losses as scalars of a state, for `losses_before` of later ones."""
+    """Return the round's losses as scalars of a state, for `losses_before` in later rounds."""
     told = zip(context.included, context.losses.tolist(), strict=True)
     return {_LOSS + client: loss for client, loss in told if np.isfinite(loss)}
 
@@ -58,7 +58,7 @@ def confidence(before: NDArray[np.float64], losses: NDArray[np.float64]) -> NDAr
     """Return the clients' weights, which sum to 1. before, losses: N each, NaN if unknown."""
     count = len(losses)
     known = np.isfinite(before) & np.isfinite(losses) & (losses > 0) & (before > losses)
-    with np.errstate(all="ignore"):  # what overflows counts as the largest number there is
+    with np.errstate(all="ignore"):  # overflows are replaced by the largest number
         fall = np.where(known, np.nan_to_num((before - losses) / losses), 0.0)
     largest = fall.max(initial=0.0)
     if largest < _NO_FALL:

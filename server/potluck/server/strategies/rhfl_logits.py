@@ -1,4 +1,4 @@
-"""RHFL with a model for each client, which learn from one another's answers (Fang & Ye 2022)."""
+"""RHFL with one model per client; the models learn from one another's outputs (Fang & Ye 2022)."""
 
 from __future__ import annotations
 
@@ -24,28 +24,29 @@ from potluck.server.strategy import (
     Weights,
 )
 
-if TYPE_CHECKING:  # needed in the process that trains, and nowhere else
+if TYPE_CHECKING:  # only needed in the training process
     from torch import Tensor
 
 MOST_CLIENTS: Final = 64
 CONFIDENCE: Final = "confidence"
-"""The model's float32 numbers, one for each client: its weight when it last took part, or 0."""
+"""Name of the model's float32 array with each client's weight when it last took part, or 0."""
 ROUNDS: Final = "rounds"
-"""The model's integers, one for each client: the round when it last took part, or 0."""
+"""Name of the model's integer array with the round in which each client last took part, or 0."""
 _PLACE: Final = "place/"
 
 
 @dataclass(kw_only=True)
 class RHFLLogits(Averaging):
-    """Each client trains a model of its own; then, on the coordinator, model k of the round's N is
-    moved to lower Σ_{i≠k} w_i·KL(p_i‖p_k) on public samples without labels (Eqs. 3–5, 11–13).
+    """Each client trains its own model; the coordinator then makes the models' outputs more
+    similar.
 
-    For the model `ensemble`, which has as many members as there are `clients`. p are the members'
-    softmax outputs, w the weights of `rhfl`; 1/(N − 1) if no earlier loss is known. epochs:
-    passes over the public samples in each round. batch_size: of them. learning_rate: of Adam, which
-    starts again in each round. In a batch all members move at once, towards the others' outputs
-    from before the batch. A client's member is fixed with the first round that is committed after
-    it joined.
+    Of the round's N models, it trains model k to lower Σ_{i≠k} w_i·KL(p_i‖p_k) on public samples
+    without labels (Eqs. 3–5, 11–13). For the model `ensemble`, with `clients` members. p are the
+    members' softmax outputs, w the weights of `rhfl`; 1/(N − 1) if no earlier loss is known.
+    epochs: passes over the public samples in each round. batch_size: public samples per batch.
+    learning_rate: of Adam, which is reset in each round. All members are updated together for a
+    batch, towards the others' outputs before it. A client's member is fixed by the first round that
+    is committed after it joined.
     """
 
     clients: Annotated[int, Field(ge=2, le=MOST_CLIENTS)] = 10
@@ -70,8 +71,8 @@ class RHFLLogits(Averaging):
         if found != wanted or own != [(self.clients,)] * 2:
             raise ConfigurationError(
                 f"strategy rhfl-logits has {self.clients} clients with a model each, and the model "
-                f'is none of that; set [model] name = "ensemble", members = {self.clients}, and '
-                "`of` to the model that each client trains",
+                f'is not such an ensemble; set [model] name = "ensemble", members = '
+                f"{self.clients}, and `of` to the model that each client trains",
                 clients=self.clients,
             )
 
@@ -90,12 +91,13 @@ class RHFLLogits(Averaging):
         return State(scalars={**state.scalars, **places}, arrays=state.arrays)
 
     def part(self, state: State, client: str) -> int | None:
-        """Its member."""
+        """Return the number of the client's member."""
         place = state.scalars.get(_PLACE + client)
         return place if isinstance(place, int) else None
 
     def weigh(self, statistics: UpdateStatistics) -> Combine:
-        """Each member as its client sent it; as a whole, by how far each client's loss fell."""
+        """Request each member as its client sent it; other tensors weighted by the fall of
+        losses."""
         clients, before = statistics.clients, losses_before(statistics)
         shares = confidence(before, statistics.losses)
         if not np.isfinite(before).any():
@@ -111,7 +113,7 @@ class RHFLLogits(Averaging):
     def apply(
         self, state: State, model: Weights, combined: Weights, context: RoundContext
     ) -> tuple[Weights, State]:
-        """The members of the round's clients are replaced; weights and losses are kept."""
+        """Replace the members of the round's clients; store weights and losses."""
         following = moved(model, combined, context.buffers, lambda _, __, delta: delta)
         weights, rounds = np.array(model[CONFIDENCE]), np.array(model[ROUNDS])
         for client, weight in zip(context.included, context.weights.tolist(), strict=True):
@@ -122,7 +124,7 @@ class RHFLLogits(Averaging):
         return following, State(scalars={**state.scalars, **losses_told(context)})
 
     def train(self, training: ServerTraining) -> None:
-        """Move the members of the round's clients towards one another."""
+        """Train the members of the round's clients towards one another's outputs."""
         import torch
 
         network: Any = training.network
@@ -140,7 +142,7 @@ class RHFLLogits(Averaging):
         for epoch in range(1, self.epochs + 1):
             shuffled = torch.randperm(len(training.inputs), generator=order)
             for batch in torch.split(shuffled, self.batch_size):
-                if len(batch) < 2:  # batch normalisation has no variance of one
+                if len(batch) < 2:  # batch normalisation needs two samples
                     continue
                 inputs = training.inputs[batch]
                 optimizer.zero_grad()

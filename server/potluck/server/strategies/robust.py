@@ -1,4 +1,4 @@
-"""Means that a few extreme or hostile updates can't dominate.
+"""Robust means, which a few extreme or hostile updates can't dominate.
 
 Median and trimmed mean: Yin et al. 2018, Definitions 1 and 2. Norm clipping: Sun et al. 2019, §4.
 """
@@ -15,27 +15,27 @@ from potluck.server.strategy import Combine, Reduction, Statistic, UpdateStatist
 
 
 class _Robust(Averaging):
-    """Base of the three robust strategies, which need single updates; a sum would hide them."""
+    """Base of the three robust strategies, which read single updates; a sum would hide them."""
 
     individual = True
 
 
 class CoordinateMedian(_Robust):
-    """Each coordinate's median over the updates; samples do not count."""
+    """Each coordinate's median over the updates, whatever their numbers of samples."""
 
     by_samples = False
 
     def weigh(self, statistics: UpdateStatistics) -> Combine:
-        """The median."""
+        """Request the median."""
         return Combine(weights=shares(statistics.samples), reduction=Reduction.MEDIAN)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrimmedMean(_Robust):
-    """Each coordinate's mean without the smallest and the largest values; samples do not count.
+    """Each coordinate's unweighted mean, without the smallest and the largest values.
 
     trim in [0, 0.5): share of the updates cut at each end, rounded down to whole updates; the
-    result holds against that many bad ones.
+    result is robust to that number of bad updates.
     """
 
     trim: Annotated[float, Field(ge=0, lt=0.5)] = 0.1
@@ -43,7 +43,7 @@ class TrimmedMean(_Robust):
     by_samples = False
 
     def weigh(self, statistics: UpdateStatistics) -> Combine:
-        """The trimmed mean."""
+        """Request the trimmed mean."""
         return Combine(
             weights=shares(statistics.samples), reduction=Reduction.TRIMMED_MEAN, trim=self.trim
         )
@@ -51,9 +51,9 @@ class TrimmedMean(_Robust):
 
 @dataclass(frozen=True, kw_only=True)
 class NormClippedMean(_Robust):
-    """The mean by samples of updates that are scaled back to at most `clip` from the model.
+    """The mean, weighted by samples, of updates scaled to an L2 distance of at most `clip`.
 
-    clip > 0: the longest L2 distance over all floating-point tensors.
+    clip > 0: maximum L2 distance from the model, over all floating-point tensors.
     """
 
     clip: PositiveFloat = 10.0
@@ -61,7 +61,7 @@ class NormClippedMean(_Robust):
     needs = frozenset({Statistic.NORMS})
 
     def weigh(self, statistics: UpdateStatistics) -> Combine:
-        """The clipped mean."""
+        """Request the clipped mean."""
         return Combine(
             weights=shares(statistics.samples), reduction=Reduction.CLIPPED_MEAN, clip=self.clip
         )

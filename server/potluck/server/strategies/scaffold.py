@@ -1,4 +1,4 @@
-"""SCAFFOLD: clients correct the direction they drift in (Karimireddy et al. 2020, Algorithm 1)."""
+"""SCAFFOLD: clients correct their drift by control variates (Karimireddy et al. 2020, Alg. 1)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from potluck.server.strategy import (
 )
 
 CONTROL: Final = "control"
-"""The auxiliary: down c and, where the coordinator keeps it, c_k; up c_k⁺ − c_k."""
+"""The auxiliary: clients receive c, and c_k if the coordinator keeps it; they send c_k⁺ − c_k."""
 
 _CAVEAT: Final = (
     "Adam rescales each corrected gradient, so clients' drifts no longer cancel out as the "
@@ -46,15 +46,15 @@ class Scaffold(Strategy):
     steps for plain SGD) and η the round's learning rate, and sends c_k⁺ − c_k in addition to its
     weights. This doubles the traffic per client and round in both directions.
 
-    keeper: `clients` keep their c_k; a new c_k counts only once its round is committed. A client
+    keeper: `clients` keep their c_k; a new c_k is used only once its round is committed. A client
     that lost its state directory can't take part any more, because its share of c can't be
-    replaced. `coordinator`: it keeps all c_k (as much as the model for every client, written at
+    replaced. `coordinator`: it keeps all c_k (the size of the model for every client, written at
     each commit), for clients that may lose their disk. control: clients compute their control
-    variates from the `way` they took, as in the paper, or add up their `gradients`, as Adam needs
-    it. learning_rate: η_g > 0 of the mean, equal over clients (`weights = "equal"`, the paper's) or
-    by samples (`"samples"`). step: another strategy for the server's step, by name or as a table
-    with its options; learning_rate and weights are then ignored. Raises ConfigurationError,
-    PluginError.
+    variates from the difference of the weights (`way`), as in the paper, or add up their
+    `gradients`, as Adam needs it. learning_rate: η_g > 0 of the mean, equal over clients (`weights
+    = "equal"`, the paper's) or by samples (`"samples"`). step: another strategy for the server's
+    step, by name or as a table with its options; learning_rate and weights are then ignored. Raises
+    ConfigurationError, PluginError.
     """
 
     learning_rate: PositiveFloat = 1.0
@@ -78,7 +78,8 @@ class Scaffold(Strategy):
         self.by_samples = self._step.by_samples
 
     def review(self, training: LocalTraining, weighting: Weighting) -> Sequence[str]:
-        """With optimisers that rescale gradients only `control = "gradients"`, and a remark."""
+        """Return a remark for Adam. Raises ConfigurationError for Adam unless `control =
+        "gradients"`."""
         remarks = self._step.review(training, weighting)
         if training.adaptive and self.control == "gradients":
             return (
@@ -87,8 +88,9 @@ class Scaffold(Strategy):
             )
         if training.adaptive:
             raise ConfigurationError(
-                f"strategy scaffold and optimizer {training.optimizer} don't go together: control "
-                "variates are read off the way a client took, as a mean of its gradients, and "
+                f"strategy scaffold and optimizer {training.optimizer} are not compatible: control "
+                "variates are computed from a client's weight delta, as a mean of its gradients, "
+                "and "
                 'Adam rescales each; set training.optimizer = "sgd", or strategy.control = '
                 '"gradients"',
                 strategy="scaffold",
@@ -97,7 +99,7 @@ class Scaffold(Strategy):
         return remarks
 
     def init(self, model: Weights) -> State:
-        """All control variates 0."""
+        """Return the state with all control variates 0."""
         sums = {
             name: filled(array.shape, 0.0, np.float64)
             for name, array in model.items()
@@ -106,7 +108,7 @@ class Scaffold(Strategy):
         return _state(self._step.init(model), sums, clients=0, kept={})
 
     def broadcast(self, state: State) -> Mapping[str, Weights]:
-        """c, the mean over the clients there were at the last commit."""
+        """Return c, the mean over the clients that had joined at the last commit."""
         clients = max(1, _clients(state))
         sums = unnamed("sum", state.arrays)
         return {CONTROL: {name: _mean(total, clients) for name, total in sums.items()}}
@@ -122,7 +124,8 @@ class Scaffold(Strategy):
         return {CONTROL: kept}
 
     def weigh(self, statistics: UpdateStatistics) -> Combine:
-        """As the step does; of what the clients' c_k changed by, the sum."""
+        """Return the weights of the server's step, and the sum of the changes of the clients'
+        c_k."""
         ones = np.ones(len(statistics.clients))
         of_step = replace(statistics, state=_step_state(statistics.state))
         return replace(self._step.weigh(of_step), auxiliary={CONTROL: ones})
@@ -130,7 +133,8 @@ class Scaffold(Strategy):
     def apply(
         self, state: State, model: Weights, combined: Weights, context: RoundContext
     ) -> tuple[Weights, State]:
-        """The step; c ← c + Σ (c_k⁺ − c_k)/K, kept as a sum, so that late joiners count in K."""
+        """Take the server's step; c ← c + Σ (c_k⁺ − c_k)/K, stored as a sum, so K includes late
+        joiners."""
         following, step_state = self._step.apply(
             _step_state(state), model, combined, replace(context, auxiliary={})
         )
@@ -155,7 +159,7 @@ class Scaffold(Strategy):
 
 
 class _Mean(Averaging):
-    """w ← w + η_g·mean Δ, weighted or not."""
+    """w ← w + η_g·mean Δ, weighted by samples or equally."""
 
     def __init__(self, *, rate: float, equal: bool) -> None:
         self._rate, self._equal = rate, equal
@@ -163,7 +167,7 @@ class _Mean(Averaging):
         self.summation = Summation.EQUAL if equal else Summation.BY_SAMPLES
 
     def weigh(self, statistics: UpdateStatistics) -> Combine:
-        """The mean difference."""
+        """Request the mean difference."""
         combine = super().weigh(statistics)
         weights = equal_shares(len(statistics.clients)) if self._equal else combine.weights
         return Combine(weights=weights, difference=True)
@@ -171,7 +175,7 @@ class _Mean(Averaging):
     def apply(
         self, state: State, model: Weights, combined: Weights, context: RoundContext
     ) -> tuple[Weights, State]:
-        """One step of η_g."""
+        """Take one step of size η_g."""
         return moved(model, combined, context.buffers, lambda _, __, d: self._rate * d), state
 
 
@@ -182,7 +186,7 @@ def _mean(total: NDArray[Any], clients: int) -> NDArray[np.float32]:
 
 
 def _other_step(step: object) -> Strategy:
-    """The strategy that the option `step` names. Raises ConfigurationError, PluginError."""
+    """Return the strategy that the option `step` names. Raises ConfigurationError, PluginError."""
     table = {"name": step} if isinstance(step, str) else step
     if not isinstance(table, Mapping) or not isinstance(table.get("name"), str):
         raise ConfigurationError(
@@ -197,15 +201,15 @@ def _other_step(step: object) -> Strategy:
     strategy = plugins.create(Strategy, name, options)
     if isinstance(strategy, FedNova):
         raise ConfigurationError(
-            "strategies scaffold and fednova don't go together: FedNova rescales every client's "
-            "way by its own number of steps, and then the mean that SCAFFOLD's control variates "
-            "correct for is not the one the model moves by; choose one of them",
+            "strategies scaffold and fednova are not compatible: FedNova rescales every client's "
+            "delta by its own number of steps, and then the model does not change by the mean that "
+            "SCAFFOLD's control variates correct for; choose one of them",
             strategy="scaffold",
             step="fednova",
         )
     if strategy.parts or strategy.needs_profiles:
         raise ConfigurationError(
-            f"strategies scaffold and {name} don't go together: the clients of {name} train "
+            f"strategies scaffold and {name} are not compatible: the clients of {name} train "
             "different parts of a model, and SCAFFOLD's control variates are means over all of "
             "them; choose one of them",
             strategy="scaffold",
@@ -213,7 +217,7 @@ def _other_step(step: object) -> Strategy:
         )
     if strategy.trains:
         raise ConfigurationError(
-            f"strategies scaffold and {name} don't go together: what {name} trains on the "
+            f"strategies scaffold and {name} are not compatible: what {name} trains on the "
             "coordinator is not the mean of the clients' steps that SCAFFOLD's control variates "
             "correct for; choose one of them",
             strategy="scaffold",
@@ -221,15 +225,15 @@ def _other_step(step: object) -> Strategy:
         )
     if strategy.auxiliary:
         raise ConfigurationError(
-            f"strategies scaffold and {name} don't go together: both send tensors of their own "
-            "beside the weights, and a client follows one correction; choose one of them",
+            f"strategies scaffold and {name} are not compatible: both send additional tensors and "
+            "have their own correction, and a client applies only one; choose one of them",
             strategy="scaffold",
             step=name,
         )
     if strategy.one_way:
         raise ConfigurationError(
-            f"strategies scaffold and {name} don't go together: {name} moves some tensors by "
-            "itself, which clients neither train nor correct; choose one of them",
+            f"strategies scaffold and {name} are not compatible: {name} changes some tensors on "
+            "the coordinator, which clients neither train nor correct; choose one of them",
             strategy="scaffold",
             step=name,
         )

@@ -1,4 +1,4 @@
-"""The server's step: from a model and a difference to the next model, tensor by tensor.
+"""The server's step: computes the next model from a model and a difference, tensor by tensor.
 
 Arithmetic is in float64 and rounded to float32 once, block by block, so that a step takes little
 memory besides its arrays. The next model overwrites the difference.
@@ -17,8 +17,8 @@ from potluck.server.strategy import Weights
 
 Doubles = NDArray[np.float64]
 TensorStep = Callable[[str, slice, Doubles], Doubles]
-"""(a parameter's name, a stretch of its elements in C order, their difference Δ) -> what to add to
-them; both float64, one-dimensional."""
+"""(a parameter's name, a slice of its elements in C order, their difference Δ) -> the values to add
+to them; both float64, one-dimensional."""
 
 _BLOCK_ELEMENTS: Final = 2**18
 
@@ -30,7 +30,7 @@ def moved(
 
     The arrays are those of `difference`, overwritten if possible. Floating-point buffers (running
     statistics) are not parameters: the difference itself is added to them. Integer tensors are
-    those of `difference`, which has a client's.
+    taken from `difference`, which holds those of a client.
     """
     result: dict[str, NDArray[Any]] = {}
     for name, array in model.items():
@@ -54,7 +54,8 @@ def _target(difference: NDArray[Any], array: NDArray[Any]) -> NDArray[Any]:
 
 
 def following(arrays: Weights, buffers: frozenset[str]) -> dict[str, NDArray[Any]]:
-    """Arrays for the next values of a state's, to be set by a step; those of buffers stay."""
+    """Return arrays for the next values of a state; the step fills them, except those of
+    buffers."""
     return {
         name: array if name in buffers else empty(array.shape, array.dtype)
         for name, array in arrays.items()
@@ -62,13 +63,13 @@ def following(arrays: Weights, buffers: frozenset[str]) -> dict[str, NDArray[Any
 
 
 def doubles(arrays: Weights, name: str, place: slice) -> Doubles:
-    """A stretch of an array's elements in C order, as float64."""
+    """Return a slice of an array's elements in C order, as float64."""
     stretch: Doubles = arrays[name].reshape(-1)[place].astype(np.float64)
     return stretch
 
 
 def zeros(model: Weights) -> dict[str, NDArray[np.float32]]:
-    """A float32 zero for every floating-point element of a model, by tensor."""
+    """Return a float32 zero for every floating-point element of a model, by tensor."""
     return {
         name: filled(array.shape, 0.0) for name, array in model.items() if array.dtype.kind == "f"
     }
@@ -77,19 +78,19 @@ def zeros(model: Weights) -> dict[str, NDArray[np.float32]]:
 def filled(
     shape: tuple[int, ...], value: float, dtype: type[np.floating[Any]] = np.float32
 ) -> NDArray[Any]:
-    """An array of one value."""
+    """Return an array filled with one value."""
     array = empty(shape, dtype)
     array.fill(value)
     return array
 
 
 def named(prefix: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """The arrays as a state keeps them: PREFIX/NAME."""
+    """Return the arrays with the names that they have in a state: PREFIX/NAME."""
     return {f"{prefix}/{name}": array for name, array in arrays.items()}
 
 
 def unnamed(prefix: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Those arrays of a state that `named` gave this prefix, under their own names."""
+    """Return the arrays of a state that have this prefix, under their names without it."""
     start = f"{prefix}/"
     return {
         name.removeprefix(start): array for name, array in arrays.items() if name.startswith(start)

@@ -1,5 +1,5 @@
 """Messages and metrics about a run.
 
-Imports the state machine's events and the store. What happens comes in; messages for those who
-watch and figures for Prometheus go out.
+Imports the state machine's events and the store. Takes events of a run, returns messages for
+watchers and metrics for Prometheus.
 """

@@ -1,4 +1,4 @@
-"""Messages about a run, for operators and those who watch it."""
+"""Messages about a run, for operators who watch it."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ _STAGES = {
 
 _AWAY_NAMED = 20
 _LABEL = 40
-_UNREAD = 1000  # a watcher that far behind is cut off; it may watch again
+_UNREAD = 1000  # a watcher with more unread events is cut off; it may watch again
 
 Event = operator_pb2.WatchRunResponse
 
 
 class RunFeed:
-    """Sends a run's events to all who watch it."""
+    """Sends a run's events to all watchers."""
 
     def __init__(self) -> None:
         self._watchers: set[asyncio.Queue[Event | None]] = set()
@@ -53,7 +53,7 @@ class RunFeed:
         self._closed = False
 
     def watch(self) -> asyncio.Queue[Event | None]:
-        """Events from now on; None after the last one."""
+        """Return a queue that gets all events from now on, and None after the last one."""
         watcher: asyncio.Queue[Event | None] = asyncio.Queue()
         for notice in self._notices:
             watcher.put_nowait(notice)
@@ -64,11 +64,11 @@ class RunFeed:
         return watcher
 
     def unwatch(self, watcher: asyncio.Queue[Event | None]) -> None:
-        """Stop handing events to a watcher."""
+        """Stop sending events to a watcher."""
         self._watchers.discard(watcher)
 
     def publish(self, event: Event) -> None:
-        """Something happened."""
+        """Send an event to all watchers."""
         for watcher in list(self._watchers):
             if watcher.qsize() >= _UNREAD:
                 self._watchers.discard(watcher)
@@ -85,7 +85,7 @@ class RunFeed:
         self.publish(event)
 
     def close(self) -> None:
-        """The run is over."""
+        """End the feed: the run is over."""
         self._closed = True
         for watcher in self._watchers:
             watcher.put_nowait(None)
@@ -95,7 +95,7 @@ class RunFeed:
 def run_status(
     row: RunRow, waiting: operator_pb2.Waiting | None = None, left_out: str = ""
 ) -> operator_pb2.RunStatus:
-    """The state of a run, its wait, and who can't take part in it and why."""
+    """Return the message with a run's state, its wait, and the excluded clients with reasons."""
     status = operator_pb2.RunStatus(
         run_id=row.run_id,
         name=row.name,
@@ -146,7 +146,7 @@ def best_message(row: RunRow) -> operator_pb2.BestModel | None:
 def waiting_message(
     waiting: Waiting, until: datetime | None, away: Sequence[str]
 ) -> operator_pb2.Waiting:
-    """The wait of a run. until: the time of day at which it ends."""
+    """Return the message for a run's wait. until: UTC time at which it ends; None for no limit."""
     message = operator_pb2.Waiting(
         what=waiting.what,
         clients=waiting.clients,
@@ -170,7 +170,7 @@ def member_message(
     update: SpooledUpdate | None,
     progress: coordinator_pb2.Progress | None,
 ) -> operator_pb2.Member:
-    """A client in the round under way."""
+    """Return the message for a client in the current round."""
     shown = _MEMBER_STATES[state]
     if state is MemberState.SELECTED and progress is not None:
         shown = _STAGES.get(progress.stage, shown)
@@ -188,5 +188,5 @@ def member_message(
 
 
 def committed_round_message(row: RoundRow) -> operator_pb2.CommittedRound:
-    """A round in the past."""
+    """Return the message for a committed round."""
     return round_message(round_record(row))

@@ -1,6 +1,6 @@
-"""The metrics of one run, fed by its parts as things happen.
+"""The metrics of one run, updated by the run's parts.
 
-No clock: times come in as arguments, monotonic seconds. Lives on the event loop.
+No clock: times are arguments, in monotonic seconds. Used on the event loop.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _OUTCOMES = {
     MemberState.FAILED: MemberOutcome.FAILED,
 }
 _AT_WORK = MemberOutcome.ABANDONED
-"""The outcome of a member that gets no further."""
+"""Outcome of a member that is still at work when the attempt ends."""
 _PHASES = {
     Phase.REDUCING: RoundPhase.REDUCE,
     Phase.EVALUATING: RoundPhase.EVALUATE,
@@ -55,12 +55,12 @@ _OF_CLASSIFICATION = {
     "loss": metrics.LOSS,
 }
 _OPEN = (Phase.SELECTING, Phase.TRAINING, Phase.REDUCING)
-"""An attempt under way is neither committed nor given up."""
+"""Phases of an attempt that is neither committed nor given up."""
 
 
 class RunObserver:
-    """Turns what happens in a run into metrics. `shown`: whether it counts as a run, and has series
-    of its own."""
+    """Updates metrics from the events of a run. shown: True if it counts as a run with its own
+    series."""
 
     def __init__(
         self, instruments: Instruments, run_id: str, clock: Clock, *, shown: bool = True
@@ -72,7 +72,7 @@ class RunObserver:
         self._phase = Phase.WAITING
         self._spreads: frozenset[str] = frozenset()
         self._open = False
-        self._cohort: dict[str, MemberOutcome] = {}  # what has become of each so far
+        self._cohort: dict[str, MemberOutcome] = {}  # outcome of each client so far
         self._since = clock()
         self._asked = 0.0
         self._last_fetch = self._since
@@ -81,7 +81,7 @@ class RunObserver:
     # The run ----------------------------------------------------------------------------------
 
     def began(self, row: RunRow) -> None:
-        """The run is driven from now on."""
+        """Record that the run has started or resumed."""
         if self._shown:
             self._instruments.set(
                 metrics.RUN_INFO,
@@ -104,8 +104,8 @@ class RunObserver:
         last: RoundRow | None,
         cohort: Sequence[tuple[str, MemberState]] = (),
     ) -> None:
-        """Note that the run resumes after its last committed round, with the cohort of a round
-        under way."""
+        """Record that the run resumes after its last committed round, with an open round's
+        cohort."""
         if self._shown:
             self._instruments.count(metrics.RUNS_RESUMED)
         self._cohort = {client: _OUTCOMES.get(state, _AT_WORK) for client, state in cohort}
@@ -116,7 +116,7 @@ class RunObserver:
             self._evaluated(last)
 
     def ended(self, ending: rounds.RunEnding, at: datetime) -> None:
-        """The run is over since then."""
+        """Record that the run has ended, and when."""
         if self._open:
             self._close(AttemptOutcome.ABANDONED)
         if self._shown:
@@ -128,14 +128,14 @@ class RunObserver:
     # Rounds -----------------------------------------------------------------------------------
 
     def noted(self, event: rounds.Event, actions: Sequence[rounds.Action], phase: Phase) -> None:
-        """The state machine has handled an event, and is in this phase now."""
+        """Record an event that the state machine has handled. phase: its phase afterwards."""
         match event:
             case rounds.UpdateArrived(client) if self._cohort.get(client) is _AT_WORK:
                 self._cohort[client] = MemberOutcome.ANSWERED
             case rounds.SumArrived(updates):
                 self._summed([client for client, _ in updates])
             case rounds.TooFewEligible():
-                self._open = False  # there were too few to select among
+                self._open = False  # there were too few clients to select among
         for action in actions:
             match action:
                 case rounds.Train(client):
@@ -164,7 +164,7 @@ class RunObserver:
 
     @contextmanager
     def asking(self) -> Iterator[None]:
-        """Clients are asked something before the cohort is chosen."""
+        """Measure the time in which clients are asked before the cohort is chosen."""
         begun = self._clock()
         try:
             yield
@@ -189,7 +189,7 @@ class RunObserver:
         self._instruments.observe(metrics.PHASE_SECONDS, seconds, phase=phase)
 
     def _close(self, outcome: AttemptOutcome) -> None:
-        """Close the attempt under way, once the states of its members are known."""
+        """Close the current attempt, when the states of its members are known."""
         self._open = False
         self._instruments.count(metrics.ATTEMPTS, outcome=outcome)
         self._members(MemberOutcome.SELECTED, len(self._cohort))
@@ -198,7 +198,7 @@ class RunObserver:
         self._cohort = {}
 
     def committed(self, row: RoundRow, model_bytes: int) -> None:
-        """A round is committed."""
+        """Record a committed round."""
         self._close(AttemptOutcome.COMMITTED)
         self._instruments.observe(metrics.ROUND_SECONDS, row.seconds)
         self._set(metrics.RUN_ROUNDS_COMMITTED, row.key.round)
@@ -208,18 +208,18 @@ class RunObserver:
         self._evaluated(row)
 
     def late(self, rows: Sequence[LateRow]) -> None:
-        """Count those of some late trainings that are no longer awaited."""
+        """Count the late trainings, among these rows, that the run no longer waits for."""
         for row in rows:
             if row.state is not LateState.AWAITED:
                 self._instruments.count(metrics.LATE_UPDATES, outcome=LateOutcome(row.state.value))
 
     def moved(self, step_norm: float) -> None:
-        """Show how far the last round moved the model."""
+        """Show the L2 norm of the last round's change of the model."""
         self._set(metrics.UPDATE_NORM, step_norm)
 
     def _evaluated(self, row: RoundRow) -> None:
         found = row.metrics
-        # Without an evaluation the last figures stand.
+        # Without an evaluation, the metrics keep their last values.
         if not all(name.startswith(TRAINING) for name in {*found, *row.coverage}):
             for name, metric in _OF_CLASSIFICATION.items():
                 self._set(metric, found.get(name))
@@ -227,7 +227,7 @@ class RunObserver:
         for name, value in found.items():
             self._set(metrics.MEASURE, value, measure=name)
         for name, each in row.coverage.items():
-            if name not in found:  # asked for, and measured by no client
+            if name not in found:  # requested, but no client measured it
                 self._set(metrics.MEASURE, None, measure=name)
             for state, clients in (("asked", each.asked), ("measured", each.clients)):
                 self._set(metrics.MEASURE_CLIENTS, clients, measure=name, state=state)
@@ -235,7 +235,7 @@ class RunObserver:
             self._set(metrics.MEASURE_PARTIAL, each.partial, measure=name)
 
     def _spread(self, found: Mapping[str, Spread]) -> None:
-        """Show how the newest evaluated model's measures are spread over clients."""
+        """Show the spread over clients of the newest evaluated model's metrics."""
         for name in {*self._spreads, *found}:
             each = found.get(name)
             values = (None,) * len(SPREAD_STATISTICS) if each is None else each.statistics
@@ -264,7 +264,7 @@ class RunObserver:
     # Files ------------------------------------------------------------------------------------
 
     def sent(self, encoding: Encoding, size: int) -> None:
-        """A host has these bytes of a model."""
+        """Count bytes of a model that a host has received."""
         self._last_fetch = self._clock()
         self._moved(Direction.DOWN, encoding, size)
 
@@ -273,7 +273,7 @@ class RunObserver:
         self._last_upload = self._clock()
 
     def received(self, encoding: str, size: int) -> None:
-        """Bytes of an update came in."""
+        """Count received bytes of an update."""
         self._moved(Direction.UP, encoding, size)
 
     def _moved(self, direction: Direction, encoding: str, size: int) -> None:
@@ -284,7 +284,7 @@ class RunObserver:
     # Selection --------------------------------------------------------------------------------
 
     def cohort(self, labels: CohortLabels | None) -> None:
-        """Show the labels of the newest cohort's clients together, if they are known."""
+        """Show the metrics of the newest cohort's labels, if they are known."""
         if labels is None:
             return
         self._set(metrics.LABEL_ENTROPY, _number(labels.entropy[0]))
@@ -295,21 +295,21 @@ class RunObserver:
             self._set(metrics.TARGET_DISTANCE, _number(distance), target=target)
 
     def picks(self, largest: int, never: int, committed: int) -> None:
-        """Show how often the client picked most was in a cohort, and how many were in none."""
+        """Show the largest number of picks of a client, and the number of clients never picked."""
         self._set(metrics.LARGEST_SHARE, largest / committed if committed else None)
         self._set(metrics.NEVER_SELECTED, never)
 
     def largest_weight(self, share: float | None) -> None:
-        """The largest share of one client in the newest round's samples."""
+        """Show the largest share of one client in the newest round's weights."""
         self._set(metrics.LARGEST_WEIGHT, share)
 
     def heterogeneity(self, measures: Mapping[str, float]) -> None:
-        """Show how uneven the federation is."""
+        """Show the metrics of the federation's heterogeneity."""
         for measure, value in measures.items():
             self._set(metrics.HETEROGENEITY, value, measure=measure)
 
     def privacy(self, largest_epsilon: float | None) -> None:
-        """Show the maximum that a client has spent on profiles."""
+        """Show the largest ε that a client has spent on profiles."""
         self._set(metrics.PRIVACY_SPENT, largest_epsilon)
 
     def _set(self, metric: metrics.Metric, value: float | None, **labels: str) -> None:
@@ -318,5 +318,5 @@ class RunObserver:
 
 
 def _number(value: float) -> float | None:
-    """A number to show; None for NaN."""
+    """Return the number; None for NaN."""
     return float(value) if value == value else None

@@ -1,7 +1,7 @@
-"""The spans of one run, made from what happens to its state machine. Lives on the event loop.
+"""The spans of one run, created from the events of its state machine. Used on the event loop.
 
-A run has a trace of its own, and so has each attempt at a round, which is linked to it: a run may
-have more spans than a collector likes in one trace.
+A run has its own trace. Each attempt at a round has another trace, linked to the run's, because a
+collector may not accept all spans of a run in one trace.
 
     round ─┬─ select
            ├─ train ─┬─ client (one each; its host's spans are below)
@@ -9,8 +9,8 @@ have more spans than a collector likes in one trace.
            ├─ evaluate
            └─ commit
 
-How long a training takes tells how many samples a client has. Where a run does not tell that
-exactly, the spans of its clients all end with the phase in which they train, and hosts have none.
+The duration of a training reveals a client's number of samples. If the run does not disclose exact
+numbers, all clients' spans end together with the training phase, and hosts create none.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _NAMES: Final = {
     Phase.COMMITTING: "commit",
 }
 _WRONG: Final = {MemberState.LOST, MemberState.FAILED, MemberState.LATE}
-"""A client that was spared has done nothing wrong: the round had enough updates."""
+"""States shown as an error. A spared client is not one: the round had enough updates."""
 
 
 class RunSpans:
-    """Spans of a run that is driven; those open when it is not any more end with `close`."""
+    """Creates the spans of a run; `close` ends those that are still open."""
 
     def __init__(self, tracer: Tracer, row: RunRow, *, alike: bool = False) -> None:
         """alike: True if no client's span may reveal its training time."""
@@ -61,7 +61,8 @@ class RunSpans:
         phase: Phase,
         key: tuple[int, int],
     ) -> None:
-        """The state machine has handled an event. phase: it is in now. key: round and attempt."""
+        """Record an event that the state machine has handled. phase: its phase afterwards. key:
+        (round, attempt)."""
         match event:
             case rounds.UpdateArrived(client):
                 self._end_client(client)
@@ -80,14 +81,15 @@ class RunSpans:
                 self._begin_client(action.client)
 
     def context_of(self, client: str) -> str:
-        """The parent of what a client's host does, as text; empty for none."""
+        """Return the parent span for the work of a client's host, as text; empty if there is
+        none."""
         span = self._clients.get(client)
         if span is None or self._alike:
             return ""
         return self._tracer.written(span)
 
     def close(self) -> None:
-        """The run is not driven any more."""
+        """End all open spans: the run is no longer driven."""
         self._end_round("" if self._phase is Phase.ENDED else "the run was left")
         self._run.end()
 

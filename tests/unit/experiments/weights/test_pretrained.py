@@ -194,7 +194,7 @@ def test_half_precision_becomes_whole(tmp_path: Path) -> None:
     [
         ("../other.safetensors", "in the coordinator's data directory"),
         ("start.pth", r"must name a \.safetensors file"),
-        ("missing.safetensors", "make it with `potluck pretrained`"),
+        ("missing.safetensors", "create it with `potluck pretrained`"),
     ],
 )
 def test_other_files_are_not_opened(tmp_path: Path, name: str, why: str) -> None:

@@ -15,14 +15,14 @@ MASKED = "secure_aggregation = true\n"
 @pytest.mark.parametrize(
     ("top", "tables", "message"),
     [
-        ("", '[strategy]\nname = "median"\n', "median and secure aggregation don't go together"),
-        ("", '[strategy]\nname = "trimmed-mean"\n', "trimmed-mean looks at single updates"),
-        ("", '[strategy]\nname = "clipped-mean"\n', "clipped-mean looks at single updates"),
-        ("", '[strategy]\nname = "fedatt"\n', "fedatt looks at single updates"),
+        ("", '[strategy]\nname = "median"\n', "median and secure aggregation are not compatible"),
+        ("", '[strategy]\nname = "trimmed-mean"\n', "trimmed-mean reads single updates"),
+        ("", '[strategy]\nname = "clipped-mean"\n', "clipped-mean reads single updates"),
+        ("", '[strategy]\nname = "fedatt"\n', "fedatt reads single updates"),
         (
             "",
             '[strategy]\nname = "scaffold"\nkeeper = "coordinator"\n',
-            "scaffold looks at single updates",
+            "scaffold reads single updates",
         ),
         (
             "",
@@ -30,24 +30,28 @@ MASKED = "secure_aggregation = true\n"
             "scaffold is not compatible with secure agg",
         ),
         ("", "[model]\nkeep = ['3.*']\n", r"`keep` of \[model\] is not compatible with secure"),
-        ("", '[selector]\nname = "oort"\n', "oort goes by what each client reports"),
+        ("", '[selector]\nname = "oort"\n', "oort needs numbers that each client reports"),
         (
             "",
             '[selector]\nname = "clustered-sampling"\nunbiased = true\n',
-            "clustered-sampling says what each update counts with",
+            "clustered-sampling sets the weight of each update",
         ),
         (
             "",
             '[selector]\nname = "clustered-sampling"\nby = "updates"\nweights = "samples"\n',
-            "clustered-sampling learns of each update its sketch",
+            "clustered-sampling needs each update's sketch",
         ),
-        ("", '[selector]\nname = "pyramidfl"\n', "pyramidfl goes by what each client reports"),
-        ("", '[selector]\nname = "fedpns"\n', "fedpns learns of each update its gram"),
+        (
+            "",
+            '[selector]\nname = "pyramidfl"\n',
+            "pyramidfl needs numbers that each client",
+        ),
+        ("", '[selector]\nname = "fedpns"\n', "fedpns needs each update's gram"),
         ("", '[transport.up]\nencoding = "int8"\n', "transport.up and secure aggregation"),
         ("", '[transport.up]\nencoding = "bfloat16"\n', "transport.up and secure aggregation"),
         ("", "[transport.up]\ndelta = true\n", "transport.up and secure aggregation"),
         ("", "[transport.up]\ncompress = true\n", "masks don't compress"),
-        ("", "[virtual_clock]\nenabled = true\n", "the simulated seconds .* tell its number"),
+        ("", "[virtual_clock]\nenabled = true\n", "the simulated seconds .* reveal its number"),
         ("clients_per_round = 4\n", "", "a round of 4 clients can't be on 5 hosts"),
         (
             "clients_per_round = 9\n",
@@ -57,9 +61,9 @@ MASKED = "secure_aggregation = true\n"
         (
             "clients_per_round = 129\n",
             "",
-            "too large for secure aggregation, which is made for 128",
+            "too large for secure aggregation, which supports up to 128",
         ),
-        ("clients_per_round = 6\n", "[round]\nover_selection = 6\n", "of 12 clients 8 must stay"),
+        ("clients_per_round = 6\n", "[round]\nover_selection = 6\n", "8 of 12 clients must stay"),
         ("", '[selector]\nname = "everyone"\n', "everyone has all clients train in a round"),
         ("", "[masking]\ncolluding_hosts = 9\n", "lower round.over_selection or masking.colluding"),
         (
@@ -106,6 +110,6 @@ def test_a_masked_round_is_tried_as_often_as_a_sum() -> None:
 
 def test_a_selector_that_is_told_what_it_would_have_looked_for_goes_with_masks() -> None:
     table = '[selector]\nname = "hics-fl"\n'
-    with pytest.raises(ConfigurationError, match="hics-fl learns of each update its output-move"):
+    with pytest.raises(ConfigurationError, match="hics-fl needs each update's output-move"):
         draw_up(MASKED + TASK + table, source="run file")
     draw_up(f'{MASKED}{TASK}{table}entropies = "told"\n', source="run file")

@@ -245,7 +245,7 @@ def test_strategies_that_tell_clients_apart_are_found_out(tmp_path: Path) -> Non
             combine.weights[0] += 0.5
             return combine
 
-    with pytest.raises(PluginError, match="otherwise than alike"):
+    with pytest.raises(PluginError, match="different weights for clients"):
         moved(run, Partial())
     with pytest.raises(PluginError, match="median of updates"):
         moved(run, CoordinateMedian())

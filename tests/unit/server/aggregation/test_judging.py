@@ -80,12 +80,12 @@ def yields(said: Any) -> Any:
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        (Judgement(set_aside={5: "x"}), "'says' sets row 5 aside, of which there is no update"),
+        (Judgement(set_aside={5: "x"}), "'says' sets row 5 aside, which has no update"),
         (Judgement(set_aside={4: "x", 7: "x", 2: "x"}), "'says' sets all 3 updates of round 1"),
-        ("nonsense", "'says' judged updates with a str, not with a Judgement"),
+        ("nonsense", "'says' returned a str from judge, not a Judgement"),
         (yields("nonsense"), "'says' yielded a str, not a MeasureMean"),
-        (yields(MeasureMean(rows=np.array([3]))), r"'says' has a mean of rows \[3\] measured"),
-        (yields(MeasureMean(rows=np.array([2, 2]))), r"a mean of rows \[2, 2\] measured"),
+        (yields(MeasureMean(rows=np.array([3]))), r"'says' requests the mean of rows \[3\]"),
+        (yields(MeasureMean(rows=np.array([2, 2]))), r"the mean of rows \[2, 2\]"),
         (
             yields(MeasureMean(rows=np.array([2]), weights=np.array([0.0]))),
             r"measured with weights \[0.0\]",

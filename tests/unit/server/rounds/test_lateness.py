@@ -120,23 +120,23 @@ late_updates = {rounds = 3}
 @pytest.mark.parametrize(
     ("more", "why"),
     [
-        ('[strategy]\nname = "scaffold"', "strategy scaffold: what its clients send beside"),
-        ('[strategy]\nname = "median"', "strategy median: it does not weigh"),
+        ('[strategy]\nname = "scaffold"', "strategy scaffold: the tensors that its clients send"),
+        ('[strategy]\nname = "median"', "strategy median: it does not weight"),
         ('[strategy]\nname = "feddf"', "strategy feddf"),
-        ('[strategy]\nname = "rhfl-logits"', "strategy rhfl-logits: it does not weigh"),
+        ('[strategy]\nname = "rhfl-logits"', "strategy rhfl-logits: it does not weight"),
         ('[selector]\nname = "fedentropy"', "selector fedentropy: it chooses among"),
         ('[selector]\nname = "divfl"\nweighted = true', "selector divfl: its weights"),
         ("[host_sums]\nenabled = true", "host_sums"),
     ],
 )
 def test_what_late_updates_do_not_go_with(more: str, why: str) -> None:
-    with pytest.raises(ConfigurationError, match="late_updates does not go with") as refusal:
+    with pytest.raises(ConfigurationError, match="late_updates is not compatible with") as refusal:
         draw_up(RUN + more, source="run.toml")
     assert why in refusal.value.message
 
 
 def test_masked_rounds_take_none() -> None:
-    with pytest.raises(ConfigurationError, match="does not go with secure aggregation"):
+    with pytest.raises(ConfigurationError, match="is not compatible with secure aggregation"):
         draw_up(
             "secure_aggregation = true\nexpected_clients = 9\n" + RUN.replace("= 2", "= 9"),
             source="r",

@@ -115,16 +115,18 @@ def test_work_for_each_client_is_checked_and_has_to_be_declared() -> None:
             check_selection(dataclasses.replace(plain, epochs=np.array(epochs)), context, "mine")
     wrong: list[list[set[str]]] = [[{"v"}], [{"v"}, {"v", "w"}], [{"u"}, {"v"}]]
     for dropped in wrong:
-        with pytest.raises(RunError, match=r"'mine' must give for each client .* of the 2 param"):
+        with pytest.raises(
+            RunError, match=r"'mine' must name for each chosen client .* of the 2 param"
+        ):
             check_selection(dataclasses.replace(plain, dropped=dropped), context, "mine")
     check_declared(PyramidFL(prolong=True, drop=True), sound, "mine")
-    with pytest.raises(RunError, match="does not say that it `paces`; set that attribute"):
+    with pytest.raises(RunError, match="without declaring `paces`; set that attribute"):
         check_declared(PyramidFL(drop=True), sound, "mine")
-    with pytest.raises(RunError, match="does not say that it `drops` some; set that"):
+    with pytest.raises(RunError, match="without declaring `drops`; set that"):
         check_declared(PyramidFL(prolong=True), sound, "mine")
     limited = dataclasses.replace(plain, quotas=np.full((2, 3), np.inf))
     check_declared(KullbackLeibler(truncate=True), limited, "mine")
-    with pytest.raises(RunError, match="does not say that it `limits` them; set that attribute"):
+    with pytest.raises(RunError, match="without declaring `limits`; set that attribute"):
         check_declared(KullbackLeibler(), limited, "mine")
 
 

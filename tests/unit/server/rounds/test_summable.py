@@ -30,13 +30,13 @@ def plan(*lines: str) -> RunPlan:
         ('strategy.name = "clipped-mean"\nstrategy.clip = 1.0', "clipped-mean and host_sums"),
         ('strategy.name = "lora-stacking"', "lora-stacking"),
         ('strategy.name = "scaffold"\nstrategy.keeper = "coordinator"', "scaffold and host_sums"),
-        ('selector.name = "fedpns"', "selector fedpns and host_sums.*learns"),
+        ('selector.name = "fedpns"', "selector fedpns and host_sums.*gram"),
         ('selector.name = "greedyfed"', "selector greedyfed and host_sums"),
         (
             'selector.name = "clustered-sampling"\nselector.unbiased = true',
             "clustered-sampling and host_sums",
         ),
-        ('selector.name = "fedentropy"', "selector fedentropy and host_sums.*spares"),
+        ('selector.name = "fedentropy"', "selector fedentropy and host_sums.*skips uploads"),
     ],
 )
 def test_parts_that_need_single_updates_are_refused(line: str, message: str) -> None:

@@ -79,7 +79,7 @@ async def test_an_update_of_another_attempt_is_refused(tmp_path: Path, store: St
     inbox = inbox_of(small)
     inbox.require("a", "r/1.1/a")
     for client, update_id in (("a", "r/1.2/a"), ("a", "r/1.1/b"), ("d", "r/1.1/d")):
-        with pytest.raises(RoundClosedError, match="not waited for"):
+        with pytest.raises(RoundClosedError, match="no longer awaited"):
             inbox.require(client, update_id)
 
 

@@ -43,7 +43,7 @@ def test_options_that_masked_updates_exclude_are_refused_before_the_run(
 ) -> None:
     needs = PAGES[name].read_text(encoding="utf-8").partition("## What it costs")[0]
     assert f"`{option}` does not work with secure aggregation" in " ".join(needs.split())
-    with pytest.raises(ConfigurationError, match=f"selector {name} and secure aggregation don't"):
+    with pytest.raises(ConfigurationError, match=f"selector {name} and secure aggregation are"):
         draw_up(f'{RUN}[selector]\nname = "{name}"\n{option}\n', source="run file")
 
 

@@ -120,14 +120,17 @@ def shapes(**changed: tuple[int, ...] | None) -> Layout:
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        ({"w": None, "a": None, "b": None, "head": (3,)}, "are no adapters; wrap it with `peft`"),
-        ({"w": None}, r"'model\.q\.base_layer\.weight' does not travel; add"),
-        ({"b": None}, r"'model\.q\.lora_B\.default\.weight' does not travel"),
+        (
+            {"w": None, "a": None, "b": None, "head": (3,)},
+            "receive no adapters of this model; wrap",
+        ),
+        ({"w": None}, r"'model\.q\.base_layer\.weight' is not sent to clients; add"),
+        ({"b": None}, r"'model\.q\.lora_B\.default\.weight' is not sent to clients"),
         ({"w": (IN, OUT)}, r"is \(7, 5\), and its adapters .* only layers nn\.Linear"),
         ({"a": (RANK, IN, 3, 3)}, r"only layers nn\.Linear"),
-        ({"model.q.lora_magnitude_vector.default.weight": (OUT,)}, "no factor of an adapter"),
-        ({"model.k.base_layer.weight": (OUT, IN)}, "no factor of an adapter"),
-        ({"model.q.lora_A.other.weight": (RANK, IN)}, "has several adapters; leave it one"),
+        ({"model.q.lora_magnitude_vector.default.weight": (OUT,)}, "not a factor of an adapter"),
+        ({"model.k.base_layer.weight": (OUT, IN)}, "not a factor of an adapter"),
+        ({"model.q.lora_A.other.weight": (RANK, IN)}, "has several adapters; keep only one"),
     ],
 )
 def test_a_model_that_can_not_be_merged_is_refused(
@@ -143,11 +146,11 @@ def test_a_model_with_adapters_and_a_head_is_taken() -> None:
 
 
 def test_masked_rounds_and_steps_of_scaffold_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="lora-stacking looks at single updates"):
+    with pytest.raises(ConfigurationError, match="lora-stacking reads single updates"):
         draw_up(
             'secure_aggregation = true\n[task]\nname = "digits"\n'
             '[strategy]\nname = "lora-stacking"\n',
             source="run file",
         )
-    with pytest.raises(ConfigurationError, match="scaffold and lora-stacking don't go together"):
+    with pytest.raises(ConfigurationError, match="scaffold and lora-stacking are not compatible"):
         create(Strategy, "scaffold", {"step": "lora-stacking"})

@@ -208,7 +208,7 @@ def _corrected(shared: Any) -> Corrected:
 
 
 def test_adam_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="SCAFFOLD and optimizer adam don't go together"):
+    with pytest.raises(ConfigurationError, match="SCAFFOLD and optimizer adam are not compatible"):
         train(
             _Point(),
             Examples(inputs=torch.zeros(1, 1), labels=torch.zeros(1).long()),

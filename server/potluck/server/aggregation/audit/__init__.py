@@ -1,5 +1,5 @@
-"""The audit of claimed label counts: what is noted of each round's updates, and the reckoning.
+"""The audit of claimed label counts: records of each round's updates, and the statistical test.
 
-Imports the seam for selectors, the plan of a run and the store's records. Moves of the output bias
-and claims come in, verdicts on clients come out.
+Imports the extension point for selectors, the plan of a run and the store's records. Takes changes
+of the output bias and claims, returns verdicts on clients.
 """

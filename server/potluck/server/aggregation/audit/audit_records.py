@@ -1,7 +1,8 @@
-"""The audit of claimed label counts, for a run: what is kept for it, and how it is put together.
+"""The audit of claimed label counts for a run: stores its input and runs it.
 
-`label_audit` does the reckoning. What it goes by, how each update moved the output bias, is some
-numbers per client and round, noted while updates are reduced, since they are gone afterwards.
+`label_audit` has the statistics. Its input is each update's change of the output bias: a few
+numbers per client and round, recorded while updates are reduced, since these are deleted
+afterwards.
 """
 
 from __future__ import annotations
@@ -33,21 +34,21 @@ from potluck.server.selection import Population
 from potluck.server.store.records import RoundRow
 
 Changes = Mapping[str, Sequence[float]]
-"""By client: classes numbers, its output bias after training − before."""
+"""By client: change of the output bias by its training, one number per class."""
 
 _CHANGES: TypeAdapter[dict[str, list[float]]] = TypeAdapter(dict[str, list[float]])
 _ROUNDING: Final = 4 * float(np.finfo(np.float32).eps)
-"""Relative changes up to this may be those of the difference from a model and back."""
+"""Relative changes up to this may be rounding errors from computing the difference from a model."""
 
 
 class BiasRecords:
-    """How updates moved the output bias: a file ROUND.json in the run's own folder. Blocking."""
+    """Changes of the output bias by updates, in a file ROUND.json in the run's folder. Blocking."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def write(self, round_number: int, changes: Changes) -> None:
-        """Note a round, instead of what an abandoned attempt at it has left. Raises OSError."""
+        """Record a round; replaces records of an abandoned attempt. Raises OSError."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         temporary = self._folder / f".{round_number}.new"
         with temporary.open("wb") as file:
@@ -76,7 +77,7 @@ class BiasRecords:
 
 
 def why_not_audited(plan: RunPlan) -> str:
-    """Return why such a run has nothing to audit, in one line; empty if it has."""
+    """Return the reason why this run can't be audited, in one line; empty if it can."""
     run_file = plan.run_file
     if LABEL_COUNTS not in {str(signal) for signal in plan.selector.needs}:
         return (
@@ -96,8 +97,7 @@ def why_not_audited(plan: RunPlan) -> str:
 
 
 def _unplain_training(plan: RunPlan) -> str:
-    """Return why clients' training breaks the audit's assumptions on the output bias; empty if it
-    does not."""
+    """Return why the training breaks the audit's assumptions; empty if it does not."""
     run_file, training, strategy = plan.run_file, plan.training, plan.strategy
     if plan.trainer is not None:
         return f"task '{run_file.task.name}' trains by a loop of its own, which may be any"
@@ -139,7 +139,7 @@ def _unplain_training(plan: RunPlan) -> str:
 
 
 def check_auditable(plan: RunPlan) -> None:
-    """Raise RunError if such a run has nothing to audit."""
+    """Raise RunError if this run can't be audited."""
     why = why_not_audited(plan)
     if why:
         raise RunError(f"claimed label counts can't be audited in this run: {why}")
@@ -175,11 +175,11 @@ def audit_run(
     rounds: Sequence[RoundRow],
     records: BiasRecords,
 ) -> list[ClientAudit]:
-    """An audit of each client of the population, in its order. Blocking.
+    """Return an audit of each client of the population, in its order. Blocking.
 
-    noise_rates: ε / Δ₁ of the claims, by client; who is missing has made none. How far a bias can
-    move is known exactly if clients report their exact number of steps, and at least otherwise.
-    Raises StorageError.
+    noise_rates: ε / Δ₁ of the claims, by client; missing clients made no claim. The maximum change
+    of a bias is known exactly if clients report their exact number of steps; otherwise a lower
+    bound is used. Raises StorageError.
     """
     seen = _seen(plan, rounds, records)
     claims = population.label_counts
@@ -187,7 +187,7 @@ def audit_run(
         claims = np.full((len(population), population.classes), np.nan)
     audits: list[ClientAudit] = []
     for row, client in enumerate(population.ids):
-        # One at a time, with its own rounds: a large federation's rounds are mostly without it.
+        # One client at a time, with only its rounds: most rounds of a large federation lack it.
         [audit] = audit_labels(
             claims[row : row + 1],
             seen.get(client, []),
@@ -221,7 +221,7 @@ def _seen(
                 BiasUpdates(
                     changes=row,
                     fewest=steps.fewest_samples(row) if known else None,
-                    # Clipped gradients move a bias by less than that, and by how much is unknown.
+                    # Clipped gradients change a bias by less, by an unknown amount.
                     spans=np.array([0.0 if training.gradient_clip else steps.span]),
                 )
             )

@@ -1,16 +1,16 @@
-"""The cheap audit of claimed label counts: do they fit how clients' updates move the last bias?
+"""A cheap audit of claimed label counts: compares them with changes of the output bias.
 
 With softmax and cross-entropy, a step changes the output bias of class c by learning rate × (share
-of c in the batch − the model's mean probability of c). So without samples of c it can only fall,
-and a client whose bias of c has risen holds some: how many at least follows from how far it rose
-(`LocalSteps.fewest_samples`). One whose bias of c never rises holds at most few, if its steps were
-long enough for the model to follow its labels (`LocalSteps.span`). That is what honest clients were
-measured to do (docs/research/label-audit.md). Claims outside these bounds are held against the
-noise that the client is known to have added.
+of c in the batch − the model's mean probability of c). So without samples of c the bias can only
+fall. A client whose bias of c has risen holds samples of c; the rise gives their minimum number
+(`LocalSteps.fewest_samples`). A client whose bias of c never rises holds few samples of c, if its
+steps were long enough for the model to follow its labels (`LocalSteps.span`). Measurements of
+honest clients agree (docs/research/label-audit.md). Claims outside these bounds are tested against
+the noise that the client is known to have added.
 
-It needs updates in the clear, so it says nothing under secure aggregation. It holds for steps of
-plain SGD, with or without momentum: `audit_records.why_not_audited` has what breaks its reasoning.
-It accuses; it does not prove.
+It needs unmasked updates, so it does not work with secure aggregation. It is valid for steps of
+plain SGD, with or without momentum; `audit_records.why_not_audited` lists the settings that break
+its assumptions. It raises suspicion; it does not prove.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class LocalSteps:
-    """The steps of one client in one round, by SGD with momentum on batches of its samples.
+    """The local steps of one client in one round: SGD with momentum on batches of its samples.
 
-    samples, steps: at least 1. batch_size: of all batches but the last of a pass.
+    samples, steps: at least 1. batch_size: size of all batches except the last of a pass.
     """
 
     samples: int
@@ -44,20 +44,20 @@ class LocalSteps:
 
     @property
     def span(self) -> float:
-        """The farthest that the output bias can move: by steps whose gradient is 1."""
+        """The maximum change of the output bias: that of steps with a gradient of 1."""
         lost = self.momentum * (1 - self.momentum**self.steps) / (1 - self.momentum)
         return self.learning_rate / (1 - self.momentum) * (self.steps - lost)
 
     def fewest_samples(self, changes: Floats) -> Floats:
-        """The fewest samples of each class with which its bias can rise so far; 0 if it fell.
+        """Return the minimum number of samples of each class that explains its rise; 0 if it fell.
 
-        A sample counts most in the last batch of a pass, which may be a small one.
+        A sample has the largest effect in the last batch of a pass, which may be small.
         """
         batches = -(-self.samples // self.batch_size)
         last = self.samples - (batches - 1) * self.batch_size
         passes = -(-self.steps // batches)
         length = self.learning_rate / (1 - self.momentum)
-        # Sum over the batches of a pass, at least, of the share that the class has in each.
+        # A lower bound on the sum of the class's shares in the batches of a pass.
         shares = changes.clip(min=0.0) / (length * passes)
         beyond = (shares - 1).clip(min=0.0)
         fewest: Floats = shares.clip(max=1.0) * last + beyond * self.batch_size
@@ -70,8 +70,8 @@ class BiasUpdates:
 
     changes: K × C, float64, the output bias after local training − before; a row of NaN for a
     client that took no part. fewest: K × C, float64, minimum number of samples of the class that
-    each client must have for its change. None if unknown: a bias that rose then proves at least one
-    sample. spans: K, float64, `LocalSteps.span`, or None if they are all long enough.
+    each client must have for its change. None if unknown: a rise then proves at least one sample.
+    spans: K, float64, `LocalSteps.span`, or None if they are all long enough.
     """
 
     changes: Floats
@@ -81,11 +81,12 @@ class BiasUpdates:
 
 @dataclass(frozen=True, kw_only=True)
 class AuditSettings:
-    """significance: how often an honest client may be called suspicious, per audit.
+    """Settings of the audit. significance: probability of suspecting an honest client, per audit.
 
-    least_rounds: rounds without a rise before that counts as evidence. least_span: rounds of
-    shorter spans don't count as such. unseen_samples and unseen_share: what a client whose bias
-    never rose may hold at most, in samples or as a share of all it claims, whichever is more.
+    least_rounds: number of rounds without a rise from which this is evidence. least_span: rounds
+    with a smaller span are not counted among them. unseen_samples, unseen_share: maximum number of
+    samples that a client may hold if its bias never rose, absolute or as a share of its claim; the
+    larger applies.
     """
 
     significance: float = 0.01
@@ -97,7 +98,7 @@ class AuditSettings:
     def __post_init__(self) -> None:
         if not 0 < self.significance < 1:
             raise ConfigurationError(
-                f"the audit's significance is {self.significance}; give a share in (0, 1)"
+                f"the audit's significance is {self.significance}; give a probability in (0, 1)"
             )
         sound = self.least_rounds >= 1 and self.least_span >= 0 and self.unseen_samples >= 0
         if not sound or not 0 <= self.unseen_share < 1:
@@ -108,7 +109,7 @@ class AuditSettings:
 
 
 class Contradiction(StrEnum):
-    """The difference between a claim and the updates."""
+    """Kind of contradiction between a claim and the updates."""
 
     HIDDEN = "holds more of the class than claimed"
     INVENTED = "holds less of the class than claimed"
@@ -116,10 +117,11 @@ class Contradiction(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Suspicion:
-    """One class of one client. bound: the least (HIDDEN) or most (INVENTED) it holds, in samples.
+    """A suspicious class of a client. bound: its minimum (HIDDEN) or maximum (INVENTED) of samples.
 
-    rounds, rises: in how many rounds the client took part, and the bias rose. probability: of such
-    a claim or a more extreme one, had the client added its noise to `bound`; 0 without noise.
+    rounds, rises: number of rounds in which the client took part, and in which its bias rose.
+    probability: probability of such a claim or a more extreme one if the client held `bound`
+    samples and added its noise; 0 without noise.
     """
 
     label: int
@@ -132,8 +134,8 @@ class Suspicion:
 
 
 class LabelVerdict(StrEnum):
-    """Result for one client. CONSISTENT also if there was little evidence; UNKNOWN if there was
-    none, or no claim."""
+    """Result for one client: CONSISTENT also with little evidence; UNKNOWN without evidence or
+    claim."""
 
     CONSISTENT = "consistent"
     SUSPICIOUS = "suspicious"
@@ -142,9 +144,9 @@ class LabelVerdict(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class ClientAudit:
-    """The audit's finding about a client. row: its row in the table. rounds: that it took part in.
+    """The audit of a client. row: its row in the table. rounds: number of rounds with its update.
 
-    suspicions: the classes that make it suspicious, least probable first.
+    suspicions: its suspicious classes, least probable first.
     """
 
     row: int
@@ -160,14 +162,14 @@ def audit_labels(
     noise_rates: Floats,
     settings: AuditSettings | None = None,
 ) -> list[ClientAudit]:
-    """An audit of every client, in order of rows.
+    """Return an audit of every client, in the order of rows.
 
-    claimed: K × C, float64, as disclosed; a row of NaN where a client disclosed nothing.
-    noise_rates: K, float64, ε / Δ₁ of each client's discrete Laplace noise; infinite where the
-    counts are exact. A class is suspicious where its probability, times the number of classes that
-    there is evidence on (Bonferroni), is below `settings.significance`.
+    claimed: K × C, float64, as disclosed; a row of NaN if a client disclosed nothing. noise_rates:
+    K, float64, ε / Δ₁ of each client's discrete Laplace noise; infinite if its counts are exact. A
+    class is suspicious if its probability, times the number of classes with evidence (Bonferroni),
+    is below `settings.significance`.
 
-    Raises ConfigurationError where shapes don't fit, or a rate is not positive.
+    Raises ConfigurationError if shapes don't match, or a rate is not positive.
     """
     chosen = settings or AuditSettings()
     _check(claimed, rounds, noise_rates)
@@ -185,11 +187,11 @@ def audit_labels(
 
 @dataclass(frozen=True, kw_only=True)
 class _Evidence:
-    """Evidence about one client's labels from the moves of its bias.
+    """Evidence about one client's labels from the changes of its bias.
 
-    rounds: number of rounds in which its update is known. long_rounds: number of those in which
-    its bias could have moved far enough. rises: for each class, the number of rounds in which the
-    bias rose. fewest: for each class, the minimum number of samples that explains these rises.
+    rounds: number of rounds in which its update is known. long_rounds: number of those with a span
+    of at least `least_span`. rises: for each class, the number of rounds in which the bias rose.
+    fewest: for each class, the minimum number of samples that explains these rises.
     """
 
     rounds: int
@@ -237,8 +239,8 @@ def _audit(
 def _tests(
     claims: Floats, evidence: _Evidence, rate: float, settings: AuditSettings
 ) -> Iterator[Suspicion]:
-    """Return one test for each class on which the updates give evidence."""
-    samples = max(0.0, float(claims.sum()))  # clipping each would add noise up
+    """Yield one test for each class about which the updates give evidence."""
+    samples = max(0.0, float(claims.sum()))  # clipping each would bias the sum
     unseen = max(settings.unseen_samples, math.floor(settings.unseen_share * samples))
     for label, claim in enumerate(claims.tolist()):
         rises = int(evidence.rises[label])
@@ -263,7 +265,8 @@ def _tests(
 
 
 def noise_at_most(value: int, rate: float) -> float:
-    """P(X ≤ value) of discrete Laplace noise, P(X = x) ∝ exp(−rate · |x|); rate in (0, ∞]."""
+    """Return P(X ≤ value) of discrete Laplace noise, P(X = x) ∝ exp(−rate · |x|); rate in (0,
+    ∞]."""
     decay = math.exp(-rate)
     if value < 0:
         return decay**-value / (1 + decay)
@@ -271,8 +274,8 @@ def noise_at_most(value: int, rate: float) -> float:
 
 
 def output_bias(model: Mapping[str, Form], classes: int) -> str:
-    """The name of the output layer's bias: the last tensor of `classes` numbers, in the model's
-    order. Raises ConfigurationError if there is none."""
+    """Return the name of the output layer's bias: the model's last tensor with `classes`
+    numbers."""
     names = [name for name, array in model.items() if array.shape == (classes,)]
     if not names:
         raise ConfigurationError(

@@ -26,7 +26,7 @@ def check_size(name: str, context: SelectionContext) -> None:
     clients = len(context.population)
     if clients > LIMIT:
         raise ConfigurationError(
-            f"selector {name} compares all clients with one another and is made for up to "
+            f"selector {name} compares all clients with one another and supports up to "
             f"{LIMIT:,} of them, not {clients:,}; choose another selector or option, or a smaller "
             "roster",
             selector=name,

@@ -1,4 +1,4 @@
 """SQL: the schema with every table and column, engines for SQLite and PostgreSQL, failures.
 
-Imports `potluck.common` only. A URL comes in; connections come out.
+Imports `potluck.common` only. Takes a URL, returns connections.
 """

@@ -1,4 +1,4 @@
-"""From Python values to columns and back, doubting everything that comes back.
+"""Converts Python values to columns and back; all values that are read are checked.
 
 A row that does not decode raises CorruptRowError, which the database turns into a StorageError
 naming file, table, row and column.
@@ -21,7 +21,7 @@ from potluck.common.errors import StorageError
 
 Record = TypeVar("Record")
 Row = Mapping[str, Any]
-"""A row as it comes from the database: column names and values."""
+"""A row from the database: values by column name."""
 
 
 class CorruptRowError(Exception):
@@ -29,7 +29,7 @@ class CorruptRowError(Exception):
 
 
 def encode_time(at: datetime) -> str:
-    """ISO 8601 in UTC with microseconds; all of one length, so that text sorts like time."""
+    """Return ISO 8601 in UTC with microseconds; of constant length, so text sorts like time."""
     if at.tzinfo is None:
         raise StorageError(f"the time {at.isoformat()} has no zone; pass an aware datetime")
     return at.astimezone(UTC).isoformat(timespec="microseconds")
@@ -38,7 +38,7 @@ def encode_time(at: datetime) -> str:
 def decode_time(value: object) -> datetime:
     """Inverse of `encode_time`. Raises ValueError if the text is not a time."""
     if not isinstance(value, str):
-        raise ValueError(f"{value!r} is no time")
+        raise ValueError(f"{value!r} is not a valid time")
     at = datetime.fromisoformat(value)
     if at.tzinfo is None:
         raise ValueError(f"{value!r} has no zone")
@@ -46,18 +46,19 @@ def decode_time(value: object) -> datetime:
 
 
 def encode_text(text: str) -> str:
-    """Free text that any database takes: PostgreSQL refuses NUL, UTF-8 refuses lone surrogates."""
+    """Return text without NUL, which PostgreSQL refuses, and lone surrogates, which UTF-8
+    refuses."""
     clean = text.replace("\0", "\N{REPLACEMENT CHARACTER}")
     return clean.encode("utf-8", "replace").decode("utf-8")
 
 
 def encode_float(value: float | None) -> float | None:
-    """None for NaN, which SQLite would store as NULL anyway."""
+    """Return the number; None for NaN, which SQLite would store as NULL anyway."""
     return None if value is None or math.isnan(value) else value
 
 
 def encode_json(value: Mapping[str, Any]) -> str:
-    """Canonical JSON: sorted keys, no spaces, ASCII; NaN and infinities as Python spells them."""
+    """Return canonical JSON: sorted keys, no spaces, ASCII; NaN and infinities as in Python."""
     try:
         return json.dumps(value, sort_keys=True, separators=(",", ":"))
     except (TypeError, ValueError) as error:
@@ -78,19 +79,19 @@ def encode_value(value: object) -> object:
 
 
 def encode_numbers(numbers: Sequence[float] | None) -> str | None:
-    """A JSON list, infinities as Python spells them; None for None."""
+    """Return a JSON list, with infinities as in Python; None for None."""
     if numbers is None:
         return None
     return json.dumps([float(number) for number in numbers], separators=(",", ":"))
 
 
 def encode_names(names: Sequence[str] | None) -> str | None:
-    """A JSON list of text; None for None."""
+    """Return a JSON list of strings; None for None."""
     return None if names is None else json.dumps(list(names), separators=(",", ":"))
 
 
 def decode_numbers(value: object) -> tuple[float, ...] | None:
-    """Inverse of `encode_numbers`. Raises ValueError for any other text."""
+    """Inverse of `encode_numbers`. Raises ValueError if the text is not such a list."""
     return None if value is None else _NUMBERS.validate_python(decode_json(value))
 
 
@@ -98,7 +99,7 @@ _NUMBERS = TypeAdapter(tuple[float, ...])
 
 
 def decode_names(value: object) -> tuple[str, ...]:
-    """Inverse of `encode_names`; None gives (). Raises ValueError for any other text."""
+    """Inverse of `encode_names`; None gives (). Raises ValueError if not a JSON list of strings."""
     return () if value is None else _NAMES.validate_python(decode_json(value))
 
 
@@ -108,12 +109,13 @@ _NAMES = TypeAdapter(tuple[str, ...])
 def decode_json(value: object) -> Any:
     """Return the value of JSON text. Raises ValueError if it is not JSON."""
     if not isinstance(value, str):
-        raise ValueError(f"{value!r} is no JSON text")
+        raise ValueError(f"{value!r} is not valid JSON")
     return json.loads(value)
 
 
 def encode_rows(rows: Iterable[int]) -> str:
-    """Sorted row numbers as JSON [[first, last], …]: the available are mostly neighbours."""
+    """Return sorted row numbers as JSON [[first, last], …], since most available rows are
+    consecutive."""
     array: NDArray[np.int64] = np.unique(np.fromiter(rows, dtype=np.int64))
     breaks = np.flatnonzero(np.diff(array) != 1)
     firsts = array[np.concatenate(([0], breaks + 1))] if array.size else array
@@ -122,7 +124,7 @@ def encode_rows(rows: Iterable[int]) -> str:
 
 
 def decode_rows(value: object) -> tuple[int, ...]:
-    """Inverse of `encode_rows`. Raises ValueError for any other text."""
+    """Inverse of `encode_rows`. Raises ValueError if the text is not such a list."""
     pairs = _PAIRS.validate_python(decode_json(value))
     return tuple(row for first, last in pairs for row in range(first, last + 1))
 
@@ -131,7 +133,7 @@ _PAIRS = TypeAdapter(list[tuple[int, int]])
 
 
 def read_rows(connection: Connection, query: Executable, **parameters: object) -> list[Row]:
-    """The rows of a query, as plain dicts. parameters: of the query, by name."""
+    """Return the rows of a query, as plain dicts. parameters: the query's parameters by name."""
     result = connection.execute(query, parameters)
     names = list(result.keys())
     return [dict(zip(names, row, strict=True)) for row in result]
@@ -153,7 +155,7 @@ class Reader(Generic[Record]):
         self._decoders = decoders or {}
 
     def __call__(self, row: Row, **others: object) -> Record:
-        """The record of a row; `others` are fields that are not columns."""
+        """Return the record of a row. others: fields that are not columns."""
         values: dict[str, object] = {**row, **others}
         for column, decode in self._decoders.items():
             try:

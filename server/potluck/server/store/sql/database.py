@@ -1,4 +1,4 @@
-"""One database, one connection, one coordinator; every error of SQLAlchemy ends here."""
+"""The database of one coordinator, with one connection; converts all errors of SQLAlchemy."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from potluck.server.store.sql.failures import (
 
 T = TypeVar("T")
 
-# How long SQLite waits for a lock before the file counts as away, which is waited for as well.
+# Time that SQLite waits for a lock; after it, the database counts as unreachable.
 _BUSY_SECONDS = 3
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 5.0
 _LOOK_SECONDS = 0.25
 _TRANSACTION_NUMBER = text("SELECT CAST(pg_current_xact_id_if_assigned() AS text)")
-# A server that is gone without a word is noticed within half a minute; the URL may say otherwise.
+# A silently lost server is detected within half a minute; the URL may set other values.
 _CONNECTING = {
     "connect_timeout": 10,
     "keepalives_idle": 10,
@@ -45,15 +45,15 @@ _CONNECTING = {
     "tcp_user_timeout": 25_000,
 }
 _LOCK_SECONDS = 2
-# Any constant does, as long as every version of Potluck uses this one; it spells "potluck".
+# Every version of Potluck must use this constant, which encodes "potluck".
 _ADVISORY_LOCK = int.from_bytes(b"potluck")
 
 VERSION_TABLE = "potluck_schema_version"
-"""Its one row holds the version of the database's schema."""
+"""Name of the table whose only row holds the version of the database's schema."""
 
 
 class Database:
-    """An engine whose only connection holds the lock that keeps other coordinators out."""
+    """An engine whose only connection holds the lock against other coordinators."""
 
     def __init__(self, engine: Engine, name: str, lock: int | None) -> None:
         self._engine = engine
@@ -64,7 +64,8 @@ class Database:
         self.version: int | None = None
         """Version of the schema, once known. New connections must find the same version."""
         self.tell_away: Callable[[str], None] = lambda _: None
-        """Called with the reason why the database is away, "" when it is back; in any thread."""
+        """Called with the reason if the database is unreachable, "" when it is back; in any
+        thread."""
         self.tell_damaged: Callable[[str], None] = lambda _: None
         """Called with the reason if the database is found to be damaged; in any thread."""
 
@@ -77,7 +78,7 @@ class Database:
         return _open_postgresql(parsed)
 
     def close(self) -> None:
-        """Disconnect and let others in."""
+        """Disconnect and release the lock."""
         self._engine.dispose()
         if self._lock is not None:
             os.close(self._lock)
@@ -85,10 +86,11 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
-        """All of it is committed at the end, or nothing. Raises StorageError.
+        """Run a transaction; commit at the block's end, or change nothing. Raises StorageError.
 
-        A commit whose answer gets lost with the connection is looked up on the next one, however
-        long that takes: a DatabaseAwayError means that nothing has changed.
+        If the connection is lost during a commit, its outcome is looked up over the next
+        connection, however long that takes. A DatabaseAwayError therefore means that nothing has
+        changed.
         """
         number: int | None = None
         try:
@@ -99,8 +101,8 @@ class Database:
             raise UnreadableRowError(
                 f"{self.name}: {error}; restore the database from a backup", database=self.name
             ) from error
-        # SQLAlchemy lets through what drivers say of numbers wider than 64 bits and of text that
-        # is not Unicode.
+        # SQLAlchemy does not convert drivers' errors on numbers wider than 64 bits and invalid
+        # text.
         except (SQLAlchemyError, OverflowError, UnicodeError) as error:
             failed = storage_error(error, self.name)
             if isinstance(failed, DamagedDatabaseError):
@@ -110,9 +112,9 @@ class Database:
                 raise failed from error
 
     def patiently(self, call: Callable[[], T]) -> T:
-        """Call, again and again while the database is away, until `give_up`.
+        """Call; repeat while the database is unreachable, until `give_up` is called.
 
-        Raises what the call raises of other errors.
+        Other errors of the call are raised.
         """
         for attempt in itertools.count(1):
             try:
@@ -127,19 +129,20 @@ class Database:
         raise AssertionError("counting never ends")
 
     def checkpoint(self) -> bool:
-        """Move the content of SQLite's log into the file, so that damage to the log can't undo it.
+        """Move the content of SQLite's log into the database file, so damage to the log can't undo
+        it.
 
         Return False if another reader of the file prevents it. Raises StorageError.
         """
         if self._engine.dialect.name != "sqlite":
-            return True  # PostgreSQL looks after its log
+            return True  # PostgreSQL manages its log itself
         try:
             connection = self._engine.raw_connection()
             try:
                 cursor = connection.cursor()
                 cursor.execute("PRAGMA busy_timeout = 0")
-                # Not a mode that leaves the log as it is: of a damaged one the beginning would
-                # still count, and with it old pages in the place of new ones.
+                # The mode must truncate the log. Otherwise SQLite would still apply the beginning
+                # of a damaged log, and overwrite new pages with old ones.
                 [busy, _, _] = cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
                 cursor.execute(f"PRAGMA busy_timeout = {_BUSY_SECONDS * 1000}")
                 cursor.close()
@@ -150,9 +153,9 @@ class Database:
         return not busy
 
     def check(self, *, quickly: bool = False) -> None:
-        """Read all of SQLite's file, quickly without its indexes. Raises DamagedDatabaseError."""
+        """Check all of SQLite's file; `quickly`: without indexes. Raises DamagedDatabaseError."""
         if self._engine.dialect.name != "sqlite":
-            return  # PostgreSQL looks after its files
+            return  # PostgreSQL checks its files itself
         pragma = "PRAGMA quick_check(1)" if quickly else "PRAGMA integrity_check(1)"
         with self.transaction() as connection:
             damage = connection.exec_driver_sql(pragma).scalar_one()
@@ -160,8 +163,9 @@ class Database:
             raise _damaged(self.name, str(damage))
 
     def look(self) -> None:
-        """Read some of SQLite's file, with a connection of its own that has nothing in memory, for
-        a quarter of a second at most; `tell_damaged` hears of damage. May be called by any thread.
+        """Check a part of SQLite's file for at most 0.25 s; call `tell_damaged` if it is damaged.
+
+        It uses a separate connection, which has no pages in memory. Thread-safe.
         """
         if self._engine.dialect.name != "sqlite":
             return
@@ -179,7 +183,7 @@ class Database:
             self.tell_damaged(failed.message)
 
     def give_up(self) -> None:
-        """Wait no more for a database that is away. May be called by any thread."""
+        """Stop waiting for an unreachable database. Thread-safe."""
         self._given_up.set()
 
     def _note_away(self, why: str) -> None:
@@ -191,19 +195,19 @@ class Database:
         return self.patiently(lambda: self._is_committed(number))
 
     def _is_committed(self, number: int) -> bool:
-        """True if a transaction was committed whose end was not heard of."""
+        """Return True if a transaction with unknown outcome was committed."""
         query = text("SELECT pg_xact_status(CAST(CAST(:number AS text) AS xid8))")
         with self.transaction() as connection:
             status = connection.execute(query, {"number": str(number)}).scalar_one()
         if status == "in progress":
             raise DatabaseAwayError(
-                f"{self.name}: a commit is under way in a session that is cut off; wait for it",
+                f"{self.name}: a commit is still running in a disconnected session; wait for it",
                 database=self.name,
             )
         if status is None:
             raise StorageError(
-                f"{self.name}: the server does not know any more whether the last change was made; "
-                "start the coordinator again, it goes on from what is there",
+                f"{self.name}: the server no longer knows whether the last change was committed; "
+                "restart the coordinator, which continues from the stored state",
                 database=self.name,
             )
         return str(status) == "committed"
@@ -217,7 +221,7 @@ def _damaged(database: str, damage: str) -> DamagedDatabaseError:
 
 
 def pause_seconds(attempt: int) -> float:
-    """Pause before the next attempt to reach a database, after the `attempt`-th, from 1."""
+    """Return the seconds to wait after failed attempt number `attempt`, from 1."""
     return min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2.0 ** min(attempt - 1, 30))
 
 
@@ -230,7 +234,7 @@ def _transaction_number(connection: Connection) -> int | None:
 
 
 def parse_url(url: str) -> URL:
-    """The URL of a database that can be used. Raises ConfigurationError."""
+    """Parse the URL of a supported database. Raises ConfigurationError."""
     try:
         parsed = make_url(url)
     except ArgumentError as error:
@@ -256,14 +260,14 @@ def parse_url(url: str) -> URL:
 
 
 def shown_url(url: URL) -> str:
-    """A URL without its password, wherever that stands."""
+    """Return a URL without its password, in user info or query."""
     if "password" in url.query:
         url = url.update_query_dict({"password": "***"})
     return url.render_as_string(hide_password=True)
 
 
 def _engine(url: URL, name: str, **options: Any) -> Engine:
-    # One connection: the lock, where it is PostgreSQL's, belongs to the connection that writes.
+    # Only one connection: PostgreSQL's lock belongs to the connection that writes.
     try:
         return create_engine(url, poolclass=QueuePool, pool_size=1, max_overflow=0, **options)
     except (NoSuchModuleError, ImportError) as error:
@@ -274,12 +278,12 @@ def _engine(url: URL, name: str, **options: Any) -> Engine:
 
 
 def _open_sqlite(url: URL) -> Database:
-    # Resolved, so that two ways to one file lead to one lock.
+    # The path is resolved, so that two paths to one file give the same lock.
     path = Path(url.database or "").resolve()
     name = str(path)
     lock = _lock_file(path)
     try:
-        # Created before SQLite would, so that no other user can read it or its log.
+        # Created before SQLite does it, so that no other user can read the file or its log.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
         engine = _engine(url.set(database=name), name, connect_args={"timeout": _BUSY_SECONDS})
     except OSError as error:
@@ -298,7 +302,7 @@ def _open_sqlite(url: URL) -> Database:
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        # IMMEDIATE: a transaction that reads before it writes must not lose its turn to write.
+        # IMMEDIATE: a transaction that reads first must not lose the write lock to another.
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
     database = Database(engine, name, lock)
@@ -312,7 +316,7 @@ def _open_sqlite(url: URL) -> Database:
 
 @contextmanager
 def locked_sqlite(path: Path) -> Iterator[None]:
-    """Keep coordinators away from a database file. Raises StorageError while one has it."""
+    """Lock a database file against coordinators. Raises StorageError if one uses it."""
     lock = _lock_file(path)
     try:
         yield
@@ -321,7 +325,7 @@ def locked_sqlite(path: Path) -> Iterator[None]:
 
 
 def _lock_file(path: Path) -> int:
-    """Lock a file beside the database, for as long as the descriptor is open."""
+    """Lock a file next to the database until the descriptor is closed; return the descriptor."""
     beside = path.with_name(path.name + ".lock")
     try:
         lock = os.open(beside, os.O_RDWR | os.O_CREAT, 0o600)
@@ -359,8 +363,8 @@ def _check_version(connection: Any, database: Database) -> None:
     [version] = connection.execute(f"SELECT version FROM {VERSION_TABLE}").fetchone()  # noqa: S608  # a constant
     if version != database.version:
         raise StorageError(
-            f"{database.name}: its schema is version {version} now, it was {database.version}; "
-            "start the coordinator again with the software that it belongs to",
+            f"{database.name}: its schema version is now {version}, it was {database.version}; "
+            "restart the coordinator with the matching software",
             database=database.name,
             version=version,
         )
@@ -368,14 +372,14 @@ def _check_version(connection: Any, database: Database) -> None:
 
 def _open_postgresql(url: URL) -> Database:
     name = shown_url(url)
-    # pre-ping: after the server was restarted, the next transaction finds a new connection.
+    # pre-ping: after a restart of the server, the next transaction uses a new connection.
     connecting = {key: value for key, value in _CONNECTING.items() if key not in url.query}
     engine = _engine(url, name, pool_pre_ping=True, connect_args=connecting)
 
     @event.listens_for(engine, "connect")
     def lock(connection: Any, _record: object) -> None:
-        # A lock of the session, so it is gone as soon as this process is. The server may take a
-        # moment to notice that a killed coordinator's session is over; hence the patience.
+        # The lock belongs to the session, so it ends with this process. The server may need a
+        # moment to notice the end of a killed coordinator's session, so acquiring it is retried.
         try:
             connection.execute(f"SET LOCAL lock_timeout = '{_LOCK_SECONDS}s'")
             connection.execute("SELECT pg_advisory_lock(%s)", (_ADVISORY_LOCK,))

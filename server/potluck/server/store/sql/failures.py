@@ -1,4 +1,4 @@
-"""Errors of databases as one line for the operator, with cause and remedy."""
+"""Converts database errors to one line for operators, with cause and remedy."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from potluck.common.errors import StorageError
 
 AFTER_DAMAGE = "restore it from a backup, or run `potluck-server rebuild`"
-"""The remedy for a database file of SQLite that is damaged as a whole."""
+"""Remedy for a damaged SQLite file."""
 
-# The beginning of SQLite's error name or of PostgreSQL's SQLSTATE → cause, remedy.
+# Prefix of SQLite's error name or of PostgreSQL's SQLSTATE → (cause, remedy).
 _MEANINGS = {
     "SQLITE_FULL": ("the disk is full", "free some space"),
     "SQLITE_READONLY": ("the file is read-only", "make it and its directory writable"),
@@ -38,37 +38,37 @@ _MEANINGS = {
     "08": ("the connection broke", "check that the server is up"),
     "23": ("it refused a row that breaks a rule", "please report this as a bug"),
 }
-# What waiting mends: the server restarts, is out of connections, or has not noticed yet that the
-# session it holds the lock for is over; another program has SQLite's file locked.
+# Errors that end by waiting: the server restarts, has too many connections, or has not noticed the
+# end of the session that held the lock; or another program has locked SQLite's file.
 _AWAY = ("57P", "08", "53300", "55P03", "SQLITE_BUSY")
 _DAMAGED = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "XX")
-# psycopg knows no code of a server that refuses to connect, only what it says.
+# psycopg has no error code for a refused connection, only the message.
 _REFUSALS = ("does not exist", "authentication failed", "pg_hba.conf", "permission denied")
 _UNREACHABLE = ("the connection failed", "check the URL and that the server is up")
 _UNKNOWN = ("the database refused", "see the cause")
 
 
 class DatabaseAwayError(StorageError):
-    """The database can't be reached now, and nothing has changed in it; waiting may help."""
+    """The database is unreachable, and nothing in it has changed; waiting may help."""
 
 
 class DamagedDatabaseError(StorageError):
-    """The database as a whole is damaged: none of it can be relied on."""
+    """The database is damaged, and none of its content is reliable."""
 
 
 class UnreadableRowError(StorageError):
-    """A row is damaged; others can be read."""
+    """A row is damaged; other rows can be read."""
 
 
 def storage_error(error: Exception, database: str) -> StorageError:
-    """The one line for an error of SQLAlchemy or of a driver. database: as shown to people."""
+    """Convert an error of SQLAlchemy or of a driver. database: its name in the message."""
     origin: BaseException = error
     if isinstance(error, DBAPIError) and error.orig is not None:
         origin = error.orig
     code = getattr(origin, "sqlite_errorname", None) or getattr(origin, "sqlstate", None)
     if code is not None:
         prefixes = [prefix for prefix in _MEANINGS if str(code).startswith(prefix)]
-        # The longest one that fits is the most specific.
+        # The longest matching prefix is the most specific.
         cause, remedy = _MEANINGS[max(prefixes, key=len)] if prefixes else _UNKNOWN
     elif isinstance(error, SQLAlchemyError) and type(origin).__module__.startswith("psycopg"):
         cause, remedy = _UNREACHABLE

@@ -1,4 +1,4 @@
-"""A database that another process writes: opened to read, without the lock of a coordinator."""
+"""Opens a database that another process writes, read-only and without a coordinator's lock."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _BUSY_SECONDS = 10.0
 
 
 def open_for_reading(url: str) -> Database:
-    """A database in which nothing can be changed; a connection for each transaction.
+    """Open a database read-only, with a connection for each transaction.
 
-    In between none is open: a reader of SQLite's keeps its log from being moved into the file.
-    Raises ConfigurationError for a wrong URL; transactions raise StorageError.
+    No connection stays open between transactions: an open reader prevents moving SQLite's log into
+    the file. Raises ConfigurationError for a wrong URL; transactions raise StorageError.
     """
     parsed = parse_url(url)
     if parsed.get_backend_name() == "sqlite":
@@ -27,7 +27,7 @@ def open_for_reading(url: str) -> Database:
         parsed,
         poolclass=NullPool,
         connect_args={"connect_timeout": 10},
-        isolation_level="REPEATABLE READ",  # all that a transaction reads is of one moment
+        isolation_level="REPEATABLE READ",  # a transaction reads one snapshot
     )
 
     @event.listens_for(engine, "connect")
@@ -40,13 +40,13 @@ def open_for_reading(url: str) -> Database:
 def _open_sqlite(path: Path) -> Database:
     def connect() -> sqlite3.Connection:
         uri = f"file:{quote(str(path))}?mode=ro"
-        # No isolation level: transactions are begun below.
+        # No isolation level: the code below begins transactions.
         return sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS, isolation_level=None)
 
     engine = create_engine("sqlite://", creator=connect, poolclass=NullPool)
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        connection.exec_driver_sql("BEGIN")  # all that it reads is of one moment
+        connection.exec_driver_sql("BEGIN")  # a transaction reads one snapshot
 
     return Database(engine, str(path), None)

@@ -1,8 +1,9 @@
-"""The tables of the newest schema. An older database comes to it by `migrations.py`.
+"""The tables of the newest schema. `migrations.py` converts older databases to it.
 
-Only four types, which SQLite and PostgreSQL treat alike: text, 64-bit integers, doubles, and text
-holding JSON. Times are ISO 8601 text in UTC with microseconds, so they sort and people can read
-them; booleans are 0 and 1; a 64-bit unsigned seed, too wide for SQL's integers, is decimal text.
+Only four types are used, which behave the same in SQLite and PostgreSQL: text, 64-bit integers,
+doubles, and text with JSON. Times are ISO 8601 text in UTC with microseconds, so they sort and
+people can read them; booleans are 0 and 1; a 64-bit unsigned seed, too wide for SQL's integers, is
+decimal text.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def _text(name: str, *, key: bool = False, null: bool = False) -> Column[str]:
 
 
 def _integer(name: str, *, key: bool = False, null: bool = False) -> Column[int]:
-    # autoincrement: SQLAlchemy would make an integer key SERIAL; ours are always given.
+    # autoincrement: SQLAlchemy would make an integer key SERIAL, but keys are always given.
     return Column(name, BigInteger, primary_key=key, nullable=null, autoincrement=False)
 
 
@@ -43,7 +44,7 @@ def _double(name: str, *, null: bool = False) -> Column[float]:
 
 
 def _reported() -> list[Column[Any]]:
-    """A column for each number of an update's report."""
+    """Return a column for each number of an update's report."""
     makers: dict[Any, Callable[..., Column[Any]]] = {
         int: _integer,
         float: _double,
@@ -160,7 +161,7 @@ members = Table(
     _text("software", null=True),
     UniqueConstraint("run_id", "round", "attempt", "client_id"),
     ForeignKeyConstraint(_ATTEMPT, [f"attempts.{name}" for name in _ATTEMPT]),
-    # Counting how often each client was selected and included reads this index alone.
+    # Counts of selections and inclusions by client only read this index.
     Index("members_by_client", "client_id", "state"),
 )
 
@@ -206,7 +207,7 @@ rounds = Table(
     _text("software", null=True),
     _text("coverage", null=True),
     ForeignKeyConstraint(_ATTEMPT, [f"attempts.{name}" for name in _ATTEMPT]),
-    # Whether a file may be deleted is asked by its digest.
+    # For queries whether a file, given by its digest, may be deleted.
     Index("rounds_by_model", "model_blake3"),
     Index("rounds_by_state_file", "state_blake3"),
 )

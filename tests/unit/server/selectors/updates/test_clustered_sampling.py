@@ -135,6 +135,6 @@ def test_updates_that_point_the_same_way_share_a_place() -> None:
 
 def test_too_many_to_compare_are_refused() -> None:
     selector, federation = ClusteredSampling(by="updates"), population(3001)
-    with pytest.raises(ConfigurationError, match="made for up to 3,000 of them, not 3,001"):
+    with pytest.raises(ConfigurationError, match="supports up to 3,000 of them, not 3,001"):
         select(selector, selector.init(federation), context(federation, 3))
     assert len(select(ClusteredSampling(), selector.init(federation), context(federation, 3)).rows)

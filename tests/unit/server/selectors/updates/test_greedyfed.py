@@ -143,5 +143,5 @@ def test_a_loss_that_is_not_finite_is_a_very_bad_one() -> None:
 
 def test_masked_updates_can_not_be_valued() -> None:
     text = 'secure_aggregation = true\n[task]\nname = "digits"\nclients = 10\n'
-    with pytest.raises(ConfigurationError, match="greedyfed has means of some updates measured"):
+    with pytest.raises(ConfigurationError, match="greedyfed needs the loss of means"):
         draw_up(f'{text}[selector]\nname = "greedyfed"\n', source="run file")
