@@ -143,5 +143,5 @@ async def test_a_run_that_goes_by_no_measure_says_so(
     plain["rounds"] = 1
     run_id = await federation.operator.start_run(tomlkit.dumps(plain))
     await federation.ended(run_id)
-    with pytest.raises(NotFoundError, match="its run file names no measure"):
+    with pytest.raises(NotFoundError, match="its run file has no metric"):
         await download_model(federation.operator, run_id, tmp_path / "best", best=True)

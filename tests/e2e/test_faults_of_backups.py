@@ -89,7 +89,7 @@ async def test_the_commands_of_the_page_restore_a_run_after_a_crash(
     assert [each.round for each in await shared.history(run_id)] == [1, 2, 3, 4, 5, 6]
     assert await typed(shared, back_up) == (
         1,
-        f"potluck-server: {shared.files.folder / 'backup-1'} exists; name a folder that does not\n",
+        f"potluck-server: {shared.files.folder / 'backup-1'} already exists; name a new folder\n",
     )
 
 
@@ -255,5 +255,5 @@ async def test_a_damaged_backup_is_refused_and_nothing_changes(
     assert (shared.state / "potluck.sqlite3").read_bytes() == before
     code, output = await shared.server_command("restore", str(tmp_path))
     assert code == 1
-    assert "is not a backup, or not a whole one" in output
+    assert "is not a complete backup" in output
     await shared.restart_coordinator()

@@ -47,7 +47,7 @@ def serve(
         ),
     ] = None,
     log_format: Annotated[
-        LogFormat | None, typer.Option(help="How log lines look, instead of the file's.")
+        LogFormat | None, typer.Option(help="Format of log lines, instead of the file's.")
     ] = None,
     ready_file: Annotated[
         Path | None,
@@ -57,8 +57,8 @@ def serve(
 ) -> int:
     """Run the coordinator of a federation until SIGTERM or Ctrl-C.
 
-    Hosts and operators dial it over mutually authenticated TLS. Runs that a stop or a crash
-    interrupted go on by themselves at the next start.
+    Hosts and operators connect over mutually authenticated TLS. Runs that a stop or a crash
+    interrupted are resumed at the next start.
 
     ```console
     potluck-server --config coordinator.toml
@@ -93,8 +93,8 @@ def print_config() -> None:
 def rebuild_database(config: ConfigFile) -> None:
     """Rebuild rounds that the database has lost.
 
-    Takes them from the records in the state directory, as far as models are on disk. The
-    coordinator must be stopped.
+    Uses the records in the state directory; the rounds' models must be on disk. The coordinator
+    must be stopped.
 
     ```console
     potluck-server rebuild --config coordinator.toml
@@ -109,13 +109,13 @@ def rebuild_database(config: ConfigFile) -> None:
 
 @app.command("backup")
 def back_up_state(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder for the backup.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="New folder for the backup.")],
     config: ConfigFile,
 ) -> None:
-    """Back up the coordinator, also while rounds commit.
+    """Back up the coordinator, also while it runs.
 
-    Copies the database as of one moment, the model files that it names, and the other files of the
-    state directory. PostgreSQL is dumped with pg_dump, which must be installed.
+    Copies a snapshot of the database, the model files that it references, and the other files of
+    the state directory. PostgreSQL is dumped with pg_dump, which must be installed.
 
     ```console
     potluck-server backup backup-1 --config coordinator.toml
@@ -129,12 +129,12 @@ def back_up_state(
 
 @app.command("restore")
 def restore_state(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a backup.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the backup to restore.")],
     config: ConfigFile,
 ) -> None:
     """Restore a backup while the coordinator is stopped.
 
-    Verifies all files first. Killed, it can be repeated.
+    Verifies all files first. After a kill, it can be repeated.
 
     ```console
     potluck-server restore backup-1 --config coordinator.toml
@@ -147,7 +147,7 @@ def restore_state(
 
 
 def _settings(config: Path, **overrides: Any) -> CoordinatorConfig:
-    """The configuration in a file. Raises ConfigurationError."""
+    """Return the configuration in a file. Raises ConfigurationError."""
     return load(
         CoordinatorConfig, config, environment_prefix=ENVIRONMENT_PREFIX, overrides=overrides
     )
@@ -162,7 +162,7 @@ async def run(settings: CoordinatorConfig, ending: Ending, ready_file: Path | No
     errors: list[PotluckError] = []
 
     def broken(error: PotluckError) -> None:
-        log.error("can't go on", reason=error.message)
+        log.error("can't continue", reason=error.message)
         ending.leave_after(GRACE_SECONDS, FAILED)
         errors.append(error)
         stop.set()
@@ -180,9 +180,9 @@ async def run(settings: CoordinatorConfig, ending: Ending, ready_file: Path | No
 
 
 def settings_for_the_log(settings: CoordinatorConfig) -> dict[str, Any]:
-    """The settings as plain values, without the options of sinks and the database's password.
+    """Return the settings as plain values, without sinks' options and the database's password.
 
-    Raises ConfigurationError for a database's URL that can't be read.
+    Raises ConfigurationError if the database's URL is invalid.
     """
     from potluck.server.store.sql.database import parse_url, shown_url  # imports SQLAlchemy
 

@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 
 
 def now() -> float:
-    """Monotonic seconds."""
+    """Return monotonic seconds."""
     return time.monotonic()
 
 
 def utc() -> datetime:
-    """The time of day, for people."""
+    """Return the current time in UTC, for records and messages."""
     return datetime.now(UTC)

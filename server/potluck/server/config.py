@@ -24,38 +24,42 @@ _STORE = re.compile(
 
 
 class FilesSettings(Settings):
-    """How models and updates move between coordinator and hosts."""
+    """Transfer of models and updates between coordinator and hosts."""
 
     store: str = Field(
         default="",
-        description="An object store that they go through, s3://BUCKET or s3://BUCKET/PREFIX;\n"
-        "empty: straight from one to the other. No two coordinators may have the same.",
+        description="Object store for models and updates, s3://BUCKET or s3://BUCKET/PREFIX. Each\n"
+        "coordinator needs its own. Empty: they are sent directly.",
     )
     endpoint: str = Field(
         default="",
-        description="Its address as coordinator and hosts reach it, such as\n"
-        "https://minio.example.org:9000; empty: AWS_ENDPOINT_URL, or Amazon's of the region.",
+        description="Address of the object store for coordinator and hosts, such as\n"
+        "https://minio.example.org:9000. Empty: AWS_ENDPOINT_URL, or Amazon's in the\n"
+        "region.",
     )
-    region: str = Field(default="", description="Its region; empty: AWS_REGION, or else us-east-1.")
+    region: str = Field(
+        default="", description="Region of the object store. Empty: AWS_REGION, or else us-east-1."
+    )
     credentials: Path | None = Field(
         default=None,
         description="A file with aws_access_key_id and aws_secret_access_key under [default],\n"
-        "read whenever they are needed; without it they come from the environment.",
+        "which is read at each use. Unset: the environment has them.",
     )
     authority: Path | None = Field(
         default=None,
-        description="The certificate of the authority of its address, where that is not public.",
+        description="CA certificate of the object store's address, if the CA is not public.",
     )
     fallback: bool = Field(
         default=True,
-        description="Whether files go straight to and from hosts that can't use the store, and\n"
-        "while it can't be used. If not, rounds wait for it, and other hosts are left out.",
+        description="True to send files directly to hosts that can't use the object store, and\n"
+        "while it is unavailable. If false, rounds wait for it, and these hosts are\n"
+        "excluded.",
     )
     url_seconds: int = Field(
         default=900,
         ge=10,
         le=604_800,
-        description="How long a URL given to a host is good; a transfer that has begun may go on.",
+        description="Seconds for which a host can use a URL; a started transfer may continue.",
     )
 
     @field_validator("store")
@@ -74,7 +78,7 @@ class FilesSettings(Settings):
 
     @property
     def bucket(self) -> str:
-        """The name of the bucket; empty without a store."""
+        """Name of the bucket; empty without an object store."""
         found = _STORE.fullmatch(self.store)
         return found["bucket"] if found else ""
 
@@ -86,130 +90,137 @@ class FilesSettings(Settings):
 
 
 class CoordinatorConfig(Settings):
-    """Settings of a coordinator on its machine. Run files define what it trains."""
+    """Settings of a coordinator's machine. Run files define the trainings."""
 
     kind = COORDINATOR
 
     listen: str = Field(
         default="127.0.0.1:7443",
-        description="Address hosts and operators connect to; 0.0.0.0 for every interface,\n"
-        "port 0 for any free one.",
+        description="Address on which the coordinator listens for hosts and operators; 0.0.0.0\n"
+        "for every interface, port 0 for any free one.",
     )
     state_directory: Path = Field(
-        description="Where runs, models and updates are kept; one coordinator at a time uses it."
+        description="Folder for runs, models and updates, for one coordinator at a time."
     )
     database: str = Field(
         default="",
         repr=False,
-        description="Where runs are recorded: empty for SQLite in the state directory, or a URL\n"
-        "such as postgresql+psycopg://user@host/potluck.",
+        description="URL of the database for runs, such as\n"
+        "postgresql+psycopg://user@host/potluck. Empty: SQLite in the state\n"
+        "directory.",
     )
     data_directory: Path | None = Field(
         default=None,
-        description="Where tasks find the coordinator's own held-out data, if they need it.",
+        description="Folder of the coordinator's own held-out data, for tasks that need it.",
     )
     heartbeat_seconds: float = Field(
-        default=2.0, gt=0, le=60, description="How often hosts report their progress."
+        default=2.0, gt=0, le=60, description="Seconds between progress reports of hosts."
     )
     maximum_model_bytes: int = Field(
-        default=4 << 30, gt=0, description="No model or update may be larger than this."
+        default=4 << 30, gt=0, description="Maximum size of a model or an update, in bytes."
     )
     concurrent_transfers: int = Field(
-        default=32, ge=1, description="Transfers served at once; further ones wait their turn."
+        default=32, ge=1, description="Maximum number of simultaneous transfers; others wait."
     )
     calls_per_peer: int = Field(
         default=300,
         ge=8,
-        description="Calls one certificate may have under way at once; further ones are refused,\n"
-        "so that one host can't fill the coordinator's memory.",
+        description="Maximum number of simultaneous calls per certificate; more are refused, so\n"
+        "that one host can't fill the coordinator's memory.",
     )
     transfers_per_peer: int = Field(
         default=8,
         ge=1,
-        description="Of the transfers served at once, how many may be one host's; further ones\n"
-        "wait, so that one host can't keep the others out.",
+        description="Maximum number of simultaneous transfers per host; more wait, so that one\n"
+        "host can't block the others.",
     )
     stall_seconds: float = Field(
         default=60.0,
         gt=0,
-        description="A transfer that makes no progress for so long is ended; the host resumes it.",
+        description="Seconds without progress after which a transfer is ended; the host resumes\n"
+        "it.",
     )
     least_bytes_per_second: int = Field(
         default=10_000,
         ge=1,
-        description="An upload slower than this on average is ended as well, beyond stall_seconds\n"
-        "of patience: trickling bytes must not hold a place for ever.",
+        description="Minimum average speed of an upload, after the first stall_seconds. A slower\n"
+        "one is ended, so that it can't occupy a transfer forever.",
     )
     model_modules: tuple[str, ...] = Field(
         default=MODEL_MODULES,
-        description="Python modules from which a run file may name a model, MODULE:NAME; whatever\n"
-        "they offer can be called. Others are refused.",
+        description="Python modules from which a run file may name a model, MODULE:NAME; any name\n"
+        "in them can be called. Other modules are refused.",
     )
     threads: int = Field(
         default=1,
         ge=1,
-        description="Threads torch evaluates with; another number may change last digits.",
+        description="Number of torch threads for evaluation; it may change the last digits of\n"
+        "results.",
     )
     metrics_address: MetricsAddress = Field(
         default="",
-        description="Where /metrics, /healthz and /readyz are served: a port (on 127.0.0.1) or\n"
-        "HOST:PORT; empty: nowhere. Over plain HTTP, unless there is metrics_tls.",
+        description="Address that serves /metrics, /healthz and /readyz: a port (on 127.0.0.1) or\n"
+        "HOST:PORT. It uses plain HTTP unless metrics_tls is set. Empty: not served.",
     )
     metrics_tls: MetricsTls | None = Field(
         default=None,
         description="Serve metrics over mutual TLS, to these scrapers only; for addresses that\n"
-        "other machines reach. Its authority is not the federation's: `potluck pki init` makes\n"
-        "one, in which each metrics address is a coordinator and each scraper an operator.",
+        "other machines can reach. It needs a TLS authority other than the\n"
+        "federation's: create one with `potluck pki init`, in which each metrics\n"
+        "address is a coordinator and each scraper an operator.",
     )
     log_level: LogLevel = Field(
         default=LogLevel.INFO,
-        description="Least important messages logged: debug, info, warning or error.",
+        description="Minimum level of logged messages: debug, info, warning or error.",
     )
     log_format: LogFormat = Field(
         default=LogFormat.AUTO,
-        description="auto (console on a terminal, else json), console or json.",
+        description="Format of log lines: auto (console on a terminal, else json), console or\n"
+        "json.",
     )
     federation_root: Path | None = Field(
         default=None,
-        description="The federation root's public key, root.pub; with it only profiles signed by\n"
-        "members are accepted. The root itself belongs elsewhere.",
+        description="The federation root's public key, root.pub. If set, only profiles signed by\n"
+        "members are accepted. Keep the root's private key on another machine.",
     )
     members: Path | None = Field(
         default=None,
-        description="The members, members.json; made by `potluck pki member`. It is followed when\n"
-        "it changes, and hosts get it from here; `potluck pki publish` sends a newer one.",
+        description="The file of members, members.json, which `potluck pki member` creates. It is\n"
+        "reloaded when it changes, and sent to hosts; `potluck pki publish` sends a\n"
+        "newer one.",
     )
     independent_root: bool = Field(
         default=False,
-        description="Whether whoever keeps the federation root is somebody else than who runs the\n"
-        "coordinator. Nothing depends on it but what is said: secure sums hold against a lying\n"
-        "coordinator only where it is so.",
+        description="True if the coordinator's operator does not hold the federation root. Only\n"
+        "then do secure sums protect against a dishonest coordinator. The setting\n"
+        "changes only what reports and audits state.",
     )
     revoked: Path | None = Field(
         default=None,
-        description="The authority's revocation list, revoked.pem of `potluck pki revoke`. It is\n"
-        "watched: who is revoked is cut off without a restart. Lists that an operator sends with\n"
-        "`potluck pki push` are kept in the state directory and need no setting.",
+        description="The TLS authority's revocation list, revoked.pem, which `potluck pki revoke`\n"
+        "creates. It is reloaded when it changes: revoked peers are disconnected\n"
+        "without a restart. Lists sent with `potluck pki push` are kept in the state\n"
+        "directory and need no setting.",
     )
     files: FilesSettings = Field(
-        default=FilesSettings(), description="How models and updates move."
+        default=FilesSettings(), description="Transfer of models and updates."
     )
     tracing: TracingSettings = Field(
-        default=TracingSettings(), description="Where spans of OpenTelemetry go."
+        default=TracingSettings(), description="Export of OpenTelemetry spans."
     )
     sinks: dict[str, dict[str, Any]] = Field(
         default_factory=dict,
         repr=False,
-        description="Where runs are recorded besides: a table for each sink, [sinks.mlflow] for\n"
-        "one, with its options; `plugin` names its kind where the table is named otherwise.\n"
-        "docs/guides/trackers.md has them all.",
+        description="Additional records of runs: one table per sink, such as [sinks.mlflow], with\n"
+        "its options. `plugin` names the kind of sink if the table has another name.\n"
+        "docs/guides/trackers.md lists all sinks.",
     )
-    tls: TlsFiles = Field(description="The coordinator's certificate; made by `potluck pki`.")
+    tls: TlsFiles = Field(description="The coordinator's certificate, which `potluck pki` creates.")
 
     @field_validator("model_modules", mode="before")
     @classmethod
     def _one_text(cls, value: Any) -> Any:
-        """From a flag or the environment they come as one text with commas."""
+        """Split a text with commas, as flags and environment variables have it."""
         return tuple(value.split(",")) if isinstance(value, str) else value
 
     @field_validator("listen")
@@ -221,7 +232,7 @@ class CoordinatorConfig(Settings):
         return listen
 
     def database_url(self) -> str:
-        """The SQLAlchemy URL of the store."""
+        """Return the SQLAlchemy URL of the store."""
         return self.database or f"sqlite:///{self.state_directory / 'potluck.sqlite3'}"
 
 
@@ -234,5 +245,5 @@ _EXAMPLES = {
 
 
 def example_config() -> str:
-    """The annotated example that `potluck-server config` prints."""
+    """Return the annotated example that `potluck-server config` prints."""
     return annotated_example(CoordinatorConfig, _EXAMPLES)

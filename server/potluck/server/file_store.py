@@ -11,16 +11,16 @@ from potluck.rpc.v1 import transfer_pb2
 
 
 class FileStore(ABC):
-    """Models and updates in the store of `[files]`. Lives on the event loop."""
+    """Models and updates in the object store of `[files]`. Used on the event loop."""
 
     @property
     @abstractmethod
     def address(self) -> str:
-        """Address of the store, for people."""
+        """Address of the store, for messages."""
 
     @abstractmethod
     async def probe(self) -> str:
-        """Send a request to the store. Return what is wrong with it, or an empty text."""
+        """Send a request to the store; return the reason of its failure, or an empty text."""
 
     @abstractmethod
     def require_direct(self, host_name: str) -> None:
@@ -73,4 +73,4 @@ class FileStore(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Cancel the transfers under way."""
+        """Cancel all current transfers."""

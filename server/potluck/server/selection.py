@@ -2,8 +2,8 @@
 
 A selector derives from `Selector`. It is a pure object: no network, clock or hidden generator. Its
 constructor takes its options (from the run file's `[selector]` table) as keyword arguments and only
-stores them; their annotations say what they may be. The engine calls it from one thread at a time;
-it must not block.
+stores them; their annotations define the valid values. The engine calls it from one thread at a
+time; it must not block.
 
 Clients are rows of a table, and selectors refer to them by row number. A client keeps its row for
 the whole run: rows are sorted by client id when the run starts, late joiners are appended.

@@ -1,12 +1,12 @@
 """The extension point for sinks, which record runs in addition to the coordinator's database.
 
 A sink derives from `Sink`. Its constructor takes its options (from the coordinator's `[sinks.NAME]`
-table) as keyword arguments and only stores them; their annotations say what they may be. It lives
-in a process of its own, which reads the database and calls it from one thread: it may block, and
-it may raise anything. After an error it gets the round again later; training continues meanwhile.
+table) as keyword arguments and only stores them; their annotations define the valid values. It runs
+in its own process, which reads the database and calls it from one thread: it may block, and it may
+raise anything. After an error it gets the round again later; training continues meanwhile.
 
-That process may be killed at any moment. So a sink keeps no account of what it has recorded: asked
-by `open`, it looks at the tracker itself.
+That process may be killed at any moment. So a sink does not store what it has recorded: in `open`,
+it queries the tracker.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from potluck.common.tables.round_columns import TableRow, round_row
 class TrackedRun:
     """A run. state: "waiting", "running", "finished", "stopped" or "failed"; reason: why, or empty.
 
-    run_file: its text. rounds: to be committed. changed_at: when it came into this state.
+    run_file: text of the run file. rounds: number of rounds to commit. changed_at: time of the last
+    state change.
     """
 
     run_id: str
@@ -46,7 +47,7 @@ class TrackedRun:
 
     @property
     def settings(self) -> dict[str, str]:
-        """Settings from the run file, by dotted name, with those that every run has."""
+        """Return the run file's settings by dotted name, and those that every run has."""
         found = {
             "task": self.task,
             "selector": self.selector,
@@ -60,18 +61,18 @@ class TrackedRun:
 
 @dataclass(frozen=True, kw_only=True)
 class TrackedRound(Round):
-    """A committed round, with the row and the numbers of it that trackers record."""
+    """A committed round, with the row and the numbers that trackers record."""
 
     committed_at: datetime
 
     @property
     def row(self) -> TableRow:
-        """The row that `potluck export` writes of it."""
+        """Return the row that `potluck export` writes for this round."""
         return round_row(self)
 
     @property
     def numbers(self) -> dict[str, float]:
-        """The numbers of that row, without the round's own."""
+        """Return the numbers of that row, without the round's number."""
         return {
             name: float(value)
             for name, value in self.row.items()
@@ -80,20 +81,23 @@ class TrackedRound(Round):
 
 
 class Sink(Plugin):
-    """Records runs in a tracker. The text of the module describes how it is called."""
+    """Base class of sinks: records runs in a tracker. The module's docstring describes the
+    calls."""
 
     group = SINKS
 
     library: ClassVar[str] = ""
-    """A library that it needs and imports in its methods; looked for when the coordinator starts.
-    Empty for none."""
+    """A library that the sink needs and imports in its methods; its presence is checked when the
+    coordinator starts. Empty for none."""
     extra: ClassVar[str] = ""
-    """Requirement that brings it, such as `potluck[mlflow]`; empty for the library's own name."""
+    """Requirement that installs the library, such as `potluck[mlflow]`; empty for the library's own
+    name."""
     alone_in: ClassVar[str] = ""
-    """The option that names a folder in which no other sink of its kind may record: it would write
-    the same files. Its default is the sink's own folder, ".". Empty where there is none."""
+    """Name of the option for a folder in which no other sink of this kind may record, because both
+    would write the same files. The option's default is the sink's own folder, ".". Empty without
+    such an option."""
     pause_seconds: float = 0.0
-    """Minimum seconds between two writes. Rounds committed meanwhile come in one write."""
+    """Minimum seconds between two writes. One write has all rounds committed meanwhile."""
 
     @abstractmethod
     def open(self, run: TrackedRun) -> int | None:
@@ -114,11 +118,11 @@ class Sink(Plugin):
         """
 
     def close(self) -> None:
-        """Called before the process ends, but not if it is killed."""
+        """Release resources. Called before the process ends, but not if it is killed."""
 
 
 def _flat(table: Mapping[str, object], prefix: str) -> dict[str, str]:
-    """Values by dotted name, as text."""
+    """Return values as text, by dotted name."""
     found: dict[str, str] = {}
     for name, value in table.items():
         if isinstance(value, Mapping):

@@ -16,9 +16,9 @@ Scalar = bool | int | float | str | None
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """JSON scalars and named arrays, nothing else: stored at commit, so it survives a kill.
+    """JSON scalars and named arrays, which are stored at each commit and so survive a kill.
 
-    Treat both as immutable; return a new State instead of changing one.
+    Treat both as immutable: return a new State instead of changing an existing one.
     """
 
     scalars: Mapping[str, Scalar] = field(default_factory=dict)

@@ -70,7 +70,7 @@ class MaskedRules(PathRules):
         quorum = _quorum(run_file)
         if count < quorum:
             raise ConfigurationError(
-                f"of {cohort} clients {quorum} must stay for a secure sum, and the round closes at "
+                f"{quorum} of {cohort} clients must stay for a secure sum, and the round closes at "
                 f"{count}; lower round.over_selection or masking.colluding_hosts",
                 count=count,
                 quorum=quorum,

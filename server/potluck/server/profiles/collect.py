@@ -146,7 +146,7 @@ class Profiling:
             try:
                 self._hold(profile, self._read(profile))
             except ProtocolError as error:  # made with other parameters
-                log.debug("stored profile is of no use here", why=error.message)
+                log.debug("stored profile does not match the run", why=error.message)
 
     def population(
         self,

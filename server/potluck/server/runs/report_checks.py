@@ -91,7 +91,7 @@ def check_report(report: UpdateReport, training: LocalTraining | None) -> None:
 def _check_own_steps(report: UpdateReport) -> None:
     if report.steps > MOST_COUNTED or report.normalizer is not None:
         raise LayoutError(
-            f"an update of a task's own trainer reports {report.steps} steps that amount to "
-            f"{report.normalizer}; it must be up to {MOST_COUNTED}, and nothing",
+            f"an update of a task's own trainer reports {report.steps} steps and the normalizer "
+            f"{report.normalizer}; it must report up to {MOST_COUNTED} steps and no normalizer",
             steps=report.steps,
         )

@@ -1,4 +1,4 @@
-"""The coordinator as a whole, on a port: what hosts and operators call.
+"""The coordinator as a server: the services that hosts and operators call.
 
-Imports all other rooms; none imports it. Every call comes in through `guard`.
+Imports all other subpackages; none imports it. Every call passes `guard`.
 """

@@ -1,4 +1,4 @@
-"""Stored runs, clients and disclosures, as operators ask for them."""
+"""Queries of operators about stored runs, clients and disclosures."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from potluck.server.store.records import ClientRow, RoundRow, RunRow
 from potluck.server.store.store_thread import InStore
 
 _ROUNDS_AT_ONCE = 100
-"""Read from the store in one go, so that rounds under way get their turn between."""
+"""Number of rounds read from the store at once; between reads, open rounds can use the store."""
 
 
 class SumRecord(BaseModel):
@@ -65,10 +65,10 @@ class SumRecord(BaseModel):
 
 @dataclass(frozen=True, kw_only=True)
 class Disclosures:
-    """All data that left the clients of a run, as far as the coordinator saw it.
+    """All data that left the clients of a run and that the coordinator received.
 
-    sums: secure sums that clients of the run were asked for, in any run, oldest first. profiles:
-    those of its clients. independent: True if the root's keeper is not the coordinator's operator.
+    sums: secure sums with clients of the run, in any run, oldest first. profiles: profiles of its
+    clients. independent: True if the coordinator's operator does not hold the federation root.
     """
 
     sums: tuple[SumRecord, ...]
@@ -77,7 +77,8 @@ class Disclosures:
 
 
 class Archive:
-    """Runs, clients, rounds, models and disclosures. Lives on the event loop."""
+    """Answers queries about runs, clients, rounds, models and disclosures. Used on the event
+    loop."""
 
     def __init__(
         self,
@@ -93,10 +94,11 @@ class Archive:
         self._attendance = attendance
         self._trust = trust
         self.lost: dict[str, str] = {}
-        """Runs that the database has lost altogether, each with an explanation."""
+        """Runs that are missing in the database, each with an explanation."""
 
     async def run(self, run_id: str) -> RunRow:
-        """A run by id, a beginning of it, or its name; see `Store.run`. Raises NotFoundError."""
+        """Return a run by its id, a prefix of the id, or its name; see `Store.run`. Raises
+        NotFoundError."""
         try:
             row: RunRow = await self._in_store(lambda store: store.run(run_id))
         except NotFoundError:
@@ -107,19 +109,20 @@ class Archive:
         return row
 
     async def runs(self, *, before: int | None = None, limit: int | None = None) -> list[RunRow]:
-        """All runs, newest first, those included that only pre-train for others; or a page."""
+        """Return all runs or a page of them, newest first, including pre-training runs."""
         rows: list[RunRow] = await self._in_store(partial(Store.runs, before=before, limit=limit))
         return rows
 
     async def clients(self, *, after: str = "", limit: int | None = None) -> list[ClientRow]:
-        """All clients ever met, or a page of them."""
+        """Return all known clients, or a page of them."""
         rows: list[ClientRow] = await self._in_store(
             partial(Store.clients, after=after, limit=limit)
         )
         return rows
 
     async def committed_rounds(self, run_id: str, *, after: int = 0) -> AsyncIterator[RoundRow]:
-        """A run's rounds with numbers above `after`, in order, as many as there are by then."""
+        """Yield a run's rounds with numbers above `after`, in order, including rounds committed
+        meanwhile."""
         while True:
             page: list[RoundRow] = await self._in_store(
                 partial(Store.rounds, run_id=run_id, after=after, limit=_ROUNDS_AT_ONCE)
@@ -148,7 +151,10 @@ class Archive:
             blake3 = row.model_blake3
         if blake3 is None:
             which = f"round {number}" if number else "any round"
-            raise NotFoundError(f"run {row.run_id} has no model of {which} yet", run=row.run_id)
+            raise NotFoundError(
+                f"run {row.run_id} has no model of {which} yet; request one of a committed round",
+                run=row.run_id,
+            )
         try:
             self._files.existing(blake3)
         except NotFoundError:
@@ -160,14 +166,14 @@ class Archive:
         return row, number, blake3, committed
 
     def _best_round(self, row: RunRow) -> int:
-        """The round of a run's best model. Raises NotFoundError."""
+        """Return the round of a run's best model. Raises NotFoundError."""
         if row.best is not None and row.best.round is not None:
             return row.best.round
         rule = self._plan(row).stop_rule
         if rule is None:
             raise NotFoundError(
-                f"run {row.run_id} does not know its best model: its run file names no measure, as "
-                "stop.measure or retention.keep_best; ask for the last one, or a round's",
+                f"run {row.run_id} does not know its best model: its run file has no metric in "
+                "stop.measure or retention.keep_best; request the last model, or a round's",
                 run=row.run_id,
             )
         waits = f" after round {rule.opening}" if rule.opening else ""
@@ -177,14 +183,14 @@ class Archive:
         )
 
     async def profiles(self, run_id: str) -> Population:
-        """The disclosed profiles of a run's clients. Raises NotFoundError."""
+        """Return the disclosed profiles of a run's clients. Raises NotFoundError."""
         row = await self.run(run_id)
         return (await self._stored_profiles(row, self._plan(row))).population()
 
     async def audit_labels(self, run_id: str) -> tuple[Population, list[ClientAudit]]:
         """Compare the labels that a run's clients claim with their updates of the output bias.
 
-        Raises NotFoundError, RunError if the run has nothing to audit.
+        Raises NotFoundError, RunError if the run can't be audited.
         """
         row = await self.run(run_id)
         plan = self._plan(row)
@@ -197,7 +203,7 @@ class Archive:
         return population, audits
 
     async def audit_disclosures(self, run_id: str) -> Disclosures:
-        """All that left a run's clients. Raises NotFoundError."""
+        """Return all data that left a run's clients. Raises NotFoundError."""
         row = await self.run(run_id)
         found: Disclosures = await self._in_store(
             partial(_read_disclosures, run_id=row.run_id, independent=self._trust.independent)
@@ -215,12 +221,12 @@ class Archive:
 
 
 def bias_records(config: CoordinatorConfig, run_id: str) -> BiasRecords:
-    """Return the changes of the output bias in a run's updates."""
+    """Return the records of output bias changes by a run's updates."""
     return BiasRecords(config.state_directory / "bias-updates" / run_id)
 
 
 def _read_disclosures(store: Store, *, run_id: str, independent: bool) -> Disclosures:
-    """Raises StorageError for a record that can't be understood."""
+    """Read a run's disclosures. Raises StorageError if a record is invalid."""
     roster = frozenset(store.roster(run_id))
     records = [_record(stored) for stored in store.sums()]
     return Disclosures(

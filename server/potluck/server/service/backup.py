@@ -1,6 +1,6 @@
-"""Backs a coordinator up while rounds commit.
+"""Makes a backup of a coordinator, also while it commits rounds.
 
-The database is copied first, as of one moment; then the model files that its rows name. No model
+First, a snapshot of the database is copied; then the model files that its rows reference. No model
 file is deleted meanwhile, see `store/file_hold.py`.
 """
 
@@ -50,33 +50,35 @@ _BUSY_SECONDS = 30.0
 
 
 class _Named(References, Rounds, Runs):
-    """The tables that name the files that are needed."""
+    """The tables whose rows reference the needed files."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Needed:
-    """named: files that some row names. last: by run, the files without which it can't continue."""
+    """Files to copy. named: files that rows reference. last: by run, the files that it needs to
+    continue."""
 
     named: set[str]
     last: dict[str, set[str]]
 
 
 def back_up(config: CoordinatorConfig, folder: Path) -> Iterator[str]:
-    """Make a backup in a new folder; yield lines for people.
+    """Make a backup in a new folder; yield lines to show to the operator.
 
     The folder appears when the backup is complete. Raises ConfigurationError if the folder exists
     or lies in the state directory, StorageError if the database or a disk fails.
     """
     folder, state = folder.absolute(), config.state_directory.resolve()
     if folder.exists():
-        raise ConfigurationError(f"{folder} exists; name a folder that does not", path=folder)
+        raise ConfigurationError(f"{folder} already exists; name a new folder", path=folder)
     if folder.resolve().is_relative_to(state):
         raise ConfigurationError(
             f"{folder} lies in the state directory; name a folder outside it", path=folder
         )
     if not state.is_dir():
         raise ConfigurationError(
-            f"{state} is not there, so nothing can be backed up; check state_directory", path=state
+            f"{state} does not exist, so nothing can be backed up; check state_directory",
+            path=state,
         )
     check_not_interrupted(state)
     partial = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
@@ -120,24 +122,24 @@ def _removed_on_failure(folder: Path) -> Iterator[None]:
 
 
 def _copy_database(url: str, target: Path) -> tuple[str, _Needed]:
-    """Copy the database; the name of the copy, and the files that its rows name."""
+    """Copy the database; return the name of the copy, and the files that its rows reference."""
     parsed = parse_url(url)
     if parsed.get_backend_name() == "sqlite":
         _copy_sqlite(Path(parsed.database or "").resolve(), target / SQLITE)
         return SQLITE, _needed(f"sqlite:///{target / SQLITE}")
     dump(url, target / DUMP)
-    return DUMP, _needed(url)  # what was added since is backed up as well, and no row needs it
+    return DUMP, _needed(url)  # newer files are copied too, which is harmless
 
 
 def _copy_sqlite(source: Path, target: Path) -> None:
-    """Copy a database as it is at one moment, also while a coordinator writes to it."""
+    """Copy a snapshot of a database, also while a coordinator writes to it."""
     try:
         with (
             contextlib.closing(_connected(source)) as original,
             contextlib.closing(sqlite3.connect(target)) as made,
         ):
             original.backup(made)
-            # A backup is one file: no log beside it, nor when it is read.
+            # A backup is a single file, without a log, also when it is read.
             made.execute("PRAGMA journal_mode = DELETE")
             [damage] = made.execute("PRAGMA integrity_check(1)").fetchone()
     except sqlite3.Error as error:
@@ -169,7 +171,7 @@ def _needed(url: str) -> _Needed:
 
 
 def _copy_models(state: Path, target: Path, named: set[str]) -> Iterator[tuple[str, str]]:
-    """Copy the existing files with these digests, with the forms in which hosts get them.
+    """Copy the existing files with these digests, and their lists of renditions.
 
     Return the path and digest of each copy whose content matches its name.
     """
@@ -186,13 +188,14 @@ def _copy_models(state: Path, target: Path, named: set[str]) -> Iterator[tuple[s
         name = f"{STATE}/{MODELS}/{path.name}"
         digest = copy(path, target / name)
         if found[2] == "safetensors" and digest != found[1]:
-            (target / name).unlink()  # damaged where it came from, and no use to anybody
+            (target / name).unlink()  # the source is damaged, so the copy is useless
             continue
         yield name, digest
 
 
 def _copy_others(config: CoordinatorConfig, state: Path, target: Path) -> Iterator[tuple[str, str]]:
-    """Copy all else in the state directory that a coordinator reads again; path and digest."""
+    """Copy all other files of the state directory that a coordinator needs; yield path and
+    digest."""
     database = Path(parse_url(config.database_url()).database or "").resolve()
     left_out = {LOCK, JOURNAL, f"{MODELS}.hold", f"{JOURNAL}.new"}
     folders = {MODELS, f"{MODELS}.spare", "spool"}
@@ -205,6 +208,6 @@ def _copy_others(config: CoordinatorConfig, state: Path, target: Path) -> Iterat
             or (path.parent == database.parent and path.name.startswith(database.name))
         ):
             continue
-        with contextlib.suppress(FileNotFoundError):  # gone meanwhile
+        with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
             if path.is_file():
                 yield f"{STATE}/{name}", copy(path, target / STATE / name)

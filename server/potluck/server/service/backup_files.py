@@ -1,8 +1,7 @@
-"""A backup on disk: a folder with a database, files of the state directory, and a list of both.
+"""A backup on disk: a folder with the database, files of the state directory, and a list of them.
 
-backup.json       what is in it, each file with its digest
-potluck.sqlite3   the database; or potluck.dump, of PostgreSQL
-state/            files of the state directory, as they lie there
+backup.json       list of the files with their digests potluck.sqlite3   the database; or
+potluck.dump, of PostgreSQL state/            files of the state directory, as they lie there
 """
 
 from __future__ import annotations
@@ -38,14 +37,15 @@ class BackupList(BaseModel):
 
 
 def read_list(folder: Path) -> BackupList:
-    """The list of a backup. Raises ConfigurationError if the folder is not a whole backup."""
+    """Read the list of a backup. Raises ConfigurationError if the folder is not a complete
+    backup."""
     path = folder / LIST
     try:
         found = BackupList.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
         raise ConfigurationError(
-            f"{folder} is not a backup, or not a whole one: {path} can't be read; name the folder "
-            "that `potluck-server backup` has made",
+            f"{folder} is not a complete backup: {path} can't be read; name a folder that "
+            "`potluck-server backup` created",
             path=folder,
         ) from error
     if found.format != 1 or found.database not in (SQLITE, DUMP):
@@ -58,18 +58,19 @@ def read_list(folder: Path) -> BackupList:
 
 
 def verify(folder: Path, found: BackupList) -> None:
-    """Read all files of a backup. Raises StorageError if one is missing or damaged."""
+    """Verify all files of a backup. Raises StorageError if one is missing or damaged."""
     for name, digest in found.files.items():
         if digest_of(folder / name) != digest:
             raise StorageError(
-                f"{folder / name} is damaged: its BLAKE3 digest is not that of {LIST}; restore "
+                f"{folder / name} is damaged: its BLAKE3 digest differs from the one in {LIST}; "
+                "restore "
                 "another backup",
                 path=folder / name,
             )
 
 
 def digest_of(path: Path) -> str:
-    """The digest of a file. Raises StorageError."""
+    """Return the digest of a file. Raises StorageError."""
     hasher = blake3()
     try:
         with path.open("rb") as file:
@@ -81,7 +82,7 @@ def digest_of(path: Path) -> str:
 
 
 def copy(source: Path, target: Path) -> str:
-    """Copy a file, synced to disk under its whole name; the digest of what was copied.
+    """Copy a file, synced to disk; return the digest of the copied bytes.
 
     Raises OSError.
     """
@@ -103,7 +104,7 @@ def copy(source: Path, target: Path) -> str:
 
 
 def sync_folder(folder: Path) -> None:
-    """Return when the names in a folder are on disk. Raises OSError."""
+    """Sync the names in a folder to disk. Raises OSError."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,5 +1,6 @@
-"""The certificate of a serving process. It is read again when its files change, so renewing it
-closes no connection and ends no round."""
+"""The certificate of a server process, reloaded when its files change.
+
+A renewal therefore closes no connection and ends no round."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ class ServerCertificate:
     """
 
     def __init__(self, files: TlsFiles, role: Role = Role.COORDINATOR) -> None:
-        """Raises what `TlsFiles.load` raises."""
+        """Load the certificate. Raises the errors of `TlsFiles.load`."""
         self._files = files
         self._role = role
         self._lock = threading.Lock()
@@ -39,11 +40,12 @@ class ServerCertificate:
 
     @property
     def authority_expires(self) -> datetime:
-        """The end of the authority's certificate that issued it."""
+        """Time when the certificate of its TLS authority expires."""
         return self._material.authority_expires
 
     def credentials(self) -> grpc.ServerCredentials:
-        """Credentials that follow the files. Peers must show a certificate of the authority."""
+        """Return credentials that are reloaded from the files. Peers must have a certificate of the
+        authority."""
         return grpc.dynamic_ssl_server_credentials(
             _configuration(self._material),
             self._fetch,  # type: ignore[arg-type]  # the stubs forget None, which grpc documents
@@ -51,7 +53,8 @@ class ServerCertificate:
         )
 
     def refresh(self) -> bool:
-        """Read the files again if they have changed; whether another certificate is shown now."""
+        """Read the files again if they have changed; return True if the certificate in use has
+        changed."""
         with self._lock:
             seen = self._look()
             if seen == self._stamp:
@@ -69,7 +72,8 @@ class ServerCertificate:
             return changed
 
     def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
-        """Called by gRPC in a thread of its own, before every handshake; None: as before."""
+        """Return changed credentials, or None. gRPC calls this in its own thread before every
+        handshake."""
         return _configuration(self._material) if self.refresh() else None
 
     def _look(self) -> Stamp:

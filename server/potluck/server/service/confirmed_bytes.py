@@ -1,8 +1,8 @@
-"""Bytes of files that hosts have, as far as the coordinator knows. Pure.
+"""Counts bytes of files that hosts have confirmed. Pure.
 
-gRPC takes megabytes before one has gone over the line, and loses them if the connection breaks. So
-bytes count when the host names them as its offset, or when the whole file was handed over; each
-byte of a file counts once.
+gRPC buffers megabytes before it sends any, and loses them if the connection breaks. So bytes count
+when the host names them as its offset, or when gRPC took the whole file. Each byte of a file counts
+once.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 _MOST_REMEMBERED = 10_000
-"""Downloads that are remembered until their host asks for the rest."""
+"""Maximum number of downloads that are remembered until their host requests the rest."""
 
 
 @dataclass
 class Download:
     """The transfer of one file to one host.
 
-    counted: end of the bytes that are counted. handed: end of the bytes that gRPC took.
+    counted: offset after the last counted byte. handed: offset after the last byte that gRPC took.
     """
 
     counted: int
     handed: int
 
     def hand(self, size: int) -> None:
-        """Give gRPC the next bytes."""
+        """Record that gRPC took the next bytes."""
         self.handed += size
 
     def complete(self, size: int) -> int:
-        """Note that gRPC took the whole file; return the bytes to count for that."""
+        """Record that gRPC took the whole file; return the number of bytes to count now."""
         confirmed = max(0, size - self.counted)
         self.counted = max(self.counted, size)
         return confirmed
@@ -42,9 +42,10 @@ class ConfirmedBytes:
         self._downloads: OrderedDict[tuple[str, str], Download] = OrderedDict()
 
     def asked(self, peer: str, file: str, offset: int) -> tuple[Download, int]:
-        """A host asks for a file from an offset: the download, and the bytes that it confirms.
+        """Record a host's request for a file from an offset; return the download and the bytes to
+        count.
 
-        Offset 0 begins another download of the file. A host confirms no more than was handed over.
+        Offset 0 starts a new download of the file. A host can't confirm more than gRPC took.
         """
         before = self._downloads.pop((peer, file), None)
         if before is None or not offset:

@@ -1,4 +1,4 @@
-"""The coordinator as a whole: it opens its parts, takes runs up again, and starts and ends them."""
+"""The coordinator: opens its parts, resumes runs, starts and ends them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ log = structlog.get_logger()
 
 
 class Coordinator:
-    """Everything behind the services. Lives on the event loop; see `opened`."""
+    """All parts behind the services. Used on the event loop; create it with `opened`."""
 
     def __init__(
         self, config: CoordinatorConfig, store: StoreThread, instruments: Instruments
@@ -91,7 +91,8 @@ class Coordinator:
     async def opened(
         cls, config: CoordinatorConfig, instruments: Instruments
     ) -> AsyncIterator[Coordinator]:
-        """A coordinator with its store open and its unfinished runs resumed."""
+        """Open a coordinator: open its store and resume its unfinished runs. Close it when the
+        block ends."""
         with locked_state(config):
             check_not_interrupted(config.state_directory)
             async with StoreThread.opened(config.database_url()) as store:
@@ -132,7 +133,7 @@ class Coordinator:
         return cast(FileStore, maker(self.config.files, self.files, instruments))
 
     def _spread(self, membership: MembershipInForce) -> None:
-        """Have hosts get the membership in force, and every newer one."""
+        """Send hosts the current membership, and every newer one."""
 
         def spread(_: Members) -> None:
             self.attendance.spread(membership.epoch, membership.document)
@@ -142,7 +143,7 @@ class Coordinator:
         self.attendance.spread(membership.epoch, membership.document)
 
     def _members_expire(self) -> datetime | None:
-        """When the first member record expires; None without any."""
+        """Return the time when the first member record expires; None if there is none."""
         members = self.trust.members
         records = [] if members is None else members.records.values()
         return min((record.not_after for record in records), default=None)
@@ -167,9 +168,9 @@ class Coordinator:
         members = self.trust.members
         if members is None:
             raise ConfigurationError(
-                "secure_aggregation needs a federation root, by which clients know one another; "
-                "set federation_root and members of the coordinator (`potluck pki root` and "
-                "`potluck pki member` make them)"
+                "secure_aggregation needs a federation root, with which clients verify each "
+                "other's keys; set `federation_root` and `members` in the coordinator's "
+                "configuration (create the files with `potluck pki root` and `potluck pki member`)"
             )
         valid = [host for each, host in members.hosts.items() if self.trust.is_member(each)]
         there = len(set(valid))
@@ -183,7 +184,7 @@ class Coordinator:
             )
 
     async def stop_run(self, run_id: str) -> RunRow:
-        """Stop a run; the last committed model stays. Raises NotFoundError, RunError."""
+        """Stop a run; its last committed model is kept. Raises NotFoundError, RunError."""
         row = await self.archive.run(run_id)
         await self.runs.stop(row)
         return await self._row(row.run_id)
@@ -194,7 +195,7 @@ class Coordinator:
         Raises NotFoundError, RunError if it is under way or finished, ConfigurationError or
         PluginError if its run file is no longer valid.
         """
-        async with self._resuming:  # two calls at once must not drive one run twice
+        async with self._resuming:  # simultaneous calls must not drive a run twice
             row = await self.archive.run(run_id)
             if row.state not in (RunState.STOPPED, RunState.FAILED):
                 raise RunError(
@@ -205,7 +206,7 @@ class Coordinator:
             await self.runs.ended(row.run_id)
             plan = self._draw_up(row.run_file, f"run file of {row.run_id}")
             await self.runs.commits.accept(row)
-            # Somebody has put something right: all get another chance.
+            # The operator may have fixed a problem, so all clients may take part again.
             await self.store.call(lambda store: store.let_in(row.run_id))
             await self._set_state(row.run_id, RunState.WAITING, "")
             row = await self._row(row.run_id)
@@ -214,8 +215,8 @@ class Coordinator:
             return row
 
     async def delete_run(self, run_id: str) -> RunRow:
-        """Delete a run that is over; the row it had. Raises NotFoundError, RunError."""
-        async with self._resuming:  # it must not go on meanwhile
+        """Delete an ended run; return its row. Raises NotFoundError, RunError."""
+        async with self._resuming:  # it must not be resumed meanwhile
             row = await self.archive.run(run_id)
             if row.state in (RunState.WAITING, RunState.RUNNING):
                 raise RunError(
@@ -248,7 +249,7 @@ class Coordinator:
         """
         if not is_name(client_id):
             raise ConfigurationError(
-                f"{client_id[:80]!r} is no client id; `potluck clients` lists them",
+                f"{client_id[:80]!r} is not a client id; `potluck clients` lists them",
                 client=client_id[:80],
             )
         if reason is None:
@@ -266,7 +267,7 @@ class Coordinator:
     # At the start -----------------------------------------------------------------------------
 
     async def _resume_runs(self) -> None:
-        """Resume unfinished runs, except those of which the database lost rounds."""
+        """Resume unfinished runs, except runs of which the database has lost rounds."""
         for loss in (await self.runs.commits.compare()).values():
             reason = loss.explain(self.store.name)
             log.error("committed rounds were lost", run=loss.run_id, reason=reason)
@@ -277,7 +278,7 @@ class Coordinator:
                 self.archive.lost[loss.run_id] = reason
         for row in await self.store.call(lambda store: store.unfinished_runs()):
             if is_pretraining(row.run_id):
-                continue  # the run it is for will go on with it
+                continue  # its main run will resume it
             try:
                 plan = self._draw_up(row.run_file, "run file")
             except ConfigurationError as error:
@@ -289,16 +290,16 @@ class Coordinator:
             self.runs.begin(row, plan)
 
     async def _announce_ended(self) -> None:
-        """Inform clients of the ends of runs that ended when the coordinator did.
+        """Inform clients of recently ended runs: the coordinator may have ended before it could.
 
-        The message may not have reached all of them before.
+        An earlier message may not have reached all of them.
         """
         since = utc() - timedelta(seconds=SETTLE_SECONDS)
         for run_id in await self.store.call(lambda store: store.runs_ended_since(since)):
             try:
                 last = await self.store.call(partial(Store.last_round, run_id=run_id))
-            except StorageError as error:  # a damaged row of a run that is over stops nothing
-                log.warning("clients do not hear how a run ended", run=run_id, reason=str(error))
+            except StorageError as error:  # a damaged row of an ended run is not fatal
+                log.warning("clients not informed of a run's end", run=run_id, reason=str(error))
                 continue
             if last is not None:
                 announce_closed(self.attendance, last)

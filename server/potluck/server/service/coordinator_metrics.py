@@ -37,10 +37,11 @@ _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 
 _MOST_REMEMBERED = 10_000
-"""Transfers that broke off, remembered so that another attempt is known for one; and peers."""
+"""Maximum number of remembered transfers that were interrupted, to recognise their next attempts,
+and of remembered peers."""
 
 _FORGOTTEN = timedelta(days=1)
-"""A peer's certificate that expired before is not shown."""
+"""A peer's certificate that expired longer ago is not shown."""
 
 
 class Transfer:
@@ -48,22 +49,22 @@ class Transfer:
 
     outcome: TransferOutcome | None = TransferOutcome.BROKEN
     moved = 0
-    """Bytes of it in this attempt."""
+    """Bytes of the file moved in this attempt."""
     paused_at = 0
-    """Offset in the file at which its piece ended."""
+    """Offset in the file at which this piece ended."""
 
     def complete(self) -> None:
-        """All of it is there, or handed over."""
+        """Record that the whole file has arrived or was sent."""
         self.outcome = TransferOutcome.COMPLETED
 
     def pause(self, at: int) -> None:
-        """A piece of it is there, or handed over; the next one begins there, in another stream."""
+        """Record that a piece has arrived or was sent; the next one starts at `at`, in another
+        stream."""
         self.outcome, self.paused_at = None, at
 
 
 class CoordinatorMetrics:
-    """Metrics of a coordinator. Lives on the event loop, except `refresh`: any thread may call
-    it."""
+    """Metrics of a coordinator. Used on the event loop, except `refresh`, which is thread-safe."""
 
     def __init__(self, instruments: Instruments, attendance: Attendance, state: Path) -> None:
         self.instruments = instruments
@@ -80,7 +81,7 @@ class CoordinatorMetrics:
         self._runs: dict[str, None] = {}
         self._broken: OrderedDict[tuple[str, str, str], None] = OrderedDict()
         self._paused: OrderedDict[tuple[str, str, str], int] = OrderedDict()
-        """Offset at which the last piece of a file ended."""
+        """Offset at which the last piece of a file ended, by direction, peer and file."""
         self._in_flight = dict.fromkeys(Direction, 0)
         for direction in Direction:
             instruments.set(metrics.TRANSFERS_IN_FLIGHT, 0, direction=direction)
@@ -89,7 +90,7 @@ class CoordinatorMetrics:
         instruments.refresh_with(self.refresh)
 
     def refresh(self) -> None:
-        """Set the figures that are looked up instead of counted. Thread-safe."""
+        """Set the metrics that are measured instead of counted. Thread-safe."""
         instruments = self.instruments
         instruments.set(metrics.HOSTS_ATTENDING, self._attendance.host_count)
         instruments.set(metrics.CLIENTS_ATTENDING, len(self._attendance.clients))
@@ -103,7 +104,7 @@ class CoordinatorMetrics:
     def watch_certificate(
         self, expires: Callable[[], datetime], authority_expires: Callable[[], datetime]
     ) -> None:
-        """Show when the certificate that is shown to others expires, and that of its authority."""
+        """Show when the coordinator's certificate and its authority's certificate expire."""
         self._expires = expires
 
         def refresh() -> None:
@@ -113,16 +114,17 @@ class CoordinatorMetrics:
         self.instruments.refresh_with(refresh)
 
     def watch_members(self, expire: Callable[[], datetime | None]) -> None:
-        """Show when the first member record expires; None without any."""
+        """Show when the first member record expires. expire: returns that time, None without
+        records."""
         self._members_expire = expire
 
     def watch_runs(self, away: Callable[[], Mapping[str, Sequence[str]]]) -> None:
-        """Show which hosts are disconnected. away: returns their names by run under way; any thread
-        may call it."""
+        """Show the disconnected hosts. away: returns their names by current run; must be
+        thread-safe."""
         self._away = away
 
     def seen(self, credential: Credential) -> None:
-        """A caller has shown a certificate."""
+        """Record the certificate of a caller."""
         identity = credential.identity
         self._peers[identity.role, identity.name] = credential.expires
         self._peers.move_to_end((identity.role, identity.name))
@@ -143,7 +145,8 @@ class CoordinatorMetrics:
         self._shown_away = shown
 
     def _show_peers(self) -> None:
-        """Show the certificate of each role that expires first; those long gone count no more."""
+        """Show, for each role, the certificate that expires first, without those expired long
+        ago."""
         since = utc() - _FORGOTTEN
         first: dict[Role, tuple[datetime, str]] = {}
         for (role, name), expires in list(self._peers.items()):
@@ -157,7 +160,7 @@ class CoordinatorMetrics:
         self._shown_peers = set(shown)
 
     def description(self) -> operator_pb2.DescribeCoordinatorResponse:
-        """The same figures for an operator who asks."""
+        """Return the same metrics as a message for operators."""
         usage = shutil.disk_usage(self._state)
         described = operator_pb2.DescribeCoordinatorResponse(
             software_version=software_version(),
@@ -187,11 +190,11 @@ class CoordinatorMetrics:
         return RunObserver(self.instruments, run_id, now, shown=shown)
 
     def failed_at_start(self, run_id: str, at: datetime) -> None:
-        """A run can't be resumed at the coordinator's start."""
+        """Record that a run could not be resumed at the coordinator's start."""
         self.observer(run_id).ended(RunEnding.FAILED, at)
 
     def under_way(self, runs: Iterable[str]) -> None:
-        """Record the runs that are driven now; pre-training is part of the run that it is for."""
+        """Record the runs that are driven now; a pre-training run counts as its main run."""
         self._under_way = sum(not is_pretraining(run_id) for run_id in runs)
         self.instruments.set(metrics.RUNS_UNDER_WAY, self._under_way)
 
@@ -230,7 +233,7 @@ class CoordinatorMetrics:
     def transfer(
         self, direction: Direction, peer: str, file: str, *, offset: int
     ) -> Iterator[Transfer]:
-        """Measure the transfer of a file, or a part of it; it counts as broken off unless marked
+        """Measure the transfer of a file, or a part of it; it counts as interrupted unless marked
         complete."""
         key = (str(direction), peer, file)
         instruments = self.instruments
@@ -268,7 +271,7 @@ def _remember(known: OrderedDict[_Key, _Value], key: _Key, value: _Value) -> Non
 
 
 def _size(folder: str | Path) -> int:
-    """Bytes of all files below a folder; files may come and go meanwhile."""
+    """Return the bytes of all files below a folder; files may be added and deleted meanwhile."""
     total = 0
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:

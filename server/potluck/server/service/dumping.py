@@ -1,4 +1,4 @@
-"""PostgreSQL's own programs, with the coordinator's URL."""
+"""Dumps and restores PostgreSQL databases with PostgreSQL's own programs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from potluck.server.store.sql.schema import metadata
 
 
 def dump(url: str, path: Path) -> None:
-    """Dump the coordinator's tables in a database of PostgreSQL into a file.
+    """Dump the coordinator's tables of a PostgreSQL database into a file.
 
     Tables of other programs in the same database are not dumped, so a restore does not touch them.
     Raises ConfigurationError, StorageError.
@@ -24,7 +24,7 @@ def dump(url: str, path: Path) -> None:
 
 
 def put_back(url: str, path: Path) -> None:
-    """Replace the coordinator's tables in a database of PostgreSQL by a dump, all or nothing.
+    """Replace the coordinator's tables in a PostgreSQL database by a dump, in one transaction.
 
     Raises ConfigurationError, StorageError.
     """
@@ -33,7 +33,7 @@ def put_back(url: str, path: Path) -> None:
 
 
 def _run(parsed: URL, program: str, *arguments: str) -> None:
-    # The password goes through the environment, as others can read command lines.
+    # The password is passed in the environment, because other users can read command lines.
     plain = parsed.set(drivername="postgresql", password=None)
     environment = dict(os.environ)
     if parsed.password:

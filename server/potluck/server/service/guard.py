@@ -1,7 +1,7 @@
 """The guard that every call to a coordinator or relay passes.
 
-It checks the caller's role, that its certificate is still valid, and that each request is a
-message. For responses, it is the only place where exceptions become gRPC statuses.
+It checks the caller's role, that its certificate is still valid, and that each request is a valid
+message. It is also the only place where exceptions become gRPC statuses.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from potluck.server.hosts.limits import (
 from potluck.server.service.refusal_log import RefusalLog
 
 LOOK_SECONDS = 1.0
-"""Seconds between looks for expired certificates with calls under way."""
+"""Seconds between checks for expired certificates with open calls."""
 
-Context = Any  # generated servicers say _ServicerContext, which only type checkers can name
+Context = Any  # generated code uses _ServicerContext, which exists only for type checkers
 
 HOSTS = "potluck.rpc.v1.CoordinatorService"
-"""The service that hosts call."""
+"""Name of the service that hosts call."""
 
 ROLES: Mapping[str, frozenset[Role]] = {
     HOSTS: SPEAKING,
@@ -56,30 +56,29 @@ ROLES: Mapping[str, frozenset[Role]] = {
 
 
 def credential_of(context: Context) -> Credential:
-    """The credential in the caller's verified certificate."""
+    """Return the credential in the caller's verified certificate."""
     return peer_credential(context.auth_context())
 
 
 def identity_of(context: Context) -> Identity:
-    """The caller's identity, by its verified certificate."""
+    """Return the identity in the caller's verified certificate."""
     return credential_of(context).identity
 
 
 def check_client(client: str, identity: Identity) -> None:
-    """Raise IdentityError unless a host or relay may speak for a client."""
+    """Raise IdentityError unless this host or relay may send messages for a client."""
     if not is_name(client) or not identity.may_speak_for(client):
         raise IdentityError(
-            f"{identity.role} '{identity.name}' may not speak for client {client[:80]!r}; its "
-            "certificate does not name it: issue one that does with `potluck pki issue … "
-            "--clients`",
+            f"{identity.role} '{identity.name}' may not send messages for client "
+            f"{client[:80]!r}, which its certificate does not name; issue one that names it with "
+            "`potluck pki issue … --clients`",
             host=identity.name,
             client=client[:80],
         )
 
 
 class Guard(grpc.aio.ServerInterceptor):
-    """Lets only the right role call a service, keeps every peer within its limits, and turns
-    exceptions into statuses."""
+    """Checks the caller's role, limits every peer, and converts exceptions into statuses."""
 
     def __init__(
         self,
@@ -100,16 +99,16 @@ class Guard(grpc.aio.ServerInterceptor):
         self._program = program
         self._log = RefusalLog()
         self._calls: defaultdict[int, set[asyncio.Task[Any]]] = defaultdict(set)  # by serial number
-        self._expiries: dict[int, datetime] = {}  # of certificates with calls under way
+        self._expiries: dict[int, datetime] = {}  # of certificates with open calls
 
     def cut_off(self, serials: frozenset[int]) -> None:
-        """End every call under way with one of these certificates, which are no longer valid."""
+        """End every open call with one of these certificates, which are no longer valid."""
         for serial in serials & self._calls.keys():
             for task in self._calls[serial]:
                 task.cancel()
 
     async def watch_expiry(self) -> None:
-        """End the calls of certificates as they expire, until cancelled."""
+        """End the open calls of certificates when these expire, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             now = datetime.now(UTC)
@@ -181,10 +180,10 @@ class Guard(grpc.aio.ServerInterceptor):
 
     @contextlib.contextmanager
     def _admitted(self, context: Context, roles: frozenset[Role] | None) -> Iterator[str]:
-        """A call under way; the peer's name.
+        """Admit a call while the block runs; yield the peer's name.
 
-        Raises IdentityError for one that may not call, also when its certificate is revoked or
-        expires meanwhile, and OverloadedError.
+        Raises IdentityError if the peer may not call, also if its certificate is revoked or expires
+        during the call, and OverloadedError.
         """
         credential = credential_of(context)
         self._check_credential(credential)
@@ -208,9 +207,9 @@ class Guard(grpc.aio.ServerInterceptor):
                 self._expiries.pop(credential.serial, None)
 
     def _check_credential(self, credential: Credential) -> None:
-        """Raise IdentityError for a certificate that no longer counts.
+        """Raise IdentityError if a certificate has expired or was revoked.
 
-        TLS has looked at its end only when the connection was made.
+        TLS checks the expiry only when a connection is opened.
         """
         if credential.expires < datetime.now(UTC):
             raise CertificateExpiredError(
@@ -223,7 +222,7 @@ class Guard(grpc.aio.ServerInterceptor):
     async def _abort(self, context: Context, error: Exception, method: str) -> NoReturn:
         """End a call with the status of an error, and log it."""
         if isinstance(error, grpc.aio.AbortError) or type(error).__name__ == "ExecuteBatchError":
-            raise error  # the second: the connection broke, which `logs.py` logs
+            raise error  # a second abort: `logs.py` logs the broken connection
         peer = _name_of(context)
         error = open_files_error(error, self._program) or error
         if isinstance(error, PotluckError):
@@ -242,7 +241,7 @@ class Guard(grpc.aio.ServerInterceptor):
 
 
 def _with_fast_frames(handler: Any, method: str) -> Any:
-    """The handlers that move files take and give chunks as bytes (see `frames.py`)."""
+    """Return the handler; for file transfers, one that uses chunks as bytes (see `frames.py`)."""
     if method.endswith("/FetchModel"):
         return grpc.unary_stream_rpc_method_handler(
             handler.unary_stream,
@@ -259,10 +258,10 @@ def _with_fast_frames(handler: Any, method: str) -> Any:
 
 
 def _decoding(handler: Any, method: str) -> Callable[[Any, Context], Any]:
-    """Return the handler's behaviour for requests that come as bytes.
+    """Return the handler's behaviour for requests that arrive as bytes.
 
-    They are decoded inside the guard: an error in a deserializer of gRPC would end the call without
-    a reason, and fill the log. Every text in them becomes plain text here.
+    Requests are decoded inside the guard: an error in a gRPC deserializer would end the call
+    without a reason, and flood the log. Control characters are removed from all texts in them.
     """
     behaviour: Callable[[Any, Context], Any] = (
         handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
@@ -274,8 +273,8 @@ def _decoding(handler: Any, method: str) -> Callable[[Any, Context], Any]:
             message = deserialize(text)
         except DecodeError:
             raise ProtocolError(
-                f"{method.rpartition('/')[2]} was sent {len(text)} bytes that are no message of "
-                "its kind; install the same release of Potluck on both sides",
+                f"{method.rpartition('/')[2]} received {len(text)} bytes that are not a valid "
+                "message for it; install the same release of Potluck on both sides",
                 method=method,
                 bytes=len(text),
             ) from None
@@ -307,12 +306,12 @@ def _rebuild(handler: Any, behaviour: Callable[..., Any]) -> grpc.RpcMethodHandl
 
 
 def _check_role(identity: Identity, roles: frozenset[Role] | None) -> str:
-    """The peer's name, once it is sure that it may call. Raises IdentityError."""
+    """Return the peer's name if its role may call. Raises IdentityError."""
     if roles is not None and identity.role not in roles:
         article = {Role.OPERATOR: "an"}
         needed = " or ".join(f"{article.get(role, 'a')} {role}" for role in sorted(roles))
         raise IdentityError(
-            f"this service is for {needed}; the certificate presented is that of the "
+            f"this service is for {needed}; the caller's certificate is that of the "
             f"{identity.role} '{identity.name}'",
             role=identity.role,
             needed=" or ".join(sorted(roles)),

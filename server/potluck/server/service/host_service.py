@@ -1,4 +1,4 @@
-"""The service hosts call: the control stream, models down, updates up."""
+"""The service for hosts: control stream, downloads of models, uploads of updates."""
 
 from __future__ import annotations
 
@@ -27,12 +27,11 @@ from potluck.server.service.transfers import send_file
 from potluck.server.service.uploads import Uploads
 
 _LONGEST_DEVICE = 160
-"""Number of characters that are kept of a host's device text; enough for eight GPUs and their
-name."""
+"""Maximum number of characters kept of a host's device text; enough for eight GPUs."""
 
 
 class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
-    """Exceptions become statuses in `guard.py`."""
+    """The service for hosts. `guard.py` turns exceptions into statuses."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
@@ -44,7 +43,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
     async def Attend(
         self, request_iterator: AsyncIterator[coordinator_pb2.AttendRequest], context: Context
     ) -> AsyncIterator[coordinator_pb2.AttendResponse]:
-        """The control stream of a host."""
+        """Serve the control stream of a host."""
         first = await anext(aiter(request_iterator), None)
         session = self._greet(first, identity_of(context))
         session.certificate_expires = credential_of(context).expires
@@ -63,7 +62,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
                 reader.cancel()
 
     def _welcome(self) -> coordinator_pb2.AttendResponse:
-        """The answer to a host's hello."""
+        """Return the answer to a host's hello."""
         welcome = coordinator_pb2.Welcome(
             coordinator_id=self._coordinator.id,
             versions=VERSIONS,
@@ -84,9 +83,11 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         check_agreement(told, VERSIONS, host_name=host_id)
         clients = tuple(hello.client_ids)
         if not clients:
-            raise ProtocolError(f"host '{host_id}' says hello without clients")
+            raise ProtocolError(
+                f"the hello of host '{host_id}' names no clients; it must name at least one"
+            )
         if len(set(clients)) != len(clients):
-            raise ProtocolError(f"host '{host_id}' names a client twice")
+            raise ProtocolError(f"the hello of host '{host_id}' names a client twice")
         for client in clients:
             check_client(client, identity)
         return HostSession(
@@ -120,14 +121,15 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
                     case other:
                         raise ProtocolError(f"unexpected '{other}' on the control stream")
         finally:
-            session.outbox.put_nowait(None)  # the host's half is closed, so close ours
+            session.outbox.put_nowait(None)  # the host has closed its half of the stream
 
     # Models down ------------------------------------------------------------------------------
 
     async def FetchModel(
         self, request: coordinator_pb2.CoordinatorServiceFetchModelRequest, context: Context
     ) -> AsyncIterator[Any]:
-        """A model file by its digest: messages, and chunks already encoded (see `guard.py`)."""
+        """Send a model file by its digest: messages, and chunks already encoded (see
+        `guard.py`)."""
         blake3 = check_digest(request.blake3)
         peer = identity_of(context).name
         coordinator = self._coordinator
@@ -157,15 +159,15 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
                     elif isinstance(message, reply) and message.frame.HasField("trailer"):
                         confirmed = download.complete(request.offset + transfer.moved)
                         coordinator.runs.count_down(blake3, confirmed)
-                        transfer.complete()  # a host that has it may end the call at once
+                        transfer.complete()  # a host that has the file may end the call now
                     yield message
-            if transfer.outcome is TransferOutcome.BROKEN:  # all that was asked for is sent
+            if transfer.outcome is TransferOutcome.BROKEN:  # all requested bytes were sent
                 transfer.pause(request.offset + request.limit)
 
     async def _elsewhere(
         self, request: coordinator_pb2.CoordinatorServiceFetchModelRequest, peer: str
     ) -> transfer_pb2.StoredFile | None:
-        """Return a file's place in the object store; None if the coordinator sends it."""
+        """Return a file's location in the object store; None if the coordinator sends it."""
         stored = self._coordinator.stored
         if stored is None:
             return None
@@ -185,7 +187,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
     async def SubmitUpdate(
         self, request_iterator: AsyncIterator[Any], context: Context
     ) -> coordinator_pb2.SubmitUpdateResponse:
-        """An update: one header, chunks as views of their bytes (see `guard.py`), one trailer."""
+        """Receive an update: a header, chunks as views of their bytes (see `guard.py`), a
+        trailer."""
         return await self._uploads.take(request_iterator, identity_of(context))
 
 
@@ -195,20 +198,20 @@ def host_of(hello: coordinator_pb2.Hello, identity: Identity) -> str:
     if identity.role is not Role.RELAY:
         if hello.behind:
             raise IdentityError(
-                f"host '{identity.name}' says hello for another, '{hello.behind[:80]}', which only "
-                "a relay may; issue one a certificate with `potluck pki issue FOLDER relay`",
+                f"host '{identity.name}' sent a hello for host '{hello.behind[:80]}', which only a "
+                "relay may do; issue a relay certificate with `potluck pki issue FOLDER relay`",
                 host=identity.name,
             )
         return identity.name
     if not is_name(hello.behind):
         raise IdentityError(
-            f"relay '{identity.name}' says hello for {hello.behind[:80]!r}, which is no host's "
-            "name; hosts attend with `potluck-client`, and relays with `potluck-relay`",
+            f"relay '{identity.name}' sent a hello for {hello.behind[:80]!r}, which is not a "
+            "valid host name; hosts connect with `potluck-client`, relays with `potluck-relay`",
             relay=identity.name,
         )
     return hello.behind
 
 
 def _chunk_bytes(request: coordinator_pb2.CoordinatorServiceFetchModelRequest) -> int:
-    """The size that is asked for, within sensible bounds."""
+    """Return the requested chunk size, limited to sensible values."""
     return min(max(request.chunk_bytes or CHUNK_BYTES, LEAST_CHUNK_BYTES), CHUNK_BYTES)

@@ -1,4 +1,4 @@
-"""The messages in which operators are sent profiles and audits."""
+"""Messages to operators with profiles and audits."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _audit(client: str, audit: ClientAudit) -> operator_pb2.LabelAudit:
 
 
 def disclosure_messages(found: Disclosures) -> Iterator[operator_pb2.AuditDisclosuresResponse]:
-    """One message for each sum, then the profiles, some in each; at least one message."""
+    """Yield one message for each sum, then profiles, several per message; at least one message."""
     independent = found.independent
     for record in found.sums:
         yield operator_pb2.AuditDisclosuresResponse(

@@ -1,4 +1,4 @@
-"""The service operators call: runs, clients, models."""
+"""The service for operators: runs, clients, models."""
 
 from __future__ import annotations
 
@@ -29,20 +29,22 @@ from potluck.server.watching.feed import (
 )
 
 PROGRESS_SECONDS = 0.25
-"""Seconds between reports on the round under way to a watcher."""
+"""Seconds between progress reports on the current round to a watcher."""
 
 
 def _number(token: str) -> int:
     try:
         return int(token)
     except ValueError:
-        raise ProtocolError(f"{token[:40]!r} is no page token of this coordinator") from None
+        raise ProtocolError(
+            f"{token[:40]!r} is not a page token of this coordinator; request the first page"
+        ) from None
 
 
 class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
     """The service for operators. `guard.py` turns exceptions into statuses.
 
-    An operation on the store is finished once begun, even if the operator disconnects.
+    A started operation on the store is finished, even if the operator disconnects.
     """
 
     def __init__(self, coordinator: Coordinator, revoking: Revoking) -> None:
@@ -132,12 +134,12 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
     async def WatchRun(
         self, request: operator_pb2.WatchRunRequest, context: Context
     ) -> AsyncIterator[operator_pb2.WatchRunResponse]:
-        """Everything that happens in a run."""
+        """Send all events of a run until it ends."""
         run_id = (await self._archive.run(request.run_id)).run_id
         driver = self._runs.driver(run_id)
         watcher = driver.feed.watch() if driver is not None else None
         try:
-            # Watching first and reading then may find a round twice, but misses none.
+            # Watching before reading may yield a round twice, but misses none.
             row = await self._archive.run(run_id)
             status = self._status(row)
             yield Event(status=status)
@@ -232,14 +234,14 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
     async def InstallRevocations(
         self, request: operator_pb2.InstallRevocationsRequest, context: Context
     ) -> operator_pb2.InstallRevocationsResponse:
-        """Cut off whose certificate is on a list."""
+        """Install a revocation list, and disconnect peers whose certificate is on it."""
         revoked, new = self._revoking.install(request.revocation_list)
         return operator_pb2.InstallRevocationsResponse(revoked=revoked, new=new)
 
     async def InstallMembership(
         self, request: operator_pb2.InstallMembershipRequest, context: Context
     ) -> operator_pb2.InstallMembershipResponse:
-        """Take over a membership, and have hosts get it."""
+        """Install a membership, and send it to the hosts."""
         membership = self._coordinator.trust.membership
         if membership is None:
             raise ConfigurationError(
@@ -255,7 +257,7 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
     async def FetchModel(
         self, request: operator_pb2.OperatorServiceFetchModelRequest, context: Context
     ) -> AsyncIterator[Any]:
-        """The model of a run: messages, and chunks already encoded (see `guard.py`)."""
+        """Send a run's model: messages, and chunks already encoded (see `guard.py`)."""
         row, number, blake3, committed = await self._archive.model_of(
             request.run_id, request.round, best=request.best
         )

@@ -1,4 +1,4 @@
-"""Rebuilds the rows that a database has lost, from the records of committed rounds beside it.
+"""Rebuilds the rows that a database has lost, from the records of committed rounds.
 
 A round is restored if its model is on disk, or if a later round is restored.
 """
@@ -26,7 +26,7 @@ _LOGS = ("-wal", "-shm")
 
 
 def rebuild(config: CoordinatorConfig) -> Iterator[str]:
-    """Restore rounds that are recorded and missing; yield a line for people for each run.
+    """Restore rounds that are recorded but not in the database; yield a line to show for each run.
 
     A damaged SQLite file is renamed, and a new one takes its place. Raises ConfigurationError while
     a coordinator uses the state directory, StorageError if the database can't be used.
@@ -41,7 +41,7 @@ def rebuild(config: CoordinatorConfig) -> Iterator[str]:
 
 
 def _without_damage(config: CoordinatorConfig) -> Iterator[str]:
-    """Move a damaged file of SQLite out of the way."""
+    """Rename a damaged SQLite file."""
     url = config.database_url()
     try:
         with Store.open(url) as store:
@@ -53,7 +53,7 @@ def _without_damage(config: CoordinatorConfig) -> Iterator[str]:
         path = Path(parsed.database or "").resolve()
         aside = _free_name(path)
         path.replace(aside)
-        for suffix in _LOGS:  # not beside a new file
+        for suffix in _LOGS:  # they don't belong to the new file
             log = path.with_name(path.name + suffix)
             if log.exists():
                 log.replace(aside.with_name(aside.name + suffix))
@@ -90,24 +90,24 @@ def _put_back(store: Store, records: RoundRecords, files: ModelFiles) -> Iterato
         rebuilt = f"rebuilt up to round {end}"
         store.end_put_back(run_id, f"{rebuilt}; `potluck resume {run_id}` continues it", utc())
         yield f"run {run_id} is {rebuilt}"
-    if new:  # no host was met since it was made
+    if new:  # no host has connected since it was created
         store.put_quarantine(newest)
 
 
 def _in_order(records: RoundRecords) -> list[str]:
-    """The runs that have records, in the order in which they were started as far as is known."""
+    """Return the runs that have records, in the order in which they were started, if known."""
     numbers: dict[str, int] = {}
     for run_id in records.runs():
         if records.rounds(run_id):
             try:
                 numbers[run_id] = int(_own_row(records, run_id)["number"])
             except StorageError:
-                numbers[run_id] = 0  # said where its rounds are put back
+                numbers[run_id] = 0  # reported when its rounds are restored
     return sorted(numbers, key=lambda run_id: numbers[run_id])
 
 
 def _own_row(records: RoundRecords, run_id: str) -> Mapping[str, Any]:
-    """The row of a run itself; the first record has it. Raises StorageError."""
+    """Return a run's own row from its first record. Raises StorageError."""
     first = records.rounds(run_id)[0]
     for row in records.read(run_id, first).get("runs", ()):
         return row
@@ -115,7 +115,8 @@ def _own_row(records: RoundRecords, run_id: str) -> Mapping[str, Any]:
 
 
 def _last_with_files(records: RoundRecords, files: ModelFiles, run_id: str, *, after: int) -> int:
-    """The last recorded round of a run whose files are on disk and whole. Raises StorageError."""
+    """Return a run's last recorded round whose files are on disk and intact. Raises
+    StorageError."""
     for number in reversed(records.rounds(run_id)):
         if number <= after:
             break
@@ -127,6 +128,4 @@ def _last_with_files(records: RoundRecords, files: ModelFiles, run_id: str, *, a
         except (NotFoundError, StorageError):
             continue
         return number
-    raise StorageError(
-        f"the model of none of its rounds after {after} is on disk; restore a backup"
-    )
+    raise StorageError(f"no model of its rounds after {after} is on disk; restore a backup")

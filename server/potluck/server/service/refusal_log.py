@@ -1,4 +1,4 @@
-"""Refused calls in the log: a few lines, however many there are."""
+"""Logs refused calls, with a limited number of lines."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from potluck.common.errors import (
 log = structlog.get_logger()
 
 INTERVAL_SECONDS = 30.0
-"""The first refusal of a peer for a reason is logged at once, those that follow together."""
+"""Interval in seconds. A peer's first refusal for a reason is logged immediately, later ones
+together."""
 
 _OWN_FAULTS = (OpenFilesError, RelayStorageError, StorageError)
 
 
 class RefusalLog:
-    """One line for each peer and reason within an interval. Lives on the event loop."""
+    """Logs one line for each peer and reason within an interval. Used on the event loop."""
 
     def __init__(self, interval_seconds: float = INTERVAL_SECONDS) -> None:
         self._seconds = interval_seconds
-        self._more: dict[tuple[str, str], int] = {}  # in the interval under way
+        self._more: dict[tuple[str, str], int] = {}  # in the current interval
 
     def refused(self, peer: str, method: str, error: PotluckError) -> None:
-        """A call was refused for this reason; a warning if the fault is this process's own."""
+        """Log a refused call; as a warning if this process is the cause."""
         write = log.warning if isinstance(error, _OWN_FAULTS) else log.info
         self._log(
             (peer, error.reason),
@@ -41,7 +42,7 @@ class RefusalLog:
         )
 
     def failed(self, peer: str, method: str, error: Exception) -> None:
-        """A call failed by a fault of ours."""
+        """Log a call that failed because of an error in this process."""
         self._log(
             (peer, type(error).__name__),
             lambda: log.error("call failed", peer=peer, method=method, exc_info=error),

@@ -1,5 +1,5 @@
-"""Restores a backup. Killed at any moment, it leaves the old state, or one that no coordinator
-starts with until the restore has been repeated."""
+"""Restores a backup. After a kill, the old state is intact, or no coordinator starts until the
+restore was repeated."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from potluck.server.service.state_folders import MODELS, locked_state
 from potluck.server.store.sql.database import locked_sqlite, parse_url
 
 _MARK = "restoring"
-"""In the state directory while a restore changes what is there; names the backup."""
+"""Name of a file in the state directory during a restore; it contains the path of the backup."""
 
 
 def check_not_interrupted(state: Path) -> None:
-    """Raise StorageError if a restore was killed during its changes."""
+    """Raise StorageError if a restore was killed before its end."""
     try:
         backup = (state / _MARK).read_text()
     except OSError:
@@ -43,10 +43,10 @@ def check_not_interrupted(state: Path) -> None:
 
 
 def restore(config: CoordinatorConfig, folder: Path) -> Iterator[str]:
-    """Replace the state by that of a backup; yield lines for people.
+    """Replace the state by that of a backup; yield lines to show to the operator.
 
-    All files are verified first. Files for which a backup can't be newer stay: lists of
-    revocations, members, records. Raises ConfigurationError while a coordinator uses the state
+    All files are verified first. Existing revocation lists, members and records are kept, because a
+    backup can't have newer ones. Raises ConfigurationError while a coordinator uses the state
     directory, or if the folder is not a backup; StorageError if one of its files is damaged or a
     disk fails.
     """
@@ -56,7 +56,8 @@ def restore(config: CoordinatorConfig, folder: Path) -> Iterator[str]:
     if is_dump != (parse_url(url).get_backend_name() == "postgresql"):
         kind = "PostgreSQL" if is_dump else "SQLite"
         raise ConfigurationError(
-            f"{folder} is a backup of {kind}; set `database` of the configuration to one",
+            f"{folder} is a backup of a {kind} database; set `database` in the configuration to "
+            "such a URL",
             path=folder,
         )
     verify(folder, found)
@@ -74,11 +75,11 @@ def restore(config: CoordinatorConfig, folder: Path) -> Iterator[str]:
                 made = path.with_name(f"{path.name}.restored")
                 copy(folder / found.database, made)
                 _mark(state, folder)
-                for suffix in ("-wal", "-shm"):  # of the newer file, and poison for the older one
+                for suffix in ("-wal", "-shm"):  # logs of the newer file would damage the older one
                     path.with_name(path.name + suffix).unlink(missing_ok=True)
                 made.replace(path)
                 sync_folder(path.parent)
-        # They know of rounds after the backup, which are to be repeated.
+        # They have rounds after the backup, which will be repeated.
         (state / JOURNAL).unlink(missing_ok=True)
         shutil.rmtree(state / "spool", ignore_errors=True)
         (state / _MARK).unlink()
@@ -93,7 +94,7 @@ def _mark(state: Path, folder: Path) -> None:
 
 
 def _put(source: Path, target: Path, digest: str) -> None:
-    """Copy a file if it is missing at its place, or if a damaged model is there."""
+    """Copy a file if the target is missing, or a damaged model."""
     if target.exists() and (target.parent.name != MODELS or digest_of(target) == digest):
         return
     copy(source, target)

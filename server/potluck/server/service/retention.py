@@ -1,10 +1,10 @@
-"""Deletes model files that no run needs any more. Lives on the event loop.
+"""Deletes model files that no run needs any more. Used on the event loop.
 
-A file stays while a run under way uses it, while the run that it was written for has not named it
-yet, and while a round that names it is within its run's retention. After a commit, only files that
-may have become unnecessary are checked: new ones, those that this round pushes out of retention,
-and the run's previous best model. Files that a coordinator finds at its start are checked once, in
-the background.
+A file is kept while a current run uses it, until the run for which it was written has referenced
+it, and while a round that references it is within its run's retention. After a commit, only files
+that may have become unnecessary are checked: new ones, those that leave the retention with this
+round, and the run's previous best model. Files that a coordinator finds at its start are checked
+once, in the background.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from potluck.server.store.model_files import ModelFiles
 from potluck.server.store.store_thread import InStore
 
 _AT_ONCE = 500
-"""Files looked at in one go, so that rounds get their turn between."""
+"""Number of files checked at once; between checks, rounds can use the store."""
 _ATTEMPTS = 10
 _PAUSE_SECONDS = 0.05
-"""Between attempts to empty SQLite's log: another program's read ends soon, as a rule."""
+"""Seconds between attempts to empty SQLite's log; another program's read usually ends soon."""
 
 
 class Tidying:
-    """Deletes model files that no run needs any more. in_use: those that must not be deleted."""
+    """Deletes model files that no run needs any more. in_use: returns the digests to keep."""
 
     def __init__(
         self, files: ModelFiles, in_store: InStore, in_use: Callable[[], set[str]]
@@ -36,17 +36,18 @@ class Tidying:
         self._files = files
         self._in_store = in_store
         self._in_use = in_use
-        self._done: dict[str, int] = {}  # by run, the last round after which it was tidied up
+        self._done: dict[str, int] = {}  # by run, the last round after which files were deleted
         self._one_at_a_time = asyncio.Lock()
 
     def begin(self, run_id: str, committed: int) -> None:
-        """A run is driven from now on: what was to go before this round has gone, or will by
-        `look_at`."""
+        """Register a run that is driven now; `look_at` handles files of its rounds up to
+        `committed`."""
         self._done.setdefault(run_id, committed)
 
     async def after_commit(self, run_id: str, retention: Retention, committed: int) -> None:
-        """Empty the database's log, so that damage to it can't undo this committed round; then
-        delete what the run doesn't need any more."""
+        """Empty the database's log, then delete files that the run no longer needs.
+
+        After that, damage to the log can't undo the committed round."""
         async with self._one_at_a_time:
             await self._log_emptied()
             done = self._done.get(run_id, 0)
@@ -57,7 +58,7 @@ class Tidying:
             self._done[run_id] = committed
 
     async def look_at(self, found: Collection[str]) -> None:
-        """Delete those of the files found at the start that are not needed."""
+        """Delete files found at the start that are not needed."""
         files = sorted(found)
         for begin in range(0, len(files), _AT_ONCE):
             async with self._one_at_a_time:
@@ -66,10 +67,11 @@ class Tidying:
                 await self._tidy(some)
 
     async def _tidy(self, candidates: set[str], run_id: str = "", done: int = 0) -> None:
-        """Delete those of some files that are not needed.
+        """Delete the candidates that are not needed.
 
-        run_id: the run whose rounds from `done` on have named the files written for them. Rounds of
-        other runs prove nothing: a file may be written again for a round that has yet to name it.
+        run_id: the run whose rounds after `done` have referenced the files written for them. Rounds
+        of other runs don't count: a file may be written again for a round that will reference it
+        later.
         """
         in_use = self._in_use()
         self._files.needed(in_use)
@@ -84,12 +86,13 @@ class Tidying:
         self._files.needed(named)
         self._files.settle(kept)
         gone = unused - kept
-        # A database whose log is damaged falls back to an earlier round: its files must be there.
+        # A database with a damaged log returns to an earlier round, whose files must still exist.
         if gone and await self._log_emptied():
             await asyncio.to_thread(self._files.delete, gone - self._in_use())
 
     async def _log_emptied(self) -> bool:
-        """Empty the database's log. Returns False if other programs read it all the time."""
+        """Empty the database's log. Return False if other programs read the database
+        continuously."""
         for attempt in range(_ATTEMPTS):
             if await self._in_store(Store.checkpoint):
                 return True
@@ -99,7 +102,7 @@ class Tidying:
 
 
 def is_kept(holder: FileHolder) -> bool:
-    """True if a run's retention keeps a file of one of its rounds."""
+    """Return True if a run's retention keeps a file of one of its rounds."""
     age = holder.committed_rounds - holder.round
     if holder.of_state or age == 0:
         return age == 0
@@ -114,7 +117,8 @@ def is_kept(holder: FileHolder) -> bool:
 
 @lru_cache(maxsize=1000)
 def _retention(run_file: str) -> Retention | None:
-    """None for a run file of another release; better too many files than too few."""
+    """Return a run file's retention; None if it is of another release, so that all files are
+    kept."""
     try:
         return parse_run_file(run_file, source="run file").kept_models
     except ConfigurationError:
@@ -124,7 +128,7 @@ def _retention(run_file: str) -> Retention | None:
 def _out_of_retention(
     store: Store, *, run_id: str, keep: int, done: int, committed: int
 ) -> set[str]:
-    """The files of a run that the rounds after `done` may have pushed out of retention."""
+    """Return the files of a run that may have left the retention with the rounds after `done`."""
     models = store.model_references(run_id, first=done - keep + 1, last=committed - keep)
     states = store.model_references(run_id, first=done, last=committed - 1)
     of_states = {each.state_blake3 for each in states if each.state_blake3 is not None}

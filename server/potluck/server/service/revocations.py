@@ -1,5 +1,6 @@
-"""Revocations that a running coordinator loads: from a watched file, or from an operator. A revoked
-peer is disconnected at once, and refused from then on."""
+"""Revocations that a running coordinator loads: from a watched file, or from an operator.
+
+A revoked peer is disconnected immediately, and refused afterwards."""
 
 from __future__ import annotations
 
@@ -23,20 +24,20 @@ from potluck.common.net.revocation import (
 log = structlog.get_logger()
 
 LOOK_SECONDS = 1.0
-"""Seconds between looks at the watched file, which cost two system calls."""
+"""Seconds between checks of the watched file; a check needs two system calls."""
 
 KEPT = "revoked.pem"
-"""In the state directory, the newest list that an operator has sent."""
+"""Name of the file in the state directory with the newest list that an operator sent."""
 
 
 class Revoking:
-    """The revocations of a coordinator. Lives on the event loop."""
+    """The revocations of a coordinator. Used on the event loop."""
 
     def __init__(self, state_directory: Path, authority: Path, watched: Path | None) -> None:
-        """`watched`: the file of the configuration, if there is one.
+        """watched: the configured file to watch; None if there is none.
 
-        Raises ConfigurationError or IdentityError if a list can't be used: better no coordinator
-        than one that admits revoked peers.
+        Raises ConfigurationError or IdentityError if a list can't be used: without it, the
+        coordinator would admit revoked peers.
         """
         self._authority = authority
         self._kept = state_directory / KEPT
@@ -54,7 +55,7 @@ class Revoking:
             self._take(read_revocations(watched, authority))
 
     def listen(self, listener: Callable[[frozenset[int]], None]) -> None:
-        """Have `listener` called with the serial numbers of every new revocation."""
+        """Register `listener`, which is called with the serial numbers of new revocations."""
         self._listeners.append(listener)
 
     def check(self, credential: Credential) -> None:
@@ -62,7 +63,7 @@ class Revoking:
         self._revocations.check(credential.serial, str(credential))
 
     def install(self, pem: bytes) -> tuple[int, int]:
-        """Take over a list that an operator sent; how many it revokes, and how many were new.
+        """Install an operator's list; return the number of its revocations, and of new ones.
 
         Raises ConfigurationError, IdentityError for a list of another authority, StorageError.
         """
@@ -72,14 +73,14 @@ class Revoking:
                 write_whole(self._kept, pem, 0o600)
             except OSError as error:
                 raise StorageError(
-                    f"{self._kept} can't be written ({error.strerror}); make room and send the "
-                    "list again"
+                    f"{self._kept} can't be written ({error.strerror}); free disk space and send "
+                    "the list again"
                 ) from error
             self._number = found.number
         return len(found.revoked), self._take(found)
 
     async def watch(self) -> None:
-        """Follow the watched file until cancelled."""
+        """Reload the watched file when it changes, until cancelled."""
         if self._watched is None:
             return
         while True:

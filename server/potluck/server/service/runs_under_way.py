@@ -1,4 +1,4 @@
-"""The runs under way: their drivers, their files in use, and how they end."""
+"""The current runs: their drivers, their files in use, and their ends."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ log = structlog.get_logger()
 
 
 class RunsUnderWay:
-    """Runs by id, those that pre-train for others among them. Lives on the event loop."""
+    """The current runs by id, including pre-training runs. Used on the event loop."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class RunsUnderWay:
         offended: Callable[[Iterable[str]], Awaitable[dict[str, str]]],
         tracer: Tracer | None = None,
     ) -> None:
-        """`offended`: see `Offences.add`. tracer: receives the spans of runs."""
+        """offended: see `Offences.add`. tracer: receives the spans of runs."""
         self._tracer = tracer
         self._config = config
         self._in_store = in_store
@@ -78,9 +78,10 @@ class RunsUnderWay:
         self.sums = open_collector(attendance, in_store, trust, metrics.secure_phase)
         metrics.watch_runs(self._away_hosts)
         self.broken: asyncio.Future[PotluckError] = asyncio.get_running_loop().create_future()
-        """Done when the coordinator can't go on: the store takes no more."""
+        """Future that is set to the error if the coordinator can't continue, because the store has
+        failed."""
         self.changed: Callable[[], None] = lambda: None
-        """Called when a run has begun or ended, or a round was committed."""
+        """Called when a run has started or ended, or a round was committed."""
 
     # Beginning and ending ---------------------------------------------------------------------
 
@@ -123,24 +124,25 @@ class RunsUnderWay:
         await self.commits.note(row)
 
     async def stop(self, row: RunRow) -> None:
-        """Stop a run, and return when it has ended. Raises RunError if it is not under way."""
+        """Stop a run, and return when it has ended. Raises RunError if it is not running."""
         task = self._tasks.get(row.run_id)
         if task is None:
             raise RunError(f"run {row.run_id} is not under way, it is {row.state}", run=row.run_id)
-        self._stopping.add(row.run_id)  # its pre-training may yet have to begin
+        self._stopping.add(row.run_id)  # its pre-training may start later
         for run_id in (row.run_id, pretraining_id(row.run_id)):
             if run_id in self._drivers:
                 self._drivers[run_id].post(StopRequested())
         await asyncio.wait([task])
 
     async def ended(self, run_id: str) -> None:
-        """Return when a run is over whose end is stored: some of it may still be under way."""
+        """Wait until the driver of a run has finished; its end may be stored before."""
         if run_id in self._tasks:
             await asyncio.wait([self._tasks[run_id]])
 
     async def delete(self, run_id: str) -> None:
-        """Delete a run that is over, with what pre-trained for it, and the files that no other run
-        needs. Raises StorageError."""
+        """Delete an ended run, its pre-training run and the files that no other run needs.
+
+        Raises StorageError."""
         run_ids = (run_id, pretraining_id(run_id))
         await self.commits.forget(*run_ids)
         files: set[str] = await self._in_store(lambda store: store.delete_runs(run_ids))
@@ -176,7 +178,7 @@ class RunsUnderWay:
     async def _pretrain(self, run_id: str, plan: RunPlan, initial: str) -> str | None:
         """Pre-train for a run, from the model `initial`; return the digest of the resulting model.
 
-        None if the operator stops it. Raises RunError if it fails.
+        Returns None if an operator stops it. Raises RunError if it fails.
         """
         clients = len(self._attendance.clients)
         wanted = pretraining_run(run_id, plan.run_file, clients=clients, at=utc())
@@ -199,7 +201,7 @@ class RunsUnderWay:
         error = None if task.cancelled() else task.exception()
         if error is None or self.broken.done():
             return
-        # Not even the run's end could be recorded: a restart resumes it.
+        # The run's end could not be stored either; a restart resumes the run.
         if isinstance(error, OSError):
             error = disk_error(error, self._config.state_directory)
         cause = error.message if isinstance(error, PotluckError) else repr(error)
@@ -211,40 +213,42 @@ class RunsUnderWay:
     # Asking about them ------------------------------------------------------------------------
 
     def driver(self, run_id: str) -> RunDriver | None:
-        """The run, if it is under way."""
+        """Return the driver of a run; None if it is not running."""
         return self._drivers.get(run_id)
 
     async def inbox_of(self, run_id: str, update_id: str) -> UpdateInbox:
-        """Return the inbox of the run that an update names. Raises RoundClosedError.
+        """Return the inbox of the run to which an update belongs. Raises RoundClosedError.
 
-        After a restart, hosts may connect before the run has loaded its state. They wait for it.
+        After a restart, hosts may connect before the run has loaded its state; this call then
+        waits.
         """
         driver = self._drivers.get(run_id)
         inbox = None if driver is None else await driver.inbox()
         if inbox is None:
             raise RoundClosedError(
-                f"nobody waits for update '{update_id[:200]}': its run is over or unknown; drop it",
+                f"update '{update_id[:200]}' is not expected: its run has ended or is unknown; "
+                "drop it",
                 update=update_id[:200],
             )
         return inbox
 
     def rows(self) -> list[RunRow]:
-        """Runs that are waiting or running, oldest first; not those that pre-train for others."""
+        """Return waiting and running runs, oldest first, without pre-training runs."""
         drivers = self._drivers.items()
         rows = [driver.row for run_id, driver in drivers if not is_pretraining(run_id)]
         return sorted(rows, key=lambda row: row.number)
 
     def _away_hosts(self) -> dict[str, list[str]]:
-        """The hosts that each run misses; any thread calls this."""
+        """Return the disconnected hosts that each run waits for; thread-safe."""
         return {run_id: driver.away_hosts() for run_id, driver in list(self._drivers.items())}
 
     def left_out_of(self, client_id: str) -> dict[str, str]:
-        """The runs that a client can't take part in, and why."""
+        """Return the runs in which a client can't take part, with the reasons."""
         whys = {run_id: each.why_left_out(client_id) for run_id, each in self._drivers.items()}
         return {run_id: why for run_id, why in whys.items() if why}
 
     def count_down(self, blake3: str, sent: int) -> None:
-        """Count bytes of a model file that a host has for the run that uses it."""
+        """Count bytes of a model file that a host received, for the run that uses the file."""
         if not sent:
             return
         for driver in self._drivers.values():
@@ -253,14 +257,14 @@ class RunsUnderWay:
                 return
 
     async def exclusion_changed(self) -> None:
-        """Clients were put into quarantine or readmitted, or other ones are members."""
+        """Notify all runs that the clients in quarantine, or the members, have changed."""
         for driver in list(self._drivers.values()):
             await driver.exclusion_changed()
 
     # Their files ------------------------------------------------------------------------------
 
     async def tidy_up(self, found: set[str]) -> None:
-        """Delete what earlier coordinators left, once the runs know what they use."""
+        """Delete unneeded files of earlier processes, after the runs have loaded their state."""
         for driver in list(self._drivers.values()):
             await driver.inbox()
         try:
@@ -274,9 +278,9 @@ class RunsUnderWay:
 
 
 def _spans(tracer: Tracer, row: RunRow, plan: RunPlan) -> RunSpans:
-    """Return the spans of a run.
+    """Create the spans of a run.
 
-    A client's training time reveals its number of samples. A collector gets that time only if the
+    A client's training time reveals its number of samples. So traces have that time only if the
     coordinator gets the exact number.
     """
     exact = plan.run_file.weighting is Weighting.EXACT

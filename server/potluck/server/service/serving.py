@@ -1,4 +1,4 @@
-"""The coordinator on a port."""
+"""Serves the coordinator's services on a port."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from potluck.server.service.revocations import Revoking
 log = structlog.get_logger()
 
 STOP_SECONDS = 2.0
-"""Time for calls under way to end when the coordinator stops."""
+"""Seconds for open calls to end when the coordinator stops."""
 
 
 @contextlib.asynccontextmanager

@@ -13,11 +13,11 @@ MODELS = "models"
 
 
 def locked_state(config: CoordinatorConfig) -> FolderLock:
-    """Make the state directory if it is missing, and lock it against coordinators.
+    """Create the state directory if it is missing, and lock it against coordinators.
 
-    Raises ConfigurationError while one uses it, StorageError if the disk fails.
+    Raises ConfigurationError if a coordinator uses it, StorageError if the disk fails.
     """
-    # The store has a lock of its own, but need not lie in the state directory.
+    # The store has its own lock, but may lie outside the state directory.
     return FolderLock(
         made_folder(config.state_directory),
         holder="coordinator",
@@ -26,12 +26,12 @@ def locked_state(config: CoordinatorConfig) -> FolderLock:
 
 
 def models_folder(config: CoordinatorConfig) -> Path:
-    """The folder of the model files, made if it is missing. Raises StorageError."""
+    """Return the folder of the model files; create it if missing. Raises StorageError."""
     return made_folder(config.state_directory / MODELS)
 
 
 def made_folder(path: Path) -> Path:
-    """A folder of the state, made if it is missing. Raises StorageError."""
+    """Return a folder of the state; create it if missing. Raises StorageError."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:

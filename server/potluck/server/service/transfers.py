@@ -16,7 +16,7 @@ from potluck.common.net.protocol import CHUNK_BYTES, FRAMING_VERSION
 from potluck.rpc.v1 import coordinator_pb2, operator_pb2, transfer_pb2
 from potluck.server.hosts.limits import TransferSlots
 
-if TYPE_CHECKING:  # it imports the store, which a relay has no use for
+if TYPE_CHECKING:  # it imports the store, which a relay lacks
     from potluck.server.service.coordinator_metrics import Transfer
 
 Reply = TypeVar(
@@ -26,23 +26,23 @@ Reply = TypeVar(
 )
 
 _TURNS: Final = 4
-"""Number of files that move fast at once; with more, the total speed does not rise."""
+"""Number of files that move at full speed at once; more do not increase the total speed."""
 _TURN_SECONDS: Final = 1.0
 _TURN_BYTES: Final = 16 << 20
 """A file's turn ends if it moves fewer bytes than this within `_TURN_SECONDS`."""
 
 
 class Transfers:
-    """Limits the number of transfers, and how many of them move fast. Lives on the event loop."""
+    """Limits the number of transfers, and of those at full speed. Used on the event loop."""
 
     def __init__(self, at_once: int) -> None:
-        """`at_once`: see `concurrent_transfers` in `config.py`."""
+        """at_once: see `concurrent_transfers` in `config.py`."""
         self._places = asyncio.Semaphore(at_once)
         self._slots = TransferSlots(_TURNS, seconds=_TURN_SECONDS, least_bytes=_TURN_BYTES)
 
     @contextlib.asynccontextmanager
     async def place(self) -> AsyncIterator[None]:
-        """Wait until there is room for one more file."""
+        """Wait until another transfer is allowed."""
         async with self._places:
             yield
 
@@ -50,7 +50,7 @@ class Transfers:
     async def turn(self, transfer: Transfer, size: int = 0) -> AsyncIterator[None]:
         """Wait for a place, then for a turn, which lasts while bytes move.
 
-        size: bytes in this stream, if known. Small ones need a place only.
+        size: bytes in this stream, if known. Small transfers need only a place.
         """
         if 0 < size <= CHUNK_BYTES:
             async with self._places:
@@ -69,10 +69,9 @@ def send_file(
     chunk_bytes: int = CHUNK_BYTES,
     limit: int = 0,
 ) -> Iterator[Message | bytes]:
-    """The messages that carry a model file from an offset; chunks come encoded.
+    """Yield the messages that send a model file from an offset; chunks are already encoded.
 
-    limit: maximum number of bytes, after which the trailer is omitted unless the file ends; 0 for
-    all.
+    limit: maximum number of bytes, 0 for all. If the file is longer, the trailer is omitted.
 
     Raises ProtocolError for an offset beyond the file's end.
     """

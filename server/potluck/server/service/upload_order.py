@@ -1,7 +1,7 @@
 """Order of the streams that carry one update: a newer stream ends an older one.
 
-A host that lost its connection sends the rest of its update over another one. What it sent before
-may still be on its way, in the buffers of a proxy. It must not be written over what is newer.
+A host that lost its connection sends the rest of its update over another one. Earlier bytes may
+still arrive from the buffers of a proxy. They must not overwrite newer ones.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from weakref import WeakValueDictionary
 from potluck.common.errors import TruncatedError
 
 _MOST_REMEMBERED = 10_000
-"""Files whose newest stream is remembered."""
+"""Maximum number of files whose newest stream is remembered."""
 
 FIRST = 1
-"""Sequence number of a stream that carries an update for the first time."""
+"""Sequence number of an update's first stream."""
 
 _LARGEST = 1 << 62
 
@@ -27,11 +27,11 @@ _File = tuple[str, str]
 
 
 class UploadOrder:
-    """Admits one stream at a time for each update. Lives on the event loop."""
+    """Admits one stream at a time for each update. Used on the event loop."""
 
     def __init__(self) -> None:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """By update; a lock is kept by those who hold it or wait for it."""
+        """Locks by update; a lock exists as long as a stream holds it or waits for it."""
         self._newest: OrderedDict[_File, int] = OrderedDict()
         self._receiving: dict[_File, asyncio.Timeout] = {}
 
@@ -39,7 +39,7 @@ class UploadOrder:
     async def turn(self, update_id: str, blake3: str, sequence: int) -> AsyncIterator[None]:
         """Wait until older streams of an update have ended. sequence: 0 for a stream without order.
 
-        Raises TruncatedError if a newer stream has come.
+        Raises TruncatedError if a newer stream has started.
         """
         file, sequence = (update_id, blake3), min(sequence, _LARGEST)
         if sequence > self._newest.get(file, 0):
@@ -50,7 +50,7 @@ class UploadOrder:
 
     @asynccontextmanager
     async def resumed(self, update_id: str, blake3: str) -> AsyncIterator[int]:
-        """End older streams of an update; the sequence number of the stream that comes next."""
+        """End older streams of an update; yield the sequence number of the next stream."""
         file = (update_id, blake3)
         sequence = max(self._newest.get(file, 0), FIRST) + 1
         self._set_newest(file, sequence)
@@ -59,13 +59,13 @@ class UploadOrder:
 
     @asynccontextmanager
     async def idle(self, update_id: str) -> AsyncIterator[None]:
-        """Wait until no stream carries an update; none begins within the block."""
+        """Wait until no stream of an update is open; none starts while the block runs."""
         async with self._lock(update_id):
             yield
 
     @asynccontextmanager
     async def receiving(self, update_id: str, blake3: str) -> AsyncIterator[None]:
-        """A block, within a turn, that ends with TruncatedError when a newer stream comes."""
+        """Raise TruncatedError in the block when a newer stream starts. For use within a turn."""
         file = (update_id, blake3)
         ending = asyncio.timeout(None)
         try:

@@ -1,4 +1,4 @@
-"""Updates on their way in: announced, received, verified, handed to their run's inbox."""
+"""Receives and verifies updates, and passes them to their run's inbox."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from potluck.server.store.model_files import ModelVersion
 
 @dataclass(frozen=True)
 class _Upload:
-    """One update on its way. model: the one that it was trained from. arrived: when its header
-    came, on the monotonic clock."""
+    """An update being received. model: its starting model. arrived: monotonic time of its
+    header."""
 
     header: transfer_pb2.UpdateHeader
     inbox: UpdateInbox
@@ -49,7 +49,7 @@ class _Upload:
 
 
 class Uploads:
-    """Takes what hosts submit. Lives on the event loop."""
+    """Receives the updates of hosts. Used on the event loop."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
@@ -77,7 +77,7 @@ class Uploads:
         """End older streams of an update; return how many bytes of it have arrived."""
         client, update_id, blake3 = request.client_id, request.update_id, request.blake3
         async with self._order.resumed(update_id, blake3) as sequence:
-            if inbox.has(client, update_id, blake3):  # verified meanwhile
+            if inbox.has(client, update_id, blake3):  # it was verified meanwhile
                 return coordinator_pb2.LocateUploadResponse(complete=True)
             held = inbox.held_bytes(client, update_id, blake3)
             return coordinator_pb2.LocateUploadResponse(offset=held, sequence=sequence)
@@ -88,10 +88,10 @@ class Uploads:
         inbox: UpdateInbox,
         identity: Identity,
     ) -> tuple[transfer_pb2.StoredFile | None, bool]:
-        """Return the place in the object store for the announced update.
+        """Return the location in the object store for the announced update.
 
-        None if the host must send it to the coordinator. Also returns whether the update may be
-        there already.
+        It is None if the host must send the update to the coordinator. Also return True if the
+        object may exist already.
         """
         stored = self._coordinator.stored
         if stored is None or not request.HasField("header"):
@@ -99,7 +99,7 @@ class Uploads:
         header = checked_header(request.header)
         same = ("update_id", "client_id", "blake3", "run_id")
         if any(getattr(request, name) != getattr(header, name) for name in same):
-            raise ProtocolError("an upload is located with the header of another update")
+            raise ProtocolError("the header in the request belongs to another update")
         for each in members_of(header):
             check_client(each.client_id, identity)
         inbox.announced(header)
@@ -109,7 +109,7 @@ class Uploads:
     async def take(
         self, frames: AsyncIterator[Any], identity: Identity
     ) -> coordinator_pb2.SubmitUpdateResponse:
-        """Take one update: its header, its chunks as views of their bytes, its trailer."""
+        """Receive one update: its header, its chunks as views of their bytes, its trailer."""
         frames = aiter(frames)
         header = update_header(await anext(frames, None))
         arrived = time.monotonic()
@@ -128,7 +128,7 @@ class Uploads:
             Direction.UP, identity.name, header.blake3, offset=header.offset
         )
         async with self._order.turn(header.update_id, header.blake3, header.sequence):
-            # It may have been verified when it came again.
+            # It may have been verified before it was sent again.
             if inbox.has(client, header.update_id, header.blake3):
                 return coordinator_pb2.SubmitUpdateResponse(duplicate=True)
             with counted as transfer, contextlib.ExitStack() as stack:
@@ -140,7 +140,7 @@ class Uploads:
                 try:
                     with inbox.spooling(header):
                         receiver, blake3 = await receive(upload, frames, stack)
-                    # All of it is here: it counts even if its host goes away now.
+                    # The update is complete: it counts even if its host disconnects now.
                     await shielded(_finish(upload, receiver, blake3))
                 except DigestMismatchError:
                     if header.stored and self._coordinator.stored is not None:
@@ -151,7 +151,8 @@ class Uploads:
     async def _receive(
         self, upload: _Upload, frames: AsyncIterator[Any], stack: contextlib.ExitStack
     ) -> tuple[FileReceiver, str]:
-        """All bytes of a file, in a receiver that `stack` closes, and the digest in its trailer."""
+        """Receive all bytes of a file; return a receiver that `stack` closes, and the trailer's
+        digest."""
         header = upload.header
         async with (
             self._order.receiving(header.update_id, header.blake3),
@@ -190,7 +191,8 @@ class Uploads:
         )
 
     def _receiver(self, upload: _Upload) -> FileReceiver:
-        """The receiver of a file. Raises TruncatedError if less of it is here."""
+        """Return the receiver of a file. Raises TruncatedError if fewer bytes have arrived than
+        announced."""
         header, inbox = upload.header, upload.inbox
         held = inbox.held_bytes(header.client_id, header.update_id, header.blake3)
         if held < header.offset <= header.size:
@@ -205,9 +207,9 @@ class Uploads:
     async def _collect(
         self, upload: _Upload, _: AsyncIterator[Any], stack: contextlib.ExitStack
     ) -> tuple[FileReceiver, str]:
-        """The same for a file that its host has put into the object store.
+        """Do the same for a file that its host has put into the object store.
 
-        When `stack` ends, the object is deleted: verified, or good for nothing.
+        `stack` deletes the object when it is closed, whether the object is valid or not.
         """
         header, inbox, stored = upload.header, upload.inbox, self._coordinator.stored
         if stored is None:
@@ -236,7 +238,7 @@ def _cut_off(received: int, size: int) -> TruncatedError:
 
 
 async def _finish(upload: _Upload, receiver: FileReceiver, blake3: str) -> None:
-    """Verify the digest of a file that is whole, and hand it to its run."""
+    """Verify the digest of a complete file, and pass it to its run."""
     header, inbox, screen = upload.header, upload.inbox, FiniteScreen()
     with inbox.spooling(header):
         path = await asyncio.to_thread(receiver.finish, blake3, see=screen.see)

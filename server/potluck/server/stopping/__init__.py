@@ -1,5 +1,5 @@
-"""The measure by which a run goes: its best model, and whether it has been trained long enough.
+"""Rules for a run's best model and its early end, by a metric.
 
-A run file comes in and a rule goes out; rounds and their measures come in, and what is stored with
-each of them goes out. Pure. Imports `store` for its records, and strategies' declarations.
+Takes a run file, returns a rule. The rule takes a round's metrics and returns the record to store
+with it. Pure. Imports `store` for its records, and strategies' declarations.
 """

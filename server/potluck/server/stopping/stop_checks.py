@@ -1,4 +1,4 @@
-"""The rule of a run file, checked before the run starts."""
+"""Creates and checks the rule of a run file, before the run starts."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def stop_rule(
         )
     if not run_file.evaluation.every and not name.startswith(TRAINING):
         raise ConfigurationError(
-            f"{source}: '{key}' is '{name}', and evaluation.every = 0 says that no model is "
-            "evaluated; set evaluation.every = 1, or more where that takes long",
+            f"{source}: '{key}' is '{name}', and with evaluation.every = 0 no model is evaluated; "
+            "set evaluation.every = 1, or more if evaluations take long",
             measure=name,
         )
     measure = known[name]
@@ -58,7 +58,7 @@ def stop_rule(
     if stop.target is not None and not measure.lowest <= stop.target <= measure.highest:
         raise ConfigurationError(
             f"{source}: 'stop.target' is {stop.target:g}, and {name} is always from "
-            f"{measure.lowest:g} to {measure.highest:g}; write it in that unit",
+            f"{measure.lowest:g} to {measure.highest:g}; set a target in this range",
             measure=name,
             target=stop.target,
         )
@@ -80,7 +80,8 @@ def stop_rule(
 
 
 def remarks_on_best(run_file: RunFile) -> tuple[str, ...]:
-    """Return what a run's best model lacks, if the metric was measured with more than is kept."""
+    """Return remarks if the best model is stored without parts with which the metric was
+    measured."""
     name, table = run_file.followed, run_file.model
     if name is None:
         return ()
@@ -107,11 +108,11 @@ def _known(run_file: RunFile, task: Task, trainer: Trainer | None) -> Mapping[st
             if name != WORST_GROUP or task.groups
         }
         known = dict(own)
-        if run_file.evaluation.every != 1:  # else it is measured only if no other loss is
+        if run_file.evaluation.every != 1:  # otherwise it is only measured if no other loss is
             known[_TRAINING_LOSS] = Measure(label="training loss")
     else:
         own = dict(trainer.measures)
-        # Masked updates come without metrics of their training.
+        # Masked updates have no metrics of their training.
         known = dict(own) if run_file.secure_aggregation else shown_measures(own)
     if run_file.evaluation.fine_tune_epochs:
         known |= of_model(own, MeasuredModel.TUNED)
@@ -121,7 +122,7 @@ def _known(run_file: RunFile, task: Task, trainer: Trainer | None) -> Mapping[st
 
 
 def _how_to_measure(name: str, run_file: RunFile) -> str:
-    """Return how to have a metric measured, for a name that other runs have."""
+    """Return a text on how to measure a metric that other runs have."""
     if name.startswith(MeasuredModel.TUNED) and not run_file.evaluation.fine_tune_epochs:
         return "; tuned_… needs evaluation.fine_tune_epochs"
     if name.startswith(MeasuredModel.PERSONAL) and run_file.personal.method != "ditto":

@@ -1,6 +1,6 @@
-"""Which model of a run is best, and when the run ends early. Pure: no clock, no disk.
+"""The rule that decides a run's best model and its early end. Pure: no clock, no disk.
 
-A rule's memory is a `BestSoFar`, which is stored with each round. After a kill, the resumed run
+A rule's state is a `BestSoFar`, which is stored with each round. After a kill, the resumed run
 loads it and ends in the same round.
 """
 
@@ -16,9 +16,9 @@ from potluck.server.store.records import BestSoFar
 class StopRule:
     """The rule of one run.
 
-    measure: its name among a round's metrics. patience, minimum_delta, target: as in `Stopping`;
-    patience and target are both None if the rule only tracks the best model. opening: number of
-    first rounds that don't count.
+    measure: name of the metric. patience, minimum_delta, target: as in `Stopping`; patience and
+    target are both None if the rule only tracks the best model. opening: number of first rounds
+    that don't count.
     """
 
     measure: str

@@ -1,4 +1,4 @@
-"""A training on the coordinator, as it is handed to another process, and how it is done there."""
+"""A training on the coordinator: the job for the training process, and its execution there."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class UpdateInJob(BaseModel):
 
 
 class Workplace(BaseModel):
-    """Settings of the coordinator's machine, from its configuration. threads: of torch."""
+    """Settings of the coordinator's machine. threads: number of torch threads."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -49,8 +49,8 @@ class TrainingJob(BaseModel):
     """All inputs of the training process, which shares the disk with the coordinator, but no
     memory.
 
-    run_file: its text. model: the one to continue from. base: the one that clients trained from.
-    updates: in client order. trained: path of the result.
+    run_file: text of the run file. model: the model to continue from. base: the model that clients
+    trained from. updates: the round's updates in client order. trained: path of the result.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -81,8 +81,8 @@ def public_inputs(plan: RunPlan, data_directory: Path | None) -> torch.Tensor:
         found = "has none" if inputs is None else f"has {len(inputs)}"
         raise ConfigurationError(
             f"strategy {plan.run_file.strategy.name} trains on the coordinator, on public samples "
-            f"without labels, and task '{name}' {found}; set `public` of [task] to how many it is "
-            "to put aside, or let its method `public_data` return some",
+            f"without labels, and task '{name}' {found}; set `public` of [task] to their number, "
+            "or return some from the task's method `public_data`",
             task=name,
         )
     return inputs
@@ -119,7 +119,7 @@ def carry_out(job: TrainingJob, progress: Callable[[float], None]) -> None:
         except PotluckError:
             raise
         except Exception as error:
-            traceback.print_exc()  # into the coordinator's log
+            traceback.print_exc()  # goes to the coordinator's log
             raise TrainingError(plugin_failure(error, plan.plugins, job.round)) from error
     write_tensors(job.trained, _finite(made, plan.run_file.strategy.name), layout=made.layout)
 

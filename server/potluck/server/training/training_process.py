@@ -1,7 +1,7 @@
-"""The process of a training on the coordinator: reads a job, does it, reports progress.
+"""The training process of the coordinator: reads a job, trains, reports progress.
 
-Run as a module. The job is a line of JSON on standard input, which stays open as long as the
-coordinator lives: once it is closed, the result is no longer needed. Answers are lines of JSON on
+Run it as a module. The job is a line of JSON on standard input, which is open as long as the
+coordinator lives; when it is closed, the result is no longer needed. Answers are lines of JSON on
 standard output.
 """
 
@@ -17,12 +17,12 @@ from potluck.common.errors import PotluckError
 from potluck.server.training.training_job import TrainingJob, carry_out
 
 FAILED: Final = 3
-"""Exit code if the last line of output has the reason."""
+"""Exit code after a failure whose reason is in the last line of output."""
 _GONE: Final = 4
 
 
 def main() -> int:
-    """Do one job; the exit code."""
+    """Carry out one job; return the exit code."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # plug-ins may print
     job = TrainingJob.model_validate_json(sys.stdin.readline())
@@ -44,7 +44,7 @@ def _answer(answers: TextIO, **values: float | str) -> None:
 
 
 def _leave_when_alone() -> None:
-    """End the process once the coordinator is gone, whatever is under way."""
+    """End the process immediately when the coordinator has ended."""
     while os.read(sys.stdin.fileno(), 1024):
         pass
     os._exit(_GONE)

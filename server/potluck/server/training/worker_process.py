@@ -1,4 +1,4 @@
-"""A training on the coordinator, from the side of its event loop, which never waits for it."""
+"""Starts trainings on the coordinator in a separate process, without blocking the event loop."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from potluck.server.training.training_job import TrainingJob
 log = structlog.get_logger()
 
 ATTEMPTS: Final = 3
-"""A process that was killed is started again, so often at most: its result would be the same."""
+"""Maximum number of attempts: a killed process is started again, since its result would be the
+same."""
 
 
 async def train_apart(job: TrainingJob, progress: Callable[[float], None]) -> None:
     """Run a job in a separate process, which is killed if the caller is cancelled.
 
-    progress: gets the share that is done, in [0, 1]. Raises RunError if it fails, or is killed
-    three times.
+    progress: called with the completed share, in [0, 1]. Raises RunError if the job fails, or its
+    process is killed three times.
     """
     code = 0
     for attempt in range(1, ATTEMPTS + 1):
@@ -38,27 +39,27 @@ async def train_apart(job: TrainingJob, progress: Callable[[float], None]) -> No
             )
         log.warning("the training on the coordinator was killed", signal=-code, attempt=attempt)
     raise RunError(
-        f"the training on the coordinator was killed {ATTEMPTS} times, by signal {-code} at last; "
-        "see that the machine has enough memory for it"
+        f"the training on the coordinator was killed {ATTEMPTS} times, the last time by signal "
+        f"{-code}; check that the machine has enough memory"
     )
 
 
 async def _attempt(job: TrainingJob, progress: Callable[[float], None]) -> tuple[int, str]:
-    """(exit code, less than 0 for a signal; the reason that it gave)."""
+    """Run the process once; return (exit code, negative for a signal; its reason)."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
         "potluck.server.training.training_process",
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
-        start_new_session=True,  # signals of a terminal are for the coordinator
+        start_new_session=True,  # a terminal's signals are for the coordinator only
     )
     stdin, stdout = process.stdin, process.stdout
     error = ""
     try:
         if stdin is None or stdout is None:
-            raise RunError("the training on the coordinator has no pipes to it")
-        with contextlib.suppress(OSError):  # it was killed already
+            raise RunError("the training process has no pipes; report this as a bug")
+        with contextlib.suppress(OSError):  # the process was already killed
             stdin.write(job.model_dump_json().encode() + b"\n")
             await stdin.drain()
         async for line in stdout:
@@ -76,7 +77,7 @@ async def _attempt(job: TrainingJob, progress: Callable[[float], None]) -> tuple
 
 
 def _read(line: bytes) -> dict[str, Any]:
-    """Return an answer; nothing if the process was killed while it wrote one."""
+    """Return an answer; an empty one if the process was killed while it wrote it."""
     try:
         found = json.loads(line)
     except ValueError:

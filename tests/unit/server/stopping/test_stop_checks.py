@@ -33,7 +33,7 @@ COLORED = 'rounds = 20\n[task]\nname = "colored-digits"\n'
         ('[stop]\nmeasure = "accuracy"\ntarget = 95', "accuracy is always from 0 to 1"),
         (
             '[evaluation]\nevery = 0\n[stop]\nmeasure = "loss"\npatience = 1',
-            "evaluation.every = 0 says that no model is evaluated; set evaluation.every = 1",
+            "evaluation.every = 0 no model is evaluated; set evaluation.every = 1",
         ),
         (
             '[evaluation]\nevery = 0\n[retention]\nkeep_best = "loss"',
