@@ -56,15 +56,15 @@ class MaskedRules(PathRules):
         if count < masking.hosts:
             raise ConfigurationError(
                 f"a round of {count} clients can't be on {masking.hosts} hosts, as masking.hosts "
-                f"wants for secure aggregation; raise `clients_per_round` to {masking.hosts} or "
+                f"requires for secure aggregation; raise `clients_per_round` to {masking.hosts} or "
                 "more",
                 count=count,
                 hosts=masking.hosts,
             )
         if cohort > COMPLETE_LIMIT:
             raise ConfigurationError(
-                f"a round of {cohort} clients is too large for secure aggregation, which is made "
-                f"for {COMPLETE_LIMIT}; lower `clients_per_round`",
+                f"a round of {cohort} clients is too large for secure aggregation, which "
+                f"supports up to {COMPLETE_LIMIT}; lower `clients_per_round`",
                 count=cohort,
             )
         quorum = _quorum(run_file)
