@@ -111,7 +111,7 @@ class SinkProcess:
                     line = await process.stdout.readline()
             except TimeoutError:
                 return f"it was silent for {limit:g} s in the midst of work, and was killed"
-            except ValueError:  # longer than asyncio reads
+            except ValueError:  # the line is too long for asyncio
                 return "its process wrote what is no report, and was killed"
             if not line:
                 code = await process.wait()
