@@ -122,7 +122,7 @@ async def test_a_run_is_started_with_overrides_and_watched(
     assert lines[3] == "warning: lost client-2"
     assert lines[4] == "run 3f9ac0de (tea) is finished; 0 of 3 rounds committed"
     assert "rounds = 5" in service.started[0]
-    assert "# Seed of everything random" in service.started[0]
+    assert "# Seed of all random choices" in service.started[0]
 
 
 @pytest.mark.parametrize(
