@@ -32,10 +32,10 @@ class _ListByDefault(TyperGroup):
 
 
 async def list_clients(client: OperatorClient, as_json: AsJson = False) -> None:
-    """List all clients the coordinator has met.
+    """List all clients that ever connected to the coordinator.
 
-    Their host, whether they attend, how often they were selected, and how often their update
-    became part of a model.
+    The table shows each client's host and connection, how often it was selected, and how many of
+    its updates became part of a model.
 
     ```console
     potluck clients
@@ -59,12 +59,16 @@ async def quarantine(
     client: OperatorClient,
     client_id: ClientName,
     reason: Annotated[
-        str, typer.Option("--reason", help="Why, one line for people.", show_default=False)
+        str,
+        typer.Option(
+            "--reason", help="The reason, in one line, for operators.", show_default=False
+        ),
     ],
 ) -> None:
     """Exclude a client from every selection, in all runs.
 
-    A round it is in goes on with it. It may attend, and be met for the first time, in quarantine.
+    A current round continues with the client. In quarantine, a client may still connect. A client
+    that has never connected can be put into quarantine, too.
 
         potluck clients quarantine client-3 --reason "label counts contradict its updates"
     """

@@ -29,7 +29,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     help="""Run a federation on several machines with Docker.
 
-`federation.toml` says which machines there are and which hosts run on them; begin with
+`federation.toml` lists the machines and the hosts that run on them. Start with
 
 ```console
 potluck deploy config > federation.toml
@@ -37,10 +37,10 @@ potluck deploy plan
 potluck deploy up
 ```
 
-Machines are reached over ssh, as `ssh` itself reaches them. Nothing is logged in to by hand: images
-are streamed there side by side, certificates are issued here and copied. `up` only changes what
-differs from the file, one container after another; run it again after a failure and it does the
-rest.""",
+Machines are reached over ssh, with the settings of the `ssh` program. Images are streamed to
+all machines in parallel. Certificates are issued on this machine and copied. `up` only changes
+what differs from the file, one container after another. After a failure, run it again to
+complete the rest.""",
 )
 
 File = Annotated[Path, typer.Option("--file", "-f", help="The inventory.")]
@@ -81,12 +81,11 @@ def plan(machines: Machines = None, file: File = _DEFAULT, as_json: Json = False
 
 @app.command()
 def up(machines: Machines = None, file: File = _DEFAULT) -> None:
-    """Bring machines to what the inventory asks for.
+    """Change machines so that they match the inventory.
 
-    Issues certificates that are missing and puts images there. Then creates and replaces
-    containers, one after another, each once the one before it is connected. If one does not
-    connect, puts back the container that it replaces, and stops. Changes only what differs from the
-    file.
+    Issues missing certificates and transfers images. Then creates or replaces containers one after
+    another, each after the previous one is connected. If one does not connect, the replaced
+    container is restored, and the command stops. Only differences from the file are changed.
     """
     inventory, output = load_inventory(file), terminal()
     chosen = inventory.machines_named(machines or (), slurm=False)
@@ -100,7 +99,7 @@ def up(machines: Machines = None, file: File = _DEFAULT) -> None:
 
 @app.command()
 def status(machines: Machines = None, file: File = _DEFAULT, as_json: Json = False) -> None:
-    """Show how the containers are, and whether they are what the inventory asks for."""
+    """Show the state of the containers, and if they match the inventory."""
     inventory, output = load_inventory(file), terminal()
     chosen = inventory.machines_named(machines or (), slurm=False)
     deployment = Deployment.prepared(inventory, chosen, issue=False)
@@ -117,10 +116,12 @@ def status(machines: Machines = None, file: File = _DEFAULT, as_json: Json = Fal
 def logs(
     parties: Parties = None,
     file: File = _DEFAULT,
-    tail: Annotated[int, typer.Option(min=0, help="Lines of each to begin with.")] = 20,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on until interrupted.")] = False,
+    tail: Annotated[int, typer.Option(min=0, help="Number of past lines per container.")] = 20,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Also print new lines, until interrupted.")
+    ] = False,
 ) -> None:
-    """Print what the containers say, each line with its party in front."""
+    """Print the containers' logs, each line with its party in front."""
     inventory = load_inventory(file)
     chosen = inventory.machines_named((), slurm=False)
     work = partial(
@@ -131,7 +132,7 @@ def logs(
 
 @app.command()
 def restart(parties: Parties = None, file: File = _DEFAULT) -> None:
-    """Restart containers. A round goes on where it was."""
+    """Restart containers. A current round resumes."""
     inventory, output = load_inventory(file), terminal()
     chosen = inventory.machines_named((), slurm=False)
     deployment = Deployment.prepared(inventory, chosen, issue=False)
@@ -152,7 +153,7 @@ def down(
     machines: Machines = None,
     file: File = _DEFAULT,
     keep_state: Annotated[
-        bool, typer.Option("--keep-state", help="Keep models, runs and what hosts remember.")
+        bool, typer.Option("--keep-state", help="Keep models, runs and the hosts' state.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False,
 ) -> None:

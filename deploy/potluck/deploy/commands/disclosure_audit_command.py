@@ -25,10 +25,10 @@ _SHOWN = 3
 async def audit(client: OperatorClient, run_id: RunId, as_json: AsJson = False) -> None:
     """Show what the clients of a run disclosed.
 
-    Of each sum: with how many others, on how many hosts, under which policy, at what privacy loss,
-    who refused it by which rule, and against whom it holds. Masked updates have a sum each round;
-    others are not listed: a client that trained sent one. Clients keep records of their own:
-    `potluck-client disclosures`.
+    For each secure sum, it shows the number of clients and hosts, the policy, the privacy loss, the
+    clients that refused it with their rules, and the parties that can't see single values. Masked
+    updates have one sum per round. Updates without masks are not listed: each client that trained
+    sent one. Clients keep their own records: `potluck-client disclosures`.
 
         potluck audit 3f9a
     """

@@ -25,10 +25,10 @@ _COLOURS = {
 async def audit_labels(client: OperatorClient, run_id: RunId, as_json: AsJson = False) -> None:
     """Compare claimed label counts with the clients' updates.
 
-    A suspicious client holds more, or less, of a class than it claims, as far as its updates tell.
-    About one honest client in a hundred is suspicious as well: look twice before
-    `potluck clients quarantine`. Works while the run is under way and after it, for runs whose
-    selector needs label counts. With --json an object per client.
+    According to its updates, a suspicious client has more or fewer samples of a class than it
+    claims. About one honest client in a hundred is suspicious as well: check again before `potluck
+    clients quarantine`. Works during and after a run whose selector needs label counts. --json
+    prints an object per client.
 
         potluck audit-labels 3f9a
     """

@@ -24,9 +24,9 @@ app = typer.Typer(
     rich_markup_mode="rich",
     help="""Make and renew the certificates of a federation.
 
-A federation has one authority, kept by the operator in a folder. Each party gets a certificate from
-it: the coordinator (with the names it is dialled by), every host (with the clients it may speak
-for), every relay (with both), every operator. Nobody connects without one.
+A federation has one authority, in a folder of the operator. Each party needs a certificate from it
+to connect: the coordinator (with the addresses that hosts dial), every host (with its clients),
+every relay (with both), and every operator.
 
     potluck pki init pki --federation demo
 
@@ -38,16 +38,16 @@ for), every relay (with both), every operator. Nobody connects without one.
 
     potluck pki issue pki operator ada
 
-Later: `list` shows what was issued, `renew` issues it again before it ends, `revoke` and `push` cut
-somebody off. A host whose key shall never leave its machine makes it there (`potluck-client
-enroll`), and `sign` certifies it.
+Later: `list` shows the issued certificates, `renew` issues them again before they expire, `revoke`
+and `push` disconnect a party. A host can make its own key with `potluck-client enroll`, so that the
+key never leaves its machine; `sign` certifies it.
 
-Who is a member in secure sums is another matter, with a key of its own: `root` makes it, `member`,
-`renew-members`, `rotate` and `revoke-member` write the next epoch of members.json, `publish` sends
-it.
+Members of secure sums are listed separately, signed with another key: `root` makes the key;
+`member`, `renew-members`, `rotate` and `revoke-member` write the next epoch of members.json;
+`publish` sends it.
 
-Give each party its own NAME.pem and NAME.key and a copy of authority.pem. authority.key stays in
-the folder: whoever has it can issue certificates.""",
+Give each party its own NAME.pem and NAME.key and a copy of authority.pem. Keep authority.key in
+the folder: anyone who has it can issue certificates.""",
 )
 
 Folder = Annotated[Path, typer.Argument(help="The authority's folder.", show_default=False)]
@@ -56,7 +56,9 @@ Force = Annotated[bool, typer.Option("--force", help="Replace files that exist."
 
 @app.command()
 def init(
-    folder: Annotated[Path, typer.Argument(help="Folder to make it in.", show_default=False)],
+    folder: Annotated[
+        Path, typer.Argument(help="Folder for the authority's files.", show_default=False)
+    ],
     federation: Annotated[
         str, typer.Option(help="The federation's name: lower-case letters, digits, '.', '_', '-'.")
     ],
@@ -65,8 +67,7 @@ def init(
 ) -> None:
     """Make a federation's TLS authority: FOLDER/authority.pem and FOLDER/authority.key.
 
-    With --force an authority that is there already is replaced, and every certificate it has issued
-    stops working.
+    --force replaces an existing authority; every certificate that it has issued stops working.
     """
     files = pki.create_authority(folder, federation, days=days, force=force)
     console = terminal()
@@ -82,24 +83,24 @@ def init(
 @app.command()
 def issue(
     folder: Folder,
-    role: Annotated[Role, typer.Argument(help="Whom it is for.", show_default=False)],
+    role: Annotated[Role, typer.Argument(help="Role of the party.", show_default=False)],
     name: Annotated[
         str | None,
-        typer.Argument(help="The party's name; a coordinator may go without.", show_default=False),
+        typer.Argument(help="The party's name; optional for a coordinator.", show_default=False),
     ] = None,
     clients: Annotated[
         list[str] | None,
         typer.Option(
-            help="A client the host or relay may speak for, or a range: hospital-a, client-0:23, "
-            "silo-00:09. Repeat it, or put commas between.",
+            help="A client of the host or relay, or a range: hospital-a, client-0:23, silo-00:09. "
+            "Repeat the option, or separate by commas.",
             show_default=False,
         ),
     ] = None,
     host: Annotated[
         list[str] | None,
         typer.Option(
-            help="A host name or IP address hosts dial the coordinator or relay by. Repeat it for "
-            "more.",
+            help="A host name or IP address at which hosts dial the coordinator or relay; "
+            "repeatable.",
             show_default=False,
         ),
     ] = None,
@@ -139,7 +140,7 @@ def show(
     file: Annotated[Path, typer.Argument(help="A certificate, NAME.pem.", show_default=False)],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
-    """Show what a certificate says: whose it is, for which clients or addresses, until when."""
+    """Show a certificate's party, its clients or addresses, and the end of its validity."""
     fields = _fields(inspect(file))
     if as_json:
         typer.echo(json.dumps(fields))

@@ -43,10 +43,9 @@ async def report(
 ) -> None:
     """Draw which clients were selected, and the label mix.
 
-    Clients are grouped by what dominates their data, as far as they have disclosed it. Cohorts are
-    measured as they were selected and as they became part of the model, since lost clients may
-    spoil what a selector has planned. Works while the run is under way, too. With --json an object
-    per round says the same in numbers.
+    Clients are grouped by the dominant trait of their data, if they disclosed it. Cohorts are
+    measured twice: as selected, and as included in the model, since lost clients change the planned
+    combination. Also works during the run. --json prints the numbers, one object per round.
 
         potluck report 3f9a -o report.png
     """

@@ -58,8 +58,8 @@ BestModel = Annotated[
     bool,
     typer.Option(
         "--best",
-        help="The run's best model instead: that of the round in which the measure was best that "
-        "its run file names as stop.measure or retention.keep_best.",
+        help="Use the run's best model: the model of the round with the best value of the metric "
+        "in stop.measure or retention.keep_best of the run file.",
     ),
 ]
 Assignments = Annotated[
@@ -87,7 +87,7 @@ async def run(
         typer.Option(
             "--again",
             metavar="RUN",
-            help="Instead of a file: what this earlier run was started with.",
+            help="Use the run file of this earlier run.",
             show_default=False,
         ),
     ] = None,
@@ -151,7 +151,7 @@ async def runs(
         str | None,
         typer.Argument(
             metavar="[RUN]",
-            help="One run, named as elsewhere, with all that is known of it.",
+            help="Show all known facts about this run.",
             show_default=False,
         ),
     ] = None,
@@ -212,8 +212,8 @@ async def delete(
 ) -> None:
     """Delete the rounds and models of a run that is over.
 
-    Models that another run has as well stay. What its clients have disclosed stays, since it
-    accounts for their privacy. Asks first, on a terminal; elsewhere it takes --yes.
+    Models that another run has as well stay. The record of what its clients have disclosed stays,
+    since it accounts for their privacy. The command asks first; without a terminal, it needs --yes.
 
     ```console
     potluck delete 3f9a
@@ -264,21 +264,20 @@ async def model(
     ],
     run_id: RunOrNewest = None,
     round_number: Annotated[
-        int, typer.Option("--round", min=0, help="The model of this round; 0 for the last.")
+        int, typer.Option("--round", min=0, help="Round of the model; 0 for the last.")
     ] = 0,
     best: BestModel = False,
     exact: Annotated[
         bool,
-        typer.Option(
-            "--exact", help="The very bytes that the coordinator keeps, without metadata."
-        ),
+        typer.Option("--exact", help="Write the coordinator's exact bytes, without metadata."),
     ] = False,
     shards: Annotated[
         str | None,
         typer.Option(
             "--shards",
             metavar="SIZE",
-            help="Files of at most this size, such as 5GB, with an index in the folder FILE.",
+            help="Write shards of at most this size, such as 5GB, with an index, into the folder "
+            "FILE.",
             show_default=False,
         ),
     ] = None,
@@ -286,8 +285,8 @@ async def model(
         bool,
         typer.Option(
             "--card",
-            help="Write its card as well, beside it as .card.json and .card.md: run file, cohorts, "
-            "versions of data and software, measures, privacy spent.",
+            help="Also write the model card, next to the model as .card.json and .card.md: run "
+            "file, cohorts, versions of data and software, metrics, privacy spent.",
         ),
     ] = False,
     as_json: AsJson = False,

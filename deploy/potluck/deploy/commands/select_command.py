@@ -43,7 +43,10 @@ def summary(plugin: object) -> str:
 def select(
     *,
     selector: Annotated[
-        str, typer.Option("--selector", metavar="NAME", help="Which selector.", show_default=False)
+        str,
+        typer.Option(
+            "--selector", metavar="NAME", help="Name of the selector.", show_default=False
+        ),
     ],
     profiles: Annotated[
         Path,
@@ -51,7 +54,7 @@ def select(
             "--profiles", metavar="FILE", help="The clients' profiles (JSON).", show_default=False
         ),
     ],
-    rounds: Annotated[int, typer.Option("--rounds", min=1, help="How many rounds.")] = 1,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Number of rounds.")] = 1,
     clients_per_round: Annotated[
         int,
         typer.Option(
@@ -71,12 +74,15 @@ def select(
     ] = False,
     plot: Annotated[
         Path | None,
-        typer.Option("--plot", metavar="FILE.png", help="Also draw who is selected when."),
+        typer.Option("--plot", metavar="FILE.png", help="Also plot the selected clients by round."),
     ] = None,
     listed: Annotated[  # noqa: ARG001  the callback does it
         bool,
         typer.Option(
-            "--list", help="List the selectors instead.", is_eager=True, callback=_print_selectors
+            "--list",
+            help="Only list the installed selectors.",
+            is_eager=True,
+            callback=_print_selectors,
         ),
     ] = False,
 ) -> None:
