@@ -37,7 +37,7 @@ COLORED = 'rounds = 20\n[task]\nname = "colored-digits"\n'
         ),
         (
             '[evaluation]\nevery = 0\n[retention]\nkeep_best = "loss"',
-            "'retention.keep_best' is 'loss', and evaluation.every = 0",
+            "'retention.keep_best' is 'loss', and with evaluation.every = 0",
         ),
         (
             '[stop]\nmeasure = "loss"\npatience = 1\n[retention]\nkeep_best = "accuracy"',
