@@ -55,7 +55,7 @@ def test_what_can_not_be_right_is_refused(
 
 def test_two_sinks_of_a_kind_share_no_folder(tmp_path: Path) -> None:
     shared = {"folder": f"{tmp_path}/shared/"}
-    why = rf"\[sinks.wandb\] and \[sinks.mine\] both record to {tmp_path}/shared; give each its own folder"
+    why = rf"\[sinks.wandb\] and \[sinks.mine\] both record to {tmp_path}/shared; give each its own"
     with pytest.raises(PotluckError, match=why):
         jobs(tmp_path, wandb=shared, mine={"plugin": "wandb", "project": "tea", **shared})
     with pytest.raises(PotluckError, match="both record to"):
