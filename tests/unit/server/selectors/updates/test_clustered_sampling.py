@@ -100,15 +100,14 @@ def test_who_has_most_of_the_samples_is_drawn_twice_and_trains_once() -> None:
 
 
 def test_each_client_weighs_as_much_as_its_share_of_the_samples() -> None:
-    sizes = np.repeat([400, 50, 10], 20)
+    sizes = np.repeat([400, 50, 10], [4, 20, 100])  # in all 1600, 1000 and 1000 samples
     federation, selector = with_samples(*sizes.tolist()), ClusteredSampling()
-    state, weight = selector.init(federation), np.zeros(len(sizes))
-    for number in range(1, 12_001):
-        chosen = draws(select(selector, state, context(federation, 10, number=number)))
+    state, weight = selector.init(federation), dict.fromkeys((400, 50, 10), 0.0)
+    for number in range(1, 8_001):
+        chosen = draws(select(selector, state, context(federation, 6, number=number)))
         for row, drawn in chosen.items():
-            weight[row] += drawn / sum(chosen.values())
-    by_size = weight.reshape(3, 20).sum(axis=1) / weight.sum()
-    assert by_size / (np.array([400, 50, 10]) / 460) == pytest.approx([1, 1, 1], abs=0.03)
+            weight[int(sizes[row])] += drawn / sum(chosen.values()) / 8_000
+    assert weight == pytest.approx({400: 16 / 36, 50: 10 / 36, 10: 10 / 36}, rel=0.03)
 
 
 def test_weights_by_samples_are_an_option_for_sums_and_other_strategies() -> None:
