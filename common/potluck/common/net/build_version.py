@@ -82,7 +82,7 @@ def _git_version(root: Path) -> str:
     if not dirty and f"v{RELEASE}" in _git(root, "tag", "--points-at", "HEAD").splitlines():
         return RELEASE
     shallow = _git(root, "rev-parse", "--is-shallow-repository") == "true"
-    number = "0" if shallow else _git(root, "rev-list", "--clients-per-round", "HEAD")
+    number = "0" if shallow else _git(root, "rev-list", "--count", "HEAD")
     return f"{RELEASE}.dev{number}+g{commit}{'.dirty' if dirty else ''}"
 
 
