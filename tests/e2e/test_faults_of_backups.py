@@ -251,7 +251,7 @@ async def test_a_damaged_backup_is_refused_and_nothing_changes(
     before = (shared.state / "potluck.sqlite3").read_bytes()
     code, output = await shared.server_command("restore", str(tmp_path / "b"))
     assert code == 1
-    assert f"{model} is damaged: its BLAKE3 digest is not that of backup.json" in output
+    assert f"{model} is damaged: its BLAKE3 digest differs from the one in backup.json" in output
     assert (shared.state / "potluck.sqlite3").read_bytes() == before
     code, output = await shared.server_command("restore", str(tmp_path))
     assert code == 1

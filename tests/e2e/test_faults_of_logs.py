@@ -155,7 +155,7 @@ async def test_a_run_that_is_gone_altogether_is_said(shared: Federation, undistu
     assert f"run {run_id}, " in shared.files.log("coordinator").read_text()
     [reason] = await shared.operator.lost_runs()
     assert f"run {run_id}, " in reason
-    assert "stop the coordinator and put them back with `potluck-server rebuild`" in reason
+    assert "stop the coordinator and restore them with `potluck-server rebuild`" in reason
     with pytest.raises(NotFoundError) as refused:
         await shared.operator.resume_run(run_id[:6])
     assert refused.value.message == reason

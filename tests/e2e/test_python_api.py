@@ -27,6 +27,7 @@ from support.repository import ROOT
 
 from potluck.common.errors import ConfigurationError, LayoutError, NotFoundError, RunError
 from potluck.common.run_file.run_settings import Retention
+from potluck.common.tasks.digits import Digits
 from potluck.federation import Federation, Run, load_model
 
 TASK = {"name": "digits", "clients": 6}
@@ -155,8 +156,13 @@ def test_it_shows_itself(finished: Run, federation: Federation) -> None:
 
 
 def test_the_command_line_comes_to_the_same_model(finished: Run, tmp_path: Path) -> None:
-    demo = [sys.executable, "-m", "potluck.deploy.cli", "demo", "--task", "digits", "--json"]
+    demo = [sys.executable, "-m", "potluck.deploy.cli", "demo", "--selector", "uniform"]
     sizes = [
+        "--json",
+        "-o",
+        f"task.alpha={Digits().alpha}",
+        "-o",
+        "task.seed=0",
         "--clients",
         "6",
         "--hosts",
@@ -325,7 +331,7 @@ def test_a_connection_uses_an_operators_certificate(finished: Run, federation: F
         lonely = connected.run(
             task=eight, rounds=2, clients_per_round=2, expected_clients=8, start_timeout_seconds=0.2
         )
-        with pytest.raises(RunError, match="roster"):
+        with pytest.raises(RunError, match="6 of 8 clients attended"):
             list(lonely)
 
         class Mine:

@@ -13,7 +13,7 @@ SCALE = Path(__file__).parents[2] / "benchmarks" / "scale.py"
 
 
 def federate(clients: int, hosts: int, count: int, rounds: int) -> dict[str, float]:
-    options = {"clients": clients, "hosts": hosts, "count": count, "rounds": rounds}
+    options = {"clients": clients, "hosts": hosts, "clients-per-round": count, "rounds": rounds}
     flags = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     out = subprocess.run(
         [sys.executable, str(SCALE), "--json", *flags], check=True, stdout=subprocess.PIPE

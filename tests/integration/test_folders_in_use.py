@@ -66,7 +66,7 @@ def test_looking_at_an_experiment_makes_no_folder(option: str, code: int, tmp_pa
     assert ended.returncode == code
     assert not (tmp_path / "nosuch").exists()
     if code:
-        told = b"potluck: no cell is finished in nosuch; there is nothing to report\n"
+        told = b"potluck: no cell is finished in nosuch; run the experiment first\n"
         assert ended.stderr == told
 
 

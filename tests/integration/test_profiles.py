@@ -357,7 +357,7 @@ COUNTS = '{"label_counts": [1, 2, 3, 4, 5, 6, 7, 8, 9, 0]}'
         (answer(COUNTS, data_epoch=2), "data epoch 2"),
         (answer(COUNTS, parameters_json='{"mode":"exact"}'), "parameters of a profile"),
         (answer(COUNTS, parameters_json="{"), "parameters of a profile"),
-        (lambda _: rpc.Answer(evaluation=rpc.EvaluationCounts()), "otherwise"),
+        (lambda _: rpc.Answer(evaluation=rpc.EvaluationCounts()), "with something else"),
     ],
 )
 async def test_a_hostile_client_is_refused(shared: Federation, respond: Respond, why: str) -> None:
