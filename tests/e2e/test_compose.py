@@ -304,7 +304,7 @@ class TestImages:
             "for n in ('client', 'common', 'server', 'deploy')])\n"
             "print(sorted(os.listdir('/opt/code/potluck')), sorted(os.listdir('/opt/code/bin')))",
         )
-        held = ["client", "common", "experiments", "integrations", "privacy", "rpc"]
+        held = ["client", "common", "experiments", "integrations", "privacy", "rpc", "secagg"]
         assert found.splitlines() == [
             "[True, True, False, False]",
             f"{held} ['potluck-client']",
