@@ -219,7 +219,7 @@ async def test_a_killed_backup_harms_no_run_and_can_be_repeated(
         assert not backup.exists()
         code, output = await shared.server_command("restore", str(backup))
         assert code == 1
-        assert f"{backup} is not a backup" in output
+        assert f"{backup} is not a complete backup" in output
     backup = tmp_path / "0" / "backup"
     await killed_command(shared, points[-1], "backup", backup)  # under its name: it is whole
     shared.points.clear()
