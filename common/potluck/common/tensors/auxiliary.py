@@ -1,8 +1,9 @@
-"""Tensors that travel beside a model's weights, both ways (control variates, for example).
+"""Tensors sent with a model's weights, in both directions (for example control variates).
 
-An auxiliary has a name, and for every floating-point tensor of the model one of the same name and
-shape, always float32: no encoding of weights touches it. In a file such a tensor is called
-`auxiliary/NAME/TENSOR`. Down they are a file of their own; up they lie in the update's file.
+An auxiliary has a name, and one tensor for each floating-point tensor of the model, with the same
+name and shape. It is always float32: encodings apply to weights only. In a file, such a tensor is
+called `auxiliary/NAME/TENSOR`. The coordinator sends auxiliaries in a separate file; clients send
+them within the update's file.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from potluck.common.tensors.tensor_files import (
 PREFIX: Final = "auxiliary/"
 
 Auxiliaries = Mapping[str, Mapping[str, NDArray[Any]]]
-"""Arrays by tensor, by auxiliary."""
+"""By the auxiliary's name, then by the tensor's name."""
 
 
 def auxiliary_layout(layout: Layout) -> Layout:
-    """Return the tensors that each auxiliary of a model has."""
+    """Return the layout of one auxiliary of a model."""
     check_float32(layout)
     return Layout.place([(t.name, "F32", t.shape) for t in layout.tensors if t.floating])
 
@@ -46,7 +47,7 @@ def auxiliaries_layout(layout: Layout, names: Iterable[str]) -> Layout:
 def update_layout(layout: Layout, encoding: Encoding, names: Iterable[str]) -> Layout:
     """Return the layout of an update that carries these auxiliaries.
 
-    Raises LayoutError where the model itself has a tensor whose name begins with `auxiliary/`.
+    Raises LayoutError if the model itself has a tensor whose name begins with `auxiliary/`.
     """
     encoded = encoded_layout(layout, encoding)
     extra = _specifications(layout, names)
@@ -63,7 +64,7 @@ def update_layout(layout: Layout, encoding: Encoding, names: Iterable[str]) -> L
 
 
 def joined(auxiliaries: Auxiliaries) -> dict[str, NDArray[Any]]:
-    """Auxiliaries as the arrays of a file."""
+    """Return the arrays of auxiliaries under the names that they have in a file."""
     return {
         f"{PREFIX}{name}/{tensor}": array
         for name, arrays in sorted(auxiliaries.items())
@@ -72,7 +73,7 @@ def joined(auxiliaries: Auxiliaries) -> dict[str, NDArray[Any]]:
 
 
 def weights_of(file: Tensors) -> Tensors:
-    """Return an update without its auxiliaries; none is copied or read."""
+    """Return an update without its auxiliaries; no tensor is copied or read."""
     kept = [t for t in file.layout.tensors if not t.name.startswith(PREFIX)]
     if len(kept) == len(file.layout.tensors):
         return file
@@ -80,9 +81,11 @@ def weights_of(file: Tensors) -> Tensors:
 
 
 def auxiliary_of(file: Tensors, name: str, layout: Layout) -> NamedTensors:
-    """Return one auxiliary of a file, in the order of the model `layout`; none is copied or read.
+    """Return one auxiliary of a file, in the order of the model `layout`; no tensor is copied or
+    read.
 
-    Raises LayoutError unless it has all its tensors, in float32 and of the model's shapes.
+    Raises LayoutError if a tensor is missing, is not float32 or has another shape than in the
+    model.
     """
     wanted = auxiliary_layout(layout)
     start = f"{PREFIX}{name}/"
@@ -99,8 +102,8 @@ def auxiliary_of(file: Tensors, name: str, layout: Layout) -> NamedTensors:
 
 
 def check_auxiliary_numbers(file: Tensors) -> None:
-    """Raise NotFiniteError or OutOfBoundsError naming the first auxiliary tensor that does not hold
-    numbers within bounds only."""
+    """Raise NotFiniteError or OutOfBoundsError if an auxiliary tensor holds NaN, infinity or a
+    number out of bounds. The error names the first such tensor."""
     for tensor in file.layout.tensors:
         if not tensor.name.startswith(PREFIX):
             continue

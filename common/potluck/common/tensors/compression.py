@@ -9,7 +9,7 @@ import zstandard
 from potluck.common.errors import LayoutError, StorageError, TooLargeError
 from potluck.common.tensors.tensor_files import FileDigest, file_digest
 
-_LEVEL = 1  # higher ones save next to nothing on weights and cost several times as much
+_LEVEL = 1  # higher levels save almost nothing on weights and take several times as long
 _PIECE_BYTES = 1 << 20
 
 
@@ -27,10 +27,10 @@ def compress_file(source: Path, target: Path) -> FileDigest:
 
 
 def decompress_file(source: Path, target: Path, *, maximum: int) -> None:
-    """Write what `source` holds to `target`; never more than `maximum` bytes.
+    """Decompress `source` into `target`, which never gets more than `maximum` bytes.
 
-    Raises LayoutError if it is not compressed, TooLargeError if it holds more, StorageError if the
-    disk refuses.
+    Raises LayoutError if `source` is not compressed, TooLargeError if its content is larger,
+    StorageError if the disk refuses.
     """
     temporary = target.with_name(target.name + ".new")
     written = 0

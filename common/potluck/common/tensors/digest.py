@@ -16,8 +16,8 @@ _PIECE_BYTES = 1 << 20
 
 
 def hasher() -> blake3:
-    """Return a hash to be fed with `update`; single-threaded, and without the interpreter's
-    lock."""
+    """Return a hash object to feed with `update`. It is single-threaded and releases the
+    interpreter's lock."""
     return blake3()
 
 

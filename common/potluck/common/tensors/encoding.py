@@ -8,12 +8,12 @@ An encoded file is a safetensors file whose layout follows from the model's and 
   and one F32 scale for each 128 elements in `int8/scales`. One vector and not one per tensor, so
   that a model of many small tensors has no more overhead than a large one: 1/4 + 1/128 of float32.
 
-Tensors that are not floating-point are carried as they are. Decoding uses single IEEE operations
-only (no fused ones, no sums), so every machine reconstructs the same bits.
+Tensors that are not floating-point are stored unchanged. Decoding uses single IEEE operations only
+(no fused ones, no sums), so every machine reconstructs the same bits.
 
 Stochastic rounding follows QSGD (Alistarh et al. 2017, §3.1) with the maximum norm for each block:
-x is sent as ⌊x/s + u⌋ with s = max|x|/127 and u uniform in (0, 1), hence its mean is x. u has 16
-bits, which is as fine as float32 itself is near 127.
+x is sent as ⌊x/s + u⌋ with s = max|x|/127 and u uniform in (0, 1), so its expected value is x. u
+has 16 bits, which is as fine as float32 itself is near 127.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ INT8_VALUES: Final = "int8"
 INT8_SCALES: Final = "int8/scales"
 INT8_BLOCK: Final = 128
 VECTOR: Final = ""
-"""Stands for the floating-point vector where a tensor is named."""
+"""Used in place of a tensor's name for the whole floating-point vector."""
 
-# A multiple of INT8_BLOCK whose temporaries stay in a core's second-level cache.
+# A multiple of INT8_BLOCK. Temporary arrays of this length stay in a core's second-level cache.
 _CHUNK: Final = 2**15
 _LARGEST_SCALE: Final = np.nextafter(np.finfo(np.float32).max / np.float32(127), np.float32(0))
 
@@ -95,9 +95,10 @@ def encode(
     …)`.
 
     `base`: send the difference from these arrays (same names and shapes) instead of weights.
-    `generator`: decides the roundings; int8 needs it. Same arrays and same generator state give
-    the same bytes. Arrays that need no change are returned themselves. Raises LayoutError as
-    `encoded_layout` does, NotFiniteError if int8 would have to carry NaN or infinity.
+    `generator`: source of the random rounding; int8 needs it. Same arrays and same generator state
+    give the same bytes. Arrays that need no conversion are returned without a copy. Raises
+    LayoutError as `encoded_layout` does, NotFiniteError if int8 would have to carry NaN or
+    infinity.
     """
     layout = Layout.of(arrays)
     check_float32(layout)
@@ -127,9 +128,11 @@ def encoded_blocks(
     base: Mapping[str, NDArray[Any]] | None = None,
     generator: np.random.Generator | None = None,
 ) -> Iterator[_Block]:
-    """Yield the floating-point part of what `encode` makes, in blocks: of which tensor, `VECTOR`
-    for the floating-point vector, from which element on, and the numbers. The next block is written
-    over it. Raises as `encode` does."""
+    """Yield the floating-point part of `encode`'s result in blocks.
+
+    A block is (name of the tensor, index of the first element, numbers). The name is `VECTOR` for
+    the floating-point vector. The next block overwrites the numbers. Raises what `encode` raises.
+    """
     layout = Layout.of(arrays)
     check_float32(layout)
     vector = FlatVector(arrays, layout)
@@ -156,7 +159,7 @@ def write_encoded(
     base: Mapping[str, NDArray[Any]] | None = None,
     generator: np.random.Generator | None = None,
 ) -> None:
-    """Encode as `encode` does, block by block into a draft. Raises as it does, and StorageError."""
+    """Encode block by block into a draft. Raises what `encode` raises, and StorageError."""
     for name, array in arrays.items():
         if array.dtype.kind != "f":
             draft.put(name, 0, array)
@@ -170,8 +173,8 @@ def write_encoded(
 class EncodedUpdate:
     """An encoded tensor file, read as float32 weights block by block.
 
-    `base`: the model that a difference is from; None for a file of whole weights. Reading is
-    thread-safe.
+    `base`: the model that was subtracted before encoding; None if the file holds weights. Reading
+    is thread-safe.
     """
 
     def __init__(
@@ -181,7 +184,7 @@ class EncodedUpdate:
         encoding: Encoding = Encoding.FLOAT32,
         base: Tensors | None = None,
     ) -> None:
-        """Raises LayoutError if file or base don't have the layout that belongs to the model."""
+        """Raises LayoutError if the layout of `file` or `base` does not fit the model."""
         wanted = encoded_layout(model_layout, encoding)
         if file.layout != wanted:
             file.layout.check_matches(wanted)
@@ -201,23 +204,24 @@ class EncodedUpdate:
 
     @property
     def carried(self) -> dict[str, NDArray[Any]]:
-        """The tensors that are not floating-point, as they are."""
+        """The tensors that are not floating-point, unchanged."""
         return {t.name: self._arrays[t.name] for t in self.layout.tensors if not t.floating}
 
     def block(
         self, begin: int, end: int, scratch: NDArray[np.float32]
     ) -> NDArray[np.floating[Any]]:
-        """Weights [begin, end) of the floating-point vector, float32; don't change them.
+        """Return weights [begin, end) of the floating-point vector, float32; don't change them.
 
-        `scratch`: float32, at least end − begin elements. The answer is a view where an array in
-        memory holds just these numbers, otherwise the beginning of `scratch`.
+        `scratch`: float32, at least end − begin elements. Returns a view if one array in memory
+        holds these numbers, otherwise the beginning of `scratch`.
         """
         if self._encoding is Encoding.FLOAT32 and self._base is None and self._vector is not None:
             return self._vector.block(begin, end, scratch)
         return self.read(begin, end, scratch[: end - begin])
 
     def read(self, begin: int, end: int, out: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Decode weights [begin, end) of the floating-point vector into `out`, of their number."""
+        """Decode weights [begin, end) of the floating-point vector into `out`, which has end −
+        begin elements."""
         if self._vector is None:
             self._decode_int8(begin, out)
         elif self._encoding is Encoding.BFLOAT16:
@@ -249,8 +253,8 @@ class EncodedUpdate:
             draft.put_flat(begin, self.block(begin, end, scratch))
 
     def check_numbers(self) -> None:
-        """Raise NotFiniteError or OutOfBoundsError naming the first tensor whose decoded weights
-        aren't all numbers within bounds."""
+        """Raise NotFiniteError or OutOfBoundsError if a decoded weight is not a number within
+        bounds. The error names the first such tensor."""
         scratch = np.empty(_CHUNK, np.float32)
         for begin in range(0, self.parameters, _CHUNK):
             end = min(begin + _CHUNK, self.parameters)
@@ -280,7 +284,7 @@ class EncodedUpdate:
 def _difference(
     vector: FlatVector, base: FlatVector | None, begin: int, out: NDArray[np.float32]
 ) -> None:
-    """Elements of `vector` from `begin` on, less those of `base`, into all of `out`."""
+    """Fill `out` with the elements of `vector` from `begin` on, minus those of `base`."""
     end = begin + out.size
     vector.read(begin, end, out)
     if base is not None:
@@ -301,13 +305,13 @@ def _bfloat16_blocks(vector: FlatVector, base: FlatVector | None) -> Iterator[_B
         out = encoded[: len(vector) - begin]
         _difference(vector, base, begin, values[: out.size])
         bits = values[: out.size].view(np.uint32)
-        # Adding just under half of the last place kept, plus that place's bit, rounds to even.
+        # Adding just under half a unit of the last kept bit, plus that bit, rounds ties to even.
         rounded = bits >> 16
         rounded &= 1
         rounded += 0x7FFF
         rounded += bits
         rounded >>= 16
-        # A NaN's payload could carry into the exponent, or be cut to nothing: make it quiet.
+        # Rounding could carry a NaN's payload into the exponent, or clear it: make the NaN quiet.
         nan = np.isnan(values[: out.size])
         if nan.any():
             rounded[nan] = (bits[nan] >> 16) | 0x40
@@ -346,7 +350,7 @@ def _int8_blocks(
 
 
 def _scale(x: NDArray[np.float32], scale: NDArray[np.float32]) -> None:
-    """Make the largest magnitudes of x's blocks, given in `scale`, their scales; divide by them."""
+    """Turn the blocks' largest magnitudes, given in `scale`, into scales; divide x by these."""
     scale /= np.float32(127)
     np.minimum(scale, _LARGEST_SCALE, out=scale)
     # Subnormal scales are too coarse to divide by: blocks below 127 · 2⁻¹²⁶ become zero.
@@ -367,5 +371,5 @@ def _round_stochastically(
     work *= np.float32(2**-16)
     x += work
     np.floor(x, out=x)
-    # Dividing by a rounded scale may end a last place beyond 127.
+    # Division by a rounded scale may exceed 127 by one unit in the last place.
     np.clip(x, -127, 127, out=x)

@@ -1,4 +1,4 @@
-"""Files read in pieces, so that a failing disk is an OSError.
+"""Reading of files in pieces, so that a disk failure raises OSError.
 
 A file is not mapped for this: the kernel answers a failed read of a mapped page with SIGBUS, which
 ends the process. Reads of a mapped page fail on a read error, behind the end of a file that was

@@ -1,9 +1,10 @@
 """A check of a file's numbers while it is verified, when each piece is in the processor's cache.
 
-The check trusts nothing in the file. It takes everything after the header, whose length is in the
-first eight bytes, for float32 words, and compares them. If all words are numbers within bounds, so
-is every float32 tensor that begins at a multiple of four bytes, provided that the file is a tensor
-file at all. If not, nothing is known of the file, as a tensor of integers may look like NaN.
+The check trusts nothing in the file. It reads everything after the header as float32 words and
+compares these with the bounds. The header's length is in the first eight bytes. If all words are
+numbers within bounds, so is every float32 tensor that begins at a multiple of four bytes, provided
+that the file is a tensor file at all. If not, the check is inconclusive, since a tensor of integers
+may look like NaN.
 """
 
 from __future__ import annotations
@@ -19,15 +20,16 @@ _LENGTH_BYTES: Final = 8
 
 
 class FiniteScreen:
-    """A screen that takes a tensor file's bytes in order, in pieces of any size, the first of 8
-    bytes at least."""
+    """Checks a tensor file's bytes in order, in pieces of any size; the first has at least 8
+    bytes."""
 
     def __init__(self) -> None:
         self._clean = True
         self._header_left: int | None = None
 
     def see(self, piece: bytes | memoryview) -> None:
-        """Take the next piece. Only the last may end within a word; otherwise nothing is known."""
+        """Check the next piece. `clean` becomes False if a piece other than the last ends within a
+        word."""
         if not self._clean:
             return
         if self._header_left is None:
@@ -40,7 +42,7 @@ class FiniteScreen:
         self._header_left -= skipped
         words, rest = divmod(len(piece) - skipped, WORD_BYTES)
         found = np.frombuffer(piece, np.float32, count=words, offset=skipped)
-        # After a piece that ends within a word the words of the next are no longer the file's.
+        # After a piece that ends within a word, the next piece's words are misaligned.
         self._clean = rest == 0 and block_is_within_bounds(found)
 
     @property

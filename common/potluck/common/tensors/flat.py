@@ -1,8 +1,8 @@
-"""The floating-point tensors of a model as one vector that is never joined.
+"""The floating-point tensors of a model as one vector, without a copy into one array.
 
 Everything that works on a model block by block (encoding, statistics, reduction) sees it as a
-vector of `layout.parameters` elements: the floating-point tensors in the layout's order, each in
-C order. Blocks cross the borders of tensors.
+vector of `layout.parameters` elements: the floating-point tensors in the layout's order, each in C
+order. A block may span several tensors.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def check_float32(layout: Layout) -> None:
 
 
 def name_at(layout: Layout, position: int) -> str:
-    """Return the floating-point tensor that element `position` of the vector belongs to."""
+    """Return the name of the floating-point tensor that holds element `position` of the vector."""
     for tensor in layout.tensors:
         if tensor.floating:
             position -= tensor.elements
@@ -43,7 +43,7 @@ def name_at(layout: Layout, position: int) -> str:
 
 
 class FlatVector:
-    """A read-only view of named arrays as one vector, of whatever type they have.
+    """A read-only view of named arrays as one vector; it has their element type.
 
     Reading raises StorageError for arrays in files. It is thread-safe.
     """
@@ -76,7 +76,7 @@ class FlatVector:
         return self.read(begin, end, scratch[: end - begin])
 
     def read(self, begin: int, end: int, out: NDArray[Any]) -> NDArray[Any]:
-        """Copy elements [begin, end) into `out`, which has their number."""
+        """Copy elements [begin, end) into `out`, which has end − begin elements."""
         index = bisect_right(self._begins, begin) - 1
         position = begin
         while position < end:
@@ -92,7 +92,7 @@ class FlatVector:
 
 
 def _joined(tensors: list[StoredTensor]) -> list[StoredTensor]:
-    """Return the tensors as vectors, those in one where they lie one after another in a file."""
+    """Return the tensors as vectors; tensors that are adjacent in a file become one vector."""
     found: list[StoredTensor] = []
     sizes: list[int] = []
     end = -1
@@ -118,8 +118,8 @@ class TensorBorders:
         self._begins = [0, *accumulate(tensor.elements for tensor in floating)]
 
     def parts(self, begin: int, end: int) -> list[tuple[slice, str]]:
-        """Return the parts of the block [begin, end) that belong to one tensor each, and its
-        name."""
+        """Split the block [begin, end) by tensor: return (slice of the block, name of its
+        tensor)."""
         parts: list[tuple[slice, str]] = []
         index = bisect_right(self._begins, begin) - 1
         position = begin
@@ -134,7 +134,8 @@ class TensorBorders:
 def unflatten(
     vector: NDArray[Any], others: Mapping[str, NDArray[Any]], layout: Layout
 ) -> dict[str, NDArray[Any]]:
-    """Named arrays in the layout's order: views of `vector`, and `others` for the other types."""
+    """Return named arrays in the layout's order: views of `vector`, and `others` for the tensors
+    that are not floating-point."""
     arrays: dict[str, NDArray[Any]] = {}
     position = 0
     for tensor in layout.tensors:

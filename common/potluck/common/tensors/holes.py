@@ -1,7 +1,8 @@
-"""Zeros in files as holes, which take neither space on the disk nor time to be written; and files
-without any.
+"""Zeros stored as holes in files, which take no disk space and no time to write; and files without
+holes.
 
-The difference of a model of which most is frozen is nearly all zeros, as is a model that begins so.
+The weight delta of a mostly frozen model is nearly all zeros, and so is a model that starts from
+zeros.
 """
 
 from __future__ import annotations
@@ -13,26 +14,26 @@ import numpy as np
 
 _RESERVED_AT_ONCE: Final = 1 << 20
 _LOOK_BYTES: Final = 64
-"""Bytes of a piece that are looked at first: hardly any piece of trained weights begins so."""
+"""Number of bytes that are compared with zero first. Trained weights rarely begin with zeros."""
 
 
 def write_at(descriptor: int, piece: memoryview, place: int) -> None:
-    """Write bytes at a place of a file that is open for reading too; zeros are left out where the
-    file has no others. Raises OSError."""
+    """Write bytes at offset `place` of a file that is open for reading and writing. Zeros are not
+    written if the file already reads as zeros there. Raises OSError."""
     if _is_zero(piece) and _is_zero_there(descriptor, place, len(piece)):
         return
     _write_all(descriptor, piece, place)
 
 
 def reserve(descriptor: int, size: int) -> None:
-    """Give each of a file's first `size` bytes its place on the disk; it gets at least so long.
+    """Allocate disk space for a file's first `size` bytes; a shorter file is extended.
 
-    What the file holds stays. descriptor: open for reading and writing. Raises OSError.
+    The file's content stays. descriptor: open for reading and writing. Raises OSError.
     """
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(descriptor, 0, size)
         return
-    for place in range(0, size, _RESERVED_AT_ONCE):  # macOS has no such call
+    for place in range(0, size, _RESERVED_AT_ONCE):  # macOS has no posix_fallocate
         length = min(_RESERVED_AT_ONCE, size - place)
         held = os.pread(descriptor, length, place)
         _write_all(descriptor, memoryview(held.ljust(length, b"\0")), place)
@@ -53,7 +54,7 @@ def _is_zero(piece: memoryview) -> bool:
 def _is_zero_there(descriptor: int, place: int, size: int) -> bool:
     end = place + size
     if os.fstat(descriptor).st_size < end:
-        # What lies beyond the end of the file so far reads as zeros once it is longer.
+        # When the file grows, the new bytes read as zeros.
         held = os.pread(descriptor, size, place)
         os.ftruncate(descriptor, end)
         return not any(held)

@@ -1,8 +1,8 @@
-"""Memory for large arrays: in files without a name, if a folder is given for them.
+"""Memory for large arrays: in unnamed files, if a folder is set for them.
 
 The kernel writes pages of such a file out and drops them if memory is short, so an array takes
 space on the disk and no private memory of the process. All code that makes an array as large as a
-part of a model asks here for it; without a folder it is in memory.
+part of a model allocates it here. Without a folder, the array is in memory.
 
 Files of this kind are mapped, since an array needs memory: they replace swap space. A page that was
 written out and can't be read back ends the process with SIGBUS, as a failing swap device would.
@@ -70,7 +70,7 @@ def storage_in(folder: Path, size: int) -> torch.UntypedStorage:
     """
     import torch
 
-    # Python's own mapping would keep a descriptor open for each.
+    # Python's own mmap would keep a file descriptor open for each array.
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".") as file:
             reserve(file.fileno(), size)

@@ -1,10 +1,10 @@
 """Layout of a safetensors file: its tensors and their places, written and read as its header.
 
-A safetensors file is eight bytes of length (unsigned, little-endian), a JSON object of that
-length, and the tensors' bytes (https://github.com/huggingface/safetensors, README, "Format").
-The library behind the format copies every tensor it reads for numpy and joins every file it
-writes in memory, so that part is done here. A header comes from a stranger: nothing in it is
-believed, and only LayoutError leaves `parse_header`.
+A safetensors file is eight bytes of length (unsigned, little-endian), a JSON object of that length,
+and the tensors' bytes (https://github.com/huggingface/safetensors, README, "Format"). The library
+behind the format copies every tensor it reads for numpy and joins every file it writes in memory,
+so that part is done here. A header may come from an untrusted peer: everything in it is checked,
+and `parse_header` raises only LayoutError.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LENGTH_BYTES: Final = 8
 ALIGNMENT: Final = 8
 MAXIMUM_DIMENSIONS: Final = 32
 _MAXIMUM_BYTES: Final = 2**63 - 1
-# A tensor opens three brackets and takes at least 49 characters; names may hold a few more.
+# A tensor opens three brackets and takes at least 49 characters; names may hold a few brackets too.
 _CHARACTERS_PER_BRACKET: Final = 12
 
 DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
@@ -45,7 +45,8 @@ DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
     "U8": np.dtype("u1"),
     "BOOL": np.dtype("?"),
 }
-"""numpy's type for each; it has no bfloat16, so BF16 appears as its bits in uint16."""
+"""numpy's type for each type of the format. numpy has no bfloat16, so BF16 appears as its bits in
+uint16."""
 
 FLOATING: Final = frozenset({"F64", "F32", "F16", "BF16"})
 _NAMES: Final = {dtype: name for name, dtype in DTYPES.items() if name != "BF16"}
@@ -68,13 +69,13 @@ class TensorSpec:
 
     @property
     def floating(self) -> bool:
-        """True if it takes part in arithmetic; other tensors are carried as they are."""
+        """True if it takes part in arithmetic; other tensors are passed on unchanged."""
         return self.dtype in FLOATING
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The tensors of a file, in the order that names them everywhere."""
+    """The tensors of a file, in the order that is used everywhere."""
 
     tensors: tuple[TensorSpec, ...]
 
@@ -90,7 +91,7 @@ class Layout:
 
     @classmethod
     def place(cls, tensors: list[tuple[str, str, tuple[int, ...]]]) -> Layout:
-        """Return the canonical layout of (name, dtype, shape).
+        """Return the canonical layout of tensors given as (name, dtype, shape).
 
         Wider types lie first in the data, so that every tensor is aligned.
         """
@@ -139,8 +140,8 @@ class Layout:
         return self.header_with({})
 
     def header_with(self, metadata: Mapping[str, str]) -> bytes:
-        """Return the same with `__metadata__`, where there are any; other programs may read
-        them."""
+        """Return the header with `metadata` as its `__metadata__`, for other programs; without any,
+        return the plain header."""
         described: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
         described |= {
             tensor.name: {
@@ -199,7 +200,7 @@ def parse_header(text: bytes) -> Layout:
     if not text.startswith(b"{"):
         _refuse("a tensor file's header must begin with '{'; this is no safetensors file")
     if text.count(b"[") + text.count(b"{") > 8 + len(text) // _CHARACTERS_PER_BRACKET:
-        # Python would spend seconds and 20 times the header's memory on what can't be right.
+        # An invalid header could cost Python seconds and 20 times its size in memory.
         _refuse("a tensor file's header nests more than descriptions of tensors do")
     try:
         described: object = json.loads(text.decode(), object_pairs_hook=_unique)

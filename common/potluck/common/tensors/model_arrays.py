@@ -1,4 +1,4 @@
-"""A model's state as named arrays: what travels, what is stored, what is combined.
+"""A model's state as named arrays: the form in which models are sent, stored and combined.
 
 A model is a `torch.nn.Module`, or a dict of named arrays. Torch is imported for modules only.
 """
@@ -25,9 +25,9 @@ Model = Any
 def state_arrays(model: Model, *, only: Container[str] | None = None) -> dict[str, NDArray[Any]]:
     """Return parameters and buffers by name, in the order of `state_dict`; contiguous, on the CPU.
 
-    `only`: names of those that are wanted; by default all are. For a model on the CPU they are
-    views: copy them before the model is trained further. Raises LayoutError for a tensor that numpy
-    can't hold (bfloat16, quantized, sparse).
+    `only`: names of the arrays to return; by default all. For a model on the CPU they are views:
+    copy them before the model is trained further. Raises LayoutError for a tensor that numpy can't
+    hold (bfloat16, quantized, sparse).
     """
     if isinstance(model, Mapping):
         wanted = model if only is None else [name for name in model if name in only]
@@ -62,9 +62,9 @@ def load_arrays(
 ) -> None:
     """Overwrite parameters and buffers in place; `arrays` may be read-only, or in a file.
 
-    `only`: names of those to be overwritten; by default all are. Raises LayoutError, and leaves
-    the model as it was, unless names, shapes and types are its own. Raises StorageError, after
-    some may be overwritten, if the file can't be read.
+    `only`: names of the tensors to overwrite; by default all. Raises LayoutError if names, shapes
+    or types differ from the model's, which then stays unchanged. Raises StorageError if the file
+    can't be read; some tensors may then be overwritten already.
     """
     layout = Layout.of(state_arrays(model, only=only))
     Layout.of(arrays).check_matches(layout, what="received", whose="task's model")

@@ -1,10 +1,10 @@
-"""The part of a model that travels, and the parts that do not.
+"""Division of a model into tensors that are sent and tensors that are not.
 
-A run file's `[model] trainable = [patterns]` says which tensors go up and down. The others are the
-base, which stays as it is. Every machine has it already, from a file or because the task's model
-brings it. A digest over it shows that all have the same. `keep = [patterns]` says which tensors
-each client trains for itself: they never leave it, and begin as the task's model has them. Used on
-both sides.
+A run file's `[model] trainable = [patterns]` says which tensors are sent in both directions. The
+others are the base, which is not trained. Every machine has the base already, from a file or from
+the task's model. A digest shows that all machines have the same base. `keep = [patterns]` says
+which tensors each client trains for itself: they never leave the client, and start with the values
+of the task's model. Hosts and the coordinator use this module.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _PEFT_LAYER = ".base_layer."
 
 @dataclass(frozen=True, kw_only=True)
 class DividedModel:
-    """A model of which some tensors travel.
+    """A model of which only some tensors are sent.
 
-    network: all of it; a `torch.nn.Module`, or arrays by name. layout: of those that travel.
-    base_blake3: digest of those that are not trained; empty where all are. buffers: copies of the
-    base's buffers, which a network writes over while it trains. kept: the first values of those
-    that a client keeps; copies.
+    network: the whole model, a `torch.nn.Module` or arrays by name. layout: layout of the tensors
+    that are sent. base_blake3: digest of the tensors that are not trained; empty if all are.
+    buffers: copies of the base's buffers, which a network overwrites while it trains. kept: copies
+    of the initial values of the tensors that a client keeps.
     """
 
     network: Any
@@ -53,18 +53,18 @@ class DividedModel:
 
     @property
     def _travelling(self) -> Container[str] | None:
-        """None where all of it travels."""
-        if isinstance(self.network, Mapping):  # others may have been put into it
+        """Names of the tensors that are sent; None if all are."""
+        if isinstance(self.network, Mapping):  # a trainer may have added arrays
             return self.network.keys() - self.kept.keys()
         return self.layout.by_name if self.base_blake3 or self.kept else None
 
     def arrays(self) -> dict[str, NDArray[np.generic]]:
-        """Return the tensors that travel, as `state_arrays` gives them."""
+        """Return the tensors that are sent, as `state_arrays` returns them."""
         return state_arrays(self.network, only=self._travelling)
 
     def kept_arrays(self) -> dict[str, NDArray[np.generic]]:
-        """Return the tensors that a client keeps, as `state_arrays` gives them. Raises LayoutError
-        where a training has left others."""
+        """Return the tensors that a client keeps, as `state_arrays` returns them. Raises
+        LayoutError if a training has changed their names, shapes or types."""
         arrays = state_arrays(self.network, only=self.kept)
         Layout.of(arrays).check_matches(Layout.of(self.kept), what="trained model", whose="task")
         return arrays
@@ -74,10 +74,10 @@ class DividedModel:
         arrays: Mapping[str, NDArray[np.generic]],
         kept: Mapping[str, NDArray[np.generic]] | None = None,
     ) -> None:
-        """Overwrite the tensors that travel and those that a client keeps, and put the base's
-        buffers right. kept: by default their first values.
+        """Overwrite the tensors that are sent and those that a client keeps; restore the base's
+        buffers. kept: by default the initial values.
 
-        Raises LayoutError unless `arrays` and `kept` are just these.
+        Raises LayoutError if `arrays` or `kept` has missing or additional tensors.
         """
         load_arrays(self.network, arrays, only=self._travelling)
         if self.kept:
@@ -92,7 +92,7 @@ class DividedModel:
                 state[name].copy_(values)
 
     def check_base(self) -> None:
-        """Raise LayoutError where the base's parameters are not what they were."""
+        """Raise LayoutError if the base's parameters have changed."""
         if self.base_blake3:
             state = {**self.network.state_dict(), **self.buffers}
             others = self.layout.by_name.keys() | self.kept.keys()
@@ -102,12 +102,11 @@ class DividedModel:
 
 
 def divided(network: Any, table: ModelTable | None, data: Path | None) -> DividedModel:
-    """Divide a network as a run's `[model]` table says, and give it the base that this names.
+    """Divide a network as a run's `[model]` table says, and load the base that the table names.
 
-    data: the folder that the base is found in. The base's parameters are not trained from then on.
-    What clients keep has the values that the network has now.
-    Raises ConfigurationError where patterns, base and digest don't fit the network, LayoutError
-    for a tensor that can't travel.
+    data: folder that holds the base's file. The base's parameters are frozen. The initial values of
+    the tensors that clients keep are the network's present ones. Raises ConfigurationError if
+    patterns, base or digest don't fit the network, LayoutError for a tensor that can't be sent.
     """
     if table is None or not table.divides:
         return DividedModel(network=network, layout=Layout.of(state_arrays(network)))
@@ -138,7 +137,7 @@ def divided(network: Any, table: ModelTable | None, data: Path | None) -> Divide
             "`base` of [model]",
             base_blake3=blake3,
         )
-    module: Any = network  # arrays were sent back above
+    module: Any = network  # arrays were returned above
     for name, parameter in module.named_parameters(remove_duplicate=False):
         if name in base:
             parameter.requires_grad_(False)
@@ -153,7 +152,7 @@ def divided(network: Any, table: ModelTable | None, data: Path | None) -> Divide
 
 
 def _parts(table: ModelTable, names: Sequence[str]) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the names of the tensors that travel, and of those that clients keep."""
+    """Return the names of the tensors that are sent, and of those that clients keep."""
     kept = _matching(table.keep, names, "keep")
     if not table.trainable:
         travelling = frozenset(names) - kept
@@ -191,7 +190,7 @@ def _matching(patterns: Sequence[str], names: Sequence[str], key: str) -> frozen
 def _check_ties(
     state: Mapping[str, Tensor], travelling: frozenset[str], kept: frozenset[str]
 ) -> None:
-    """Raise ConfigurationError unless tensors that share memory are on the same side."""
+    """Raise ConfigurationError unless tensors that share memory belong to the same part."""
     owners: dict[int, str] = {}
     for name, tensor in state.items():
         if not tensor.numel():
@@ -209,10 +208,10 @@ def _check_ties(
 def _load_base(
     state: Mapping[str, Tensor], travelling: frozenset[str], name: str, data: Path | None
 ) -> None:
-    """Overwrite a network's tensors by those of a file in the data directory.
+    """Overwrite a network's tensors with those of a file in the data directory.
 
-    Those of the base must all be there. Those that travel begin with the file's values where it
-    has such a tensor.
+    The file must have all tensors of the base. Tensors that are sent start with the file's values
+    if the file has them.
     """
     path = None if data is None else (data / name).resolve()
     if data is None or path is None or not path.is_relative_to(data.resolve()):
@@ -243,10 +242,10 @@ def _load_base(
 
 
 def _in_file(state: Mapping[str, Tensor], file: Layout) -> dict[str, TensorSpec]:
-    """Return the tensors of a file by the network's names for them.
+    """Return a file's tensors under the names that they have in the network.
 
-    Files of pretrained models know nothing of adapters that `peft` puts around a model's layers,
-    and have of tensors that share their memory only one.
+    Names in files of pretrained models lack the parts that `peft` adds to a model's layers. Of
+    several tensors that share memory, such files have only one.
     """
     found: dict[str, TensorSpec] = {}
     shared: dict[int, TensorSpec] = {}
@@ -263,7 +262,7 @@ def _in_file(state: Mapping[str, Tensor], file: Layout) -> dict[str, TensorSpec]
 
 
 def _tensor(array: NDArray[np.generic], specification: TensorSpec) -> Tensor:
-    """Return the same memory in torch's types."""
+    """Return a torch tensor that shares the array's memory."""
     import torch
 
     tensor = torch.from_numpy(array)

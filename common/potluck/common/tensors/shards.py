@@ -1,8 +1,8 @@
 """Weights in several files with an index, as Hugging Face's libraries write large models.
 
-Beside the shards lies `model.safetensors.index.json`: under `weight_map` the file of each tensor
-(https://huggingface.co/docs/safetensors, `huggingface_hub.save_torch_state_dict`). An index from
-elsewhere is checked: its files must lie beside it, and each must have its tensors.
+The index `model.safetensors.index.json` lies beside the shards. Its `weight_map` names the file of
+each tensor (https://huggingface.co/docs/safetensors, `huggingface_hub.save_torch_state_dict`). An
+index from elsewhere is checked: its files must lie beside it, and each must have its tensors.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _MAXIMUM_INDEX_BYTES: Final = 64 << 20
 
 @contextlib.contextmanager
 def opened_weights(path: Path) -> Iterator[Tensors]:
-    """The tensors of a .safetensors file, or of shards, open while the block runs.
+    """Open the tensors of a .safetensors file, or of shards, while the block runs.
 
     `path`: the file, an index of shards, or a folder with either under its usual name. Raises
-    LayoutError where there are other tensors than the index says, StorageError.
+    LayoutError if the tensors differ from those in the index, StorageError.
     """
     if path.is_dir():
         path = path / (INDEX if (path / INDEX).exists() else SINGLE)
@@ -110,7 +110,7 @@ def _write_index(
 
 
 def _weight_map(path: Path) -> dict[str, str]:
-    """File names by tensor."""
+    """Return the file name of each tensor."""
     try:
         with path.open("rb") as file:
             text = file.read(_MAXIMUM_INDEX_BYTES + 1)

@@ -43,12 +43,12 @@ class SpareFiles:
         while True:
             try:
                 path = self._files.pop()
-            except IndexError:  # asking first would not do: another thread may take the last one
+            except IndexError:  # no check before: another thread may take the last file in between
                 return None
             if path.is_file():  # it may have been deleted meanwhile
                 return path
 
     def clear(self) -> None:
-        """Delete them all."""
+        """Delete all files of the folder."""
         while (path := self.take()) is not None:
             path.unlink(missing_ok=True)

@@ -22,7 +22,7 @@ from potluck.common.errors import StorageError
 
 
 class OpenFile:
-    """A file that is open for reading; closed when it is dropped, as a mapping would be."""
+    """A file that is open for reading; closed when it is garbage-collected, like a mapping."""
 
     def __init__(self, path: Path) -> None:
         """Raises OSError."""
@@ -139,35 +139,36 @@ class StoredTensors(Mapping[str, NDArray[Any]]):
 def forms(
     arrays: Mapping[str, NDArray[Any]],
 ) -> Mapping[str, NDArray[Any]] | Mapping[str, StoredTensor]:
-    """Objects that have the arrays' types and shapes; reads no file."""
+    """Return objects that have the arrays' types and shapes; reads no file."""
     return arrays.stored if isinstance(arrays, StoredTensors) else arrays
 
 
 def picked(
     arrays: Mapping[str, NDArray[Any]], names: Mapping[str, str]
 ) -> Mapping[str, NDArray[Any]]:
-    """Return some of the arrays under other names; reads no file. names: old ones by new ones."""
+    """Return some of the arrays under other names; reads no file. names: the old name for each new
+    name."""
     if isinstance(arrays, StoredTensors):
         return StoredTensors({new: arrays.stored[old] for new, old in names.items()})
     return {new: arrays[old] for new, old in names.items()}
 
 
 def stretch(arrays: Mapping[str, NDArray[Any]], name: str, begin: int, end: int) -> NDArray[Any]:
-    """Elements [begin, end) of an array in C order: a view, or read from its file."""
+    """Return elements [begin, end) of an array in C order: a view, or a copy read from its file."""
     if isinstance(arrays, StoredTensors):
         return arrays.stored[name][begin:end]
     return arrays[name].reshape(-1)[begin:end]
 
 
 def copied(arrays: Mapping[str, NDArray[Any]], name: str) -> NDArray[Any]:
-    """Return a copy of an array that may be written to."""
+    """Return a writable copy of an array."""
     if isinstance(arrays, StoredTensors):
         return arrays.stored[name].read()
     return np.array(arrays[name])
 
 
 def copy_into(out: NDArray[Any], arrays: Mapping[str, NDArray[Any]], name: str) -> None:
-    """Overwrite an array with another of its shape."""
+    """Overwrite `out` with the array called `name`, which has the same shape."""
     if isinstance(arrays, StoredTensors):
         arrays.stored[name].read_into(out)
     else:

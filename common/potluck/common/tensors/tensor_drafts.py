@@ -31,14 +31,14 @@ _PIECE_BYTES: Final = 2**20
 
 
 class TensorDraft:
-    """A tensor file under way. All of it must be put before its arrays or its digest are asked for.
+    """A tensor file that is being written. Write all of it before you use `arrays` or `finish`.
 
     `put` and `put_flat` are thread-safe; pieces must not overlap.
     """
 
     def __init__(self, path: Path, layout: Layout, *, over: Path | None = None) -> None:
-        """Begin the file at `path`. `over`: a spare file in the same file system to be written
-        over. Raises StorageError."""
+        """Begin the file at `path`. `over`: a spare file in the same file system to overwrite.
+        Raises StorageError."""
         self.path = path
         self.layout = layout
         self._data = len(layout.header)
@@ -73,14 +73,14 @@ class TensorDraft:
 
     @property
     def arrays(self) -> Mapping[str, NDArray[Any]]:
-        """The tensors, mapped: what is written to them is written to the file.
+        """The tensors, mapped into memory: writing to an array changes the file.
 
-        They are mapped since a strategy writes over them; a page that the kernel has written out
-        and can't read back is SIGBUS, as in `potluck.common.tensors.large_arrays`. Raises
-        StorageError if the disk has no room for all of it.
+        They are mapped since a strategy overwrites them. If the kernel can't read back a page that
+        it wrote to disk, the process ends with SIGBUS, as in `potluck.common.tensors.large_arrays`.
+        Raises StorageError if the disk has no room for all of it.
         """
         if self._arrays is None:
-            with self._disk():  # a page that is written to later must not lack its place
+            with self._disk():  # later writes to pages must find disk space
                 reserve(self._file.fileno(), self.layout.file_bytes)
             mapping = mmap.mmap(self._file.fileno(), self.layout.file_bytes)
             self._arrays = MappingProxyType(
@@ -102,7 +102,7 @@ class TensorDraft:
         return own is not None and all(arrays.get(name) is array for name, array in own.items())
 
     def finish(self, *, sync: bool = False) -> FileDigest:
-        """Digest and length of the file; it is still at `path`. Raises StorageError.
+        """Return digest and length of the file, which stays at `path`. Raises StorageError.
 
         `sync`: return only when the file is on disk. The disk writes while the file is hashed.
         """
@@ -118,8 +118,8 @@ class TensorDraft:
         return FileDigest(blake3=digest.hexdigest(), size=size)
 
     def close(self) -> None:
-        """Nothing more is put. The file stays where it is; the arrays stay as long as their
-        users."""
+        """End the writing. The file stays at its path; the arrays stay valid while they are in
+        use."""
         self._arrays = None
         self._file.close()
 
@@ -159,8 +159,8 @@ def drafted(path: Path, layout: Layout, *, over: Path | None = None) -> Iterator
 
 
 def _runs(layout: Layout) -> Iterator[tuple[int, int, int, int]]:
-    """Yield the floating-point vector's stretches that lie in one piece in a file: begin and end in
-    elements, place in the data, bytes of an element."""
+    """Yield the stretches of the floating-point vector that are contiguous in a file: first
+    element, end, offset in the data, bytes per element."""
     begin = end = place = itemsize = 0
     for tensor in layout.tensors:
         if not tensor.floating or not tensor.elements:

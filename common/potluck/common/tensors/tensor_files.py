@@ -65,8 +65,8 @@ __all__ = [
 
 MAXIMUM_HEADER_BYTES: Final = 4 * 2**20
 LARGEST_VALUE: Final = 2.0**64
-"""No number of an update reaches it: its square is beyond float32, so nothing could be computed
-with it, and sums of smaller ones over any cohort are finite."""
+"""Magnitudes in an update must be below this. Squares of larger numbers overflow float32; sums of
+smaller ones over any cohort are finite."""
 
 _PIECE_BYTES: Final = 2**20
 _BLOCK_ELEMENTS: Final = 2**16
@@ -81,7 +81,7 @@ class FileDigest:
 
 
 class Tensors(Protocol):
-    """Named arrays and how they are laid out."""
+    """Named arrays and their layout."""
 
     @property
     def layout(self) -> Layout:
@@ -96,14 +96,14 @@ class Tensors(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class NamedTensors:
-    """Arrays in memory, or some of those in files."""
+    """Named arrays in memory, or a selection of the tensors in files."""
 
     layout: Layout
     arrays: Mapping[str, NDArray[Any]]
 
     @classmethod
     def some(cls, tensors: Tensors, layout: Layout) -> NamedTensors:
-        """Return those tensors that are in a layout, in its order; none is copied or read."""
+        """Return the tensors that are in a layout, in its order; no tensor is copied or read."""
         names = {tensor.name: tensor.name for tensor in layout.tensors}
         return cls(layout=layout, arrays=picked(tensors.arrays, names))
 
@@ -159,7 +159,7 @@ def open_tensors(
     a tensor file or has other tensors, StorageError if it can't be read.
     """
     if expected is not None:
-        # Another writer may space its JSON differently, but not without limit.
+        # Another writer's JSON may have more white space, up to this limit.
         maximum_header_bytes = 2 * len(expected.header) + 4096
     try:
         file = OpenFile(path)
@@ -185,13 +185,12 @@ def write_tensors(
     over: Path | None = None,
     metadata: Mapping[str, str] | None = None,
 ) -> FileDigest:
-    """Write a tensor file under a temporary name, then give it its own.
+    """Write a tensor file under a temporary name, then rename it to `path`.
 
-    `layout`: how the arrays are to lie, by default `Layout.of(arrays)`; needed for bfloat16.
-    `sync`: return only when file and name are on disk. `over`: a spare file in the same file
-    system to be written over. `metadata`: goes into the header. Contiguous arrays
-    are not copied. Raises LayoutError if an array does not fit the layout, StorageError if the disk
-    refuses.
+    `layout`: layout of the file, by default `Layout.of(arrays)`; needed for bfloat16. `sync`:
+    return only when file and name are on disk. `over`: a spare file in the same file system to
+    overwrite. `metadata`: goes into the header. Contiguous arrays are not copied. Raises
+    LayoutError if an array does not fit the layout, StorageError if the disk refuses.
     """
     if layout is None:
         layout = Layout.of(arrays)
@@ -233,7 +232,7 @@ def write_tensors(
 
 
 def file_digest(path: Path) -> FileDigest:
-    """Digest and length of a file. Raises StorageError if it can't be read."""
+    """Return digest and length of a file. Raises StorageError if it can't be read."""
     try:
         digest, size = digest_of_file(path)
     except OSError as error:
@@ -255,7 +254,7 @@ def check_finite(file: TensorFile) -> None:
 
 
 def not_finite(name: str) -> NotFiniteError:
-    """Return the error that says which tensor is not finite."""
+    """Return the error for a tensor that holds NaN or infinity."""
     return NotFiniteError(
         f"tensor {quoted(name)} holds NaN or infinity; lower the learning rate or clip gradients",
         tensor=quoted(name),
@@ -271,12 +270,12 @@ def block_is_finite(block: NDArray[np.floating[Any]]) -> bool:
 
 def block_is_within_bounds(block: NDArray[np.floating[Any]]) -> bool:
     """Return whether all elements are allowed in an update: numbers within ±`LARGEST_VALUE`."""
-    # A NaN becomes the least and the largest, and compares to nothing.
+    # If there is a NaN, minimum and maximum are NaN, and both comparisons are False.
     return not block.size or bool(block.min() > -LARGEST_VALUE and block.max() < LARGEST_VALUE)
 
 
 def out_of_bounds(name: str, value: float) -> UpdateError:
-    """Return the error that says which tensor holds a value that no update may hold."""
+    """Return the error for a tensor with a value that no update may hold."""
     if not math.isfinite(value):
         return not_finite(name)
     return OutOfBoundsError(
@@ -287,7 +286,7 @@ def out_of_bounds(name: str, value: float) -> UpdateError:
 
 
 def first_out_of_bounds(block: NDArray[np.floating[Any]]) -> int:
-    """Position of the first element that no update may hold; there must be one."""
+    """Return the position of the first element that no update may hold; there must be one."""
     return int(np.argmin(np.abs(block) < LARGEST_VALUE))
 
 
