@@ -9,6 +9,6 @@ CORRECTION: Final = "correction"
 MODEL: Final = "model"
 """The tensors that `keep` of `[model]` names."""
 PERSONAL: Final = "personal"
-"""The client's own model, trained beside the round's."""
+"""The client's own model, trained in addition to the round's model."""
 PURPOSES: Final = frozenset({CORRECTION, MODEL, PERSONAL})
-"""All that a host of this release can keep."""
+"""All purposes for which a host of this release can keep states."""

@@ -1,10 +1,11 @@
-"""Sums of lanes as files: written, checked without trust in the sender, added up to one.
+"""Files with sums of lanes: writing them, checking them (the sender is not trusted), adding them
+up.
 
-A safetensors file. For each vector (`body`: the weighted differences; `auxiliary/NAME`: what is
-sent beside the weights) it holds `VECTOR/length`, and `VECTOR/widths` and `VECTOR/lanes` as in
-`lane_packing`, so that sums can be added even if the model is unknown. `members` is the digest of
-the ids of the updates in it (`lanes.members_digest`): it binds the file to what is said of it, and
-makes files of different clients different.
+A safetensors file. For each vector (`body`: the weighted differences; `auxiliary/NAME`: an
+auxiliary, sent with the weights) it holds `VECTOR/length`, and `VECTOR/widths` and `VECTOR/lanes`
+as in `lane_packing`, so that sums can be added even if the model is unknown. `members` is the
+digest of the ids of the updates in it (`lanes.members_digest`): it binds the file to the list of
+its members, and makes files of different clients different.
 """
 
 from __future__ import annotations
@@ -42,14 +43,14 @@ _HEADER_BYTES: Final = 1 << 16
 
 
 def vectors_of(parameters: int, auxiliaries: Iterable[str]) -> Mapping[str, int]:
-    """Return the vectors of an update and their lengths. parameters: of the floating-point
+    """Return the vectors of an update and their lengths. parameters: length of the floating-point
     vector."""
     beside = {f"{AUXILIARY}{name}": parameters for name in sorted(auxiliaries)}
     return {BODY: parameters, **beside}
 
 
 def largest_file(vectors: Mapping[str, int]) -> int:
-    """Bytes that no file of these vectors exceeds."""
+    """Return the maximum size, in bytes, of a file of these vectors."""
     return _HEADER_BYTES + sum(
         MOST_BYTES * length + blocks_of(length) for length in vectors.values()
     )
@@ -65,8 +66,8 @@ def write_lanes(
 ) -> FileDigest:
     """Write a sum. Blocks.
 
-    readers: of each of the vectors. members: the digest of its updates' ids. over: a spare file to
-    be written over. Raises what the readers raise, and StorageError.
+    readers: one for each vector. members: digest of the ids of the sum's updates. over: a spare
+    file to overwrite. Raises what the readers raise, and StorageError.
     """
     arrays: dict[str, NDArray[Any]] = {MEMBERS: np.frombuffer(members, np.uint8)}
     for name, length in vectors.items():
@@ -84,7 +85,7 @@ class LaneFile:
         arrays = file.arrays
         self.members: bytes = arrays[MEMBERS].tobytes()
         self.vectors: Mapping[str, int] = {name: int(arrays[name + _LENGTH][0]) for name in names}
-        """Their lengths, as the file says."""
+        """The vectors' lengths, as stated in the file."""
         self._packed = {
             name: PackedLanes(arrays[name + _WIDTHS], arrays.stored[name + _LANES], length)
             for name, length in self.vectors.items()
@@ -99,7 +100,7 @@ class LaneFile:
 
         members: digest of the updates that the file should hold. count: number of these updates.
 
-        Raises LayoutError for other members or for another packed form than lanes have,
+        Raises LayoutError if the members differ or the lanes are not packed as specified,
         OutOfBoundsError for lanes that a sum over `count` members can't have.
         """
         if self.members != members:
@@ -112,7 +113,8 @@ class LaneFile:
 def opened_lanes(path: Path, vectors: Mapping[str, int] | None = None) -> Iterator[LaneFile]:
     """Open a sum's file while the block runs.
 
-    vectors: those that it must have. Raises LayoutError, StorageError.
+    vectors: lengths of the vectors that the file must have; None accepts any. Raises LayoutError,
+    StorageError.
     """
     with open_tensors(path, maximum_header_bytes=_HEADER_BYTES) as file:
         lanes = LaneFile(file)
@@ -125,10 +127,10 @@ def opened_lanes(path: Path, vectors: Mapping[str, int] | None = None) -> Iterat
 
 
 def add_files(path: Path, parts: Sequence[Path], members: bytes) -> FileDigest:
-    """Write the sum of some sums' files, of which there is at least one. Blocks.
+    """Add up the sums in one or more files and write the result. Blocks.
 
-    members: the digest of all updates in it. Raises LayoutError where they have different vectors,
-    StorageError.
+    members: digest of all updates in the result. Raises LayoutError if the files have different
+    vectors, StorageError.
     """
     with contextlib.ExitStack() as stack:
         first = stack.enter_context(opened_lanes(parts[0]))
@@ -139,7 +141,7 @@ def add_files(path: Path, parts: Sequence[Path], members: bytes) -> FileDigest:
 
 
 def _vector_names(layout: Layout) -> list[str]:
-    """Return the vectors of a file, by name. Raises LayoutError if it has anything else."""
+    """Return the names of a file's vectors. Raises LayoutError if the file holds anything else."""
     names = [t.name[: -len(_LENGTH)] for t in layout.tensors if t.name.endswith(_LENGTH)]
     wanted = {MEMBERS: ("U8", MEMBERS_BYTES)}
     for name in names:

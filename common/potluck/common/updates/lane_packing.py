@@ -1,8 +1,8 @@
-"""Lanes packed into bytes: blocks of whole numbers, each block as wide as its largest needs.
+"""Lanes packed into bytes: blocks of whole numbers, each as wide as the block's largest one needs.
 
-A block of 4,096 lanes is stored as two's complement, little-endian, with one width for all of it,
-from 0 bytes (all zero) to 8. The widths are kept apart, so that any block is found without reading
-those before it. Each sequence of lanes has one packed form only; another one is refused.
+A block of 4,096 lanes is stored as two's complement, little-endian, with one width for the whole
+block, from 0 bytes (all zero) to 8. The widths are stored separately, so that any block is found
+without reading those before it. Each sequence of lanes has exactly one valid packed form.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ BLOCK_LANES: Final = 4096
 MOST_BYTES: Final = 8
 """Maximum width of a lane."""
 _WHOLE: Final = (1, 2, 4, 8)
-"""Widths of numbers that processors have."""
+"""Widths for which processors have integer types."""
 _READ_LANES: Final = 8 * BLOCK_LANES
-"""As many as stay in a processor's cache from one pass over them to the next."""
+"""Number of lanes per read; they stay in a processor's cache between two passes."""
 
 Bytes = NDArray[np.uint8]
 LaneReader = Callable[[int, int], Lanes]
-"""Reads lanes [begin, end); begin is a multiple of `BLOCK_LANES`. May be written over."""
+"""Reads lanes [begin, end); begin is a multiple of `BLOCK_LANES`. The caller may overwrite them."""
 
 
 def blocks_of(lanes: int) -> int:
@@ -40,7 +40,7 @@ def blocks_of(lanes: int) -> int:
 
 
 def width_of(block: Lanes) -> int:
-    """Return the fewest bytes that hold every lane of a block; 0 if all are zero."""
+    """Return the minimum width, in bytes, that holds every lane of a block; 0 if all are zero."""
     return _width(int(block.min()), int(block.max()))
 
 
@@ -78,8 +78,8 @@ def pack(read: LaneReader, lanes: int) -> tuple[Bytes, Bytes]:
 
 
 def _runs(widths: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Begin and end of each stretch of blocks that have one width, and that width: they lie in a
-    row, and are gone through at once."""
+    """Yield (begin, end, width) for each stretch of adjacent blocks of one width. A stretch is
+    processed in one step."""
     begin = 0
     for width, some in groupby(widths):
         end = begin + sum(1 for _ in some)
@@ -88,12 +88,12 @@ def _runs(widths: Sequence[int]) -> Iterator[tuple[int, int, int]]:
 
 
 def _narrow(block: Lanes, width: int, out: Bytes) -> None:
-    """Write the lower bytes of each lane."""
+    """Write the lowest `width` bytes of each lane."""
     if width in _WHOLE:
         np.copyto(out.view(f"<i{width}"), block, casting="unsafe")
         return
     wide = block.astype("<i8", copy=False).view(np.uint8)
-    for place in range(width):  # three times as fast as all bytes of a lane at once
+    for place in range(width):  # three times as fast as copying a lane's bytes together
         out[place::width] = wide[place::MOST_BYTES]
 
 
@@ -157,15 +157,15 @@ class PackedLanes:
 
 
 def _widen(narrow: Bytes, width: int, out: Lanes) -> None:
-    """Write the lanes that are in these bytes. out: at least one."""
+    """Unpack bytes into lanes. out: at least one lane."""
     if width == 0:
         out.fill(0)
         return
     if width in _WHOLE:
         np.copyto(out, narrow.view(f"<i{width}"))
         return
-    # Words that end where their lanes do, and begin in those before: the sign comes down with the
-    # shift, since the lane lies in the upper bytes. Before the first there is nothing.
+    # Read words that end where their lane ends, and begin in the lane before. The lane is in the
+    # upper bytes, so the shift extends its sign. No bytes precede the first lane.
     out[0] = int.from_bytes(narrow[:width].tobytes(), "little", signed=True)
     word = 4 if width < 4 else MOST_BYTES
     words: NDArray[np.signedinteger[Any]] = np.ndarray(
@@ -175,7 +175,7 @@ def _widen(narrow: Bytes, width: int, out: Lanes) -> None:
 
 
 def add(readers: list[LaneReader]) -> LaneReader:
-    """Return a reader of the sum of what these readers read."""
+    """Return a reader of the sum of these readers' lanes; at least one reader."""
 
     def total(begin: int, end: int) -> Lanes:
         lanes = readers[0](begin, end)

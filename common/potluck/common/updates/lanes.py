@@ -24,7 +24,7 @@ from potluck.common.settings.configuration import Settings
 from potluck.common.updates.update_report import UpdateReport
 
 MOST_MEMBERS: Final = 2**16
-"""Clients that a round's sum may be over."""
+"""Maximum number of clients in a round's sum."""
 LARGEST_LANE: Final = 2**47 - 1
 """Largest magnitude of one client's lane: `MOST_MEMBERS` of them stay below 2^63."""
 LARGEST_WEIGHT: Final = 2**31
@@ -95,13 +95,13 @@ class LaneTerms:
             )
 
     def weight(self, samples: int) -> int:
-        """Return the weight of a client that discloses `samples` samples: from 1 to
-        `weight_cap`."""
+        """Return the weight, from 1 to `weight_cap`, of a client that discloses `samples`
+        samples."""
         return max(1, min(samples, self.weight_cap))
 
     @property
     def quantum(self) -> float:
-        """Difference that a lane of 1 stands for, for a client of weight `weight_unit`; exact."""
+        """Difference that a lane of 1 represents for a client of weight `weight_unit`; exact."""
         return math.ldexp(1.0, -self.quantum_bits)
 
     def factor(self, weight: int) -> float:
@@ -114,20 +114,20 @@ class LaneTerms:
 
 
 def normalizer_of(report: UpdateReport) -> float:
-    """Return the divisor of a client's normalised update, > 0: the normaliser that the client
-    reports, or else its number of steps."""
+    """Return the divisor of a client's normalised update, > 0: the reported normaliser, or the
+    number of steps if none is reported."""
     return report.normalizer or float(max(1, report.steps))
 
 
 def quantise(values: NDArray[np.float64], factor: float, out: Lanes) -> None:
-    """Write round(values · factor) to `out`; `values` is written over.
+    """Write round(values · factor) to `out`; `values` is overwritten.
 
     Raises OutOfBoundsError if a value is NaN or exceeds `LARGEST_LANE`.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         np.multiply(values, factor, out=values)
         np.rint(values, out=values)
-        # The extremes of values with a NaN among them are NaN, which is not within anything.
+        # If a value is NaN, minimum and maximum are NaN, and comparisons with NaN are False.
         within = not values.size or bool(
             values.min() >= -LARGEST_LANE and values.max() <= LARGEST_LANE
         )

@@ -1,7 +1,8 @@
-"""The digest of all that clients of a masked round compute alike; its secure sum is bound to it.
+"""Digest of everything that all clients of a masked round must compute alike; it is bound to their
+secure sum.
 
-A coordinator that has one client train and the others stand still learns that client's update from
-the sum. So the sum's header names this digest, and each client compares it with that of its own
+If a coordinator could let only one client train, it would learn that client's update from the sum.
+So the sum's header contains this digest, and each client compares it with the digest of its own
 instruction (SECAGG §R0).
 """
 
@@ -41,30 +42,32 @@ UNBOUND: Final[Mapping[str, str]] = MappingProxyType(
 )
 """Fields of an instruction to train that may differ between clients of a round, with the reason.
 
-Every other field is in the digest, also one that is added to the schema later.
+The digest covers every other field, including those added to the schema later.
 """
 CHANGING: Final = frozenset({"potluck.rpc.v1.Train.part", "potluck.rpc.v1.Auxiliary.shared"})
 """Fields that change from round to round of a run with unchanged settings."""
 
 
 def client_seed(run_seed: int, round_number: int, client: str) -> int:
-    """Seed of a client's training in a round: 63 bits of SHA-256(seed / round / client)."""
+    """Return the seed of a client's training in a round: 63 bits of SHA-256(seed / round /
+    client)."""
     text = f"{run_seed}/{round_number}/{client}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
 def training_sha256(work: rpc.Train) -> bytes:
-    """Digest of every field of an instruction to train, except those in `UNBOUND`.
+    """Return the digest of every field of an instruction to train, except those in `UNBOUND`.
 
-    JSON objects are parsed first, so that two texts that mean the same give one digest. Raises
-    ProtocolError if one can't be parsed or leaves a training setting to the client, and
-    ConfigurationError for values that are not allowed.
+    JSON objects are parsed first, so that two texts with the same meaning give the same digest.
+    Raises ProtocolError if an object can't be parsed or leaves a training setting to the client,
+    and ConfigurationError for values that are not allowed.
     """
     return _digest(work, UNBOUND)
 
 
 def settings_sha256(work: rpc.Train) -> bytes:
-    """Digest of the settings of a run: of all in `training_sha256` that all its rounds share.
+    """Return the digest of the fields in `training_sha256` that are the same in all rounds of a
+    run.
 
     Raises what `training_sha256` raises.
     """
@@ -72,9 +75,10 @@ def settings_sha256(work: rpc.Train) -> bytes:
 
 
 def check_alike(instruction: rpc.Instruction) -> None:
-    """Raise ProtocolError if an instruction to train for a masked round is for one client alone.
+    """Raise ProtocolError if an instruction for a masked round asks for something of this client
+    only.
 
-    Its seed is the run's, the round's and the client's; nothing else differs between clients.
+    The training seed must be the one that `client_seed` returns.
     """
     work, client = instruction.train, instruction.client_id
     alone = {
@@ -103,7 +107,7 @@ def _digest(work: rpc.Train, left_out: Collection[str]) -> bytes:
 
 
 def _bound(message: Message, left_out: Collection[str]) -> dict[str, Any]:
-    """Return the fields of a message that are set, by name. Unset and empty ones are equal."""
+    """Return the set fields of a message by name. Fields with an empty value are omitted."""
     found = {}
     for field, value in message.ListFields():
         if field.full_name in left_out:
@@ -126,7 +130,7 @@ def _value(name: str, value: Any, left_out: Collection[str]) -> Any:
 
 
 def _complete(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Parse training settings. Raise ProtocolError if they leave one to the client."""
+    """Parse training settings. Raise ProtocolError if they leave a setting to the client."""
     settings = validate(LocalTraining, given, source="training")
     training: dict[str, Any] = json.loads(settings.as_json())
     if missing := training.keys() - given.keys():

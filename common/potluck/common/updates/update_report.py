@@ -15,15 +15,15 @@ from potluck.rpc.v1 import transfer_pb2
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateReport:
-    """One record from the client's training to the coordinator's database.
+    """A client's report of one training, as sent to the coordinator and stored in its database.
 
     Each field is a field of `TrainingReport` and a column of the table `members`.
 
     samples: number of samples, as far as the client discloses it. steps: optimiser steps. seconds:
     duration of the training; on a virtual clock, the simulated one. loss: mean over the last pass.
     normalizer: the weight of the steps (`local_steps.py`); None from a host that does not report
-    it. reports: the numbers that the run's selector asked for, by name. measures: measures by a
-    task's own trainer in the training, by name. A masked update reports nothing.
+    it. reports: the numbers that the run's selector asked for, by name. measures: measures that a
+    task's own trainer took in the training, by name. A masked update reports nothing.
     """
 
     samples: int = 0
@@ -58,11 +58,11 @@ class UpdateReport:
         return transfer_pb2.TrainingReport(**self.values() | {"measures": sums})
 
     def values(self) -> dict[str, Any]:
-        """Return the reported numbers by name, without what a subclass adds."""
+        """Return the reported values by name, without fields that a subclass adds."""
         return {each.name: getattr(self, each.name) for each in dataclasses.fields(UpdateReport)}
 
     def not_finite(self) -> Mapping[str, float]:
-        """Return the numbers that are NaN or infinite, by name; those in `reports` apart."""
+        """Return the fields that are NaN or infinite, by name; `reports` is not checked."""
         return {
             name: value
             for name, value in self.values().items()
@@ -71,5 +71,5 @@ class UpdateReport:
 
 
 def measured(sums: Mapping[str, transfer_pb2.MeasuredSum]) -> dict[str, Measured]:
-    """Measures of a message, by name; not yet checked."""
+    """Return the measures of a message by name; they are not checked."""
     return {name: Measured(each.sum, each.count) for name, each in sums.items()}
