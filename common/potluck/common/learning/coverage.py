@@ -10,12 +10,12 @@ _SLACK = 1e-9
 
 @dataclass(frozen=True, kw_only=True)
 class Coverage:
-    """The clients and samples that a metric is over.
+    """Number of clients and samples behind a metric.
 
     clients: number of clients that measured it. asked: number of clients that were asked for it,
-    without those that hold no samples for it. Both are 0 on the coordinator's own data. samples:
-    number of samples; 0 if masked updates hide it. partial: true if fewer clients measured it than
-    the run demands.
+    except those without samples for it. Both are 0 on the coordinator's own data. samples: number
+    of samples; 0 if masked updates hide it. partial: true if fewer clients measured it than the run
+    requires.
     """
 
     clients: int = 0
@@ -25,7 +25,7 @@ class Coverage:
 
     @property
     def incomplete(self) -> bool:
-        """True if a client that was asked is missing."""
+        """True if a client that was asked did not measure the metric."""
         return self.clients < self.asked
 
 
@@ -36,11 +36,11 @@ def coverages(
     missing: int = 0,
     least_share: float = 0.0,
 ) -> dict[str, Coverage]:
-    """Return the coverage of each measure, without those that no client was asked for.
+    """Return the coverage of each measure that at least one client was asked for.
 
     counted: one mapping per client that answered, with its number of samples for each measure.
-    missing: number of clients that were asked and did not answer. least_share: share of the
-    clients asked below which a measure is partial.
+    missing: number of clients that were asked and did not answer. least_share: minimum share of the
+    asked clients; a measure below it is partial.
     """
     found = {}
     for name in names:

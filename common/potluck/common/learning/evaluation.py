@@ -26,10 +26,10 @@ def evaluate(
 ) -> EvaluationCounts:
     """Return counts over all samples; the model is moved to `device` and left in evaluation mode.
 
-    The loss is cross-entropy, whatever the clients train with. A sample with a NaN logit counts
-    as predicted to be that logit's class, and makes the loss infinite. Deterministic for the same
-    batch size and threads. Raises TrainingError if the model's output is not n × `classes`, or
-    labels or groups are out of range.
+    The loss is cross-entropy, even if the clients train with another loss. If a sample has a NaN
+    logit, that logit's class is the prediction, and the loss is infinite. Deterministic for the
+    same batch size and number of threads. Raises TrainingError if the model's output is not n ×
+    `classes`, or labels or groups are out of range.
     """
     _check_ranges(examples, classes, groups)
     model.to(device).eval()

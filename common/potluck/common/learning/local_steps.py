@@ -2,8 +2,8 @@
 
 Wang et al. 2020 ("Tackling the Objective Inconsistency Problem", §4.1) write a client's weight
 delta as η·Σ a_i·g_i over its gradients; a_k is Σ a_i. This is the distance that the optimiser would
-move against a gradient of 1 at a learning rate of 1. It is computed so here, whatever the optimiser
-combines.
+move against a constant gradient of 1 at a learning rate of 1. That definition is used here for
+every combination of optimiser settings.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from typing import Final
 from potluck.common.settings.local_training import LocalTraining
 
 LEAST_NORMALIZER: Final = 0.1
-"""Smaller ones, which no sensible training has, would let one client outweigh all others."""
+"""Minimum of a_k. With a smaller one, which no sensible training has, one client would outweigh all
+others."""
 
 
 def normalizer(training: LocalTraining, steps: int, *, round_number: int, mu: float = 0.0) -> float:
     """Return a_k after `steps` ≥ 1 steps.
 
     SGD: the number of steps τ; with momentum ρ (τ − ρ(1 − ρ^τ)/(1 − ρ))/(1 − ρ); with a proximal
-    term a ← (1 − ημ)·a + 1 for each step, η the round's learning rate; with both, what both give.
-    Adam and AdamW rescale every gradient, so they have no such number: τ stands in for it. Weight
+    term a ← (1 − ημ)·a + 1 for each step, η the round's learning rate; with both, both are applied.
+    Adam and AdamW rescale every gradient, so a_k is not defined for them: τ is used instead. Weight
     decay is ignored.
     """
     if training.adaptive:
@@ -35,6 +36,6 @@ def normalizer(training: LocalTraining, steps: int, *, round_number: int, mu: fl
 
 
 def largest_normalizer(training: LocalTraining, steps: int) -> float:
-    """Upper bound of a_k after `steps` steps, whatever the proximal term."""
+    """Return an upper bound of a_k after `steps` steps, for any proximal term."""
     momentum = 0.0 if training.adaptive else training.momentum
     return max(1, steps) / (1.0 - momentum) * (1.0 + 1e-9)

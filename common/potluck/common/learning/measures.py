@@ -1,7 +1,7 @@
 """The measures that a task declares, and sums of what clients measured.
 
-Measures of different clients add up, so means over clients that keep their samples to themselves
-equal those over all samples at once.
+Sums of different clients add up, so the mean over clients equals the mean over all their samples.
+Samples stay with their clients.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ CLASSIFICATION: Final[Mapping[str, Measure]] = {
         label="weighted F1", unit=SHARE, higher_is_better=True, lowest=0, highest=1
     ),
 }
-"""The measures of classification tasks, which bring no trainer of their own."""
+"""The measures of classification tasks, which have no trainer of their own."""
 
 TRAINING: Final = "training_"
-"""Prefix of a measure of the round's trainings, before its name."""
+"""Prefix to the name of a measure that was taken in the round's trainings."""
 
 
 class MeasuredModel(StrEnum):
@@ -48,7 +48,7 @@ class MeasuredModel(StrEnum):
 
 
 def of_model(measures: Mapping[str, Measure], model: MeasuredModel) -> dict[str, Measure]:
-    """Return the measures under the names and labels that they have for a model."""
+    """Return the measures with the names and labels that they have for this model."""
     return {
         f"{model}{name}": replace(each, label=f"{model.rstrip('_')} {each.label}".strip())
         for name, each in measures.items()
@@ -58,7 +58,7 @@ def of_model(measures: Mapping[str, Measure], model: MeasuredModel) -> dict[str,
 _RESERVED: Final = (TRAINING, MeasuredModel.TUNED, MeasuredModel.PERSONAL)
 MOST_MEASURES: Final = 16
 MOST_COUNTED: Final = 2**40
-"""Maximum number of samples in one evaluation. More can't be true, and sums must stay exact."""
+"""Maximum number of samples in one evaluation. More is not plausible, and sums must stay exact."""
 _NAME: Final = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _LONGEST_NAME: Final = 40
 _LONGEST_LABEL: Final = 40
@@ -66,7 +66,7 @@ _LONGEST_LABEL: Final = 40
 
 @dataclass(frozen=True, kw_only=True)
 class MeasureSums:
-    """Measures of one client, or a sum of several; by name, each of them declared."""
+    """Measures of one client or the sum of several clients' measures, by declared name."""
 
     measures: Measures
 
@@ -96,7 +96,7 @@ class MeasureSums:
 
 
 def own_trainer(task: Task, name: str) -> Trainer | None:
-    """Return the trainer that a task brings, or None for a classification task.
+    """Return the task's own trainer, or None for a classification task.
 
     name: the task's name. Raises ConfigurationError if the task has neither classes nor a trainer,
     or if the trainer's declarations are invalid.
@@ -161,9 +161,9 @@ def _check_declarations(measures: Mapping[str, Measure], whose: str) -> None:
 def checked_measures(
     found: Mapping[str, Measured], declared: Mapping[str, Measure], whose: str
 ) -> Measures:
-    """Return measures after checks, in the order declared. whose: their owner, named in errors.
+    """Check measures and return them in the declared order. whose: their owner, named in errors.
 
-    Raises TrainerError for an undeclared name, or numbers that no such measure can have.
+    Raises TrainerError for an undeclared name, or a value that this measure can't have.
     """
     unknown = sorted(set(found) - set(declared))
     if unknown:
@@ -203,7 +203,7 @@ def _checked(name: str, value: Measured, measure: Measure, whose: str) -> Measur
 
 
 def shown_measures(declared: Mapping[str, Measure]) -> dict[str, Measure]:
-    """Return all measures that rounds may have, with those of the rounds' trainings at the end."""
+    """Return all measures that rounds may have; those taken in the rounds' trainings come last."""
     trained = {
         f"{TRAINING}{name}": Measure(
             label=f"training {each.label}",
@@ -216,7 +216,7 @@ def shown_measures(declared: Mapping[str, Measure]) -> dict[str, Measure]:
 
 
 def added_up(sums: Iterable[MeasureSums]) -> MeasureSums:
-    """Return the sum of all of them, added in this order."""
+    """Return the sum of all measures, added in this order."""
     total = MeasureSums(measures={})
     for each in sums:
         total += each

@@ -1,4 +1,4 @@
-"""The output layer of a classifier, and what its delta in a training discloses of the labels."""
+"""The output layer of a classifier, and estimates about the labels from its weight delta."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ Floats = NDArray[np.float64]
 
 
 class Form(Protocol):
-    """Type and shape of a tensor; an array has them, and so has a tensor in a file."""
+    """Anything with a type and a shape: an array, or a tensor in a file."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Type of its elements."""
+        """Type of the elements."""
         ...
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its sizes."""
+        """Size of each dimension."""
         ...
 
 
 def output_tensor(model: Mapping[str, Form], classes: int) -> str | None:
     """Return the name of the output layer's bias: the last tensor of `classes` numbers. Without a
-    bias, return that of its weights: the last matrix of `classes` rows. None if there is
-    neither."""
+    bias, return the name of its weights: the last matrix of `classes` rows. Return None if the
+    model has neither."""
     floating = {name: array for name, array in model.items() if array.dtype.kind == "f"}
     biases = [name for name, array in floating.items() if array.shape == (classes,)]
     weights = [
@@ -42,8 +42,8 @@ def output_tensor(model: Mapping[str, Form], classes: int) -> str | None:
 
 
 def label_entropies(moves: Floats, temperature: float) -> Floats:
-    """Ĥ of each row, in nats in [0, ln C]: the entropy of softmax(move / temperature) (Chen and
-    Vikalo 2024). moves: n × C, finite. temperature: above 0."""
+    """Return Ĥ of each row, in nats in [0, ln C]: the entropy of softmax(row / temperature) (Chen
+    and Vikalo 2024). moves: weight deltas, n × C, finite. temperature: above 0."""
     with np.errstate(over="ignore"):
         scaled = np.clip(moves / temperature, -1e300, 1e300)
     weights = np.exp(scaled - scaled.max(axis=1, initial=-math.inf, keepdims=True))

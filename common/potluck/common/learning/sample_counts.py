@@ -1,4 +1,4 @@
-"""Signals that can be disclosed of a client's training samples, before any noise. Pure."""
+"""Signals about a client's training samples, before noise is added. Pure functions."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Exact counts of an evaluation, and the metrics they give.
+"""Exact counts of an evaluation, and the metrics computed from them.
 
-Counts of different clients add up, so metrics over clients that keep their samples to themselves
-equal those over all samples at once.
+Counts of different clients add up, so metrics over clients equal the metrics over all their
+samples. Samples stay with their clients.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from potluck.common.errors import ProtocolError
 
 _MOST_SAMPLES = 2**40
-"""More in one evaluation is a lie; sums of them must stay within int64."""
+"""Maximum number of samples in one evaluation. More is not plausible, and sums must stay within
+int64."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +27,7 @@ class Metrics:
     loss: mean cross-entropy; None without samples, or if infinite. accuracy: in [0, 1].
     worst_group_accuracy: the lowest of the groups that have samples; None without groups.
     weighted_f1: F1 score averaged over classes, weighted by their samples; 0 for a class that is
-    neither there nor predicted.
+    neither among the labels nor predicted.
     """
 
     loss: float | None
@@ -41,7 +42,7 @@ class EvaluationCounts:
 
     loss_sum: sum of the loss over the samples, ≥ 0; infinite if a sample's loss is not finite.
     confusion: C × C, int64, true class × predicted class. group_samples, group_correct: G, int64;
-    samples of unknown group are in neither.
+    samples of unknown group are counted in neither.
     """
 
     loss_sum: float
@@ -51,7 +52,7 @@ class EvaluationCounts:
 
     @classmethod
     def zero(cls, classes: int, groups: int) -> EvaluationCounts:
-        """Return counts of no samples."""
+        """Return counts for zero samples."""
         return cls(
             loss_sum=0.0,
             confusion=np.zeros((classes, classes), dtype=np.int64),
@@ -77,7 +78,7 @@ class EvaluationCounts:
         _require(len(confusion) == classes**2, "confusion", len(confusion), f"{classes}² entries")
         for name, values in (("group_samples", group_samples), ("group_correct", group_correct)):
             _require(len(values) == groups, name, len(values), f"{groups} entries")
-        _require(loss_sum >= 0, "loss_sum", loss_sum, "a number from 0")  # NaN compares as False
+        _require(loss_sum >= 0, "loss_sum", loss_sum, "a number from 0")  # False for NaN, too
         for name, values in (("confusion", confusion), ("group_samples", group_samples)):
             _require(min(values, default=0) >= 0, name, min(values, default=0), "no entry below 0")
             _require(sum(values) <= _MOST_SAMPLES, name, sum(values), f"≤ {_MOST_SAMPLES} samples")
@@ -160,7 +161,7 @@ class EvaluationCounts:
 
     def _weighted_f1(self) -> float:
         true, predicted = self.confusion.sum(axis=1), self.confusion.sum(axis=0)
-        both = np.maximum(true + predicted, 1)  # 0 only where the diagonal is 0 as well
+        both = np.maximum(true + predicted, 1)  # replaces 0 only where the diagonal is 0 too
         scores = 2 * np.diagonal(self.confusion) / both
         return float((scores * true).sum() / self.samples)
 

@@ -1,4 +1,4 @@
-"""The spread of a measure over clients: quantiles, and the mean of the clients it is worst for."""
+"""The spread of a measure over clients: mean, quantiles, and the mean over the worst tenth."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from potluck.common.learning.coverage import Coverage
 from potluck.common.trainer import Measure
 
 QUANTILES: Final = (0.1, 0.25, 0.5, 0.75, 0.9)
-"""Shares of the clients below a quantile. The least and the greatest value are not among them."""
+"""Shares of the clients below a quantile. Minimum and maximum would disclose single clients'
+values."""
 LEAST_GROUP: Final = 5
-"""Minimum number of clients of a spread, unless a run or an owner sets another."""
+"""Default minimum number of clients in a spread; a run or an owner may set another."""
 SMALLEST_GROUP: Final = 3
-"""Smallest group that can be set: in a group of two, each client would know the other's value."""
+"""Lowest allowed minimum: in a group of two, each client could compute the other's value."""
 _FEWEST_WORST: Final = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """A measure over clients, each of which counts once, however many samples it has.
+    """A measure over clients; each client has the same weight, whatever its number of samples.
 
-    clients: how many there are. mean: of their values. quantiles: by the share of the clients
-    below, at `QUANTILES`, linear between two clients. worst_tenth: mean over the tenth of the
-    clients, rounded up, for which the measure is worst, and over two at least. asked, samples,
-    partial: as in `Coverage`.
+    clients: number of clients. mean: mean of their values. quantiles: at the shares in `QUANTILES`,
+    interpolated linearly. worst_tenth: mean over the tenth of the clients (rounded up, at least
+    two) for which the measure is worst. asked, samples, partial: as in `Coverage`.
     """
 
     clients: int
@@ -48,7 +48,7 @@ class Spread:
 
     @property
     def statistics(self) -> tuple[float, ...]:
-        """All its numbers: the mean, the quantiles, the worst tenth."""
+        """The mean, the quantiles and the worst tenth, in this order."""
         return (self.mean, *self.quantiles.values(), self.worst_tenth)
 
 
@@ -68,10 +68,10 @@ def spread(values: Sequence[float], *, higher_is_better: bool) -> Spread:
 def spreads(
     found: Sequence[Mapping[str, float]], measures: Mapping[str, Measure], *, least_group: int
 ) -> dict[str, Spread]:
-    """Return the spread, by name, of each measure that enough clients have.
+    """Return, by name, the spread of each measure for which enough clients have a value.
 
-    found: each client's values, by name. measures: the declared measures. least_group: number of
-    clients that is enough; values below `SMALLEST_GROUP` count as that.
+    found: each client's values, by name. measures: the declared measures. least_group: minimum
+    number of clients, raised to `SMALLEST_GROUP` if lower.
     """
     spread_of = {}
     for name, measure in measures.items():

@@ -1,9 +1,10 @@
-"""The DC selection procedure as its paper describes it, and what it discloses.
+"""The DC selection procedure as described in its paper, and the data that it discloses.
 
 Düsing and Cimiano, "Distribution-Controlled Client Selection to Improve Federated Learning
 Strategies", §3: at every step the label counts of the cohort so far are summed securely, and every
-other client reports how near it would bring that sum to the target. Run files and the owners'
-configurations call it `unsafe-stepwise`; messages and ledgers call its sums `protocol`.
+other client reports how close to the target the sum would be with its own counts added. Run files
+and the owners' configurations call it `unsafe-stepwise`; messages and ledgers call its sums
+`protocol`.
 """
 
 from __future__ import annotations
@@ -31,4 +32,4 @@ LEAKS: Final = (
     ),
     "distances can't be checked: a client that tells 0 is selected every time",
 )
-"""Description in plain words, for those that choose the procedure and those that agree to it."""
+"""Plain description for operators who choose the procedure and owners who allow it."""

@@ -1,4 +1,4 @@
-"""Checks of the data that a task gives, before they are used."""
+"""Checks of a task's data before they are used."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def check_client_data(data: ClientData, task: str, client: str) -> None:
 
 
 def check_lengths(examples: Examples, task: str, whose: str) -> None:
-    """Raise DataError unless every sample has one label, and one group where there are any."""
+    """Raise DataError unless every sample has one label and, if the task has groups, one group."""
     if isinstance(examples, StoredExamples):
         inputs = len(examples.stored.rows)
     else:
@@ -41,7 +41,7 @@ def check_lengths(examples: Examples, task: str, whose: str) -> None:
 
 
 def check_labels(examples: Examples, classes: int, whose: str) -> None:
-    """Raise DataError where a label of at least one sample is outside of [0, classes)."""
+    """Raise DataError if a label is outside of [0, classes). There must be at least one sample."""
     lowest, highest = (int(each) for each in examples.labels.aminmax())
     if lowest < 0 or highest >= classes:
         raise DataError(
@@ -52,7 +52,7 @@ def check_labels(examples: Examples, classes: int, whose: str) -> None:
 
 
 def check_finite(examples: Examples, whose: str) -> None:
-    """Raise DataError where an input is NaN or infinite. Reads them all."""
+    """Raise DataError if an input is NaN or infinite. Reads all inputs."""
     for begin in range(0, len(examples), _AT_ONCE):
         end = min(begin + _AT_ONCE, len(examples))
         inputs = examples.inputs_at(torch.arange(begin, end, device=examples.labels.device))

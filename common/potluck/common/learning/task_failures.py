@@ -1,4 +1,4 @@
-"""Failures in the code of tasks and other plug-ins, as lines that name it."""
+"""One-line messages about failures in the code of tasks and other plug-ins."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from potluck.common.errors import DeviceMemoryError, PotluckError, TrainerError,
 
 @contextlib.contextmanager
 def blamed_on_task(task: str, whose: str) -> Iterator[None]:
-    """Raise TrainingError in place of OSError: a task's code that can't read a file has failed
-    itself.
+    """Raise TrainingError in place of OSError: if a task's code can't read a file, the task has
+    failed.
 
-    `whose`: the data that the task works on, in words for people.
+    `whose`: description of the data that the task works on, for the message.
     """
     try:
         yield
@@ -45,7 +45,7 @@ def crashed(error: BaseException) -> TrainingError:
 
 @contextlib.contextmanager
 def blamed_on_trainer(task: str, whose: str) -> Iterator[None]:
-    """Raise a TrainerError, one line, in place of what a task's own trainer raises.
+    """Raise a TrainerError with a one-line message in place of what a task's own trainer raises.
 
     Errors of Potluck pass through, as does an OSError, which `blamed_on_task` explains. Raises
     DeviceMemoryError if a GPU has too little memory.
@@ -66,8 +66,8 @@ def blamed_on_trainer(task: str, whose: str) -> Iterator[None]:
 
 
 def _comes_of_a_signal() -> bool:
-    """Return whether Ctrl-C raises KeyboardInterrupt here: in no other thread, and in none if
-    another handler takes the signal."""
+    """Return whether Ctrl-C raises KeyboardInterrupt here. It does so only in the main thread, and
+    only if Python's default handler is installed."""
     main = threading.current_thread() is threading.main_thread()
     return main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
@@ -77,20 +77,21 @@ def plugin_failure(
 ) -> str:
     """Return one line that names the plug-in whose code raised, the method, file and line.
 
-    Empty if the code of none did. The line is the last one in the plug-in's own package.
+    Returns an empty text if no plug-in's code raised. The file and line are the innermost ones in
+    the plug-in's own package.
 
-    plugins: by how the line names them, e.g. "selector 'uniform'".
+    plugins: plug-ins by their name in the message, e.g. "selector 'uniform'".
     """
     if isinstance(error.__cause__, StopIteration):
         error = error.__cause__
     frames = list(traceback.walk_tb(error.__traceback__))
-    for belongs in (_is_method_of, _is_beside):  # a function may be that of a neighbour
+    for belongs in (_is_method_of, _is_beside):  # plug-ins of a package share functions
         for place, (frame, _) in enumerate(frames):
             for name, plugin in plugins.items():
                 if belongs(plugin, frame):
                     own = [each for each in frames[place:] if _is_beside(plugin, each[0])]
                     if isinstance(error, OSError) and own[-1:] != frames[-1:]:
-                        return ""  # files that it got from Potluck can't be read
+                        return ""  # reading a file failed in Potluck's code, not in the plug-in's
                     words = _in_words(error, *(own or frames[place:])[-1])
                     of_round = "" if round_number is None else f" of round {round_number}"
                     return f"{name} failed in {frame.f_code.co_name}{of_round}: {words}"
@@ -104,7 +105,8 @@ def _is_method_of(plugin: object, frame: FrameType) -> bool:
 
 
 def _is_beside(plugin: object, frame: FrameType) -> bool:
-    """Return whether a frame runs code of the plug-in's package (of its subpackage in Potluck)."""
+    """Return whether a frame runs code of the plug-in's package (for Potluck's own plug-ins: of the
+    same subpackage)."""
     modules = [type(plugin).__module__, str(frame.f_globals.get("__name__", ""))]
     parts = [module.split(".") for module in modules]
     homes = [each[: 3 if each[0] == "potluck" else 1] for each in parts]

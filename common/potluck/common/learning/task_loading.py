@@ -1,9 +1,9 @@
-"""A task by name, with the model it brings or another one that the run file names.
+"""Loading of a task by name, with its own model or with another one that the run file names.
 
-A model in place of the task's is one installed in the group `potluck.models`, or `MODULE:NAME` of
-anything callable that returns a torch module. The latter runs code that a run file chose, so it is
-looked for only in modules that the owner of the machine lists: on a host, a coordinator must not
-be able to call whatever happens to be installed there.
+The other model is either one installed in the group `potluck.models`, or `MODULE:NAME` of any
+callable that returns a torch module. `MODULE:NAME` runs code that a run file chose, so it is
+allowed only in modules that the machine's owner lists. Otherwise, a coordinator could call any
+function that is installed on a host.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # importing torch takes seconds, and not all callers make mod
     from torch import nn
 
 
-_GENERATORS = threading.Lock()  # the global ones, where models are made in several threads
+_GENERATORS = threading.Lock()  # guards the global generators: several threads may make models
 
 
 @contextlib.contextmanager
@@ -46,8 +46,8 @@ def numpy_seeded(seed: int) -> Iterator[None]:
 def models_seeded(seed: int) -> Iterator[None]:
     """Seed the generators of the initial weights of models on the CPU; restore them afterwards.
 
-    The weights equal those that the coordinator makes from the same seed, as far as both have the
-    same release of the libraries.
+    The weights equal those that the coordinator makes from the same seed, if both have the same
+    releases of the libraries.
     """
     with _GENERATORS, numpy_seeded(seed):
         if importlib.util.find_spec("torch") is None:
@@ -71,8 +71,8 @@ def make_task(
     model: Mapping[str, object] | None = None,
     model_modules: Sequence[str] = MODEL_MODULES,
 ) -> Task:
-    """Return the task called `name`; with `model` ("name" and options), that one in place of its
-    own.
+    """Return the task called `name`; with `model` ("name" and options), that model replaces the
+    task's own.
 
     Raises PluginError or ConfigurationError.
     """
@@ -92,7 +92,7 @@ def model_maker(
 ) -> Callable[[], nn.Module]:
     """Return a function that makes the model called `name` with these options.
 
-    Raises PluginError where it is not installed, not allowed or takes other options.
+    Raises PluginError if the model is not installed, not allowed or does not take these options.
     """
     if ":" not in name:
         function: Any = plugins.find_callable(plugins.MODELS, name)
@@ -122,7 +122,7 @@ def model_maker(
 
 
 def _named(name: str, model_modules: Sequence[str]) -> Any:
-    """MODULE:NAME. Raises PluginError."""
+    """Return the object that MODULE:NAME names. Raises PluginError."""
     module_name, _, attribute = name.partition(":")
     allowed = any(
         module_name == each or module_name.startswith(f"{each}.") for each in model_modules
@@ -148,7 +148,7 @@ def _named(name: str, model_modules: Sequence[str]) -> Any:
             "see that it fits the installed version of torch",
             name=name,
         ) from error
-    # What a module merely imported is not its own to offer.
+    # Refuse objects that the module only imported from another one.
     home = getattr(function, "__module__", None) or ""
     if not callable(function) or home.partition(".")[0] != module_name.partition(".")[0]:
         raise PluginError(f"'{name}' is not a model of {module_name}", name=name)

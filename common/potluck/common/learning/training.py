@@ -1,4 +1,5 @@
-"""The settings of local training of one run: what is chosen, on top of what the task recommends."""
+"""A run's settings of local training: the run file's choices override the task's
+recommendations."""
 
 from __future__ import annotations
 
@@ -13,10 +14,11 @@ if TYPE_CHECKING:
 
 
 def training_for(task: Task, chosen: Mapping[str, object], *, source: str) -> LocalTraining:
-    """Return the run's settings: what is chosen, else what the task recommends, else the defaults.
+    """Return the run's settings: the chosen value, else the task's recommendation, else the
+    default.
 
-    A task recommends by an attribute `training`, a mapping. `source` names the choice in errors.
-    Raises ConfigurationError for an unknown setting or a value out of range.
+    A task's recommendations are its attribute `training`, a mapping. `source` names `chosen` in
+    errors. Raises ConfigurationError for an unknown setting or a value out of range.
     """
     name = f"'training' of {type(task).__name__}"
     return validate(

@@ -1,7 +1,7 @@
 """Settings of the triplet estimate, which the coordinator sends to clients.
 
-The estimate is FedDiverse's (§4, Alg. 2–4). Values marked "ours" are not in the
-paper: it leaves them open.
+The estimate is FedDiverse's (§4, Alg. 2–4). Values marked "ours" were chosen for Potluck, since the
+paper does not specify them.
 """
 
 from __future__ import annotations
@@ -76,10 +76,11 @@ class TripletSettings(Settings):
 def triplet_settings_for(
     task: Task, chosen: Mapping[str, object], *, source: str
 ) -> TripletSettings:
-    """Return the run's settings: what is chosen, else what the task recommends, else the paper's.
+    """Return the run's settings: the chosen value, else the task's recommendation, else the
+    paper's.
 
-    A task recommends by an attribute `triplet`, a mapping. `source` names the choice in errors.
-    Raises ConfigurationError for an unknown setting or a value out of range.
+    A task's recommendations are its attribute `triplet`, a mapping. `source` names `chosen` in
+    errors. Raises ConfigurationError for an unknown setting or a value out of range.
     """
     name = f"'triplet' of {type(task).__name__}"
     return validate(

@@ -1,9 +1,9 @@
 """Simulated durations of clients on devices of unequal speed.
 
-A shifted exponential, as FLASH simulates its clients: T_i = α_T · N_i + Exp with mean λ_T · N_i.
-Nothing waits for this time to pass. The coordinator draws each client's speed. The client, which
-knows its number of samples, reports simulated seconds instead of measured ones. By these the
-coordinator decides which clients were in time.
+Durations follow a shifted exponential distribution, as in FLASH: T_i = α_T · N_i + Exp with mean
+λ_T · N_i. No process waits for this time to pass. The coordinator draws each client's speed. The
+client, which knows its number of samples, reports simulated seconds instead of measured ones. From
+these, the coordinator decides which clients were in time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from pydantic import Field, StringConstraints, model_validator
 from potluck.common.settings.configuration import Settings
 
 _LATE = 2.0
-"""Deadlines per sample that a client takes if it drops out: in all, more than one deadline."""
+"""A client that drops out takes this many deadlines per sample, so in total more than one
+deadline."""
 
 Clients = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}(:[0-9]{1,9})?$")]
 """A client's id, or a range of them such as client-0:23."""
@@ -105,8 +106,8 @@ def _generator(text: str) -> np.random.Generator:
 
 
 def _of(named: Mapping[str, float], client: str, usual: float) -> float:
-    """Return the value set for a client, or `usual`. The first entry that names the client
-    counts."""
+    """Return the value set for a client, or `usual`. The first entry that names the client is
+    used."""
     for names, value in named.items():
         first, colon, last = names.partition(":")
         if names == client or (colon and _within(first, last, client)):
@@ -115,7 +116,8 @@ def _of(named: Mapping[str, float], client: str, usual: float) -> float:
 
 
 def _within(first: str, last: str, client: str) -> bool:
-    """Return True if a client's number is in the range first to last, after the same letters."""
+    """Return True if a client's id has the range's prefix and its number is from `first` to
+    `last`."""
     prefix = re.sub("[0-9]*$", "", first)
     number, begin = client.removeprefix(prefix), first.removeprefix(prefix)
     counted = client.startswith(prefix) and number.isdecimal() and begin.isdecimal()
