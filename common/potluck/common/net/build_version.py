@@ -1,7 +1,7 @@
-"""The version of this build: the release that it leads to, and the commit that it was made of.
+"""The version of this build: the next release, and the commit that the build was made from.
 
-`pyproject.toml` has the version of a wheel computed by this file alone, so it imports nothing but
-the standard library.
+`pyproject.toml` runs this file on its own to compute a wheel's version, so it imports only the
+standard library.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from functools import cache
 from pathlib import Path
 
 RELEASE = "0.1.0"
-"""The release that this source becomes. The commit tagged `v` and this number is the release."""
+"""The release that this source becomes. The release is the commit with the tag `v` + RELEASE."""
 
 VERSION_VARIABLE = "POTLUCK_BUILD_VERSION"
-"""Set while a wheel is built, it is the version: for sources that come without git."""
+"""Environment variable that sets the version while a wheel is built; for sources without git."""
 
 _ROOT = Path(__file__).resolve().parents[4]
 SOURCE_ROOTS = (
@@ -45,7 +45,7 @@ def software_version() -> str:
     """Version of the build that this process runs. In a checkout, git is asked at the first call.
 
     An editable install keeps the version that it was installed with, which is wrong after the next
-    commit; hence a checkout is never asked for that.
+    commit; so in a checkout the installed version is not used.
     """
     if (_ROOT / "pyproject.toml").is_file():
         return source_version(_ROOT)
@@ -66,7 +66,8 @@ def source_version(root: Path) -> str:
     """Version of the sources in a folder, by git, otherwise by a digest of the files.
 
     Returns RELEASE at its tag, `RELEASE.devN+gHASH` after N commits, with N = 0 in a clone without
-    history, `.dirty` where files differ from the commit, and `RELEASE.dev0+sHASH` without git.
+    history, with `.dirty` added if files differ from the commit, and `RELEASE.dev0+sHASH` without
+    git.
     """
     if (root / ".git").exists():
         try:
@@ -87,7 +88,7 @@ def _git_version(root: Path) -> str:
 
 
 def _git(root: Path, *arguments: str) -> str:
-    # Set within a hook of git, these would name another repository.
+    # Git sets these variables while it runs a hook; they could name another repository.
     environment = {name: value for name, value in os.environ.items() if name[:4] != "GIT_"}
     done = subprocess.run(
         ["git", "-C", str(root), *arguments],

@@ -1,8 +1,8 @@
 """Errors of connections to the coordinator, each in one line with its cause and a remedy.
 
 gRPC reports every failed connection as UNAVAILABLE; only its text distinguishes the causes. If gRPC
-changes a text, the error has gRPC's own text instead. So only the wording depends on these texts,
-and whether trying again can help.
+changes a text, the error has gRPC's own text instead. So only two things depend on gRPC's texts:
+the error's wording, and whether it is permanent.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from potluck.common.plain_text import plain
 
 @dataclass(frozen=True, slots=True)
 class _Cause:
-    mark: str  # in gRPC's text
+    mark: str  # part of gRPC's text that identifies the cause
     error: type[IdentityError] | type[UnreachableError]
     message: str
 
@@ -37,9 +37,9 @@ _ENDS_TLS = (
     "or pass TLS through"
 )
 _HTTP = "{address} answers as a web server does, not as a Potluck coordinator; check the address: "
-_NO_ANSWER = " (UNAVAILABLE)"  # how `from_rpc_error` ends where gRPC itself reports a break
+_NO_ANSWER = " (UNAVAILABLE)"  # end of `from_rpc_error`'s text if gRPC itself failed
 
-# The first whose mark is found counts.
+# The first cause whose mark is in gRPC's text is used.
 _CAUSES = (
     _Cause(
         "certificate has expired",
@@ -83,14 +83,14 @@ _CAUSES = (
     _Cause("http1.x server", IdentityError, _HTTP + _ENDS_TLS),
     _Cause("http2 header with status", UnreachableError, _HTTP + _ENDS_TLS),
     _Cause(
-        # The kernel connects for a process that does not run; nothing answers the handshake.
+        # The kernel accepts connections even if the process hangs; the handshake gets no answer.
         "Endpoint closing",
         UnreachableError,
         "{address} accepts connections, but does not answer; the process there hangs or its "
         "machine is overloaded: see its log, restart it",
     ),
     _Cause(
-        # TLS 1.3 tells the dialling side that it is trusted before the other side has checked.
+        # In TLS 1.3, the dialling side's handshake ends before the other side has checked it.
         "last error: UNAVAILABLE",
         UnreachableError,
         "{address} closed the connection at once; if a coordinator runs there, it refused "
@@ -133,11 +133,11 @@ def connection_error(
 
 
 def _foreign(address: str, server_name: str | None) -> str:
-    """Return the message for a certificate that is not of any federation; "" if it is, or is not
-    seen."""
+    """Return the message for a certificate that belongs to no federation. Return "" if it belongs
+    to one, or if no certificate was received."""
     host, _, port = address.rpartition(":")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # to look, not to trust
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # only read the certificate
     shown: x509.Certificate | None = None
     with contextlib.suppress(OSError, ValueError):
         place = (host.strip("[]"), int(port))

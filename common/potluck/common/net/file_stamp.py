@@ -1,4 +1,4 @@
-"""Detection of changed files, at the cost of one call each."""
+"""Detection of changed files, with one system call per file."""
 
 from __future__ import annotations
 

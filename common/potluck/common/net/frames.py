@@ -3,8 +3,8 @@
 `CoordinatorServiceFetchModelResponse`, `OperatorServiceFetchModelResponse` and
 `SubmitUpdateRequest` have one shape: field 1 holds a frame, whose field 2 is a chunk of bytes.
 Nearly every message is such a chunk. Protobuf would copy it three times when sending and twice when
-receiving. Here, sending joins it to its few bytes of framing, and receiving returns a view of the
-message. All other messages go through protobuf.
+receiving. Here, sending joins the chunk to its few bytes of framing, and receiving returns a view
+of the message. All other messages go through protobuf.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ def encode_chunk(chunk: bytes | memoryview) -> bytes:
 
 
 def chunk_of(message: bytes) -> memoryview | None:
-    """Return the chunk in a message, a view of it; None if the message is anything but one
-    chunk."""
+    """Return the chunk in a message, a view of it; None if the message is not a chunk."""
     if not message or message[0] != _FRAME_TAG:
         return None
     begin, length = _read_varint(message, 1)
@@ -74,7 +73,7 @@ class FrameDecoder(Generic[MessageType]):
         self._message = message
 
     def __call__(self, text: bytes) -> memoryview | MessageType | None:
-        """Return a chunk, another message, or None for neither."""
+        """Return a chunk, a parsed message, or None if the bytes can't be parsed."""
         chunk = chunk_of(text)
         if chunk is not None:
             return chunk
@@ -91,7 +90,8 @@ def encode_frame(message: Message | bytes) -> bytes:
 
 
 def require(message: MessageType | memoryview | None, what: str) -> MessageType:
-    """Return `message` if it is neither a chunk nor garbage. Raises ProtocolError naming `what`."""
+    """Return `message` if it is a parsed message. Raises ProtocolError naming `what` if it is a
+    chunk or None."""
     if message is None or isinstance(message, memoryview):
         got = "bytes that are no message" if message is None else "a chunk"
         raise ProtocolError(f"{what} was expected on the stream, not {got}")
@@ -108,7 +108,7 @@ def _varint(value: int) -> bytes:
 
 
 def _read_varint(text: bytes, at: int) -> tuple[int, int]:
-    """End and value of the number that begins at `at`; (-1, 0) if there is none."""
+    """Return (end, value) of the number that begins at `at`; (-1, 0) if there is none."""
     value = 0
     for shift in range(0, 35, 7):
         if at >= len(text):

@@ -1,4 +1,4 @@
-"""Identities in certificates, and the clients that each may speak for.
+"""Identities in certificates, and the clients that each identity may act for.
 
 A certificate names its owner in one URI subject alternative name:
 
@@ -7,9 +7,9 @@ A certificate names its owner in one URI subject alternative name:
     potluck://FEDERATION/host/NAME?clients=hospital-a,client-0:23,silo-00:09
     potluck://FEDERATION/relay/NAME?clients=client-0:23
 
-A claim is one client id, or `PREFIXfirst:last`, a range of numbered ids with both ends in. Zeros in
-front of `first` set a width that every number of the range is padded to. Every identity has exactly
-one spelling.
+A claim is one client id, or `PREFIXfirst:last`, a range of numbered ids that includes both ends. If
+`first` has leading zeros, every number of the range is padded to its width. Every identity has
+exactly one spelling.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MAXIMUM_URI_BYTES = 6_144
 tickets, each holding the certificate, through a buffer of 17 KB."""
 
 MAXIMUM_CLIENTS = 1_000_000
-"""Most clients one host may list in its configuration."""
+"""Maximum number of clients that a host may list in its configuration."""
 
 _RANGE = re.compile(r"(?P<prefix>.*?)(?P<first>[0-9]+):(?P<last>[0-9]+)")
 _URI = re.compile(
@@ -52,18 +52,17 @@ class Role(StrEnum):
 
 
 SPEAKING = frozenset({Role.HOST, Role.RELAY})
-"""Roles that speak for clients: a host for those it holds, a relay for those of the hosts behind
-it."""
+"""Roles that act for clients: a host for its own clients, a relay for the clients of its hosts."""
 
 DIALLED = frozenset({Role.COORDINATOR, Role.RELAY})
-"""Roles that hosts dial, by the names in their certificates."""
+"""Roles to which hosts connect."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClientClaim:
     """One client id (`prefix` alone), or the ids `prefix` + n for every n in `numbers`.
 
-    `width` is the least number of digits of n; shorter numbers have zeros in front.
+    `width` is the minimum number of digits of n; shorter numbers get leading zeros.
     """
 
     prefix: str
@@ -90,7 +89,7 @@ class ClientClaim:
         return int(digits) in self.numbers and digits == self._digits(int(digits))
 
     def ids(self) -> Iterator[ClientId]:
-        """Every claimed client id, in order of their numbers."""
+        """Yield every claimed client id, in order of the numbers."""
         if self.numbers is None:
             yield ClientId(self.prefix)
         else:
@@ -103,7 +102,7 @@ class ClientClaim:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Identity:
-    """The owner of a certificate; IdentityError when a name or the claims are not allowed."""
+    """The owner of a certificate. Raises IdentityError if a name or a claim is not allowed."""
 
     federation: str
     role: Role
@@ -126,18 +125,19 @@ class Identity:
             )
 
     def uri(self) -> str:
-        """Return the identity as it stands in a certificate."""
+        """The identity as written in a certificate."""
         uri = f"{SCHEME}://{self.federation}/{self.role}/{self.name}"
         return f"{uri}?clients={','.join(map(str, self.claims))}" if self.claims else uri
 
     def may_speak_for(self, client_id: str) -> bool:
-        """Return whether the owner may answer for `client_id`; takes time linear in the claims."""
+        """Return whether the owner may act for `client_id`; takes time linear in the number of
+        claims."""
         return any(claim.includes(client_id) for claim in self.claims)
 
 
 def parse_identity(uri: str) -> Identity:
-    """Return the identity that `uri` spells. Raises IdentityError if it spells none, or spells it
-    in another way."""
+    """Return the identity that `uri` spells. Raises IdentityError if `uri` is not the exact
+    spelling of an identity."""
     match = _URI.fullmatch(uri) if len(uri) <= MAXIMUM_URI_BYTES else None
     if match is None:
         raise IdentityError(
@@ -159,7 +159,7 @@ def parse_identity(uri: str) -> Identity:
 
 
 def parse_claims(texts: Iterable[str]) -> tuple[ClientClaim, ...]:
-    """Return the claims that `texts` spell, one each, commas allowed between several in a text.
+    """Return the claims that `texts` spell. A text may hold several claims, separated by commas.
 
     Raises ConfigurationError for one that is malformed.
     """
@@ -172,9 +172,9 @@ def parse_claims(texts: Iterable[str]) -> tuple[ClientClaim, ...]:
 def exceeding(
     asked: Iterable[ClientClaim], granted: Iterable[ClientClaim]
 ) -> tuple[ClientClaim, ...]:
-    """Return the requested claims that hold a client which no granted claim holds.
+    """Return the requested claims that are not fully covered by the granted claims.
 
-    A claim of more than `MAXIMUM_CLIENTS` ids must be granted exactly as it is written.
+    A claim of more than `MAXIMUM_CLIENTS` ids is covered only by an identical claim.
     """
     granted = tuple(granted)
     return tuple(
@@ -191,8 +191,8 @@ def exceeding(
 def expand_clients(texts: Iterable[str]) -> list[ClientId]:
     """Return the client ids that `texts` spell, in the order written.
 
-    Raises ConfigurationError for a malformed text, an id that comes twice, or more than
-    `MAXIMUM_CLIENTS` ids.
+    Raises ConfigurationError for a malformed text, a duplicate id, or more than `MAXIMUM_CLIENTS`
+    ids.
     """
     claims = parse_claims(texts)
     count = sum(claim.count for claim in claims)
@@ -227,9 +227,9 @@ class Credential:
         return f"{self.identity.role} '{self.identity.name}'"
 
 
-@lru_cache(maxsize=1024)  # runs with every call on the wire; a certificate never changes its mind
+@lru_cache(maxsize=1024)  # runs in every call; the result for a certificate never changes
 def credential_from_pem(pem: bytes) -> Credential:
-    """Read a PEM certificate; IdentityError unless it holds exactly one identity."""
+    """Read a PEM certificate. Raises IdentityError unless it holds exactly one identity."""
     try:
         certificate = parse_certificates(pem)[0]
     except ValueError as error:
@@ -242,9 +242,9 @@ def credential_from_pem(pem: bytes) -> Credential:
 
 
 def parse_certificates(pem: bytes) -> list[x509.Certificate]:
-    """Return the certificates in a PEM text, one at least, parsed to the last part.
+    """Return the certificates in a PEM text, at least one, with all their parts parsed.
 
-    Raises ValueError for a malformed one; x509 alone would find that out only on use.
+    Raises ValueError if one is malformed; x509 alone would detect that only when a part is used.
     """
     try:
         certificates = x509.load_pem_x509_certificates(pem)
@@ -264,7 +264,7 @@ def parse_certificates(pem: bytes) -> list[x509.Certificate]:
 
 def identity_from_certificate(certificate: x509.Certificate) -> Identity:
     """Return the identity in a certificate from `parse_certificates`. Raises IdentityError unless
-    it has one."""
+    it has exactly one."""
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
@@ -280,10 +280,10 @@ def identity_from_certificate(certificate: x509.Certificate) -> Identity:
 
 
 def peer_credential(auth_context: Mapping[str, Iterable[bytes]]) -> Credential:
-    """Credential of the peer of a call, from grpc's `context.auth_context()`.
+    """Return the credential of a call's peer, from grpc's `context.auth_context()`.
 
-    TLS has verified the certificate before any handler runs. Raises IdentityError when the
-    connection is not one of TLS 1.3, carries no certificate or one without an identity.
+    TLS has verified the certificate before any handler runs. Raises IdentityError if the connection
+    does not use TLS 1.3, or if it has no certificate with an identity.
     """
     versions = list(auth_context.get("ssl_tls_version", ()))
     if versions != [b"TLSv1.3"]:

@@ -1,6 +1,7 @@
 """Keys on disk, and requests to certify them, on the machine that will use the key.
 
-A request (PKCS #10) holds the public key and the identity asked for; the key itself never leaves.
+A request (PKCS #10) holds the public key and the requested identity; the private key never leaves
+the machine.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class CertificateRequest:
 
 
 def write_whole(path: Path, data: bytes, mode: int) -> None:
-    """Write a file that appears whole under its name, and is never readable to more than `mode`."""
+    """Write a file atomically, so that it is never incomplete and never readable to more users than
+    `mode` allows."""
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -82,9 +84,9 @@ def key_fingerprint(key: ec.EllipticCurvePublicKey) -> str:
 def make_request(folder: Path, identity: Identity) -> tuple[Path, Path, str]:
     """Make NAME.key in `folder`, and NAME.csr, the request to certify it as `identity`.
 
-    A key that is there is kept, so asking again is harmless. Paths of both, and the key's
-    fingerprint. Raises ConfigurationError for a key file that holds no such key, StorageError when
-    the disk refuses.
+    An existing key is kept, so a repeated call is harmless. Returns the paths of both files, and
+    the key's fingerprint. Raises ConfigurationError if an existing key file does not hold a P-256
+    key, StorageError when the disk refuses.
     """
     key_path, request_path = folder / f"{identity.name}.key", folder / f"{identity.name}.csr"
     try:
@@ -177,7 +179,8 @@ def parse_request(pem: bytes) -> CertificateRequest:
 def _check_extensions(extensions: x509.Extensions) -> None:
     """Raise ValueError for an extension that no certificate of a member has.
 
-    Signing ignores all extensions, but the person who signs would not see this request.
+    Signing ignores all extensions; without this check, the person who signs would not notice that
+    the request asked for one.
     """
     for one in extensions:
         if isinstance(one.value, x509.BasicConstraints) and one.value.ca:

@@ -1,4 +1,4 @@
-"""Why a server can't listen on an address: gRPC does not report the cause."""
+"""Diagnosis of a server that can't listen on an address: gRPC does not report the cause."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _UNPRIVILEGED = 1024
 
 
 def not_listening(address: str) -> UnreachableError:
-    """Find out why nothing can listen on HOST:PORT; the error that names the cause."""
+    """Find out why a server can't listen on HOST:PORT. Return an error that names the cause."""
     host, _, port = address.rpartition(":")
     return UnreachableError(f"can't listen on {address}: {_cause(host, port)}", address=address)
 
@@ -31,7 +31,7 @@ def _cause(host: str, port: str) -> str:
 
 
 def explained(error: OSError, port: int) -> str:
-    """Cause and remedy of an error of binding to a port."""
+    """Return cause and remedy of an error in binding to a port."""
     if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
         return (
             "the address is not this machine's; set `listen` or --listen to one of its own, or to "

@@ -1,10 +1,10 @@
 """Members of a federation: a document that its root signed, and statements that members sign.
 
 The federation root is an Ed25519 key that the operator keeps away from the coordinator. The
-document binds clients, their hosts and their signing keys; TLS certificates are not part of it, so
-they rotate freely. Each new document has the next *epoch*; a process that has seen one rejects
-older ones (`MembershipInForce`). The holder of the root can invent members: if the coordinator
-holds it, signatures prove nothing against the coordinator.
+document binds clients, their hosts and their signing keys. TLS certificates are not part of it, so
+they can be renewed without a new document. Each new document has the next *epoch*; a process that
+has seen one rejects older ones (`MembershipInForce`). The holder of the root can invent members: if
+the coordinator holds it, signatures prove nothing against the coordinator.
 
 Everything signed is `statement(purpose, fields)`: the text `potluck/v1/PURPOSE`, then each field,
 every one of them preceded by its length in bytes as 8 bytes, big-endian. No two lists of fields
@@ -41,10 +41,10 @@ MEMBERSHIP: Final = "membership"
 PROFILE: Final = "profile"
 
 LONGEST_RECORD: Final = timedelta(days=366)
-"""Maximum duration of a record; a longer one makes its document void."""
+"""Maximum duration of a record; a document with a longer one is refused."""
 
 ENDS_SOON: Final = timedelta(days=30)
-"""Time before the end of a record from which its owner is warned."""
+"""Time before a record's end at which warnings begin."""
 
 MAXIMUM_BYTES: Final = 3 << 20
 """Maximum size of a document, which travels as one message. Enough for about 14,000 members."""
@@ -55,7 +55,7 @@ _Epoch = Annotated[int, Field(ge=1, le=2**53)]
 
 
 class MemberRecord(BaseModel):
-    """The key that a client, on a host, signs with during a period of at most 366 days.
+    """The signing key of a client on a host, valid for at most 366 days.
 
     public_key: 32 bytes of Ed25519 as lower-case hexadecimal digits.
     """
@@ -84,7 +84,7 @@ class MemberRecord(BaseModel):
 
 
 class Revocation(BaseModel):
-    """A member key that counts no longer, from an epoch on."""
+    """A member key that is revoked from an epoch on."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -181,7 +181,8 @@ class Members:
         return record
 
     def verify(self, client: str, signed: bytes, signature: bytes, at: datetime) -> None:
-        """Raise IdentityError unless the client is a member at that time and signed this."""
+        """Raise IdentityError unless the client is a member at that time and `signature` is its
+        signature."""
         try:
             self.record(client, at).key().verify(signature, signed)
         except InvalidSignature:
@@ -194,7 +195,8 @@ class Members:
 
 
 def troubles_of(members: Members | None, clients: Iterable[str], now: datetime) -> list[str]:
-    """Return a line, with the remedy, for each client that is not a member, or soon won't be."""
+    """Return a line, with the remedy, for each client that is not a member, or whose record ends
+    soon."""
     if members is None:
         return ["no membership has come yet; give the coordinator members.json"]
     lines: list[str] = []
@@ -230,7 +232,7 @@ def profile_statement(
 ) -> bytes:
     """Return the statement that a member signs when it discloses a profile.
 
-    It names no run: like the disclosure, the signature is good for all runs.
+    The statement does not name a run: like the disclosure, the signature is valid for all runs.
     """
     fields = [federation, client, str(data_epoch), signal, parameters_json, payload_json]
     return statement(PROFILE, fields)
@@ -250,8 +252,8 @@ def verified_members(
 ) -> Members:
     """Return the members in the text of a members.json. source: where it comes from, for messages.
 
-    Raises ConfigurationError for a malformed document, one with a record that lasts too long among
-    them, IdentityError for one that the root did not sign, or of another federation.
+    Raises ConfigurationError if the document is malformed or has a record that lasts too long,
+    IdentityError if the root did not sign it or it belongs to another federation.
     """
     signed = _parsed(data, source)
     document = signed.document
@@ -271,7 +273,8 @@ def verified_members(
 
 
 def read_membership(path: Path) -> MembershipDocument:
-    """Return the document in a members.json; nothing is verified. Raises ConfigurationError."""
+    """Return the document in a members.json; signatures are not verified. Raises
+    ConfigurationError."""
     return _parsed(_read(path), str(path)).document
 
 
@@ -291,7 +294,7 @@ def _parsed(data: bytes, source: str) -> SignedMembership:
 
 
 def public_text(key: Ed25519PrivateKey) -> str:
-    """Return the public half of a key, as records name it."""
+    """Return the public key as written in records."""
     return key.public_key().public_bytes_raw().hex()
 
 

@@ -17,33 +17,32 @@ from potluck.common.net.membership import Members, load_public_key, verified_mem
 log = structlog.get_logger()
 
 KEPT: Final = "members.json"
-"""In a state directory, the newest membership seen."""
+"""File in the state directory with the newest membership seen."""
 
 LOOK_SECONDS: Final = 1.0
-"""Seconds between looks at the watched file, which take one system call."""
+"""Seconds between checks of the watched file; a check takes one system call."""
 
 MembersListener = Callable[[Members], None]
 
 
 class MembershipInForce:
-    """The members that count, from a file that is watched, and from what others send.
+    """The current members, from a watched file and from documents that peers send.
 
-    Lives on the event loop. What is taken in is kept on disk first, so that a restart does not go
-    back either.
+    Use it on the event loop only. A new document is stored on disk first, so that a restart does
+    not return to an older one.
     """
 
     def __init__(
         self, root: Path, *, federation: str, file: Path | None, state_directory: Path
     ) -> None:
-        """root: the federation root's public key. file: members.json of the configuration, if
-        there is one.
+        """root: the federation root's public key. file: the configured members.json, or None.
 
         Raises ConfigurationError, IdentityError for files that can't be used, StorageError.
         """
         self.members: Members | None = None
         """Members in force; None if no membership has arrived yet."""
         self.document = b""
-        """The text that they are from, as the root signed it."""
+        """The document of these members, as the root signed it."""
         self._federation = federation
         self._root = load_public_key(root)
         self._file = file
@@ -67,10 +66,10 @@ class MembershipInForce:
         return lambda: self._listeners.remove(listener)
 
     def take(self, document: bytes, source: str) -> bool:
-        """Take over a members.json; whether it is newer than the one in force.
+        """Adopt a members.json if it is newer than the one in force; return whether it is.
 
-        Raises ConfigurationError, IdentityError for one that can't be used, or that is another one
-        of the epoch in force; StorageError.
+        Raises ConfigurationError or IdentityError if it can't be used, IdentityError if it differs
+        from the one in force but has the same epoch, StorageError.
         """
         found = self._verified(document, source)
         known = self.members
@@ -91,7 +90,7 @@ class MembershipInForce:
         return True
 
     async def watch(self) -> None:
-        """Follow the file of the configuration until cancelled."""
+        """Adopt changes of the configured file until cancelled."""
         while self._file is not None:
             await asyncio.sleep(LOOK_SECONDS)
             seen = stamp(self._file)
@@ -100,7 +99,7 @@ class MembershipInForce:
             self._stamp = seen
             try:
                 self._take_file(self._file)
-            except PotluckError as error:  # amid being replaced, say
+            except PotluckError as error:  # for example while the file is being replaced
                 log.error("changed membership can't be used", why=error.message)
 
     def _take_file(self, file: Path) -> None:

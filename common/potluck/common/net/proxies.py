@@ -1,4 +1,4 @@
-"""HTTP proxies: which one a connection takes, and none within this machine."""
+"""HTTP proxies: find the one that a connection uses, and bypass it within this machine."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def proxy_of(address: str, environment: Mapping[str, str]) -> Proxy | None:
 
 
 def _names(exception: str, host: str) -> bool:
-    """Return whether an entry of `no_proxy` names a host: by its end, or by a network."""
+    """Return whether an entry of `no_proxy` covers a host: by the end of its name, or by a
+    network."""
     if not exception:
         return False
     try:

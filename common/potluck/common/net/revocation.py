@@ -1,7 +1,7 @@
 """The authority's revocation list (RFC 5280), as a PEM file.
 
-The TLS authority signs the list, so it can't be forged on its way. An old list does no harm: a
-coordinator keeps every revocation that any list has named.
+The TLS authority signs the list, so it can't be forged in transit. An old list does no harm: a
+coordinator keeps the revocations of all lists it has seen.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from potluck.common.errors import ConfigurationError, IdentityError
 from potluck.common.net.identity import parse_certificates
 
 MAXIMUM_LIST_BYTES = 3 << 20
-"""Below the limit of a message; room for tens of thousands of revocations."""
+"""Maximum size of a list, below the limit of a message. Enough for tens of thousands of
+revocations."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RevocationList:
-    """Revoked serial numbers, each with the time from which it does not count. number: its
-    version, counted up by the authority."""
+    """Revoked serial numbers, each with the time of its revocation. number: the list's version,
+    which the authority increments."""
 
     number: int = 0
     revoked: dict[int, datetime] = field(default_factory=dict)
@@ -33,8 +34,8 @@ class RevocationList:
 def parse_revocations(pem: bytes, authority_pem: bytes, *, source: str) -> RevocationList:
     """Return a revocation list, checked against the authority's certificate.
 
-    Raises ConfigurationError for one that is malformed or too large, IdentityError for one that
-    another authority signed. `source` names it in errors.
+    Raises ConfigurationError if the list is malformed or too large, IdentityError if another
+    authority signed it. `source` names it in errors.
     """
     if len(pem) > MAXIMUM_LIST_BYTES:
         raise ConfigurationError(
@@ -65,7 +66,7 @@ def parse_revocations(pem: bytes, authority_pem: bytes, *, source: str) -> Revoc
 
 
 def read_revocations(path: Path, authority: Path) -> RevocationList:
-    """Return the list in a file, checked against the authority's certificate in another.
+    """Return the list in the file `path`, checked against the certificate in the file `authority`.
 
     Raises ConfigurationError, or IdentityError.
     """
@@ -87,7 +88,7 @@ class Revocations:
         return len(self._revoked)
 
     def add(self, revocations: RevocationList) -> frozenset[int]:
-        """Take over a list; the serial numbers that are new."""
+        """Add the revocations of a list. Return the serial numbers that are new."""
         new = frozenset(revocations.revoked.keys() - self._revoked.keys())
         self._revoked = {**revocations.revoked, **self._revoked}
         return new

@@ -1,9 +1,9 @@
-"""Mutual TLS: certificate files, what must hold before they are used, and gRPC credentials.
+"""Mutual TLS: certificate files, checks before they are used, and gRPC credentials.
 
-Both sides always present a certificate of the federation's TLS authority. Only the coordinator's
-is good for serving, and only hosts' and operators' are good for dialling (extended key usage); the
-TLS stack checks that on either side, so a host can't pose as the coordinator, whatever names its
-certificate holds.
+Both sides always present a certificate of the federation's TLS authority. Only the coordinator's is
+valid for serving, and only those of hosts and operators are valid for dialling (extended key
+usage). The TLS stack checks that on both sides, so a host can't pose as the coordinator, whatever
+names are in its certificate.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _BOTH_SIDES: Options = (
     # A peer that went silent (cable, partition, frozen machine) is found within 13 s.
     ("grpc.keepalive_time_ms", 5_000),
     ("grpc.keepalive_timeout_ms", 5_000),
-    # grpcio 1.85 in fact goes by this for an unanswered ping, a minute by default. The answer
-    # waits behind data on their way: files go in pieces that take 3 s (`piece_size.py`).
+    # grpcio 1.85 in fact uses this timeout for an unanswered ping; the default is a minute. The
+    # answer waits behind data in transit: files are sent in pieces that take 3 s (`piece_size.py`).
     ("grpc.http2.ping_timeout_ms", 8_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    # A fixed window is as fast as gRPC's probing one and holds a third of its memory at the worst.
+    # A fixed window is as fast as gRPC's probing one and takes at most a third of its memory.
     ("grpc.http2.bdp_probe", 0),
 )
 
@@ -56,11 +56,12 @@ SERVER_OPTIONS: Options = (
     # Accept the pings above, which are more frequent than gRPC's default allows.
     ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
     ("grpc.http2.max_ping_strikes", 0),
-    # No compressed messages: 4 MiB of them could hold gigabytes. 1: identity alone.
+    # No compressed messages: 4 MiB of them could hold gigabytes. 1: only identity, which does not
+    # compress.
     ("grpc.compression_enabled_algorithms_bitset", 1),
     # Without this, a second coordinator shares the port with the first instead of failing.
     ("grpc.so_reuseport", 0),
-    # What may wait unread for each host that uploads; 1 MiB in flight fills 100 Mbit/s at 80 ms.
+    # Bytes that may wait unread per uploading host; 1 MiB in flight fills 100 Mbit/s at 80 ms.
     ("grpc.http2.lookahead_bytes", 1 << 20),
 )
 
@@ -68,9 +69,9 @@ CHANNEL_OPTIONS: Options = (
     *_BOTH_SIDES,
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2_000),
-    # In spite of its name, how long one attempt to connect may take (20 s by default).
+    # In spite of its name, the time limit of one attempt to connect (20 s by default).
     ("grpc.min_reconnect_backoff_ms", 5_000),
-    # Models come down one at a time, so a host can afford more in flight.
+    # A host downloads one model at a time, so it can afford more bytes in flight.
     ("grpc.http2.lookahead_bytes", 4 << 20),
 )
 
@@ -101,9 +102,9 @@ class TlsFiles(BaseModel):
     ) -> TlsMaterial:
         """Read and check the files, as of `now` (the clock's time by default).
 
-        Raises ConfigurationError, naming the file, when one is missing or unreadable, when the
-        certificate is not valid now, does not belong to the key, or comes from another authority;
-        IdentityError when it holds no identity or another role than `expected_role`.
+        Raises ConfigurationError, naming the file, if a file is missing or unreadable, or if the
+        certificate is not valid now, does not belong to the key or comes from another authority.
+        Raises IdentityError if the certificate has no identity, or not the role `expected_role`.
         """
         now = now or datetime.now(UTC)
         authority_pem = _read(
@@ -145,8 +146,8 @@ class TlsFiles(BaseModel):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TlsMaterial:
-    """Checked PEM bytes of one party, and its identity. authority_expires: the end of the
-    authority's certificate that issued the party's."""
+    """Checked PEM bytes of one party, and its identity. authority_expires: end of validity of the
+    authority's certificate."""
 
     identity: Identity
     certificate: bytes = field(repr=False)
@@ -157,7 +158,8 @@ class TlsMaterial:
 
 
 def channel_credentials(files: TlsFiles) -> grpc.ChannelCredentials:
-    """Return a host's or operator's credentials, for `grpc.secure_channel` or its aio sister.
+    """Return a host's or operator's credentials, for `grpc.secure_channel` or
+    `grpc.aio.secure_channel`.
 
     Raises what `TlsFiles.load` raises, and IdentityError for the coordinator's certificate.
     """

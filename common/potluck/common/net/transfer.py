@@ -1,9 +1,9 @@
 """Reception of files: resumed after a break, and verified once they are whole.
 
-A file being received is `PATH.part`; it gets its name only when its length and digest are what was
-announced. A broken transfer leaves the part behind, and the next one may resume from it. While a
-spare file is overwritten, its name is `PATH.over`; if the transfer breaks, it is cut to what
-arrived. A process that is killed leaves an `.over`, whose content is not used.
+A file being received is `PATH.part`; it is renamed to `PATH` once its length and digest match the
+announced ones. A broken transfer keeps the part, and the next transfer may resume from it. While a
+spare file is overwritten, its name is `PATH.over`; if the transfer breaks, it is cut to the bytes
+received. A killed process leaves an `.over` file, whose content is not used.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _BLAKE3 = re.compile(r"[0-9a-f]{64}")
 
 
 def check_digest(text: str) -> str:
-    """Return `text` if it may be a BLAKE3 digest, in lower-case hexadecimal. Raises
-    ProtocolError."""
+    """Return `text` if it has the form of a BLAKE3 digest in lower-case hexadecimal. Raises
+    ProtocolError otherwise."""
     if _BLAKE3.fullmatch(text) is None:
         raise ProtocolError(
             f"a BLAKE3 digest is 64 lower-case hexadecimal digits, not {text[:80]!r}",
@@ -57,8 +57,8 @@ class FileReceiver:
     """Writes an announced file to disk and verifies it.
 
     Not thread-safe. `close` may be called at any time; the part is kept so that a later transfer
-    can resume. Bytes are hashed once all have arrived, not as they arrive: the code that reads them
-    from the network has no time for it, while `finish` may run in a thread (`verified`).
+    can resume. Bytes are hashed after all have arrived: hashing would slow down the code that reads
+    from the network, while `finish` may run in a thread (`verified`).
     """
 
     def __init__(
@@ -75,8 +75,8 @@ class FileReceiver:
 
         `over`: a file to overwrite; it is deleted if there is a part to resume.
 
-        Raises TooLargeError if the announced size is above `maximum`, ProtocolError if no part
-        reaches to `offset`.
+        Raises TooLargeError if the announced size is above `maximum`, ProtocolError if there is no
+        part of at least `offset` bytes.
         """
         check_size(size, maximum)
         if offset > size:
@@ -121,7 +121,7 @@ class FileReceiver:
         return self._received
 
     def write(self, chunk: bytes | memoryview) -> None:
-        """Take the next bytes. Raises TooLargeError if they go beyond the announced size."""
+        """Write the next bytes. Raises TooLargeError if they exceed the announced size."""
         if not chunk:
             raise ProtocolError("an empty chunk; a stream of them would never end")
         if self._received + len(chunk) > self._size:
@@ -134,9 +134,9 @@ class FileReceiver:
     def finish(self, blake3: str, *, see: Callable[[memoryview], None] | None = None) -> Path:
         """Verify length and digest and give the file its name. Reads the whole file.
 
-        `see` is shown its bytes in order, in pieces it must not keep. Raises TruncatedError (the
-        part is kept) or DigestMismatchError (the part is deleted: the file must be sent again from
-        its start).
+        `see` is called with the file's bytes in order, in pieces that it must not keep. Raises
+        TruncatedError (the part is kept) or DigestMismatchError (the part is deleted: the file must
+        be sent again from its start).
         """
         if self._received != self._size:
             raise TruncatedError(
@@ -168,17 +168,17 @@ class FileReceiver:
         return digest.hexdigest()
 
     def close(self) -> None:
-        """Stop; what has arrived stays as the part."""
+        """Stop; the bytes received stay as the part."""
         if self._file.closed:
             return
         with self._file:
             if self._writing != self._part:
                 self._cut()
-                with contextlib.suppress(FileNotFoundError):  # the digest was wrong
+                with contextlib.suppress(FileNotFoundError):  # deleted after a wrong digest
                     self._writing.replace(self._part)
 
     def _cut(self) -> None:
-        """Cut the file to what arrived, if it was a longer spare file."""
+        """Cut the file to the bytes received, if it was a longer spare file."""
         if os.fstat(self._file.fileno()).st_size > self._received:
             self._file.truncate(self._received)
 
@@ -204,7 +204,7 @@ def _require_held(path: Path, offset: int) -> None:
 
 
 def held_bytes(path: Path) -> int:
-    """Return the number of bytes of a file that its part holds."""
+    """Return the number of bytes in the part of an incomplete file."""
     try:
         return part_path(path).stat().st_size
     except FileNotFoundError:

@@ -20,7 +20,8 @@ def update_header(first: Any) -> transfer_pb2.UpdateHeader:
 
 
 def checked_header(header: transfer_pb2.UpdateHeader) -> transfer_pb2.UpdateHeader:
-    """Return a header, if its framing is ours and its digest may be one. Raises ProtocolError."""
+    """Return a header after a check of its framing version and its digest's form. Raises
+    ProtocolError."""
     if header.version != FRAMING_VERSION:
         raise ProtocolVersionError(
             f"the upload is framed in version {header.version}, this side reads {FRAMING_VERSION}",

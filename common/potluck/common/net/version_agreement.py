@@ -1,4 +1,4 @@
-"""Comparison of the versions in which a host and a coordinator must agree. Pure."""
+"""Comparison of the protocol versions of a host and a coordinator. Pure functions."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ _SHOWN = 4
 
 
 def differences(one: Mapping[str, int], other: Mapping[str, int]) -> Mapping[str, tuple[int, int]]:
-    """Return the parts whose versions differ, each with both versions; 0 for one that is not
-    named."""
+    """Return the parts whose versions differ, each with both versions; a missing version is 0."""
     return {
         part: (one.get(part, 0), other.get(part, 0))
         for part in (*other, *(part for part in one if part not in other))
@@ -23,11 +22,11 @@ def differences(one: Mapping[str, int], other: Mapping[str, int]) -> Mapping[str
 def check_agreement(
     host: Mapping[str, int], coordinator: Mapping[str, int], *, host_name: str
 ) -> None:
-    """Raise ProtocolVersionError unless both name the same versions. The error has both numbers and
-    the side to upgrade.
+    """Raise ProtocolVersionError unless both report the same versions. The error names both
+    versions and the side to upgrade.
 
-    Old releases name no versions, or not all of them: a side is too old for each part that it does
-    not name.
+    Old releases report only some versions or none. A side that does not report a part's version is
+    too old.
     """
     differing = differences(host, coordinator)
     if not differing:
