@@ -22,10 +22,11 @@ LEFT_OUT: Final = TROUBLED | {"spared"}
 class RoundMember:
     """A client in a round's cohort.
 
-    state: "included", or why not: "late", "lost", "failed" or "spared". reason: why the selector
-    chose it. trouble: what went wrong, else empty. samples: as far as disclosed. seconds: from
-    instruction to update. fraction: share of its work that was done. data_epoch: version of its
-    data, None if unknown. software: release of Potluck on its host, empty if unknown.
+    state: "included", or the reason why not: "late", "lost", "failed" or "spared". reason: why the
+    selector chose it. trouble: the error, empty if none. samples: number of samples, as far as
+    disclosed. seconds: time from instruction to update. fraction: share of its work that was done.
+    data_epoch: version of its data, None if unknown. software: release of Potluck on its host,
+    empty if unknown.
     """
 
     client: str
@@ -42,9 +43,10 @@ class RoundMember:
 
 @dataclass(frozen=True, kw_only=True)
 class JoinedUpdate:
-    """An update that missed its round and joined a later one.
+    """An update that missed its round and became part of a later one.
 
-    round: the one that it was for. weight: its weight beside an update in time, which has 1.
+    round: the round that it was computed for. weight: its weight; an update that arrives in time
+    has weight 1.
     """
 
     client: str
@@ -56,14 +58,14 @@ class JoinedUpdate:
 class Round:
     """A committed round.
 
-    number: from 1. measures: measures of the new model, by name; if it was not evaluated, at most
-    those of the round's trainings, such as `training_loss`. members: the cohort in the order of
+    number: from 1. measures: measures of the new model, by name; if it was not evaluated, only
+    measures of the round's trainings, such as `training_loss`. members: the cohort in the order of
     selection. seconds: time from selection to commit. bytes_down, bytes_up: bytes of models and
     updates. model: BLAKE3 digest of the new model. coverage: clients and samples behind each
-    measure, by name; also of measures that clients were asked for and that none of them measured.
-    late: updates of earlier rounds that are part of the model. sums: files that hosts had added up.
-    committed_at: None if it was not recorded. software: versions of what the coordinator ran, by
-    name.
+    measure, by name; including measures that clients were asked for but none measured. late:
+    updates of earlier rounds that are part of the model. sums: number of files in which hosts had
+    added up updates. committed_at: None if it was not recorded. software: versions of what the
+    coordinator ran, by name.
     """
 
     number: int
@@ -92,7 +94,7 @@ class Round:
 
     @property
     def worst_group_accuracy(self) -> float | None:
-        """Accuracy of the group with the lowest, in [0, 1]."""
+        """Lowest accuracy of any group, in [0, 1]."""
         return self.measures.get("worst_group_accuracy")
 
     @property
@@ -107,7 +109,7 @@ class Round:
 
     @property
     def worst_tenths(self) -> dict[str, float]:
-        """The mean of the tenth of the clients for which a measure is worst, by measure."""
+        """For each measure, its mean over the tenth of the clients for which it is worst."""
         return {name: each.worst_tenth for name, each in self.spreads.items()}
 
     @property

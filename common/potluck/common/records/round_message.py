@@ -1,4 +1,4 @@
-"""Rounds to and from the messages of `WatchRun`."""
+"""Conversion of rounds to and from the messages of `WatchRun`."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def coverage_of(message: operator_pb2.Coverage) -> Coverage:
 
 
 def member_of(message: operator_pb2.Member) -> RoundMember:
-    """Return the member of a message, in a round that is committed or under way."""
+    """Return the member of a message, in a committed or current round."""
     return RoundMember(
         client=message.client_id,
         host=message.host_id,

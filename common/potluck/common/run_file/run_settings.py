@@ -130,12 +130,13 @@ class RoundPolicy(Settings):
     )
 
     def needed(self, cohort: int) -> int:
-        """Updates a cohort of that size must deliver: ⌈quorum · cohort⌉, at least 1."""
+        """Return the number of updates that a cohort of this size must deliver: ⌈quorum · cohort⌉,
+        at least 1."""
         return max(1, math.ceil(self.quorum * cohort - 1e-9))
 
 
 class DirectionSettings(Settings):
-    """Form of files in one direction."""
+    """Encoding and compression of files in one direction."""
 
     encoding: Encoding = Field(
         default=Encoding.FLOAT32,
@@ -151,7 +152,7 @@ class DirectionSettings(Settings):
 
 
 class Transport(Settings):
-    """Form of models and updates on the wire."""
+    """Encoding and compression of models and updates on the wire."""
 
     down: DirectionSettings = Field(
         default=DirectionSettings(), description="From the coordinator to hosts."
@@ -200,12 +201,12 @@ class Evaluation(Settings):
 
     @property
     def disclosed_group(self) -> int:
-        """The fewest clients over which a spread is shown; 0 where none is."""
+        """Minimum number of clients over which a spread is shown; 0 if no spread is shown."""
         return self.least_group if self.spread else 0
 
 
 class PersonalModels(Settings):
-    """Models of single clients, in addition to the run's. They stay with the clients."""
+    """Personal models, in addition to the run's model. Each stays with its client."""
 
     method: Literal["none", "ditto"] = Field(
         default="none",
@@ -286,7 +287,8 @@ class MissingProfiles(StrEnum):
 
 
 class ProfileSettings(Settings):
-    """Disclosures that clients are asked for, once, before the first round that needs them."""
+    """Disclosures that the coordinator requests from clients once, before the first round that
+    needs them."""
 
     missing: MissingProfiles = Field(
         default=MissingProfiles.FAIL,
@@ -408,7 +410,8 @@ class MaskingSettings(Settings):
 
     @property
     def fewest_hosts(self) -> int:
-        """The number of hosts that a round's clients must be on: at least one does not collude."""
+        """Minimum number of hosts that a round's clients must be on, so that at least one does not
+        collude."""
         return max(self.hosts, (self.colluding_hosts or 0) + 1)
 
 

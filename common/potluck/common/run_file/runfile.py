@@ -36,7 +36,7 @@ OLD_KEYS: Final = {
     "roster": "expected_clients",
     "roster_timeout_seconds": "start_timeout_seconds",
 }
-"""The new name of each key of run files that was renamed before 0.1."""
+"""The new name of each run-file key that was renamed before 0.1."""
 
 
 class RunFile(Settings):
@@ -168,7 +168,7 @@ class RunFile(Settings):
     @field_validator("objective", mode="before")
     @classmethod
     def _listed(cls, objective: object) -> object:
-        """Accept one table in place of a list of one."""
+        """Accept a single table in place of a list with one table."""
         return [objective] if isinstance(objective, Mapping) else objective
 
     @field_validator("name")

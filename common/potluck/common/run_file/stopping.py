@@ -10,7 +10,7 @@ from potluck.common.settings.configuration import Settings
 
 
 class Stopping(Settings):
-    """When a run ends before all its rounds are committed. Its best model is kept."""
+    """Conditions that end a run before all its rounds are committed. Its best model is kept."""
 
     measure: str = Field(
         min_length=1,
