@@ -1,7 +1,7 @@
 """Configuration files: TOML read into frozen pydantic models, with one clear line per mistake.
 
-Every field carries a description that is the reason for it; `annotated_example` turns a model
-into the commented file that `potluck-server config` and its siblings print.
+Every field has a description; `annotated_example` turns a model into the commented file that
+`potluck-server config` and its siblings print.
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ class Settings(BaseModel):
     """Name of files of this kind, for messages; empty for a table within another."""
 
     old_keys: ClassVar[Mapping[str, str]] = {}
-    """The new name of each top-level key that was renamed; files may have the old ones."""
+    """The new name of each renamed top-level key; files may still have the old names."""
 
     @field_validator("*", mode="before")
     @classmethod
     def _no_number_for_a_truth(cls, value: object, info: ValidationInfo) -> object:
-        """Refuse true for a number and a number for true, which Python would convert."""
+        """Refuse a boolean for a number and a number for a boolean, which pydantic would
+        convert."""
         wanted = _number_or_truth(cls)[str(info.field_name)]
         if wanted == "number":
             values = value if isinstance(value, (list, tuple)) else [value]
@@ -58,7 +59,8 @@ class Settings(BaseModel):
 
 @functools.lru_cache(maxsize=256)
 def _number_or_truth(model: type[Settings]) -> Mapping[str, Literal["number", "truth", ""]]:
-    """By field, what stands in it; empty for anything else, or either."""
+    """Return, by field, whether it holds a number or a boolean; empty for other types, or if both
+    are allowed."""
     found: dict[str, Literal["number", "truth", ""]] = {}
     for name, field in model.model_fields.items():
         leaves = _leaves(field.annotation)
@@ -68,7 +70,7 @@ def _number_or_truth(model: type[Settings]) -> Mapping[str, Literal["number", "t
 
 
 def _leaves(annotation: object) -> set[object]:
-    """Return the types that an annotation is made of, without None."""
+    """Return the types in an annotation, except None."""
     arguments = get_args(annotation)
     if not arguments:
         return {annotation} - {type(None)}
@@ -93,7 +95,7 @@ def parse(
 ) -> SettingsType:
     """Return a configuration from TOML text; `source` names the text in errors.
 
-    `overrides` are values for top-level fields, which replace those of the text; None means unset.
+    `overrides`: values for top-level fields, which replace those of the text; None means unset.
     """
     try:
         values: dict[str, Any] = tomllib.loads(text)
@@ -106,8 +108,8 @@ def parse(
 
 
 def toml_fault(error: tomllib.TOMLDecodeError) -> str:
-    """Return what is wrong with a text that is not valid TOML, and where. A key or table that is
-    set twice is described in Potluck's own words."""
+    """Return a description of the error in invalid TOML, with its place. Duplicate keys and tables
+    have Potluck's own wording."""
     said = str(error).replace("Cannot overwrite a value", "this is set twice")
     twice = re.match(r"Cannot declare \((.*?),?\) twice", said)
     if twice is None:
@@ -150,8 +152,8 @@ def load(
     environment_prefix: str,
     overrides: Mapping[str, object] | None = None,
 ) -> SettingsType:
-    """Load a configuration file. Flags (`overrides`) win over the environment, which wins over the
-    file.
+    """Load a configuration file. Flags (`overrides`) take precedence over the environment, which
+    takes precedence over the file.
 
     The environment variable of a top-level field is `PREFIX_FIELD` in upper case. Relative paths
     in the file are relative to the file's folder.
@@ -170,14 +172,15 @@ def load(
 
 
 def environment(model: type[Settings], prefix: str) -> dict[str, str]:
-    """Return values of the model's top-level fields, also under old names, in the environment."""
+    """Return the values of the model's top-level fields from the environment, also under old
+    names."""
     known = (*model.model_fields, *model.old_keys)
     names = {name: f"{prefix}_{name.upper()}" for name in known}
     return {name: os.environ[key] for name, key in names.items() if key in os.environ}
 
 
 def _anchor(settings: ModelType, folder: Path, skip: Mapping[str, object]) -> ModelType:
-    """Return the same settings with relative paths taken from `folder`."""
+    """Return the same settings with relative paths resolved against `folder`."""
     changed: dict[str, Any] = {}
     for name in type(settings).model_fields:
         value = getattr(settings, name)
@@ -197,13 +200,12 @@ def annotated_example(
     examples: Mapping[str, str] | None = None,
     tables: Mapping[str, type[Settings]] | None = None,
 ) -> str:
-    """Return a commented TOML file for a model: every field with its reason and its default.
+    """Return a commented TOML file for a model: every field with its description and its default.
 
-    `examples` gives the TOML values of required fields, by dotted name; optional ones without a
-    default value are shown commented out, and so are all in a table that is marked `RECOMMENDED`,
-    and tables without an example that need not be there. A tuple of tables is shown with the first
-    of them. `tables` says what may stand in a table whose field takes anything; it counts as
-    `RECOMMENDED`.
+    `examples` gives the TOML values of required fields, by dotted name; Commented out are optional
+    fields without a default value, all fields of a table that is marked `RECOMMENDED`, and optional
+    tables without an example. Of a tuple of tables, the first is shown. `tables` gives the model of
+    each table whose field takes anything; such a table is treated as `RECOMMENDED`.
     """
     lines: list[str] = []
     _annotate(model, None, "", examples or {}, tables or {}, lines)
@@ -253,7 +255,7 @@ def _annotate(
 
 
 def _comment(field: FieldInfo) -> list[str]:
-    """Return a field's reason as comment lines, wrapped evenly."""
+    """Return a field's description as comment lines, wrapped evenly."""
     return textwrap.wrap(
         " ".join((field.description or "").split()),
         width=_COMMENT_WIDTH,

@@ -56,7 +56,7 @@ class ReadLater:
 
 
 def kind_of(keys: Iterable[str]) -> str | None:
-    """Return the kind of file that has these keys at its top; None if that is unclear."""
+    """Return the kind of file that has these top-level keys; None if no kind fits."""
     found = set(keys)
     for kind, needed, absent in _TELLING:
         if found.issuperset(needed) and found.isdisjoint(absent):
@@ -67,8 +67,8 @@ def kind_of(keys: Iterable[str]) -> str | None:
 def explain(
     model: type[BaseModel], error: ValidationError, values: Mapping[str, Any], *, kind: str
 ) -> str:
-    """Return the line for `error` in `values`, read as `model`. kind: of file; empty for no
-    file."""
+    """Return the message for `error` in `values`, read as `model`. kind: kind of the file; empty if
+    the values are not from a file."""
     details = _in_file(error, values)
     looks_like = kind_of(values)
     problems = _problems(model, details, hints=looks_like in (None, kind))
@@ -83,8 +83,8 @@ def explain(
 def problems_by_key(
     model: type[BaseModel], error: ValidationError, values: Mapping[str, Any]
 ) -> list[tuple[str, str]]:
-    """Each problem of `error` in `values` as the dotted key that it is about, and a sentence;
-    without the key where it is about the file as a whole."""
+    """Return each problem of `error` in `values` as (dotted key, sentence). The key is empty if the
+    problem concerns the whole file."""
     found = []
     for same in _by_place(_in_file(error, values)):
         detail = same[0]
@@ -100,7 +100,8 @@ def problems_by_key(
 def _in_file(error: ValidationError, values: Mapping[str, Any]) -> list[ErrorDetails]:
     """Return the details of an error, each with its place in the file.
 
-    pydantic counts only good entries, so a list with a bad one may also seem too short.
+    pydantic counts only valid entries, so a list with an invalid one may also be reported as too
+    short.
     """
     details = error.errors(include_url=False)
     places = [detail["loc"] for detail in details]
@@ -118,10 +119,10 @@ def _in_file(error: ValidationError, values: Mapping[str, Any]) -> list[ErrorDet
 def _place(
     location: tuple[int | str, ...], values: object, *, of_keys: bool
 ) -> tuple[int | str, ...]:
-    """Return a location as the file has it: without the names of types by which pydantic
-    distinguishes what a value may be, and without what is split or listed only when it is read.
+    """Return the location in the file for a location from pydantic. It lacks the type names that
+    pydantic adds for unions, and indices of lists that exist only after validation.
 
-    of_keys: whether its last part is a key, there or missing.
+    of_keys: True if the last part is a key, which may be missing in the file.
     """
     found: list[int | str] = []
     for position, part in enumerate(location):
@@ -140,7 +141,8 @@ def _place(
 
 
 def _by_place(details: Sequence[ErrorDetails]) -> list[list[ErrorDetails]]:
-    """Details, those together that say what else the value at one place might be."""
+    """Group details by place: a value of a union has one detail for each type that it might
+    have."""
     found: dict[object, list[ErrorDetails]] = {}
     for detail in details:
         found.setdefault((detail["loc"], detail["type"] in _OF_KEYS), []).append(detail)
@@ -173,8 +175,8 @@ def _unknown(
 
 
 def _hint(model: type[BaseModel], key: str, known: Sequence[str]) -> str:
-    """Return a hint at the table where the key belongs, or else at the key that was meant. Return
-    an empty text if neither is known."""
+    """Return a hint that names the table where the key belongs, or else the key that was probably
+    meant. Return an empty text if neither is known."""
     places = ["at the top of the file"] if key in model.model_fields else []
     places += [f"below [{table}]" for table in _tables_with(model, key)]
     if not 1 <= len(places) <= _SHOWN:
@@ -197,8 +199,8 @@ def _tables_with(model: type[BaseModel], key: str, within: str = "") -> list[str
 
 
 def _explained(model: type[BaseModel], same: Sequence[ErrorDetails]) -> str:
-    """Return the sentence for what is wrong at one place. same: its details; several if the value
-    may be of several kinds and fits none."""
+    """Return the sentence for the problem at one place. same: details of that place; several if the
+    value may have several types and fits none."""
     detail = same[0]
     where = _cut(_dotted(detail["loc"])) or "the file"
     if detail["type"] == "missing":
@@ -206,7 +208,7 @@ def _explained(model: type[BaseModel], same: Sequence[ErrorDetails]) -> str:
     shown, given = repr(detail["input"]), detail["input"]
     value = f" (got {_cut(shown)})"
     if isinstance(given, Mapping) and len(shown) > _LONGEST_VALUE:
-        value = ""  # of a large table its beginning says nothing
+        value = ""  # the beginning of a large table does not help
     if len(same) == 1 and detail["type"] in _NO_TABLE:
         return f"'{where}' is a table{value}; {_as_table(model, detail, where)}"
     message = any_of(map(wanted, same))
@@ -218,7 +220,7 @@ def _explained(model: type[BaseModel], same: Sequence[ErrorDetails]) -> str:
 def _as_table(model: type[BaseModel], detail: ErrorDetails, where: str) -> str:
     """Return advice on how to write a table that was given as a value."""
     keys, given = _known_keys(model, detail["loc"]), detail["input"]
-    if keys == ["name"]:  # a plug-in: the others are its options
+    if keys == ["name"]:  # a plug-in: all other keys are its options
         name = given if isinstance(given, str) and len(given) <= _LONGEST_VALUE else "…"
         return f"write {where}.name = {json.dumps(name, ensure_ascii=False)}"
     return f"write its keys below [{where}]" + (f": {', '.join(keys)}" if keys else "")
@@ -234,7 +236,7 @@ def _cut(text: str) -> str:
 
 def _known_keys(model: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
     for part in location:
-        if isinstance(part, int):  # which of several tables
+        if isinstance(part, int):  # index of one of several tables
             continue
         field = model.model_fields.get(str(part))
         inner = nested(field) if field else None
@@ -245,7 +247,7 @@ def _known_keys(model: type[BaseModel], location: tuple[int | str, ...]) -> list
 
 
 def nested(field: FieldInfo) -> type[BaseModel] | None:
-    """Return the model of a field that is a table, or several; None for other fields."""
+    """Return the model of a field that holds one or several tables; None for other fields."""
     for candidate in (field.annotation, *get_args(field.annotation)):
         if isinstance(candidate, type) and issubclass(candidate, BaseModel):
             return candidate

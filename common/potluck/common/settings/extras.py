@@ -1,7 +1,8 @@
-"""The extra of Potluck that brings a library which is not installed.
+"""Error messages for missing libraries, which name the extra of Potluck that installs them.
 
-Potluck alone brings what every machine needs. What only some need comes with an extra:
-`potluck[server]`, `potluck[operator]`, `potluck[experiments]`, and one for each adapter.
+`potluck` without extras installs the libraries that every machine needs. Extras add libraries that
+only some machines need: `potluck[server]`, `potluck[operator]`, `potluck[experiments]`, and one for
+each adapter.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Final
 from potluck.common.errors import ConfigurationError
 
 INSTALLING: Final = "docs/start/install.md"
-"""The page on how Potluck and its extras are installed."""
+"""The page about installing Potluck and its extras."""
 
 _EXTRAS: Final = {
     "server": "potluck[server]",
@@ -27,7 +28,7 @@ _EXTRAS: Final = {
     "page": "potluck[page]",
     "privacy": "potluck[privacy]",
 }
-"""Extra of each package of the product, for what it needs beside the common parts."""
+"""Extra that installs the additional libraries of each of Potluck's packages."""
 
 _MODULES: Final = {
     "potluck.common.tables.table_files": "potluck[parquet]",
@@ -38,21 +39,22 @@ _MODULES: Final = {
     f"potluck.integrations.adapters.{name}": f"potluck[{name}]"
     for name in ("lightning", "lora", "monai", "transformers")
 }
-"""Extra of each module that needs what only some machines or some tasks do."""
+"""Extra of each module whose libraries only some machines or some tasks need."""
 
 _ROOMS: Final = {"potluck.experiments.cluster": "potluck[experiments,ray]"}
-"""Extras of rooms that need more than their package does."""
+"""Extras of subpackages that need more libraries than their package."""
 
 
 class MissingLibraryError(ConfigurationError, ModuleNotFoundError):
-    """A library is not installed; its message names it and the extra that brings it."""
+    """A library is not installed. The message names the library and the extra that installs it."""
 
 
 @contextmanager
 def extra_named() -> Iterator[None]:
-    """Around imports behind a door for Python: raises MissingLibraryError for what is missing.
+    """Wrap the imports of a public Python module: raise MissingLibraryError if a library is
+    missing.
 
-    Commands need none: they say the same of whatever reaches them.
+    Commands don't need this: they print the same message for every such error.
     """
     try:
         yield
@@ -64,20 +66,21 @@ def extra_named() -> Iterator[None]:
 
 
 def require(library: str, extra: str) -> None:
-    """For a library that is imported only once it is needed, and should be missed before that.
+    """Raise MissingLibraryError if a library is missing; use it for libraries that are imported
+    late.
 
-    extra: `potluck[NAME]`, which brings it. Raises MissingLibraryError; nothing is imported.
+    extra: `potluck[NAME]`, which installs it. Nothing is imported.
     """
     if importlib.util.find_spec(library) is None:
         raise MissingLibraryError(not_installed(library, extra))
 
 
 def not_installed(library: str, requirement: str) -> str:
-    """Return one line that names a library which is not installed, and how to install it.
+    """Return one line that names a missing library and the command to install it.
 
-    requirement: what brings the library, such as `potluck[server]` or its own name. For an extra of
-    Potluck the line never has pip look for `potluck` by name: a public index may hold another
-    project of that name.
+    requirement: the requirement that installs the library, such as `potluck[server]` or the
+    library's own name. For an extra of Potluck, the command never makes pip search for `potluck` by
+    name: a public index may have another project of that name.
     """
     own = re.fullmatch(r"potluck(\[.+\])?", requirement)
     if own is None:
@@ -89,9 +92,9 @@ def not_installed(library: str, requirement: str) -> str:
 
 
 def missing_library(error: BaseException | None) -> str | None:
-    """Return one line that names the library and the extra that brings it.
+    """Return one line that names the missing library and the extra that installs it.
 
-    None unless `error` is about a library that a module of Potluck imports and lacks.
+    Return None unless `error` is about a missing library that a module of Potluck imports.
     """
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return None
@@ -106,7 +109,7 @@ def missing_library(error: BaseException | None) -> str | None:
 
 
 def _importer(trace: TracebackType | None) -> str:
-    """Name of the module whose import failed."""
+    """Return the name of the module that contains the failed import."""
     name = ""
     while trace is not None:
         module = str(trace.tb_frame.f_globals.get("__name__", ""))

@@ -121,8 +121,8 @@ class LocalTraining(Settings):
         return batched
 
     def as_json(self) -> str:
-        """Return the JSON that is sent to hosts. It lacks `batched` unless that is set: hosts with
-        older software don't know it."""
+        """Return the JSON that is sent to hosts. It omits `batched` if that is false: hosts with
+        older software don't know this setting."""
         return self.model_dump_json(exclude=None if self.batched else {"batched"})
 
     @property
@@ -132,7 +132,8 @@ class LocalTraining(Settings):
 
     @property
     def unfit_for_noise(self) -> str:
-        """The setting with which noise can't hide a record, with its remedy; empty if none."""
+        """Message about a setting that is incompatible with `[privacy]`, with its remedy; empty if
+        none."""
         if self.validation_share:
             return "training.validation_share is not compatible with [privacy]; leave it out"
         if self.kept_epochs:

@@ -10,9 +10,9 @@ _PATTERN = Annotated[str, Field(min_length=1, max_length=200)]
 
 
 class ModelTable(BaseModel):
-    """A model in place of the task's own, and which of a model's tensors travel or stay.
+    """The run's model, and the choice of its tensors that are trained, sent or kept.
 
-    Keys that are none of these are options of the model that is named.
+    All other keys are options of the model in `name`.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow")
@@ -52,22 +52,22 @@ class ModelTable(BaseModel):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Options of the model that is named."""
+        """Options of the model in `name`."""
         return dict(self.model_extra or {})
 
     @property
     def maker(self) -> dict[str, Any] | None:
-        """The model's name and options; None for the task's own."""
+        """The model's name and options; None if the task's own model is used."""
         return None if self.name is None else {"name": self.name, **self.options}
 
     @property
     def divides(self) -> bool:
-        """True if not all tensors travel."""
+        """True if not all tensors are sent."""
         return bool(self.trainable or self.keep)
 
     def with_seed(self, seed: int) -> ModelTable:
-        """Return the same table, with the run's seed for what clients keep if the table sets
-        none."""
+        """Return the same table; if it has no seed for the tensors that clients keep, use the run's
+        seed."""
         if not self.keep or self.keep_seed is not None:
             return self
         return self.model_copy(update={"keep_seed": seed})

@@ -1,4 +1,4 @@
-"""Guesses at the name that was meant by one that there is not."""
+"""Suggestions for misspelt names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 def meant(name: str, choices: Iterable[str], *, likeness: float = 0.6) -> str:
     """Return the text " (did you mean '…'?)" with the closest choice; empty if none is close.
 
-    likeness: least of what is close, from 0 to 1 for the same, as difflib counts it.
+    likeness: minimum similarity by difflib, from 0 to 1 (equal).
     """
     close = difflib.get_close_matches(name, list(choices), n=1, cutoff=likeness)
     return f" (did you mean '{close[0]}'?)" if close else ""

@@ -19,11 +19,11 @@ _TABLE = re.compile(r"(?m)^[ \t]*\[")
 
 
 class OldSpellingWarning(FutureWarning):
-    """Warns that a setting or an option is written as before."""
+    """Warns that a setting or an option has its old spelling."""
 
 
 def warn_of_old_spelling(old: str, new: str, *, what: str = "key") -> None:
-    """Warn that `old` is written `new` now. what: noun for the part that changed."""
+    """Warn that `old` is now spelled `new`. what: noun for the renamed part, such as "key"."""
     warnings.warn(
         f"{old} is written {new} now; the old {what} is accepted until {ACCEPTED_UNTIL}",
         OldSpellingWarning,

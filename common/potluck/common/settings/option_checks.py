@@ -1,8 +1,8 @@
 """Options of a plug-in, checked against the annotations of its constructor.
 
-Options are what a run file can say: JSON values. Types are strict (no text for a number, no truth
-for a number, no 2.0 for 2), and numbers are finite unless an annotation says otherwise. What is not
-annotated takes anything.
+Options are values that a run file can hold: JSON values. Types are strict (no text or boolean for a
+number, no 2.0 for 2), and numbers must be finite unless an annotation allows others. A parameter
+without an annotation takes any value.
 """
 
 from __future__ import annotations
@@ -31,22 +31,23 @@ _LONGEST_VALUE = 80
 
 
 def checked(make: Callable[..., Any], options: Mapping[str, object], *, of: str) -> dict[str, Any]:
-    """Return the options as the class or function `make` takes them; `of` names it in errors.
+    """Return the options, converted to the types that the class or function `make` takes. `of`:
+    name of `make` in errors.
 
-    Raises PluginError with one sentence for each that is wrong.
+    Raises PluginError with one sentence for each wrong option.
     """
     try:
         return _table(make).validate_json(json.dumps(dict(options), default=str), strict=True)
     except ValidationError as error:
         problems = _problems(make, error.errors(include_url=False), options)
         raise PluginError(f"{of}: {'; '.join(problems)}") from None
-    except TypeError as error:  # an annotation that asks for what can't be
+    except TypeError as error:  # an annotation that is impossible to meet
         raise PluginError(f"{of}: its options can't be checked: {error}") from None
 
 
 @functools.lru_cache(maxsize=128)
 def _table(make: Callable[..., Any]) -> TypeAdapter[dict[str, Any]]:
-    """Return the options as a typed table, those without a default required."""
+    """Return a type adapter for the options of `make`; options without a default are required."""
     hints, options, open_ended = _hints(make), dict[str, Any](), False
     for name, parameter in signature_of(make).parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD:
@@ -67,7 +68,7 @@ def _table(make: Callable[..., Any]) -> TypeAdapter[dict[str, Any]]:
 
 
 def _hints(make: Callable[..., Any]) -> Mapping[str, Any]:
-    """Return annotations by parameter, without those that can't be evaluated."""
+    """Return the annotation of each parameter, except those that can't be evaluated."""
     sources: list[tuple[Mapping[str, Any], dict[str, Any]]] = []
     if isinstance(make, type) and is_dataclass(make):
         for each in reversed(make.__mro__):
@@ -89,8 +90,7 @@ def _hints(make: Callable[..., Any]) -> Mapping[str, Any]:
 
 
 def _checkable(hint: Any) -> Any:
-    """Return the annotation, or one for any value if it names something that no run file could
-    give."""
+    """Return the annotation, or Any if it names a type that JSON values can't have."""
     try:
         TypeAdapter(hint)
     except (PydanticSchemaGenerationError, PydanticUserError):
@@ -107,7 +107,7 @@ def _problems(
     reasons: dict[str, list[str]] = {}
     found: list[str] = []
     for detail in details:
-        if not detail["loc"]:  # nested too deep, or no text of Unicode
+        if not detail["loc"]:  # nested too deep, or not valid Unicode
             return [f"its options can't be read: {detail['msg']}"]
         option = str(detail["loc"][0])
         if detail["type"] == "extra_forbidden":

@@ -1,4 +1,4 @@
-"""Parameters of functions and classes that anybody wrote."""
+"""Parameters of functions and classes, including those from other packages."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing_extensions import Format
 
 
 def signature_of(make: Callable[..., Any]) -> inspect.Signature:
-    """Return the signature of `make`, though its annotations may name what is not there.
+    """Return the signature of `make`, even if its annotations name undefined types.
 
-    From Python 3.14 on annotations are evaluated when they are asked for, and may name what is
-    imported for type checkers alone.
+    From Python 3.14 on, annotations are evaluated on access, and may name types that are imported
+    only for type checkers.
     """
     if sys.version_info >= (3, 14):
         return inspect.signature(make, annotation_format=Format.FORWARDREF)

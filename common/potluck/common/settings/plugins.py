@@ -2,8 +2,8 @@
 sinks, commands.
 
 A plug-in is a class whose constructor takes its options as keyword arguments and only stores them.
-Their annotations say what they may be. Built-in plug-ins are registered in the same way as all
-others.
+The annotations define which values are allowed. Built-in plug-ins are registered in the same way as
+all others.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ SIGNALS = "potluck.signals"
 SINKS = "potluck.sinks"
 UPDATE_PATHS = "potluck.update_paths"
 SECURE_SUMS = "potluck.secure_sums"
-"""Group of the parts of secure aggregation that the core finds by name."""
+"""Group of the parts of secure aggregation, which the core loads by name."""
 COMMANDS = "potluck.commands"
 INTEGRATIONS = "potluck.integrations"
-"""Group of the classes and functions that the core loads by name, because they need an extra."""
+"""Group of classes and functions that need an extra; the core loads them by name."""
 
 KINDS: Final = {
     SELECTORS: "selector",
@@ -50,23 +50,23 @@ KINDS: Final = {
     SIGNALS: "signal",
     SINKS: "sink",
 }
-"""The word for one plug-in of each group."""
+"""The noun for a plug-in of each group."""
 
 MODEL_MODULES: Final = (
     "potluck.common.models",
     "potluck.experiments.models",
 )
-"""Modules of models named MODULE:NAME, unless a machine's configuration lists others.
+"""Modules in which models may be named MODULE:NAME, unless a machine's configuration lists others.
 
-Potluck's own only: a function of another library may download and unpickle a file.
+Only Potluck's own modules: a function of another library may download and unpickle a file.
 """
 
 
-_LIKENESS: Final = 0.75  # names of methods are much alike: fedsgd is not a misspelt feddf
+_LIKENESS: Final = 0.75  # method names are similar: fedsgd is not a misspelt feddf
 
 
 class Plugin(ABC):
-    """The base of the base classes that plug-ins derive from, one for each kind."""
+    """Common parent of the base classes of all plug-in kinds."""
 
     group: ClassVar[str]
     """The entry-point group of the kind."""
@@ -82,8 +82,8 @@ def installed(group: str) -> list[str]:
 
 @functools.lru_cache(maxsize=64)
 def _entry_points(group: str, _path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    """Return the installed plug-ins of a group, cached: reading them from disk takes milliseconds,
-    and every round asks."""
+    """Return the installed plug-ins of a group. The result is cached: reading from disk takes
+    milliseconds, and every round needs it."""
     return tuple(entry_points(group=group))
 
 
@@ -106,14 +106,14 @@ def not_installed(group: str, name: str) -> PluginError:
 
 
 def origin(group: str, name: str) -> str:
-    """Return the source of the plug-in called `name`, MODULE:NAME; empty if it is not installed."""
+    """Return the MODULE:NAME of the plug-in called `name`; empty if it is not installed."""
     return min((point.value for point in entry_points(group=group, name=name)), default="")
 
 
 def find(group: str, name: str) -> type[Any]:
     """Return the plug-in class called `name`.
 
-    Raises PluginError if no package or several offer that name, or if it can't be imported.
+    Raises PluginError if no package offers that name, if several do, or if it can't be imported.
     """
     found = find_callable(group, name)
     if not isinstance(found, type):
@@ -151,12 +151,12 @@ def find_callable(group: str, name: str) -> Callable[..., Any]:
 def is_present(group: str, name: str) -> bool:
     """Return whether the code of the plug-in called `name` is on this machine. Does not load it.
 
-    An image may lack a package of Potluck that its entry points name.
+    A container image may lack a package that Potluck's entry points name.
     """
     points = [point for point in _entry_points(group, tuple(sys.path)) if point.name == name]
     try:
         return any(importlib.util.find_spec(point.module) is not None for point in points)
-    except ModuleNotFoundError:  # its package
+    except ModuleNotFoundError:  # its package is missing
         return False
 
 
@@ -182,8 +182,8 @@ def options_of(group: str, name: str) -> list[str]:
 def create(kind: type[PluginType], name: str, options: Mapping[str, object]) -> PluginType:
     """Return an instance of the plug-in called `name`. kind: the base class of its kind.
 
-    A class need not derive from the base: it then takes from the base what it does not define
-    itself. Raises PluginError for an option it does not have, or a value it refuses.
+    A class need not derive from `kind`: it then gets the attributes of `kind` that it does not
+    define. Raises PluginError for an unknown option or a refused value.
     """
     found: Any = find(kind.group, name)
     try:
@@ -196,13 +196,14 @@ def create(kind: type[PluginType], name: str, options: Mapping[str, object]) -> 
 
 
 def check(group: str, name: str, options: Mapping[str, object]) -> None:
-    """Raise PluginError if `create` would. Use it for a kind whose base class is out of reach."""
+    """Raise PluginError if `create` would. Use it if the caller can't import the kind's base
+    class."""
     _made(group, name, find(group, name), options)
 
 
 @functools.lru_cache(maxsize=64)
 def _with_defaults(cls: Any, kind: type[Plugin]) -> type[Any]:
-    """Return the class with everything that the base class of its kind declares."""
+    """Return the class, with missing attributes taken from the base class of its kind."""
     names = {"__module__": cls.__module__, "__doc__": cls.__doc__}
     return types.new_class(cls.__name__, (cls, kind), exec_body=lambda body: body.update(names))
 

@@ -1,4 +1,4 @@
-"""Requirements on values, in words without types of Python or pydantic."""
+"""Requirements on values in plain words, without type names of Python or pydantic."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _WANTED: Final = {
     "string_type": "must be a text",
     "tuple_type": _LIST,
 }
-"""Requirements by pydantic's type of error; for other types the error's message is used."""
+"""Requirement for each of pydantic's error types; other types use pydantic's message."""
 
 
 def wanted(detail: ErrorDetails) -> str:
