@@ -1,10 +1,10 @@
-"""Every metric of Potluck: name, help, unit, labels, and when it is there.
+"""Every metric of Potluck: name, help, unit, labels, and the condition under which it exists.
 
-Names follow Prometheus: the prefix `potluck_`, base units, `_total` behind what only grows. Those
-of hosts begin with `potluck_host_`, those of relays with `potluck_relay_`. What concerns a single
-client belongs in the store and into the operator's command: the number of series depends on neither
-clients nor hosts. Alerts name hosts and callers by metrics with a few series. No metric holds a
-weight, a number of samples, a triplet or a key.
+Names follow Prometheus: the prefix `potluck_`, base units, `_total` at the end of counters. Names
+of host metrics begin with `potluck_host_`, names of relay metrics with `potluck_relay_`. Values of
+single clients belong in the store and the operator's command, not here: the number of series does
+not depend on the number of clients or hosts. Alerts name hosts and callers by metrics with a few
+series. No metric holds a weight, a number of samples, a triplet or a key.
 
 `make pages` writes `docs/reference/metrics.md` from this module.
 """
@@ -64,8 +64,8 @@ class MetricKind(StrEnum):
 
 @dataclass(frozen=True, eq=False)
 class Metric:
-    """A metric. condition: of its being there; empty for always. shared: by coordinator, hosts
-    and relays."""
+    """A metric. condition: condition under which it exists; empty for always. shared: True if
+    coordinator, hosts and relays have it."""
 
     name: str
     kind: MetricKind
@@ -82,7 +82,7 @@ class Metric:
 
     @property
     def parties(self) -> frozenset[MeasuredParty]:
-        """Those that have it."""
+        """The parties that have the metric."""
         if self.shared:
             return frozenset(MeasuredParty)
         of = (each for each in MeasuredParty if self.name.startswith(f"potluck_{each}_"))
@@ -591,7 +591,7 @@ RELAY_REFUSALS = _counter(
 METRICS: tuple[Metric, ...] = tuple(
     value for value in list(globals().values()) if isinstance(value, Metric)
 )
-"""All of them, in the order above."""
+"""All metrics, in the order above."""
 
 
 def metrics_of(party: MeasuredParty) -> tuple[Metric, ...]:

@@ -1,4 +1,5 @@
-"""Counts what `definitions.py` defines, in a registry of its own: no global state."""
+"""The metrics that `definitions.py` defines, with a registry per process object instead of the
+global one."""
 
 from __future__ import annotations
 
@@ -35,8 +36,8 @@ _Family = Counter | Gauge | Histogram
 class Instruments:
     """The metrics of one process. Thread-safe.
 
-    Counters and histograms whose labels are known beforehand begin at 0; a gauge is there once it
-    was set.
+    Counters and histograms whose labels are known beforehand begin at 0; a gauge is shown after it
+    was first set.
     """
 
     def __init__(self, party: MeasuredParty) -> None:
@@ -44,11 +45,11 @@ class Instruments:
         self._metrics: Mapping[Metric, _Family] = {
             metric: _made(metric, self._registry) for metric in metrics_of(party)
         }
-        # By name: a metric's own hash is that of its help text and all else.
+        # Keyed by name: a metric's hash would cover all its fields, such as the help text.
         self._set: set[tuple[str, tuple[str, ...]]] = set()
         self._children: dict[tuple[str, tuple[tuple[str, str], ...]], _Family] = {}
         self._refreshers: list[Callable[[], None]] = []
-        # Memory, CPU seconds, open files, start of the process: names as everywhere else.
+        # Memory, CPU seconds, open files, start of the process: under Prometheus's usual names.
         ProcessCollector(registry=self._registry)
         self.set(
             BUILD_INFO, 1, party=party, version=software_version(), python=platform.python_version()
@@ -91,7 +92,7 @@ class Instruments:
         self._children.clear()
 
     def refresh_with(self, refresh: Callable[[], None]) -> None:
-        """Have `refresh` called at each scrape, in any thread; it must be quick."""
+        """Call `refresh` at each scrape, in any thread; it must be quick."""
         self._refreshers.append(refresh)
 
     def exposition(self) -> bytes:
@@ -121,7 +122,7 @@ class Instruments:
 
 
 class _Shown(Collector):
-    """A registry without gauges that have no value, and without times of creation."""
+    """A view of a registry that hides gauges without a value and the `_created` samples."""
 
     def __init__(self, registry: CollectorRegistry, hidden: Callable[[], frozenset[str]]) -> None:
         self._registry = registry

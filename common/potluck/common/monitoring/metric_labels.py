@@ -1,4 +1,4 @@
-"""The labels of metrics, with every value that each may have.
+"""The labels of metrics, with all values that each may have.
 
 The number of a label's values does not depend on how many clients or hosts there are.
 """
@@ -13,10 +13,10 @@ from potluck.common.errors import REASONS
 from potluck.common.tensors.encoding import Encoding
 
 LATEST_RUNS = 8
-"""Maximum number of runs with series of their own: those that began last."""
+"""Maximum number of runs with their own series: the newest runs."""
 
 MOST_AWAY = 20
-"""Maximum number of hosts that are named for a run."""
+"""Maximum number of disconnected hosts that are named for a run."""
 
 OTHER = "OTHER"
 """Label for every reason that this release does not know; reasons come from other machines."""
@@ -69,7 +69,7 @@ class Direction(StrEnum):
 
 
 class TrainingWay(StrEnum):
-    """How a client was trained: in a batched step with others, or by itself."""
+    """Way of training a client: in a batched step with others, or alone."""
 
     BATCHED = "batched"
     ALONE = "alone"
@@ -172,7 +172,7 @@ class HostStage(StrEnum):
 
 
 class Target(StrEnum):
-    """Labels that a cohort's are compared with."""
+    """Label distribution with which a cohort's is compared."""
 
     BALANCED = "balanced"
     FEDERATION = "federation"
@@ -195,9 +195,9 @@ PEER = Label(name="peer", about="the role and name in the caller's certificate")
 DIRECTION = Label(name="direction", values=tuple(Direction))
 MEASURE_NAME = Label(name="measure", about="its name; a trainer declares 16 at most")
 MASKED = "masked"
-"""The name among encodings for words of a secure sum."""
+"""Value of the label `encoding` for words of a secure sum."""
 SUM = "sum"
-"""The name among encodings for sums of lanes."""
+"""Value of the label `encoding` for sums of lanes."""
 ENCODING = Label(name="encoding", values=(*Encoding, MASKED, SUM))
 TRAINING_WAY = Label(name="way", values=tuple(TrainingWay))
 REASON = Label(name="reason", values=(*REASONS, OTHER))

@@ -31,13 +31,13 @@ _REQUEST_SECONDS = 10.0
 _MOST_CONNECTIONS = 32
 
 Ready = Callable[[], str]
-"""The reason for which the process is not ready; empty once it is. Called on the event loop."""
+"""Returns the reason why the process is not ready; empty if it is. Called on the event loop."""
 
 
 @dataclass
 class Readiness:
-    """A `Ready` with its reason set from outside. reason: why the process is not ready; empty if
-    it is. damage: the reason for which it will not be until it has been started again."""
+    """A `Ready` whose reason is set by its owner. reason: reason why the process is not ready now;
+    empty if it is ready. damage: reason why it needs a restart to become ready; empty if none."""
 
     reason: str = ""
     damage: str = ""
@@ -48,7 +48,7 @@ class Readiness:
         self.interruption = why
 
     def break_down(self, why: str) -> None:
-        """Set the damage."""
+        """Report the process as not ready until it is restarted."""
         self.damage = why
 
     def __call__(self) -> str:
@@ -57,7 +57,7 @@ class Readiness:
 
 
 def parse_address(address: str) -> tuple[str, int]:
-    """Host and port of HOST:PORT; a port alone is on the loopback interface.
+    """Return host and port of HOST:PORT; a port alone is on the loopback interface.
 
     Raises ConfigurationError.
     """
@@ -81,7 +81,7 @@ def _checked(address: str) -> str:
 
 
 MetricsAddress = Annotated[str, AfterValidator(_checked)]
-"""A setting that names the metrics address; empty for none."""
+"""A setting with the metrics address; empty for no metrics server."""
 
 
 @contextlib.asynccontextmanager
@@ -93,9 +93,9 @@ async def monitoring(
 ) -> AsyncIterator[str]:
     """Serve the metrics address while the context lasts, and yield it, HOST:PORT.
 
-    tls: HTTPS for the scrapers that it admits; None: plain HTTP for all that reach the address.
-    Nothing is served if `address` is empty. Raises ConfigurationError for a malformed address,
-    UnreachableError for one that can't be listened on.
+    tls: serve HTTPS to the scrapers that it admits; None: serve plain HTTP to every client. Nothing
+    is served if `address` is empty. Raises ConfigurationError for a malformed address,
+    UnreachableError if the process can't listen on it.
     """
     if not address:
         yield ""
@@ -147,7 +147,7 @@ class _Server:
                 async with asyncio.timeout(_REQUEST_SECONDS):
                     await self._answer(reader, writer)
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # the client went away, or never meant to ask
+            pass  # the client disconnected, or sent no valid request in time
         finally:
             self._connections.discard(task)
             writer.close()

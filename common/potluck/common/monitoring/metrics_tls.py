@@ -1,9 +1,9 @@
-"""Metrics over mutual TLS: the certificate they are served with, and who may scrape them.
+"""Metrics over mutual TLS: the server's certificate, and the scrapers that are allowed.
 
 Hosts' own certificates are not valid for serving. A certificate of the federation's authority that
-is valid for serving could pose as the coordinator. So metrics have an authority of their own, made
-by `potluck pki init` in another folder: each address has a certificate with the role coordinator
-there, and each scraper one with the role operator.
+is valid for serving could pose as the coordinator. So metrics have a separate authority, made by
+`potluck pki init` in another folder. This authority issues a certificate with the role coordinator
+for each metrics address, and one with the role operator for each scraper.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from potluck.common.net.tls import TlsFiles
 
 
 class MetricsTls(TlsFiles):
-    """Files that metrics are served with, and names of the operators that may scrape."""
+    """Certificate files of the metrics server, and names of the operators that may scrape."""
 
     scrapers: tuple[str, ...] = Field(
         min_length=1,

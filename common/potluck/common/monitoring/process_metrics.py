@@ -1,4 +1,4 @@
-"""Metrics that every process has, whichever party it is."""
+"""Metrics that the processes of all parties have."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from potluck.common.net.tls import TlsFiles
 
 
 def show_disk(instruments: Instruments, folder: Path) -> None:
-    """Free space and size of the disk that a folder is on."""
+    """Set the metrics of free space and size of a folder's disk."""
     with suppress(OSError):
         usage = shutil.disk_usage(folder)
         instruments.set(DISK_FREE, usage.free)
@@ -20,5 +20,6 @@ def show_disk(instruments: Instruments, folder: Path) -> None:
 
 
 def show_certificate(instruments: Instruments, tls: TlsFiles) -> None:
-    """Show the end of the certificate in use. Raises what `TlsFiles.load` raises."""
+    """Set the metric of the time at which the certificate expires. Raises what `TlsFiles.load`
+    raises."""
     instruments.set(CERTIFICATE_EXPIRY, tls.load().expires.timestamp())

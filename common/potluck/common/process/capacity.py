@@ -1,4 +1,4 @@
-"""Processors and memory of this machine that may be used, by what its control groups leave."""
+"""Processors and memory that this process may use, within the limits of its control groups."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from potluck.common.process.control_groups import control_group_limits
 
 def available_processors() -> int:
     """Return the number of processors that this process may use, at least 1: those that it may run
-    on, or fewer if its control group has the time of fewer."""
+    on, or fewer if its control group limits processor time further."""
     limit = control_group_limits().processors
     here = _allowed()
     return here if limit is None else max(1, min(here, int(limit)))
 
 
 def available_memory() -> int:
-    """Return the bytes of memory that are free for use; all memory if that is unknown."""
+    """Return the bytes of free memory; the machine's total memory if that is unknown."""
     limit = control_group_limits().memory
     free = _free()
     return free if limit is None else min(free, limit)
 
 
 def _allowed() -> int:
-    count = getattr(os, "process_cpu_count", None)  # from Python 3.13; minds PYTHON_CPU_COUNT, too
+    count = getattr(os, "process_cpu_count", None)  # from Python 3.13; uses PYTHON_CPU_COUNT, too
     if count is not None:
         return count() or 1
     if hasattr(os, "sched_getaffinity"):

@@ -1,4 +1,4 @@
-"""Errors of commands: one line for people, an exit code for programs.
+"""Errors of commands: a one-line message, and an exit code for scripts.
 
 | exit code | meaning |
 |---|---|
@@ -35,11 +35,12 @@ USAGE = 2
 TERMINATED = 143
 
 TRACEBACK_VARIABLE = "POTLUCK_TRACEBACK"
-"""Set to 1, every error comes with its traceback."""
+"""Environment variable; 1 prints a traceback with every error."""
 
 
 PLAIN = "potluck.plain"
-"""Error handler for characters that a stream can't encode: similar ones of the same width."""
+"""Name of an error handler that replaces characters that a stream can't encode by similar ones of
+the same width."""
 
 _LIKE = str.maketrans("→←·–—…×≥≤‘’“”ε", "><---.x><''\"\"e")
 
@@ -48,7 +49,7 @@ _type_of_value = TyperOption.display_type_rich
 
 
 def _shown_type(option: TyperOption, ctx: Any) -> str | None:
-    """Return the type of an option's value for the help; None for a flag, which has none."""
+    """Return the type of an option's value as shown in the help; None for a flag."""
     return None if option.is_flag else _type_of_value(option, ctx=ctx)
 
 
@@ -56,7 +57,7 @@ setattr(TyperOption, "display_type_rich", _shown_type)  # noqa: B010  # else hel
 
 
 def version_option(program: str) -> Any:
-    """`--version` of a program."""
+    """Return the option `--version` of a program."""
 
     def show(wanted: bool) -> None:
         if wanted:
@@ -86,9 +87,9 @@ def run_command_line(app: Callable[..., Any], *, program: str) -> NoReturn:
 
 
 def exit_code_of(command: Callable[[], Any], *, program: str) -> int:
-    """Run `command`; its exit code, after one line on standard error if it failed.
+    """Run `command` and return the exit code. Print one line on standard error if it failed.
 
-    An integer that it returns is the exit code.
+    If `command` returns an integer, that is the exit code.
     """
     try:
         result = command()
@@ -168,7 +169,7 @@ def _say(program: str, message: str) -> None:
 
 
 def _detach_output() -> None:
-    """Let Python's own flush at exit go nowhere instead of failing a second time."""
+    """Redirect standard output, so that Python's flush at exit does not fail again."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

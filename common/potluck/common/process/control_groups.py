@@ -1,4 +1,5 @@
-"""Limits that Linux control groups set for this process, as containers, units and jobs do.
+"""Limits that Linux control groups set for this process, for example in a container, a systemd unit
+or a batch job.
 
 A group may not use more than the groups that contain it, so the tightest limit on the path to the
 root counts. See cgroups(7), and `cpu.max`, `memory.max` in the kernel's control-group v2 pages.
@@ -13,7 +14,7 @@ from typing import Final
 
 _FOLDER: Final = "sys/fs/cgroup"
 _NO_LIMIT: Final = 2**60
-"""Limits from this size on mean no limit: version 1 then writes the largest multiple of a page."""
+"""Larger values mean no limit: without a limit, version 1 shows the largest multiple of a page."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +22,7 @@ class GroupLimits:
     """Limits of a process.
 
     processors: number of processors whose time may be used. memory: bytes that may still be used.
-    Either is None without a limit.
+    None: no limit.
     """
 
     processors: float | None = None
@@ -48,13 +49,13 @@ def _folders(root: Path, controller: str) -> Iterator[Path]:
     for line in lines:
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
-        if not controllers:  # version 2, by itself or beside version 1
+        if not controllers:  # version 2, alone or together with version 1
             mounts = [top, top / "unified"]
         elif controller in controllers.split(","):
             mounts = [top / controllers, top / controller]
         else:
             continue
-        # In a container the path may be that outside; the group itself is where the root would be.
+        # In a container, the path may be the one outside; the group is then mounted at the root.
         ways = PurePosixPath(path.removeprefix("/"))
         for mount in mounts:
             for way in (ways, *ways.parents):
@@ -62,16 +63,15 @@ def _folders(root: Path, controller: str) -> Iterator[Path]:
 
 
 def _quota(folder: Path) -> Iterator[float]:
-    """Yield the number of processors: the time that a group may use in a period, by the period."""
-    words = _words(folder / "cpu.max")  # version 1 has a file for each of the two
+    """Yield the number of processors: a group's time quota per period, divided by the period."""
+    words = _words(folder / "cpu.max")  # version 1: two files, see below
     words = words or _words(folder / "cpu.cfs_quota_us") + _words(folder / "cpu.cfs_period_us")
     if len(words) == 2 and all(each.isdecimal() for each in words) and int(words[1]):
         yield int(words[0]) / int(words[1])
 
 
 def _free(folder: Path) -> Iterator[int]:
-    """Yield the bytes left below a group's limit; its cache of files not used lately counts as
-    free."""
+    """Yield the bytes left below a group's limit; its inactive file cache counts as free."""
     for limit, used, cached in (
         ("memory.max", "memory.current", "inactive_file"),
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),

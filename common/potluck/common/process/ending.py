@@ -1,8 +1,8 @@
-"""The end of a process that serves: asked for by SIGTERM or SIGINT, and there within seconds.
+"""The end of a serving process, within seconds after SIGTERM or SIGINT.
 
 Nothing can stop a thread from outside: a plug-in's selection or one step of training may take any
-time, and Python waits for its threads. So a process that should end, and can't, exits without them.
-Whatever must last is written so that this loses no more than a kill would.
+time, and Python waits for its threads. So if threads keep a process from ending, it exits without
+waiting for them. All lasting data are written so that this loses no more than a kill would.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from potluck.common.process.command_line import FAILED, INTERRUPTED
 log = structlog.get_logger()
 
 GRACE_SECONDS = 4.5
-"""Seconds for a process to end in good order once it has been asked to."""
+"""Seconds that a process has to end cleanly after the signal."""
 
 LAST_WORK_SECONDS = 1.0
-"""Seconds for threads to end once everything that must be closed is."""
+"""Seconds that threads have to end after everything else is closed."""
 
 _CODES = {signal.SIGTERM: 0, signal.SIGINT: INTERRUPTED}
 
 
 class Ending:
-    """Takes the signals of this process while the block runs; for its main thread.
+    """Handles SIGTERM and SIGINT of this process while the block runs; use it in the main thread.
 
-    The signals come by a thread of their own, so that they count even while the event loop is
-    blocked by what a plug-in does there.
+    A separate thread receives the signals, so that they have an effect even while a plug-in blocks
+    the event loop.
     """
 
     def __init__(self) -> None:
@@ -52,13 +52,13 @@ class Ending:
         return 0 if self.signal is None else _CODES[self.signal]
 
     def tell(self, listener: Callable[[], None]) -> None:
-        """Have `listener` called on this event loop once the process is asked to end."""
+        """Call `listener` on this event loop once a signal has asked the process to end."""
         self._listeners.append((asyncio.get_running_loop(), listener))
         if self.signal is not None:
             listener()
 
     def leave_after(self, seconds: float, code: int) -> None:
-        """Leave with this exit code if the process has not ended by then."""
+        """Exit with this code if the process has not ended after `seconds`."""
 
         def leave() -> None:
             if seconds > LAST_WORK_SECONDS:
@@ -72,13 +72,13 @@ class Ending:
 
     def __enter__(self) -> Self:
         for number in _CODES:
-            signal.signal(number, lambda *_: None)  # without one, Python does not tell the socket
+            signal.signal(number, lambda *_: None)  # required for writes to the wakeup socket
         signal.set_wakeup_fd(self._tells.fileno(), warn_on_full_buffer=False)
         threading.Thread(target=self._await_signal, name="signals", daemon=True).start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Leave the block, when all is closed: threads have `LAST_WORK_SECONDS` more."""
+        """Leave the block after everything is closed; threads then have `LAST_WORK_SECONDS`."""
         signal.set_wakeup_fd(-1)
         self._tells.close()
         self.leave_after(LAST_WORK_SECONDS, self.code if kind is None else FAILED)
@@ -89,6 +89,6 @@ class Ending:
                 self.signal = signal.Signals(numbers[0])
                 self.leave_after(GRACE_SECONDS, self.code)
                 for loop, listener in list(self._listeners):
-                    with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+                    with contextlib.suppress(RuntimeError):  # the loop has ended in the meantime
                         loop.call_soon_threadsafe(listener)
         self._told.close()

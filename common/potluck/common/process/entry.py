@@ -1,4 +1,4 @@
-"""Start of the programs. Standard library only, so that it is imported at once.
+"""Start of the programs. Imports only the standard library, so that it loads fast.
 
 Importing the rest takes a second or more; Ctrl-C during it ends the program without a traceback.
 """
@@ -19,10 +19,11 @@ WINDOWS = (
 
 
 def begin(module: str) -> NoReturn:
-    """Import `module` and call its `main`; Ctrl-C before, in between and after just ends it."""
+    """Import `module` and call its `main`; Ctrl-C at any time ends the process without a
+    traceback."""
     if sys.platform == "win32":
         sys.exit(f"potluck: {WINDOWS}")
-    heeded = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not under nohup
+    heeded = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # False under nohup
     try:
         if heeded:
             signal.signal(signal.SIGINT, _end)
@@ -40,5 +41,5 @@ def begin(module: str) -> NoReturn:
 
 def _end(*_: object) -> NoReturn:
     """End the process now. An exception would be raised in the middle of an import, which may
-    swallow or wrap it. Nothing is under way yet that could be lost."""
+    swallow or wrap it. No work that could be lost has begun yet."""
     os._exit(INTERRUPTED)

@@ -1,7 +1,7 @@
 """A folder that one process at a time may use.
 
-The lock is on a file in it, `lock`, which stays. The kernel releases the lock when the process
-ends, in whatever way.
+The lock is on a file `lock` in the folder, which is not deleted. The kernel releases the lock when
+the process ends, in whatever way.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ NAME = "lock"
 
 
 class FolderLock:
-    """Holds a folder from construction to `close`."""
+    """Holds the lock of a folder from construction to `close`."""
 
     def __init__(self, folder: Path, *, holder: str, remedy: str) -> None:
-        """`holder`: what kind of process holds the lock; `remedy`: what to do then. Both are for
-        errors.
+        """`holder`: kind of process that may hold the lock; `remedy`: advice for that case. Both
+        are for errors.
 
         Raises ConfigurationError if another process holds the lock, StorageError if the disk
         refuses. The folder must exist.

@@ -1,7 +1,7 @@
-"""Structured logs on stderr: lines for people on a terminal, JSON objects for programs.
+"""Structured logs on stderr: readable lines on a terminal, JSON objects elsewhere.
 
-Standard output stays free for results. An event is a short sentence, everything that varies is a
-key beside it: `log.info("round committed", run=run_id, round=3)`. Before a line is written, its
+Standard output is only for results. An event is a short constant phrase; everything that varies is
+a separate field: `log.info("round committed", run=run_id, round=3)`. Before a line is written, its
 texts are made plain and lose passwords, whatever their source.
 """
 
@@ -29,7 +29,7 @@ class LogFormat(StrEnum):
 
 
 class LogLevel(StrEnum):
-    """The least severe line that is written."""
+    """Minimum severity of the lines that are written."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -96,7 +96,8 @@ def _one_line_for_a_reset(record: logging.LogRecord) -> bool:
 def _fit_to_show(
     _logger: Any, _method: str, event: structlog.typing.EventDict
 ) -> structlog.typing.EventDict:
-    """A structlog processor. Tracebacks keep their lines."""
+    """Make all texts of an event plain (a structlog processor). Tracebacks keep their line
+    breaks."""
     lines = event.pop("exception", None)
     fit = {plain(key): _plain_value(value) for key, value in event.items()}
     if lines is not None:

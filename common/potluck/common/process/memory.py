@@ -33,7 +33,7 @@ def keep_freed_memory() -> None:
 
 
 class _Mallinfo2(ctypes.Structure):
-    """glibc's figures of its heaps, in bytes (mallinfo2(3))."""
+    """glibc's statistics of its heaps, in bytes (mallinfo2(3))."""
 
     _fields_ = tuple(
         (name, ctypes.c_size_t)
@@ -41,14 +41,14 @@ class _Mallinfo2(ctypes.Structure):
             "arena", "ordblks", "smblks", "hblks", "hblkhd",
             "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
         )
-    )  # fmt: skip  # as the manual page has them
+    )  # fmt: skip  # in the manual page's order
 
 
 def give_back_freed_memory() -> None:
-    """Give freed memory back to the system, if it is more than a round is likely to need again.
+    """Return freed memory to the system, if it is more than a round is likely to need again.
 
-    Memory that many transfers at once have freed lies between objects that stay. Does nothing
-    unless the C library is glibc of 2021 or later.
+    Memory freed by many simultaneous transfers lies between objects that stay. Does nothing unless
+    the C library is glibc of 2021 or later.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -60,10 +60,10 @@ def give_back_freed_memory() -> None:
 
 
 def spare_what_is_loaded() -> None:
-    """Exclude what is in memory now, mostly modules, from garbage collection.
+    """Exclude all present objects, mostly of modules, from garbage collection.
 
-    Call it when a process has loaded what it keeps. A transfer makes enough small objects to have
-    the collector scan all others again and again. A process with torch has half a million, and
-    scanning them took a tenth of a round's processor time.
+    Call it after a process has loaded everything that it keeps. A transfer makes enough small
+    objects to make the collector scan all others again and again. A process with torch has half a
+    million, and scanning them took a tenth of a round's processor time.
     """
     gc.freeze()

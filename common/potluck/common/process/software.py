@@ -1,4 +1,4 @@
-"""The software that a process runs, for records of what it has made."""
+"""Versions of the software that a process runs, for its records."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from types import MappingProxyType
 from potluck.common.net.build_version import software_version
 
 _PACKAGES = ("numpy", "torch")
-"""On which the bits of a model depend."""
+"""Packages on which the exact bits of a model depend."""
 
 
 @cache
 def software_versions() -> Mapping[str, str]:
-    """Return the versions of Potluck, Python, and the packages that compute, as far as they are
-    installed."""
+    """Return the versions of Potluck, Python and `_PACKAGES`, as far as these are installed."""
     found = {"potluck": software_version(), "python": platform.python_version()}
     for package in _PACKAGES:
         try:

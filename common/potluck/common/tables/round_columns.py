@@ -17,9 +17,9 @@ SECONDS = "seconds"
 
 
 def round_row(record: Round) -> TableRow:
-    """Return the row of a round; measures stand in it by name.
+    """Return the row of a round, with one column per measure.
 
-    The clients behind a measure are not in it if the coordinator measured its own data.
+    Columns about the clients behind a measure are omitted if the coordinator measured its own data.
     """
     behind: TableRow = {}
     for name, each in sorted(record.column_coverage.items()):
@@ -42,8 +42,8 @@ def round_row(record: Round) -> TableRow:
 
 
 def columns_of(rows: Iterable[Mapping[str, object]], known: Iterable[str] = ()) -> list[str]:
-    """Return the columns of some rows, in the order in which they first appear, after those
-    known."""
+    """Return the columns of some rows, in the order in which they first appear, after the `known`
+    ones."""
     names = dict.fromkeys(known)
     for row in rows:
         names.update(dict.fromkeys(row))

@@ -16,7 +16,7 @@ SUFFIXES = (".csv", ".parquet")
 
 
 def check_table_name(path: Path) -> None:
-    """Raise ConfigurationError unless a file's suffix is that of a table."""
+    """Raise ConfigurationError unless a file's suffix is .csv or .parquet."""
     if path.suffix.lower() not in SUFFIXES:
         raise ConfigurationError(
             f"{path}: a table is written as .csv or .parquet; name it {path.with_suffix('.csv')}",
@@ -27,8 +27,8 @@ def check_table_name(path: Path) -> None:
 def write_table(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, object]]) -> None:
     """Write a table atomically: a reader sees the earlier file, or the complete new one.
 
-    A row may lack columns: their cells are empty, as for NaN. Raises ConfigurationError for another
-    suffix, OSError if the disk refuses.
+    A row may lack columns. Cells of missing columns and of NaN are empty. Raises ConfigurationError
+    for another suffix, OSError if the disk refuses.
     """
     check_table_name(path)
     temporary = path.with_name(f".{path.name}.new")
@@ -44,8 +44,8 @@ def write_table(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, 
 def csv_text(
     columns: Sequence[str], rows: Iterable[Mapping[str, object]], *, header: bool = False
 ) -> str:
-    """Return lines of CSV, numbers in full precision. header: True if the first names the
-    columns."""
+    """Return lines of CSV, numbers in full precision. header: True to begin with a line of column
+    names."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     if header:

@@ -1,4 +1,4 @@
-"""A tracer, if the configuration asks for one."""
+"""Creation of the tracer that the configuration asks for."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from potluck.common.tracing.tracing_settings import TracingSettings
 def open_tracer(settings: TracingSettings, service: str, instance: str = "") -> Tracer | None:
     """Return a tracer, or None if the configuration asks for none.
 
-    service: name by which the collector knows the process. instance: which of them it is. Raises
-    ConfigurationError if OpenTelemetry is not installed, or the authority can't be read.
+    service: service name for the collector. instance: name of this process among those of the
+    service. Raises ConfigurationError if OpenTelemetry is not installed, or the authority can't be
+    read.
     """
     if not settings.endpoint:
         return None

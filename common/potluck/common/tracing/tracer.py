@@ -10,16 +10,16 @@ Attributes = Mapping[str, str | int | float]
 
 
 class Span(Protocol):
-    """A stretch of time with a name."""
+    """A named period of time in a trace."""
 
     def end(self) -> None:
-        """It is over now."""
+        """End the span now."""
 
 
 class Tracer(ABC):
     """Makes spans. Thread-safe; never blocks and never fails: spans are dropped instead.
 
-    share: of the rounds that are traced.
+    share: share of the rounds that are traced, in [0, 1].
     """
 
     share: float
@@ -33,8 +33,8 @@ class Tracer(ABC):
         parent: Span | None = None,
         linked: Span | None = None,
     ) -> Span:
-        """Begin a span. parent: the span around it; without one the span begins a trace. linked:
-        another span that it belongs to, of another trace."""
+        """Begin a span. parent: the enclosing span; None begins a new trace. linked: a related span
+        of another trace."""
 
     @abstractmethod
     def written(self, span: Span) -> str:
@@ -50,4 +50,4 @@ class Tracer(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Send what is left, for a moment."""
+        """Send the remaining spans, for a short time at most."""

@@ -40,5 +40,6 @@ class TracingSettings(Settings):
 
 
 def is_traced(number: int, share: float) -> bool:
-    """Return whether a round is one of those traced, evenly spread over all. number: from 1."""
+    """Return whether a round is traced; traced rounds are evenly spread. number: round number, from
+    1."""
     return int(number * share) > int((number - 1) * share)
