@@ -1,4 +1,4 @@
-"""Several models side by side, and one head on what all of them make of an input."""
+"""Several models in parallel, and one head on the features of all of them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from potluck.common.models.members import member_maker
 class Concatenation(nn.Module):
     """Models of one kind, each cut before its last `nn.Linear`, and a head on their features.
 
-    Part g < groups: that model alone. Part `groups`: the head; the encoders stay as they are, and
-    evaluate. Without a part: the head once it is in use (`joined`), till then the mean of the
+    Part g < groups: only model g. Part `groups`: only the head; the encoders are frozen and in
+    evaluation mode. Without a part: the head's logits if `joined` is set, otherwise the mean of the
     models' logits.
     """
 
@@ -32,7 +32,7 @@ class Concatenation(nn.Module):
         self._part: int | None = None
 
     def use_part(self, part: int | None) -> None:
-        """Choose the part that `forward` computes, and so the part that a training trains."""
+        """Choose the part that `forward` computes, and that is therefore trained."""
         if part is not None and not 0 <= part <= len(self.encoders):
             raise ConfigurationError(
                 f"a model of {len(self.encoders)} groups has no part {part}; see that the strategy "
@@ -42,8 +42,7 @@ class Concatenation(nn.Module):
         self._part = part
 
     def train(self, mode: bool = True) -> Concatenation:
-        """Set the mode as in every module, but keep encoders that are not trained in evaluation
-        mode."""
+        """Set the mode as in every module, but keep frozen encoders in evaluation mode."""
         super().train(mode)
         if self._part == len(self.encoders):
             self.encoders.eval()
@@ -66,7 +65,7 @@ class Concatenation(nn.Module):
 
 
 def concatenation(*, of: Mapping[str, Any], groups: PositiveInt = 5) -> Concatenation:
-    """Return `groups` models of the kind that `of` names, side by side.
+    """Return a concatenation of `groups` models of the kind that `of` names.
 
     of: a table like [model], with the name of an installed model and its options. The model must
     end in an `nn.Linear`.
@@ -76,7 +75,7 @@ def concatenation(*, of: Mapping[str, Any], groups: PositiveInt = 5) -> Concaten
 
 
 def _cut(member: nn.Module) -> nn.Linear:
-    """Take the last `nn.Linear` of a model out of it."""
+    """Remove the last `nn.Linear` from a model and return it."""
     linear = [name for name, each in member.named_modules() if isinstance(each, nn.Linear)]
     if not linear or not linear[-1]:
         raise ConfigurationError(

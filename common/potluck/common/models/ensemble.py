@@ -1,4 +1,4 @@
-"""A model for each client, and what all of them say together."""
+"""One model per client, and the ensemble of their predictions."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from potluck.common.models.members import member_maker
 
 
 class Ensemble(nn.Module):
-    """Classifiers side by side, which may be of different kinds.
+    """An ensemble of classifiers, which may be of different kinds.
 
-    Part k < members: that classifier alone. Without a part: log Σ_k c_k·softmax of classifier k,
-    with c_k its share of `confidence`, so that a softmax of it is the weighted mean of all beliefs;
-    all count alike while no confidence is above 0. `rounds` says when each was last trained.
+    Part k < members: only classifier k. Without a part: log Σ_k c_k·softmax of classifier k, where
+    c_k is its share of `confidence`. The softmax of this output is the weighted mean of all
+    predictions. Weights are equal while no confidence is above 0. `rounds`: round in which each
+    classifier was last trained.
     """
 
     confidence: Tensor
@@ -32,7 +33,7 @@ class Ensemble(nn.Module):
         self._part: int | None = None
 
     def use_part(self, part: int | None) -> None:
-        """Choose the part that `forward` computes, and so the part that a training trains."""
+        """Choose the part that `forward` computes, and that is therefore trained."""
         if part is not None and not 0 <= part < len(self.members):
             raise ConfigurationError(
                 f"an ensemble of {len(self.members)} models has no part {part}; see that the "
@@ -58,10 +59,10 @@ def ensemble(
     of: Mapping[str, Any] | Sequence[Mapping[str, Any]],
     members: Annotated[int, Field(ge=2, le=64)] = 10,
 ) -> Ensemble:
-    """Return `members` classifiers side by side.
+    """Return an ensemble of `members` classifiers.
 
     of: a table like [model], with the name of an installed model and its options; or a list of such
-    tables, which the members take in turn.
+    tables, which are assigned to the members in turn.
     """
     tables = [of] if isinstance(of, Mapping) else list(of)
     if not tables:

@@ -1,4 +1,5 @@
-"""LeNet-5 (LeCun et al. 1998) as it is used today: ReLU, maximum pooling, all maps connected."""
+"""LeNet-5 (LeCun et al. 1998) in its usual modern form: ReLU, maximum pooling, all feature maps
+connected."""
 
 from __future__ import annotations
 
@@ -6,7 +7,8 @@ from torch import nn
 
 
 def lenet5(channels: int = 3, classes: int = 10) -> nn.Sequential:
-    """For b × channels × 32 × 32: 62,006 parameters with three channels and ten classes."""
+    """Return a model for inputs b × channels × 32 × 32; 62,006 parameters with three channels and
+    ten classes."""
     return nn.Sequential(
         nn.Conv2d(channels, 6, 5),
         nn.ReLU(),

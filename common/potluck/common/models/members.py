@@ -1,4 +1,4 @@
-"""The models that a model of others is made of."""
+"""Members of a model that is composed of other models."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _OF_OTHERS: Final = ("concatenation", "ensemble", "low-rank")
 
 
 def member_maker(of: Mapping[str, Any], *, whole: str) -> Callable[[], nn.Module]:
-    """Return a function that makes models as a table like [model] says. whole: the model that these
-    are to be part of.
+    """Return a function that makes models from a table like [model]. whole: name of the composed
+    model, for errors.
 
-    Raises ConfigurationError if the table names no model, or one that is made of others itself;
+    Raises ConfigurationError if the table does not name a model, or names a composed one;
     PluginError if the model is not installed.
     """
     options = {key: value for key, value in of.items() if key != "name"}

@@ -8,7 +8,7 @@ from torch import nn
 def mnist_cnn(channels: int = 1, classes: int = 10, width: int = 512) -> nn.Sequential:
     """Two 5 × 5 convolutions with 32 and 64 channels, each pooled, and a layer of `width`.
 
-    For b × channels × 28 × 28. McMahan et al. 2017, §3: 1,663,370 parameters by default.
+    Inputs are b × channels × 28 × 28. McMahan et al. 2017, §3: 1,663,370 parameters by default.
     """
     return nn.Sequential(
         nn.Conv2d(channels, 32, 5, padding=2),

@@ -1,7 +1,7 @@
 """Handwritten digits: 1,797 images of 8 × 8 pixels, which come with Potluck.
 
 They are the test set of E. Alpaydin, C. Kaynak: Optical Recognition of Handwritten Digits, UCI
-Machine Learning Repository 1998 (CC BY 4.0), in the file that scikit-learn has as well.
+Machine Learning Repository 1998 (CC BY 4.0), in the same file as in scikit-learn.
 
 `Digits` is plain recognition with label skew. `ColoredDigits` separates small digits (0–4) from
 large ones (5–9). Colour depends on size in the data of most clients, but not in the test set.
@@ -53,17 +53,17 @@ def images_and_digits() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Digits(LabelNoise, Task):
-    """Ten digits; every client has its own mix of them.
+    """Recognition of ten digits; every client has its own mix of digits.
 
-    clients: number of parts the images are split into. alpha: of the Dirichlet draw; smaller is
-    more skewed. seed: seed of the partition. held_out: share of its samples that each client
-    evaluates on. central_test: True if the coordinator holds 40 test images per digit; if it holds
-    none, all images are the clients', and they must hold some out. public: number of images that
-    only the coordinator has, without their labels. samples: number of images that the clients
-    share, drawn at random; 0 for all that are left. ordered: True if clients are in the order of
-    their mean digit, so that neighbours hold similar digits. digit_groups: True if each digit is a
-    group, so that the worst group is the digit recognised worst. Wrong labels: see `LabelNoise`.
-    Raises ConfigurationError.
+    clients: number of parts into which the images are split. alpha: parameter of the Dirichlet
+    draw; a smaller one skews labels more. seed: seed of the partition. held_out: share of its
+    samples that each client evaluates on. central_test: True if the coordinator holds 40 test
+    images per digit; if False, clients hold all images and must hold some out. public: number of
+    images that only the coordinator has, without their labels. samples: number of images, drawn at
+    random, that are split over the clients; 0 for all remaining ones. ordered: True if clients are
+    in the order of their mean digit, so that neighbours hold similar digits. digit_groups: True if
+    each digit is a group, so that the worst group is the digit with the lowest accuracy. Wrong
+    labels: see `LabelNoise`. Raises ConfigurationError.
     """
 
     clients: PositiveInt = 24
@@ -86,7 +86,7 @@ class Digits(LabelNoise, Task):
 
     @property
     def groups(self) -> int:  # type: ignore[override]  # follows from the options
-        """One for each digit, where digits are groups."""
+        """Ten if each digit is a group, else 0."""
         return self.classes if self.digit_groups else 0
 
     def __post_init__(self) -> None:
@@ -115,15 +115,15 @@ class Digits(LabelNoise, Task):
         return replace(found, train=replace(found.train, labels=labels))
 
     def data_files(self) -> tuple[str, ...]:
-        """None: the digits come with Potluck."""
+        """Return an empty tuple: the digits come with Potluck."""
         return ()
 
     def evaluation_data(self, data: Path | None) -> Examples | None:  # noqa: ARG002 - as above
-        """Forty images of each digit."""
+        """Return forty images of each digit; None if there is no central test set."""
         return self._examples(_split_digits(self)[1]) if self.central_test else None
 
     def public_data(self, data: Path | None) -> Tensor | None:  # noqa: ARG002 - as above
-        """Return the images put aside."""
+        """Return the inputs of the public images; None without any."""
         return _plain(_split_digits(self)[2]).inputs if self.public else None
 
     def _examples(self, indices: Indices) -> Examples:
@@ -133,7 +133,7 @@ class Digits(LabelNoise, Task):
 
 @lru_cache(maxsize=4)
 def _split_digits(task: Digits) -> tuple[list[Indices], Indices, Indices]:
-    """(clients' parts, test, public)."""
+    """Return (clients' parts, test, public)."""
     _, digits = images_and_digits()
     generator = np.random.default_rng(task.seed)
     rest, test = stratified(digits, _TEST_PER_DIGIT if task.central_test else 0, generator)
@@ -151,17 +151,16 @@ def _split_digits(task: Digits) -> tuple[list[Indices], Indices, Indices]:
 
 @dataclass(frozen=True, kw_only=True)
 class ColoredDigits(Task):
-    """Small digits or large ones, red or green: colour misleads.
+    """Classification of digits as small or large; red or green colour is a misleading feature.
 
-    The images are split by the CMNIST_GSC row of FedDiverse's Table 6, each client's matrix
-    (size × colour) scaled down to the images there are; every image is used once. With another
-    number of clients than a multiple of 24 the metrics of that row hold only roughly. The
-    coordinator's test set holds as many images of each digit in either colour. Groups are
-    size × 2 + colour.
+    The images are split by the CMNIST_GSC row of FedDiverse's Table 6, each client's matrix (size ×
+    colour) scaled down to the available images; every image is used once. The metrics of that row
+    hold only roughly unless the number of clients is a multiple of 24. The coordinator's test set
+    holds equally many images of each digit in red and in green. Groups are size × 2 + colour.
 
-    clients: parts the images are split into. seed: of the partition. held_out: share of its
-    samples that each client evaluates on. public: images that the coordinator has without their
-    labels, and no client; half of them in either colour.
+    clients: number of parts into which the images are split. seed: seed of the partition. held_out:
+    share of its samples that each client evaluates on. public: number of images that only the
+    coordinator has, without their labels; half of them red, half green.
     """
 
     clients: PositiveInt = 24
@@ -199,16 +198,16 @@ class ColoredDigits(Task):
         return _client_data(examples, parts[part], self.held_out, (self.seed, part))
 
     def data_files(self) -> tuple[str, ...]:
-        """None: the digits come with Potluck."""
+        """Return an empty tuple: the digits come with Potluck."""
         return ()
 
     def evaluation_data(self, data: Path | None) -> Examples:  # noqa: ARG002 - as above
-        """Twenty images of each digit in each colour."""
+        """Return twenty images of each digit in each colour."""
         _, test, _, colors = _split_colored(self)
         return _colored(test, colors)
 
     def public_data(self, data: Path | None) -> Tensor | None:  # noqa: ARG002 - as above
-        """Return the images put aside."""
+        """Return the inputs of the public images; None without any."""
         _, _, public, colors = _split_colored(self)
         return _colored(public, colors).inputs if self.public else None
 
@@ -217,7 +216,7 @@ class ColoredDigits(Task):
 def _split_colored(
     task: ColoredDigits,
 ) -> tuple[list[Indices], Indices, Indices, NDArray[np.int64]]:
-    """(clients' parts, test, public, the colour of every image: 0 red, 1 green)."""
+    """Return (clients' parts, test, public, colour of every image: 0 red, 1 green)."""
     _, digits = images_and_digits()
     generator = np.random.default_rng(task.seed)
     rest, test = stratified(digits, _TEST_PER_DIGIT, generator)
@@ -235,8 +234,8 @@ def _split_colored(
 
 
 def _fitting(clients: int, available: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return Table 6's matrices for `clients` clients, as large as the images of each class
-    allow."""
+    """Return Table 6's matrices for `clients` clients, scaled to the available images of each
+    class."""
     table = _interleaved(interaction_matrices("cmnist-gsc"))
     chosen = [table[client % len(table)] for client in range(clients)]
     for samples in range(int(table[0].sum()), _LEAST_SAMPLES - 1, -1):
@@ -251,9 +250,10 @@ def _fitting(clients: int, available: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _interleaved(matrices: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Table 6's four CI, four AI and sixteen SC clients so that any six in a row are of all types.
+    """Order Table 6's four CI, four AI and sixteen SC clients so that any six neighbours include
+    all types.
 
-    So the first few clients, or those of one host, resemble the whole.
+    Thus the first few clients, or those of one host, resemble the whole.
     """
     mirrored_in_turn = (0, 2, 1, 3)
     order: list[int] = []
@@ -277,7 +277,8 @@ def _plain(indices: Indices) -> Examples:
 
 
 def _colored(indices: Indices, colors: NDArray[np.int64]) -> Examples:
-    """n × 3 × 16 × 16 images (red, green, an empty blue), each pixel doubled both ways."""
+    """Return n × 3 × 16 × 16 images (red, green and an empty blue channel); each pixel is doubled
+    in both directions."""
     images, digits = images_and_digits()
     inputs = np.zeros((len(indices), 3, 16, 16), dtype=np.float32)
     enlarged = images[indices].repeat(2, axis=1).repeat(2, axis=2)

@@ -1,7 +1,7 @@
-"""Wrong labels on purpose (FLASH): pure functions of labels, options and a seed.
+"""Deliberately wrong labels (as in FLASH): pure functions of labels, options and a seed.
 
-A client's training samples may be mislabelled, those that a run splits off them for validation
-included; what it holds out, and the coordinator's test set, never are.
+A client's training samples may be mislabelled, including those that a run splits off for
+validation. Its held-out samples and the coordinator's test set never are.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _CONCENTRATION = 100.0
 class LabelNoise:
     """Options of a task whose clients may have wrong labels.
 
-    label_noise: mean share of wrong labels of a noisy client, in [0, 0.99]; each has its own rate,
-    drawn from Beta(100 · label_noise, 100 − 100 · label_noise). noisy_clients: the share of the
-    clients that is noisy, chosen at random.
+    label_noise: mean share of wrong labels of a noisy client, in [0, 0.99]. Each noisy client has
+    its own rate, drawn from Beta(100 · label_noise, 100 − 100 · label_noise). noisy_clients: share
+    of the clients that are noisy, chosen at random.
     """
 
     label_noise: Annotated[float, Field(ge=0, le=0.99)] = 0.0
@@ -35,7 +35,7 @@ class LabelNoise:
 
 
 def noise_rates(options: LabelNoise, clients: int, seed: int) -> NDArray[np.float64]:
-    """Each client's rate of wrong labels: K, in [0, 1]; 0 where it is clean."""
+    """Return each client's rate of wrong labels: K numbers in [0, 1]; 0 for a clean client."""
     generator = _generator(seed, clients)
     chosen = generator.permutation(clients)[: int(options.noisy_clients * clients + 0.5)]
     drawn = np.zeros(clients)
@@ -50,7 +50,7 @@ def with_wrong_labels(
 ) -> NDArray[np.int64]:
     """Return a copy in which each label is, with probability `rate`, one of the other classes.
 
-    labels: n, int64, in [0, classes). Which one is uniform (symmetric noise).
+    labels: n, int64, in [0, classes). The wrong class is drawn uniformly (symmetric noise).
     """
     wrong = generator.random(len(labels)) < rate
     shift = generator.integers(1, max(2, classes), size=len(labels))
@@ -60,7 +60,8 @@ def with_wrong_labels(
 def mislabelled(
     labels: Tensor, options: LabelNoise, *, classes: int, part: int, clients: int, seed: int
 ) -> Tensor:
-    """Return the training labels of client number `part` (n, int64) as the options want them."""
+    """Return the training labels of client number `part` (n, int64), with wrong ones as `options`
+    specify."""
     rate = float(noise_rates(options, clients, seed)[part])
     if rate == 0:
         return labels

@@ -13,19 +13,19 @@ from potluck.common.errors import ConfigurationError
 from potluck.common.names import ClientId
 
 Indices = NDArray[np.int64]
-"""Samples, as positions in the whole data."""
+"""Samples, as positions in the complete data set."""
 
 Share = Annotated[float, Field(ge=0, le=1)]
 HeldOut = Annotated[float, Field(ge=0, le=0.5)]
-"""The share of its samples that a client evaluates on."""
+"""The share of a client's samples that are held out for evaluation."""
 
 _DRAWS = 100
 
 
 def part_number(client: ClientId, parts: int, *, task: str) -> int:
-    """Return the part of a client: the number its id ends with, in [0, parts).
+    """Return the number of a client's part, in [0, parts): the number at the end of its id.
 
-    Raises ConfigurationError if the id ends with no number, or with one that is too large.
+    Raises ConfigurationError if the id does not end with a number, or if that is too large.
     """
     found = re.search(r"\d+$", client)
     if found is None or int(found[0]) >= parts:
@@ -39,10 +39,10 @@ def part_number(client: ClientId, parts: int, *, task: str) -> int:
 
 
 def put_aside(samples: Indices, wanted: int, seed: int, *, clients: int) -> tuple[Indices, Indices]:
-    """(what is left for the clients, `wanted` random samples), both in the order given.
+    """Return (remaining samples for the clients, `wanted` random samples), both in the given order.
 
-    A draw of its own, so that none of the others depends on it. Raises ConfigurationError where
-    fewer than one sample for each client would be left.
+    The draw has its own generator, so that no other draw depends on it. Raises ConfigurationError
+    if less than one sample per client would remain.
     """
     if wanted and wanted > len(samples) - clients:
         raise ConfigurationError(
@@ -66,11 +66,11 @@ def dirichlet(
 ) -> list[Indices]:
     """Return a partition with label skew: each class is shared out by a Dirichlet(alpha) draw.
 
-    As NIID-Bench does it: a client that already holds samples / clients gets no more, and the
-    whole draw is repeated until every client holds at least `minimum`. Where that has failed 100
-    times (many clients, small alpha), those that lack samples take random ones from the largest.
-    Disjoint, complete; the indices of each client are sorted. Raises ConfigurationError if there
-    are too few samples.
+    As NIID-Bench does it: a client that already holds samples / clients gets no more, and the whole
+    draw is repeated until every client holds at least `minimum`. After 100 failed draws (many
+    clients, small alpha), clients with too few samples take random ones from the largest client.
+    Parts are disjoint and cover all samples; the indices of each client are sorted. Raises
+    ConfigurationError if there are too few samples.
     """
     if clients * minimum > len(labels):
         raise ConfigurationError(
@@ -106,7 +106,7 @@ def _draw(
         members = generator.permutation(np.flatnonzero(labels == label)).astype(np.int64)
         shares = generator.dirichlet(np.full(clients, alpha)) * (sizes < len(labels) / clients)
         if shares.sum() == 0:
-            shares = np.ones(clients)  # a tiny alpha underflows where only full clients drew mass
+            shares = np.ones(clients)  # if a tiny alpha gave only full clients a share
         cuts = (np.cumsum(shares / shares.sum())[:-1] * len(members)).astype(np.int64)
         for client, piece in enumerate(np.split(members, cuts)):
             parts[client].append(piece)
@@ -130,9 +130,9 @@ def by_counts(
 ) -> list[Indices]:
     """Return a partition in which client k holds `counts[k, v]` random samples of value v.
 
-    values: n, int64, in [0, V): the label, or label × attributes + attribute. counts: K × V.
-    Disjoint; each client's indices are in order of value and random within a value.
-    Raises ConfigurationError where there are too few samples of a value.
+    values: n, int64, in [0, V): the label, or label × attributes + attribute. counts: K × V. Parts
+    are disjoint; each client's indices are in order of value, and random within a value. Raises
+    ConfigurationError if there are too few samples of a value.
     """
     cells: list[list[Indices]] = [[] for _ in counts]
     for value in range(counts.shape[1]):
@@ -153,7 +153,8 @@ def by_counts(
 def stratified(
     labels: NDArray[np.int64], per_class: int, generator: np.random.Generator
 ) -> tuple[Indices, Indices]:
-    """(rest, chosen): `per_class` random samples of every class are chosen; both are sorted."""
+    """Return (rest, chosen): `per_class` random samples of every class are chosen; both are
+    sorted."""
     chosen = np.concatenate(
         [
             generator.permutation(np.flatnonzero(labels == label))[:per_class]
@@ -167,7 +168,8 @@ def stratified(
 def held_out_split(
     part: Indices, share: float, generator: np.random.Generator
 ) -> tuple[Indices, Indices]:
-    """(train, held out) of one client: ⌊share · n⌋ random samples are held out; both are sorted."""
+    """Return (train, held out) of one client: ⌊share · n⌋ random samples are held out; both are
+    sorted."""
     shuffled = generator.permutation(part)
     cut = len(part) - int(share * len(part))
     return np.sort(shuffled[:cut]), np.sort(shuffled[cut:])

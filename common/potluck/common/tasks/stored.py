@@ -1,7 +1,7 @@
-"""Samples that stay where they are stored, and become a model's inputs a batch at a time.
+"""Samples that stay in a data file and are converted to a model's inputs one batch at a time.
 
-All clients of a host look into one read-only mapping of the data file, and so do all processes of
-a machine: a client costs the positions of its samples, not a copy of them.
+All clients of a host share one read-only mapping of the data file, and so do all processes of a
+machine. A client needs memory for the positions of its samples, not for a copy of them.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from torch import Tensor
 from potluck.common.task import Examples
 
 Prepare = Callable[[Tensor, Tensor | None], Tensor]
-"""(stored samples b × …, their groups or None) -> inputs b × …, float32; pure."""
+"""Pure function: (stored samples b × …, their groups or None) -> inputs b × …, float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
     """Some samples of a data file.
 
-    array: N × …, the whole file's samples (a view of the mapping). rows: n, int64, which of them.
-    prepare: makes inputs of them.
+    array: N × …, the whole file's samples (a view of the mapping). rows: n, int64, positions of
+    these samples in `array`. prepare: function that converts samples to inputs.
     """
 
     array: Tensor
@@ -46,15 +46,16 @@ class Stored:
 
 
 class StoredExamples(Examples):
-    """Labelled samples whose inputs are made when they are asked for.
+    """Labelled samples whose inputs are computed on access.
 
-    Each access to `inputs` makes all of them; `inputs_at` makes a batch.
+    Each access to `inputs` computes all inputs; `inputs_at` computes those of a batch.
     """
 
     def __init__(
         self, *, inputs: Tensor | Stored, labels: Tensor, groups: Tensor | None = None
     ) -> None:
-        """labels, groups: as in `Examples`. A tensor of inputs is accepted for `replace`."""
+        """labels, groups: as in `Examples`. inputs: may also be a tensor, as `dataclasses.replace`
+        passes it."""
         if isinstance(inputs, Tensor):
             rows = torch.arange(len(inputs), device=inputs.device)
             inputs = Stored(array=inputs, rows=rows, prepare=lambda samples, _: samples)

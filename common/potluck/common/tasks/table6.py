@@ -1,9 +1,10 @@
 """The client partitions of the FedDiverse paper's Table 6, as interaction matrices.
 
-Rows are classes, columns the two attributes. A test has the metrics that they reproduce.
-Clients stand in the order CI, AI, SC where types are pure. The order of clients, and the naming of
-classes and attributes, is ours. In `spawrious-4` the paper's numbers leave open which two classes
-a class-imbalanced client has more of; here it is the first two or the last two.
+Rows are classes, columns the two attributes. A test checks the paper's metrics. If each client has
+only one type of imbalance, clients are in the order CI, AI, SC. The paper does not specify the
+order of clients or the names of classes and attributes. For `spawrious-4`, it also leaves open
+which two classes a class-imbalanced client has more of; here these are the first two or the last
+two.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def _flip_attributes(matrix: Matrix) -> Matrix:
 
 
 def _twice(matrix: Matrix) -> Matrix:
-    """Four classes from two: each row stands for two classes."""
+    """Make a matrix of four classes from one of two: each row becomes the rows of two classes."""
     return tuple(row for row in matrix for _ in range(2))
 
 
