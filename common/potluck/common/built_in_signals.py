@@ -1,4 +1,4 @@
-"""The signals that Potluck brings: label counts, interaction matrix, heterogeneity triplet."""
+"""Potluck's built-in signals: label counts, interaction matrix, heterogeneity triplet."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from potluck.common.signal import (
 )
 
 _OF_PRETRAINING = {"pretraining_rounds", "pretraining_participation", "pretraining_always"}
-"""Settings that the model's digest covers."""
+"""Settings that a request omits, since the model's digest covers them."""
 
 
 class _LabelCountsPayload(Payload):
@@ -29,7 +29,7 @@ class _LabelCountsPayload(Payload):
 
 
 class LabelCounts(ProfileSignal):
-    """Training samples of each class."""
+    """Number of training samples of each class."""
 
     title = "label counts"
     payload = _LabelCountsPayload
@@ -49,18 +49,19 @@ class _InteractionMatrixPayload(Payload):
 
 
 class InteractionMatrix(ProfileSignal):
-    """Training samples by class and binary attribute. It has no noisy form."""
+    """Number of training samples by class and binary attribute. Exact only: it has no noisy
+    mode."""
 
     title = "interaction matrix"
     payload = _InteractionMatrixPayload
     modes = (Mode.EXACT,)
 
     def shape(self, classes: int) -> tuple[int, ...]:
-        """Two counts per class."""
+        """Return two counts per class."""
         return (classes, 2)
 
     def measure(self, context: SignalContext) -> Mapping[str, Any]:
-        """Count by the task's groups."""
+        """Count samples by the task's groups."""
         from potluck.common.learning.sample_counts import interaction_matrix  # imports torch
 
         examples = context.examples(self.title)
@@ -73,7 +74,8 @@ class _TripletPayload(Payload):
 
 
 class Triplet(ProfileSignal):
-    """How imbalanced and how spuriously correlated a client's data is: (CI, AI, SC)."""
+    """Class imbalance, attribute imbalance and spurious correlation of a client's data: (CI, AI,
+    SC)."""
 
     title = "heterogeneity triplet"
     payload = _TripletPayload
@@ -81,7 +83,7 @@ class Triplet(ProfileSignal):
     needs_model = True
 
     def shape(self, classes: int) -> tuple[int, ...]:  # noqa: ARG002  the same for all
-        """Three shares."""
+        """Return the shape of three shares."""
         return (3,)
 
     def measure(self, context: SignalContext) -> Mapping[str, Any]:
@@ -91,7 +93,7 @@ class Triplet(ProfileSignal):
         return released_triplet(context.estimated_matrix(), noisy)
 
     def request(self, wishes: ProfileSettings) -> Request:
-        """With the settings of the estimate."""
+        """Return the request, with the settings of the estimate."""
         settings = type(wishes.triplet).model_validate(
             wishes.triplet.model_dump(exclude=_OF_PRETRAINING)
         )
@@ -108,12 +110,13 @@ class Triplet(ProfileSignal):
 def released_triplet(
     found: EstimatedMatrix, noisy: Callable[[Counts], Counts] | None
 ) -> dict[str, Any]:
-    """Return the payload for an estimated matrix, plain or (with `noisy`) of a noisy one.
+    """Return the payload for an estimated matrix, exact or (with `noisy`) with noise added.
 
-    With `noisy`, every cell of Ñ gets noise and is clipped at 0; the triplet is computed from that,
-    and `degenerate` is not disclosed. ε then holds for the counts, given how samples were split. It
-    does not cover that the models were trained on the same samples: one sample more or less can
-    change the attribute found for others. docs/research/triplet-estimate.md has measurements.
+    With `noisy`, every cell of Ñ gets noise and is clipped at 0. The triplet is computed from the
+    result, and `degenerate` is not disclosed. ε then holds for the counts, given the split of the
+    samples. It does not cover that the models were trained on the same samples: adding or removing
+    one sample can change the estimated attribute of others. docs/research/triplet-estimate.md has
+    measurements.
     """
     if noisy is None:
         return {TRIPLET: list(triplet(found.matrix)), "degenerate": found.degenerate}

@@ -1,8 +1,9 @@
-"""Disclosures of clients, in terms of both sides: modes, parameters, precision of samples.
+"""Disclosures of clients, as both sides define them: modes, parameters, precision of sample
+numbers.
 
 A coordinator asks with a `Request`; the client's own configuration turns it into `Parameters`,
-which travel back with the disclosure and are half of its key: a client discloses something once
-for each data epoch, signal and parameters. Formats: docs/reference/disclosure.md.
+which are sent back with the disclosure. A client discloses something once for each data epoch,
+signal and parameters. Formats: docs/reference/disclosure.md.
 """
 
 from __future__ import annotations
@@ -27,22 +28,23 @@ BUILT_IN_SIGNALS: Final = (LABEL_COUNTS, TRIPLET, INTERACTION_MATRIX)
 Adjacency = Literal["add-remove", "replace"]
 
 LEAST_EPSILON = 1e-6
-"""Noise for less is larger than any data set."""
+"""Minimum of epsilon. With less, the noise would exceed any data set's counts."""
 
 LEAST_HOSTS: Final = 5
 SMALLEST_LEAST_HOSTS: Final = 3
-"""Minimum of the fewest hosts in a secure sum. Below three, a participant has the other's input."""
+"""Lowest allowed minimum of hosts in a secure sum. With two hosts, each could compute the other's
+input."""
 RUNS_PER_EPOCH: Final = 1
 ROUNDS_PER_EPOCH: Final = 1000
-"""Runs and rounds that masked updates of one data epoch go into, unless a client's owner sets
-others."""
+"""Default maximum of rounds, over all runs, with masked updates of one data epoch; a client's owner
+may set another."""
 
 CLAIM: Final = (
     "masks hide each update in the sum of its round from a coordinator that keeps to the protocol; "
     "they promise nothing against operators, against a coordinator that lies, or over several "
     "rounds and runs"
 )
-"""All that may be claimed of updates with masks and without noise."""
+"""The only protection that Potluck claims for updates with masks and without noise."""
 
 
 class SumKind(StrEnum):
@@ -51,7 +53,7 @@ class SumKind(StrEnum):
     TOTAL = "total"
     """Label counts of the federation."""
     CELLS = "cells"
-    """Label counts of a group that every client draws by itself."""
+    """Label counts of a group of clients that every client draws itself."""
     STEPWISE = "protocol"
     """Label counts of any group, at every step of a selection; `unsafe-stepwise` in settings."""
     UPDATE = "update"
@@ -61,8 +63,8 @@ class SumKind(StrEnum):
 class Mode(StrEnum):
     """The mode of a signal: with discrete Laplace noise, or exact.
 
-    In messages and ledgers triplets have words of their own. These texts are the keys under which a
-    client discloses something once, so they stay.
+    In messages and ledgers, triplets use different texts than other signals. The texts are part of
+    the key that makes a client disclose something only once, so they must not change.
     """
 
     NOISY = "noisy"
@@ -79,7 +81,7 @@ class Mode(StrEnum):
 NoisyOrExact = Annotated[
     Literal["noisy", "exact"], old_spellings({"ldp": "noisy", "plain": "exact"})
 ]
-"""The word of a setting for noise or none."""
+"""Value of settings that choose disclosure with noise or without."""
 
 
 class Weighting(StrEnum):
@@ -110,9 +112,9 @@ class _Message(BaseModel):
 
 
 class Request(_Message):
-    """A coordinator's request. The client's configuration decides what it leaves open.
+    """A coordinator's request. The client's configuration decides about fields that are None.
 
-    settings: of the estimate, for a triplet.
+    settings: settings of the estimate, for a triplet.
     """
 
     mode: Mode
@@ -121,20 +123,20 @@ class Request(_Message):
     settings: TripletSettings | None = None
 
     def canonical(self) -> str:
-        """Return the one text for this request."""
+        """Return the canonical JSON of this request."""
         return canonical_json(self.model_dump(mode="json", exclude_none=True))
 
 
 class TaskReference(_Message):
-    """The task whose data are meant."""
+    """The task whose data are disclosed."""
 
     name: str
     options: dict[str, Any] = Field(default_factory=dict)
 
 
 class Parameters(_Message):
-    """The parameters of a disclosure. epsilon and adjacency: with noise only. model: BLAKE3
-    digest of the model that a triplet was estimated with; settings: of that estimate."""
+    """The parameters of a disclosure. epsilon, adjacency: only with noise. model: BLAKE3 digest of
+    the model with which a triplet was estimated. settings: settings of that estimate."""
 
     mode: Mode
     task: TaskReference
@@ -144,7 +146,7 @@ class Parameters(_Message):
     settings: TripletSettings | None = None
 
     def canonical(self) -> str:
-        """Return the one text for these parameters."""
+        """Return the canonical JSON of these parameters."""
         return canonical_json(self.model_dump(mode="json", exclude_none=True))
 
     @property
@@ -155,7 +157,7 @@ class Parameters(_Message):
         return self.epsilon / (1 if self.adjacency == "add-remove" else 2)
 
     def satisfies(self, request: Request) -> bool:
-        """Return whether a disclosure with these parameters is what was asked for."""
+        """Return whether a disclosure with these parameters satisfies the request."""
         return (
             self.mode is request.mode
             and request.epsilon in (None, self.epsilon)
@@ -165,12 +167,14 @@ class Parameters(_Message):
 
 
 def canonical_json(value: Mapping[str, Any]) -> str:
-    """Sorted keys, no spaces, ASCII, no NaN: equal objects give equal text."""
+    """Return JSON with sorted keys, in ASCII, without spaces or NaN: equal objects give equal
+    text."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def parse_parameters(text: str) -> Parameters:
-    """Parameters as they came. Raises ProtocolError unless they are well-formed and canonical."""
+    """Return the parameters in a received text. Raises ProtocolError unless it is well-formed and
+    canonical."""
     try:
         parameters = Parameters.model_validate_json(text)
         if parameters.canonical() == text:
@@ -184,7 +188,7 @@ def parse_parameters(text: str) -> Parameters:
 
 
 def first_fault(error: ValidationError) -> str:
-    """Return the first fault of a message, with its place."""
+    """Return the first error of a message, with its place."""
     fault = error.errors(include_url=False, include_input=False)[0]
     place = ".".join(str(part) for part in fault["loc"])
     return f"{place}: {fault['msg']}" if place else str(fault["msg"])

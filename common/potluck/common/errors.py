@@ -3,7 +3,7 @@
     PotluckError
     ├── ConfigurationError        a file, flag or option is wrong
     │   └── PluginError           a plug-in is missing, ambiguous or misused
-    ├── IdentityError             who is speaking is unknown or may not say this
+    ├── IdentityError             the sender is unknown or not allowed to do this
     │   ├── CertificateExpiredError
     │   └── AttendsElsewhereError another process has its certificate
     ├── ProtocolError             a message breaks the protocol
@@ -18,20 +18,20 @@
     │   └── OutOfBoundsError      holds numbers too large to compute with
     ├── RoundClosedError          the update is no longer needed
     ├── NotFoundError             no such run, client or file
-    ├── RunError                  a run can't start, or can't go on
+    ├── RunError                  a run can't start or continue
     ├── TrainingError             a client could not train
     │   ├── DataError             its samples can't be trained on
     │   ├── DeviceMemoryError     its device has too little memory
     │   ├── RepeatedFailureError  all trainings of its host fail in the same way
-    │   ├── StateLostError        what it kept for that is gone
+    │   ├── StateLostError        the state it kept for this is gone
     │   └── NothingHeldOutError   it holds no samples to evaluate on
     ├── DisclosureRefusedError    a client's policy forbids what it is asked to disclose
     ├── StorageError              a disk or a database failed
     └── UnreachableError          the other side can't be reached
-        ├── OverloadedError       it has too much to do for us
-        ├── OpenFilesError        it has as many files open as it may
+        ├── OverloadedError       it has reached its limit of work for us
+        ├── OpenFilesError        its limit on open files is reached
         ├── RelayStorageError     the disk of the relay in between failed
-        └── ObjectStoreError      the object store, or what it should have, is not there
+        └── ObjectStoreError      the object store or its content is missing
 
 Each class owns its gRPC status code, its reason, and whether it is permanent. Only the services and
 the agents translate: `to_status` on the way out, `from_rpc_error` on the way in. Peers branch on
@@ -120,20 +120,20 @@ class PluginError(ConfigurationError):
 
 
 class IdentityError(PotluckError):
-    """The speaker is unknown, or its certificate does not allow what it asks."""
+    """The sender is unknown, or its certificate does not allow the request."""
 
     reason = "IDENTITY_REFUSED"
     code = grpc.StatusCode.PERMISSION_DENIED
 
 
 class CertificateExpiredError(IdentityError):
-    """The speaker's certificate has ended; a renewed one helps."""
+    """The sender's certificate has expired; renew it."""
 
     reason = "CERTIFICATE_EXPIRED"
 
 
 class AttendsElsewhereError(IdentityError):
-    """Another process attends with the speaker's certificate."""
+    """Another process is connected with the sender's certificate."""
 
     reason = "HOST_ATTENDS_ELSEWHERE"
 
@@ -221,7 +221,7 @@ class NotFoundError(PotluckError):
 
 
 class RunError(PotluckError):
-    """A run can't start, or can't go on."""
+    """A run can't start or continue."""
 
     reason = "RUN_REFUSED"
     code = grpc.StatusCode.FAILED_PRECONDITION
@@ -248,7 +248,7 @@ class TrainerError(TrainingError):
 
 
 class StateLostError(TrainingError):
-    """The state that a client kept of an earlier training, and now needs, is gone."""
+    """A client needs the state that it kept of an earlier training, but the state is gone."""
 
     reason = "CLIENT_STATE_LOST"
 
@@ -306,7 +306,7 @@ class UnreachableError(PotluckError):
 
 
 class OverloadedError(UnreachableError):
-    """The other side already does enough for this process; trying again later helps."""
+    """The other side has reached its limit of work for this process; try again later."""
 
     reason = "OVERLOADED"
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -319,7 +319,7 @@ class OpenFilesError(UnreachableError):
 
 
 def open_files_error(error: BaseException, program: str) -> OpenFilesError | None:
-    """Return the error of a program that could not open a file for want of descriptors.
+    """Return the error of a program that reached a limit on open files.
 
     Returns None if neither `error` nor one of its causes says so.
     """
@@ -353,7 +353,7 @@ class RelayStorageError(UnreachableError):
 
 
 class ObjectStoreError(UnreachableError):
-    """The object store does not answer, refuses, or lacks what it should have."""
+    """The object store does not answer, refuses a request, or lacks an expected object."""
 
     reason = "OBJECT_STORE_FAILED"
 
@@ -365,7 +365,7 @@ def _tree(cls: type[PotluckError]) -> list[type[PotluckError]]:
 _BY_REASON = {cls.reason: cls for cls in _tree(PotluckError)}
 
 REASONS = tuple(sorted(_BY_REASON))
-"""The reasons of all classes."""
+"""The reasons of all error classes."""
 
 
 def is_permanent(reason: str) -> bool:

@@ -1,4 +1,4 @@
-"""Blocking work in threads that ends soon after its caller was cancelled."""
+"""Blocking work in threads that ends soon after its caller is cancelled."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Text from elsewhere, made fit to be kept, logged and shown: one line of printable characters.
+"""Conversion of untrusted text to one printable line, which is safe to store, log and show.
 
-What a terminal would obey (escape sequences, carriage returns, changes of direction) is shown as
-its escape, `\\x1b` or `\\u202e`, and does nothing. All text from the wire passes here first, so
-that stores, logs and reports hold nothing else.
+Characters that control a terminal (escape sequences, carriage returns, changes of text direction)
+become visible escapes such as `\\x1b` or `\\u202e`. All text from the wire is converted here
+first, so that stores, logs and reports hold only plain text.
 """
 
 from __future__ import annotations

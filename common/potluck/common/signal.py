@@ -1,8 +1,8 @@
 """The extension point for signals: a client's one-time disclosures about its data.
 
 A signal is one class, derived from `ProfileSignal` and registered in the entry-point group
-`potluck.signals`. It is installed on both sides: the coordinator asks for it and checks what comes,
-hosts compute it. Everything else is the system's: the owner's policy, the privacy budget, the
+`potluck.signals`. It is installed on both sides: the coordinator requests it and checks the
+answers, hosts compute it. Potluck does everything else: the owner's policy, the privacy budget, the
 noise, the ledger, signatures, storage, and the columns that selectors read. Each client discloses a
 signal once; numbers that change from round to round answer a `Question` instead.
 
@@ -36,13 +36,13 @@ MOST_SAMPLES = 1 << 40
 MOST_PAYLOAD_BYTES = 1 << 20
 
 Count = Annotated[int, Field(strict=True, ge=-MOST_SAMPLES, le=MOST_SAMPLES)]
-"""A number of samples in a payload; negative only where noise was added."""
+"""A number of samples in a payload; negative only if noise was added."""
 Share = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
 """A number in [0, 1] in a payload."""
 
 
 class Payload(BaseModel):
-    """Base of the payloads that clients send, as JSON objects. Other fields are refused."""
+    """Base of the payloads that clients send as JSON objects. Unknown fields are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -67,13 +67,13 @@ class EstimatedMatrix(Protocol):
 class SignalContext:
     """The facts that a signal is computed from, on a host.
 
-    data: returns the client's, with `Examples` unless the task has a trainer of its own
-    (`trains_by_itself`). task: its name. classes, groups: the task's. parameters: of the release.
-    label_counts: returns the training samples of each class. estimated_matrix: estimates the
-    interaction matrix with the run's pre-trained model, for signals that set `needs_model`; takes
-    long. noisy: adds the noise of the release to int64 counts of any shape and returns the result;
-    returns them unchanged if the release has no noise. It can be called once. A sample may add 1 to
-    one count only; otherwise the noise hides less than its ε states.
+    data: returns the client's data, with `Examples` unless the task has its own trainer
+    (`trains_by_itself`). task: the task's name. classes, groups: as in `Task`. parameters:
+    parameters of the disclosure. label_counts: returns the number of training samples of each
+    class. estimated_matrix: estimates the interaction matrix with the run's pre-trained model, for
+    signals that set `needs_model`; takes long. noisy: adds the disclosure's noise to int64 counts
+    of any shape and returns the result; without noise, returns them unchanged. Call it only once. A
+    sample must add 1 to at most one count; otherwise the protection is weaker than ε states.
     """
 
     client: ClientId
@@ -90,7 +90,8 @@ class SignalContext:
     def examples(self, wanted: str) -> Examples:
         """Return the training samples of a classification task.
 
-        wanted: the signal in plain words. Raises TrainingError if the task has a trainer.
+        wanted: the signal in plain words, for the error. Raises TrainingError if the task has its
+        own trainer.
         """
         if self.trains_by_itself:
             raise TrainingError(
@@ -109,12 +110,13 @@ class ProfileSignal(Plugin):
     title: ClassVar[str]
     """The signal in plain words, for data owners: "label counts"."""
     payload: ClassVar[type[Payload]]
-    """The form of what a client sends. The field named like the signal holds its numbers."""
+    """Class of the payload that a client sends. The field with the signal's name holds its
+    numbers."""
     modes: ClassVar[tuple[Mode, ...]] = (Mode.NOISY, Mode.EXACT)
-    """The modes that the signal has, at least one: first with noise, last without."""
+    """The signal's modes, at least one: the first with noise, the last without."""
     needs_model: ClassVar[bool] = False
-    """True if clients need the run's pre-trained model. The settings of `[profiles.triplet]` then
-    travel with the request."""
+    """True if clients need the run's pre-trained model. The settings of `[profiles.triplet]` are
+    then sent with the request."""
 
     @abstractmethod
     def shape(self, classes: int) -> tuple[int, ...]:
@@ -125,12 +127,12 @@ class ProfileSignal(Plugin):
         """Return the payload of a client. Called on the host, from a worker thread; may block.
 
         Pass counts through `context.noisy`, and compute everything else from its result. The host
-        refuses a noisy release that drew no noise. Raises TrainingError if the data have no such
-        signal.
+        refuses a noisy disclosure for which no noise was drawn. Raises TrainingError if the signal
+        can't be computed from the data.
         """
 
     def request(self, wishes: ProfileSettings) -> Request:
-        """Return the request for the settings of a run: noisy unless these say exact."""
+        """Return the request for a run's settings: noisy unless the settings ask for exact."""
         mode = self.modes[-1 if wishes.disclosure == "exact" else 0]
         if not mode.adds_noise:
             return Request(mode=mode)
@@ -149,12 +151,12 @@ def signal_named(name: str) -> ProfileSignal:
 
 
 def title_of(name: str) -> str:
-    """Return a signal in plain words, or its name if it is not installed any more."""
+    """Return a signal's title in plain words, or its name if it is not installed any more."""
     return signal_named(name).title if name in installed(SIGNALS) else f"'{name[:40]}'"
 
 
 def check_known(name: str) -> None:
-    """Raise ProtocolError unless a signal of that name is installed. Loads nothing."""
+    """Raise ProtocolError unless a signal of that name is installed. Does not load it."""
     known = installed(SIGNALS)
     if name not in known:
         raise ProtocolError(
@@ -182,8 +184,8 @@ def parse_request(name: str, text: str) -> Request:
 def read_payload(name: str, parameters: Parameters, text: str, *, classes: int) -> Floats:
     """Return the numbers of a disclosure, in the signal's shape. text: from another machine.
 
-    Raises ProtocolError for other forms, wrong lengths, NaN and numbers beyond all data sets, even
-    if the payload is signed. Numbers may be negative only if noise was added.
+    Raises ProtocolError for a wrong form or length, NaN and implausibly large numbers, even if the
+    payload is signed. Numbers may be negative only if noise was added.
     """
     if len(text) > MOST_PAYLOAD_BYTES:
         raise ProtocolError(f"a {name} profile of {len(text)} characters is too large")
@@ -194,7 +196,7 @@ def read_payload(name: str, parameters: Parameters, text: str, *, classes: int) 
         numbers = np.array(getattr(signal.payload.model_validate_json(text), name), np.float64)
     except ValidationError as error:
         _refuse(name, first_fault(error))
-    except (TypeError, ValueError):  # ragged, or texts
+    except (TypeError, ValueError):  # ragged rows, or texts
         _refuse(name, "its numbers have no shape")
     shape = signal.shape(classes)
     if numbers.ndim and shape[0] == classes != len(numbers):

@@ -1,7 +1,7 @@
 """Tags of hosts: properties by which an operator chooses machines, such as their site or scanner.
 
-A host declares them in its configuration; they are not about single clients. The coordinator does
-not check them: a host that declares a false site counts as there.
+A host declares them in its configuration; they do not describe single clients. The coordinator does
+not check them: it believes a host that declares a false site.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Tags = Annotated[dict[Name, TagValue], Field(max_length=MOST_TAGS)]
 
 
 def check_tags(tags: Mapping[str, str], *, host_name: str) -> dict[str, str]:
-    """Return the tags that a host sends. Raises ProtocolError if a number, name or value of them is
-    not allowed."""
+    """Return the tags that a host sends. Raises ProtocolError if there are too many, or if a name
+    or value is not allowed."""
     if len(tags) > MOST_TAGS:
         raise ProtocolError(
             f"host '{host_name}' has {len(tags)} tags; {MOST_TAGS} is the most, remove some from "

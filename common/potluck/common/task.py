@@ -2,9 +2,9 @@
 
 A task is one small class, derived from `Task` and installed on both sides. Its constructor takes
 its options (from the run file's `[task]` table) as keyword arguments and only stores them; their
-annotations say what they may be. The coordinator builds the initial model and evaluates; hosts
-load their clients' data and train. A task that brings no trainer is a classification task, whose
-data are `Examples`.
+annotations define which values are allowed. The coordinator builds the initial model and evaluates;
+hosts load their clients' data and train. A task without its own trainer is a classification task,
+whose data are `Examples`.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ if TYPE_CHECKING:  # importing torch takes seconds, and most commands load no ta
 
 
 Recommended = Mapping[str, object]
-"""Settings by name, for runs that choose none themselves."""
+"""Recommended settings by name, used for settings that a run does not choose."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Examples:
     """Labelled samples.
 
-    inputs: n × … tensor the model takes. labels: n, int64, in [0, classes).
-    groups: n, int64, in [0, groups), or None where the task knows no groups.
+    inputs: n × …, tensor that the model takes. labels: n, int64, in [0, classes). groups: n, int64,
+    in [0, groups), or None if the task does not define groups.
     """
 
     inputs: Tensor
@@ -49,7 +49,7 @@ class Examples:
         """Return the inputs of some samples, b × …; positions: b, int64, on the device of `labels`.
 
         Training and evaluation read inputs through this method. So samples stored in another form
-        (`tasks.stored`) become inputs one batch at a time.
+        (`tasks.stored`) are converted to inputs one batch at a time.
         """
         return self.inputs.index_select(0, positions)
 
@@ -72,9 +72,9 @@ Data = TypeVar("Data", default=Examples)
 
 @dataclass(frozen=True, kw_only=True)
 class ClientData(Generic[Data]):
-    """A client's samples: those it trains on and, optionally, some it holds out to evaluate on.
+    """A client's samples: for training and, optionally, held out for evaluation.
 
-    Classification tasks have `Examples`; other tasks have whatever their trainer takes.
+    Classification tasks have `Examples`; other tasks have any data that their trainer takes.
     """
 
     train: Data
@@ -91,7 +91,8 @@ class Task(Plugin):
     groups: int = 0
     """Number of groups for worst-group accuracy; 0 if there are none."""
     clients: int = 0
-    """Number of clients that there are data for: a larger roster is refused. 0: any number."""
+    """Number of clients for which there are data; a run with more expected clients is refused. 0:
+    any number."""
     needs_data: ClassVar[bool] = False
     """True if clients have no data without a data directory."""
     training: ClassVar[Recommended] = {}
@@ -121,14 +122,15 @@ class Task(Plugin):
     def public_data(self, data: Path | None) -> Tensor | None:  # noqa: ARG002  part of the seam
         """Return public inputs without labels, n × …, on the coordinator; None if there are none.
 
-        They are neither any client's nor part of the evaluation data.
+        They belong to no client, and are not part of the evaluation data.
         """
         return None
 
     def data_files(self) -> tuple[str, ...] | None:
         """Return the names of the files and folders that the task reads in a data directory.
 
-        None: it may read any. If an experiment runs on other machines, only these are sent there.
+        None: it may read any file. If an experiment runs on other machines, only these files are
+        sent there.
         """
         return None
 

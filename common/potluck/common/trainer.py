@@ -1,11 +1,12 @@
 """The extension point for trainers: a task's own way to train a model and to measure it.
 
-A task that brings none is a classification task, and the built-in loop trains it. A trainer has
-its own data loading, loss and optimiser. It is installed on both sides with its task: hosts train
-and measure with it; the coordinator reads its declarations, and measures its own evaluation data.
+A task without its own trainer is a classification task, and the built-in loop trains its model. A
+trainer has its own data loading, loss and optimiser. It is installed on both sides with its task:
+hosts train and measure with it; the coordinator reads its declarations, and measures on its own
+evaluation data.
 
-Nothing here needs torch. A model is what the task's `model()` made: a dict of named numpy arrays,
-or a `torch.nn.Module`, which then is on the device of the host.
+Nothing here needs torch. A model is the object that the task's `model()` returned: a dict of named
+numpy arrays, or a `torch.nn.Module`, which is on the host's device.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ from potluck.common.names import ClientId
 from potluck.common.settings.local_training import LocalTraining
 
 SHARE: Final = "share"
-"""Unit of a measure in [0, 1], which people read in per cent."""
+"""Unit of a measure in [0, 1], which is shown in per cent."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measure:
     """The declaration of a measure.
 
-    label: for people, a few words. unit: of its mean, e.g. "mm"; "" for a bare number, `SHARE` for
-    a share. higher_is_better: its direction. lowest, highest: the means that a client may claim;
-    the coordinator refuses others.
+    label: a few words, shown to users. unit: unit of its mean, e.g. "mm"; "" for a plain number,
+    `SHARE` for a share. higher_is_better: True if a higher mean is better. lowest, highest: bounds
+    of the mean that a client may report; the coordinator refuses others.
     """
 
     label: str
@@ -44,9 +45,9 @@ class Measure:
 
 @dataclass(frozen=True)
 class Measured:
-    """A measure over some samples, or over whatever it counts: its sum with its count.
+    """Sum and count of a measure over samples, or over other units that it counts.
 
-    Those of several clients add up, so the mean over a federation is exact. count: ≥ 0.
+    Sums and counts of several clients add up, so the mean over a federation is exact. count: ≥ 0.
     """
 
     sum: float
@@ -54,7 +55,7 @@ class Measured:
 
     @property
     def mean(self) -> float:
-        """Mean; NaN if nothing was counted."""
+        """The mean; NaN if `count` is 0."""
         return self.sum / self.count if self.count else math.nan
 
 
@@ -63,13 +64,14 @@ Measures = Mapping[str, Measured]
 
 
 class Capability(StrEnum):
-    """Something that a selector asks of clients, and that a trainer may be able to give.
+    """Information that a selector requests from clients, and that a trainer may provide.
 
-    LABEL_COUNTS: `Trainer.label_counts`, for profiles, secure sums and steps by protocol; the task
-    says how many classes there are. LOSS: its measure `loss`, over a client's training samples, for
-    selectors that ask for it before they choose (pow-d). GRADIENT_NORM: `Trainer.gradient_norm`
-    (feel). SKETCH: nothing more; `train` may also be called to answer a question (hcsfed), with a
-    folder that is empty and not kept. Others have the names that a selector has in its `reports`.
+    LABEL_COUNTS: `Trainer.label_counts`, for profiles, secure sums and stepwise selection; the task
+    declares the number of classes. LOSS: its measure `loss`, over a client's training samples, for
+    selectors that request it before they select (pow-d). GRADIENT_NORM: `Trainer.gradient_norm`
+    (feel). SKETCH: needs no further method; `train` may also be called to answer a question
+    (hcsfed), with an empty folder that is deleted afterwards. Other capabilities have the names in
+    a selector's `reports`.
     """
 
     LABEL_COUNTS = "label_counts"
@@ -83,9 +85,9 @@ class Contribution:
     """A client's contribution to a round, in addition to the trained model.
 
     samples: number of samples trained on, ≥ 1, by which updates are weighted; disclosed as far as
-    the client's policy allows. steps: number of optimiser steps. measures: of the training, under
-    declared names. reports: the numbers that the run's selector asked for, under names of the
-    trainer's `capabilities`.
+    the client's policy allows. steps: number of optimiser steps. measures: measures taken in the
+    training, under declared names. reports: the numbers that the run's selector asked for, under
+    names of the trainer's `capabilities`.
     """
 
     samples: int
@@ -96,16 +98,16 @@ class Contribution:
 
 @dataclass(frozen=True, kw_only=True)
 class _Place:
-    """A place for files of a trainer's own."""
+    """The part of the settings that gives a folder for the trainer's own files."""
 
     place: Path | None = field(default=None, repr=False)
 
     def folder(self) -> Path:
         """Return a folder for the trainer's own files, one for each client and run.
 
-        The client's next training or evaluation finds the files again, even if a process was killed
-        in between or a round was given up. A run that does not train for 90 days is forgotten.
-        Raises RuntimeError outside a host.
+        The files stay for the client's next training or evaluation, even if a process was killed in
+        between or a round was abandoned. The files of a run that does not train for 90 days are
+        deleted. Raises RuntimeError outside a host.
         """
         if self.place is None:
             raise RuntimeError("there is no folder outside a host; give the settings a place")
@@ -131,9 +133,9 @@ class TrainerSettings(_Place):
     """The circumstances of a training.
 
     training: the run's `[training]` table; a trainer uses the settings that apply to it. round:
-    from 1. seed: seed of everything random in the training; the global generators of `random`,
-    numpy and torch were also seeded with it. client: client whose data are trained on. device:
-    "cpu" or "cuda:N". reports: the numbers that the run's selector asks for.
+    round number, from 1. seed: seed of everything random in the training; the global generators of
+    `random`, numpy and torch were also seeded with it. client: client whose data are trained on.
+    device: "cpu" or "cuda:N". reports: the numbers that the run's selector asks for.
     """
 
     training: LocalTraining
@@ -157,7 +159,8 @@ class TrainingProgress:
         progress: Callable[[float], None] = lambda _: None,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
-        """progress: gets shares in [0, 1]. cancelled: is asked often. Both return at once."""
+        """progress: called with shares in [0, 1]. cancelled: called often; returns True to stop the
+        training. Both must return at once."""
         self.note, self.is_cancelled = progress, cancelled
 
     def __call__(self, share: float) -> None:
@@ -172,7 +175,7 @@ class TrainingProgress:
 
 
 class Trainer(ABC):
-    """A task's own training. Called from one thread at a time; may take its time.
+    """A task's own training. Called from one thread at a time; may take long.
 
     One object serves all clients and rounds of a host, as long as the task stays loaded. Data that
     must outlive the task goes into `TrainerSettings.folder`.
@@ -190,25 +193,25 @@ class Trainer(ABC):
     ) -> Contribution:
         """Train the model in place, from the weights it holds.
 
-        data: `train` of what the task's `client_data` returned for the client: a tensor, a
-        `Dataset`, a path, anything. Of a dict of arrays the values may be replaced, but not the
-        names, shapes and types.
+        data: the field `train` of the `ClientData` that the task returned for the client: a tensor,
+        a `Dataset`, a path or any other object. If the model is a dict of arrays, values may be
+        replaced, but names, shapes and types must stay.
         """
 
     @abstractmethod
     def evaluate(self, model: Any, data: Any, settings: EvaluationSettings) -> Measures:
         """Measure the model; its weights stay as they are.
 
-        data: `held_out` of what `client_data` returned or, on the coordinator, what
-        `evaluation_data` returned. What is random follows from `settings.seed` alone: the global
-        generators are not seeded.
+        data: the field `held_out` of the `ClientData` or, on the coordinator, the result of
+        `evaluation_data`. Derive all randomness from `settings.seed`: the global generators are not
+        seeded.
         """
 
     def label_counts(self, data: Any) -> list[int]:
         """Count a client's training samples by class, for the capability `label_counts`.
 
-        Each sample counts in one class at most: the noise on these counts hides one sample only if
-        the sample changes one count by one. The host refuses counts whose sum exceeds `samples`.
+        Each sample must count in one class at most: the noise on these counts hides one sample only
+        if the sample changes one count by one. The host refuses counts whose sum exceeds `samples`.
         """
         raise NotImplementedError(
             f"{type(self).__name__} declares label_counts; give it a method of that name"
@@ -224,7 +227,7 @@ class Trainer(ABC):
     def gradient_norm(self, model: Any, data: Any) -> float:
         """Return the Euclidean norm of the gradient of the mean loss over a client's training data.
 
-        It is taken at the weights that the model holds and that stay as they are. For the
+        The gradient is computed at the model's current weights, which must stay unchanged. For the
         capability `gradient-norm`.
         """
         raise NotImplementedError(
