@@ -7,7 +7,7 @@
     │   ├── CertificateExpiredError
     │   └── AttendsElsewhereError another process has its certificate
     ├── ProtocolError             a message breaks the protocol
-    │   └── ProtocolVersionError  the other side speaks another version
+    │   └── ProtocolVersionError  the other side uses another version
     ├── TransferError             a file did not arrive as announced
     │   ├── DigestMismatchError
     │   ├── TruncatedError
@@ -146,7 +146,7 @@ class ProtocolError(PotluckError):
 
 
 class ProtocolVersionError(ProtocolError):
-    """The other side speaks another version of the protocol."""
+    """The other side uses another version of the protocol."""
 
     reason = "PROTOCOL_VERSION_UNSUPPORTED"
     code = grpc.StatusCode.FAILED_PRECONDITION
@@ -383,7 +383,7 @@ def to_status(error: PotluckError) -> status_pb2.Status:
 
 
 def from_rpc_error(error: grpc.RpcError) -> PotluckError:
-    """Return the exception behind a failed call; one without our details becomes
+    """Return the exception behind a failed call; a failure without Potluck's details becomes
     `UnreachableError`."""
     # rpc_status reads `code`, `details` and `trailing_metadata`, which AioRpcError has as well.
     status = rpc_status.from_call(error)  # type: ignore[arg-type]  # typed for grpc.Call only

@@ -178,12 +178,12 @@ class Trainer(ABC):
     """A task's own training. Called from one thread at a time; may take long.
 
     One object serves all clients and rounds of a host, as long as the task stays loaded. Data that
-    must outlive the task goes into `TrainerSettings.folder`.
+    must outlive the task belong in `TrainerSettings.folder`.
     """
 
     measures: ClassVar[Mapping[str, Measure]]
-    """All measures it may return, by name, the most important first; at least one. Names are
-    lower-case words joined by underscores."""
+    """All measures that the trainer may return, by name, the most important first; at least one.
+    Names are lower-case words joined by underscores."""
     capabilities: ClassVar[frozenset[str]] = frozenset()
     """Capabilities that selectors may ask for; see `Capability`."""
 

@@ -47,7 +47,7 @@ ENDS_SOON: Final = timedelta(days=30)
 """Time before a record's end at which warnings begin."""
 
 MAXIMUM_BYTES: Final = 3 << 20
-"""Maximum size of a document, which travels as one message. Enough for about 14,000 members."""
+"""Maximum size of a document, which is sent as one message. Enough for about 14,000 members."""
 
 _PublicKey = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 _Signature = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{128}$")]

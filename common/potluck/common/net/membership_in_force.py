@@ -1,4 +1,4 @@
-"""The newest membership that a party has seen. It never goes back to an older one."""
+"""The newest membership that a party has seen. It is never replaced by an older one."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A folder that one process at a time may use.
 
 The lock is on a file `lock` in the folder, which is not deleted. The kernel releases the lock when
-the process ends, in whatever way.
+the process ends for any reason.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Structured logs on stderr: readable lines on a terminal, JSON objects elsewhere.
 
 Standard output is only for results. An event is a short constant phrase; everything that varies is
-a separate field: `log.info("round committed", run=run_id, round=3)`. Before a line is written, its
-texts are made plain and lose passwords, whatever their source.
+a separate field: `log.info("round committed", run=run_id, round=3)`. Before a line is written,
+control characters in its texts are escaped and passwords removed, whatever the source.
 """
 
 from __future__ import annotations

@@ -64,8 +64,8 @@ class Round:
     updates. model: BLAKE3 digest of the new model. coverage: clients and samples behind each
     measure, by name; including measures that clients were asked for but none measured. late:
     updates of earlier rounds that are part of the model. sums: number of files in which hosts had
-    added up updates. committed_at: None if it was not recorded. software: versions of what the
-    coordinator ran, by name.
+    added up updates. committed_at: None if it was not recorded. software: versions of the
+    coordinator's software, by name.
     """
 
     number: int

@@ -45,7 +45,7 @@ def auxiliaries_layout(layout: Layout, names: Iterable[str]) -> Layout:
 
 
 def update_layout(layout: Layout, encoding: Encoding, names: Iterable[str]) -> Layout:
-    """Return the layout of an update that carries these auxiliaries.
+    """Return the layout of an update that includes these auxiliaries.
 
     Raises LayoutError if the model itself has a tensor whose name begins with `auxiliary/`.
     """

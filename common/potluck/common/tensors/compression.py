@@ -1,4 +1,4 @@
-"""Files compressed with Zstandard, level 1: on slow networks deltas travel a third faster."""
+"""Files compressed with Zstandard, level 1: on slow networks, deltas arrive a third faster."""
 
 from __future__ import annotations
 

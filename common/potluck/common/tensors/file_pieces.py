@@ -1,8 +1,8 @@
 """Reading of files in pieces, so that a disk failure raises OSError.
 
 A file is not mapped for this: the kernel answers a failed read of a mapped page with SIGBUS, which
-ends the process. Reads of a mapped page fail on a read error, behind the end of a file that was
-shortened, and for a hole in a file on a full tmpfs.
+ends the process. Reads of a mapped page fail after a disk error, beyond the end of a file that was
+shortened, and at a hole in a file on a full tmpfs.
 """
 
 from __future__ import annotations

@@ -246,7 +246,7 @@ def _parse_tensor(name: str, described: object) -> TensorSpec:
     if not _is_sizes(offsets) or len(offsets) != 2:
         _refuse(f"tensor {label} must have two data_offsets ≥ 0", name)
     size = math.prod(shape) * DTYPES[dtype].itemsize
-    # numpy multiplies the sizes that are not 0 even where the tensor is empty.
+    # numpy multiplies all sizes other than 0, even if the tensor is empty.
     if math.prod(filter(None, shape)) * DTYPES[dtype].itemsize > _MAXIMUM_BYTES:
         _refuse(f"tensor {label} is larger than any file", name)
     begin, end = offsets

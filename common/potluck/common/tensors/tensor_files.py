@@ -1,8 +1,8 @@
 """Tensor files: safetensors read tensor by tensor or block by block, and written by streaming.
 
-Reading copies what is asked for from the page cache (`potluck.common.tensors.stored_tensors`), so
-an update takes no more memory than the block or the tensor that is worked on. Writing hands each
-array's own memory to `write`, hashing on the way.
+Reading copies the requested block or tensor from the page cache
+(`potluck.common.tensors.stored_tensors`), so an update takes no more memory than that block or
+tensor. Writing hands each array's own memory to `write`, hashing on the way.
 """
 
 from __future__ import annotations
@@ -189,8 +189,8 @@ def write_tensors(
 
     `layout`: layout of the file, by default `Layout.of(arrays)`; needed for bfloat16. `sync`:
     return only when file and name are on disk. `over`: a spare file in the same file system to
-    overwrite. `metadata`: goes into the header. Contiguous arrays are not copied. Raises
-    LayoutError if an array does not fit the layout, StorageError if the disk refuses.
+    overwrite. `metadata`: added to the header. Contiguous arrays are not copied. Raises LayoutError
+    if an array does not fit the layout, StorageError if the disk refuses.
     """
     if layout is None:
         layout = Layout.of(arrays)

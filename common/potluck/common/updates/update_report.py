@@ -1,5 +1,4 @@
-"""The record of what a client reports about the training behind an update, and its form on the
-wire."""
+"""The record of a client's report about the training of an update, and its form on the wire."""
 
 from __future__ import annotations
 
