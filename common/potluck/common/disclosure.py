@@ -36,8 +36,8 @@ SMALLEST_LEAST_HOSTS: Final = 3
 input."""
 RUNS_PER_EPOCH: Final = 1
 ROUNDS_PER_EPOCH: Final = 1000
-"""Default maximum of rounds, over all runs, with masked updates of one data epoch; a client's owner
-may set another."""
+"""Default maximum of runs, and of rounds over all runs, with masked updates of one data epoch. A
+client's owner may set others."""
 
 CLAIM: Final = (
     "masks hide each update in the sum of its round from a coordinator that keeps to the protocol; "
