@@ -4,7 +4,7 @@ from potluck.common.process.entry import begin
 
 
 def main() -> None:
-    """Be the program."""
+    """Run `potluck-client`."""
     begin("potluck.client.cli")
 
 

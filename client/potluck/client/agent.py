@@ -1,4 +1,4 @@
-"""The client process: attends the coordinator for as long as it runs."""
+"""The client process: stays connected to the coordinator for as long as it runs."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ _FRAME_BYTES = 1024
 
 
 class Agent:
-    """Connects, carries instructions out, connects again. `run` it once, on an event loop."""
+    """Connects, carries out instructions, reconnects. Call `run` once, on an event loop."""
 
     def __init__(
         self,
@@ -84,8 +84,8 @@ class Agent:
         processes: WorkerProcesses | None = None,
     ) -> None:
         """`device`: "cpu", "cuda:N", or several GPUs with commas between. `generator`: jitter of
-        the pauses between attempts. `processes`: in which clients are trained, where it is not this
-        one.
+        the pauses between attempts. `processes`: the worker processes that train clients; None if
+        this process trains them.
 
         Raises ConfigurationError or IdentityError for certificates or clients that can't be used.
         """
@@ -108,7 +108,7 @@ class Agent:
         )
 
     async def run(self) -> None:
-        """Attend until cancelled. Raises what connecting again can't help."""
+        """Stay connected until cancelled. Raises errors that reconnecting can't fix."""
         config = self._config
         link = Link(
             lambda: channel(config.coordinator, config.tls, options=DATA_OPTIONS),
@@ -192,7 +192,7 @@ class Agent:
         identity = config.tls.load(Role.HOST).identity
         if config.member_key is not None:
             for client in self._clients:
-                key_of(config.member_key, client)  # better now than when one is asked for
+                key_of(config.member_key, client)  # fail at the start, not at a signature
         if config.disclosure.undermined:
             log.warning(
                 'noise under adjacency = "add-remove" hides little where the number of samples is '
@@ -273,7 +273,7 @@ class Agent:
         )
 
     def _workers_on_each(self) -> int:
-        """Worker processes that each device has, or may come to have."""
+        """Return the maximum number of worker processes per device, now or later."""
         processes = self._processes
         if processes is None:
             return 1
@@ -316,7 +316,7 @@ class Agent:
 
 
 def _check_claims(config: ClientConfig, clients: list[ClientId]) -> None:
-    """Raise what the coordinator would refuse later, with the same words for every file."""
+    """Raise IdentityError if the certificate does not allow one of the clients."""
     identity = config.tls.load(Role.HOST).identity
     for client in clients:
         if not identity.may_speak_for(client):

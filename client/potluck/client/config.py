@@ -197,13 +197,13 @@ class ClientConfig(Settings):
     @field_validator("clients", "model_modules", "object_stores", mode="before")
     @classmethod
     def _one_text(cls, value: Any) -> Any:
-        """From a flag or the environment they come as one text with commas."""
+        """Split a text with commas, as flags and environment variables give it."""
         return tuple(value.split(",")) if isinstance(value, str) else value
 
     @field_validator("workers", mode="before")
     @classmethod
     def _some_workers(cls, workers: object) -> object:
-        """From a flag or the environment a number comes as text."""
+        """Convert a number that a flag or an environment variable gives as text."""
         text = str(workers)
         number = int(text) if re.fullmatch(r"[0-9]{1,3}", text) else 0
         if text != "auto" and not 1 <= number <= MOST_WORKERS:
@@ -221,18 +221,19 @@ class ClientConfig(Settings):
         return device
 
     def client_ids(self) -> list[ClientId]:
-        """The clients one by one. Raises ConfigurationError for a malformed or repeated one."""
+        """Return all client ids. Raises ConfigurationError if one is malformed or repeated."""
         return expand_clients(self.clients)
 
 
 def load_config(path: Path, overrides: Mapping[str, object]) -> ClientConfig:
-    """A configuration file; flags win over environment, environment over the file.
+    """Load a configuration file; flags override the environment, which overrides the file.
 
-    A folder in the file is relative to the file, one from elsewhere to where the command runs.
+    A relative path in the file is relative to the file's folder. A relative path from a flag or
+    the environment is relative to the current folder.
     """
     return load(ClientConfig, path, environment_prefix=ENVIRONMENT_PREFIX, overrides=overrides)
 
 
 def example_config() -> str:
-    """The annotated example that `potluck-client config` prints."""
+    """Return the annotated example that `potluck-client config` prints."""
     return annotated_example(ClientConfig, _EXAMPLES)

@@ -2,7 +2,7 @@
 
 A correction is a plug-in of the group `potluck.corrections`, derived from `LocalCorrection`; the
 strategy names it. Its constructor takes the options that the strategy sends and only stores them;
-their annotations say what they may be.
+their annotations give the allowed types and values.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class RunningCorrection(Protocol):
 
 @runtime_checkable
 class RunningDescent(RunningCorrection, Protocol):
-    """One that computes the gradients itself, in place of the run's objective."""
+    """A running correction that computes the gradients itself, instead of the run's objective."""
 
     def descend(self, network: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         """Set the gradients of a step's parameters. Returns its loss, a scalar, and the logits,

@@ -1,8 +1,8 @@
 """The extension point for objectives: a client's local loss.
 
 An objective derives from `Objective`. It is a pure object: its constructor takes its options (from
-the run file's `[objective]` table) as keyword arguments and only stores them; their annotations say
-what they may be.
+the run file's `[objective]` table) as keyword arguments and only stores them; their annotations
+give the allowed types and values.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class LocalContext:
     """Inputs of an objective besides the batch.
 
     round: from 1. label_counts: C, int64, the client's training samples per class. parameters: the
-    model's trainable tensors, as they are now. received: the same tensors as they came from the
-    coordinator; empty unless the objective's `needs_received` is true. predictions: n × C,
+    model's trainable tensors, with current values. received: the same tensors, with the values from
+    the coordinator; empty unless the objective's `needs_received` is true. predictions: n × C,
     probabilities that the received model gives the client's samples, by their position; None
     unless the objective's `needs_predictions` is true.
     """

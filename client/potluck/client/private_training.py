@@ -52,7 +52,7 @@ class GrantedTraining:
 
 
 class PrivacyGuard(ABC):
-    """Keeps the trainings of a host's clients within their owner's limits.
+    """Enforces the owner's privacy limits on the trainings of a host's clients.
 
     Called from several threads. Its methods may block for seconds.
     """
@@ -65,7 +65,7 @@ class PrivacyGuard(ABC):
 
     @abstractmethod
     def check(self, client: str, work: rpc.Train) -> None:
-        """Check that such a training could be granted, apart from the budget.
+        """Check that such a training could be granted; does not check the budget.
 
         Raises ConfigurationError or ProtocolError."""
 
@@ -109,7 +109,7 @@ def private_loop() -> PrivateLoop:
 def check_terms(work: rpc.Train) -> None:
     """Raise ProtocolError if a training with noise also asks for something without noise.
 
-    A coordinator refuses such a run before it starts; one that lies may still ask."""
+    An honest coordinator refuses such a run before it starts; a malicious one may still ask."""
     asked = {
         "a masked update": is_masked(work),
         "numbers reported with the update": bool(work.reports),

@@ -21,7 +21,7 @@ from potluck.common.names import ClientId
 from potluck.common.settings.plugins import QUESTIONS, Plugin
 from potluck.common.task import ClientData
 
-if TYPE_CHECKING:  # a host whose tasks bring their own trainers need not have torch
+if TYPE_CHECKING:  # optional on hosts whose tasks bring their own trainers
     import torch
 
 
@@ -45,7 +45,7 @@ class OwnAnswers:
 
 @dataclass(frozen=True, kw_only=True)
 class QuestionContext:
-    """The facts that an answer is computed from.
+    """Inputs of an answer.
 
     client: the client that is asked. round: from 1, the round whose cohort is being chosen. data:
     the client's data, `Examples` unless the task has a trainer. classes, groups: the task's. model:

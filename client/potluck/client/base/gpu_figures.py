@@ -1,7 +1,7 @@
-"""Memory and utilisation of this machine's NVIDIA GPUs, where there are any.
+"""Memory and utilisation of this machine's NVIDIA GPUs, if it has any.
 
-Read from the driver, so it shows what others use as well and needs no context of its own on the
-device. Without the package nvidia-ml-py, or without a driver, there are simply no figures.
+The values come from the driver. So they include other processes, and reading them needs no CUDA
+context. Without the package nvidia-ml-py, or without a driver, the list is empty.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from types import ModuleType
 
 @dataclass(frozen=True, kw_only=True)
 class GpuFigures:
-    """One GPU now. utilisation: share of the driver's last sampling period, in [0, 1]."""
+    """Current values of one GPU. utilisation: in [0, 1], over the driver's last sampling period."""
 
     number: int
     memory_used: int
@@ -23,7 +23,7 @@ class GpuFigures:
 
 
 def gpu_figures() -> Sequence[GpuFigures]:
-    """All GPUs of this machine; none where the driver can't be asked."""
+    """Return the values of all GPUs of this machine; none if the driver can't be queried."""
     driver = _driver()
     if driver is None:
         return ()
@@ -41,7 +41,7 @@ def gpu_figures() -> Sequence[GpuFigures]:
                     utilisation=busy.gpu / 100,
                 )
             )
-    except driver.NVMLError:  # a GPU fell off, or does not say
+    except driver.NVMLError:  # a GPU failed, or does not report this
         return tuple(found)
     return tuple(found)
 

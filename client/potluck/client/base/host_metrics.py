@@ -57,11 +57,14 @@ class HostMetrics:
         tls: TlsFiles,
         stages: Callable[[], Mapping[str, int]],
     ) -> None:
-        """Read these whenever metrics are requested. `stages`: instructions under way, by stage."""
+        """Read disk, certificate, stages and GPUs whenever metrics are requested.
+
+        `stages`: returns the number of instructions under way, by stage.
+        """
 
         def refresh() -> None:
             show_disk(self.instruments, state)
-            with suppress(PotluckError):  # amid being replaced: what was shown before stands
+            with suppress(PotluckError):  # being replaced: the old value stays
                 show_certificate(self.instruments, tls)
             found = stages()
             for stage in HostStage:

@@ -1,12 +1,12 @@
-"""Discrete Laplace noise on counts: how a histogram leaves a client with differential privacy.
+"""Discrete Laplace noise on counts, for histograms that clients send with differential privacy.
 
 Noise X has P(X = x) ∝ exp(−|x| · ε / Δ₁), where Δ₁ is how much the counts can differ (L1) between
-neighbouring data. Sampling is exact: whole numbers and fractions throughout, since the low bits of
-a floating-point Laplace sample give the true value away (Mironov, CCS 2012). The method is
+neighbouring data. Sampling is exact and uses only integers and fractions, since the low bits of a
+floating-point Laplace sample disclose the true value (Mironov, CCS 2012). The method is
 Algorithm 2 of Canonne, Kamath and Steinke, "The Discrete Gaussian for Differential Privacy"
-(NeurIPS 2020); its running time depends on the noise, so only the client may time it.
+(NeurIPS 2020). Its running time depends on the noise, so others must not be able to measure it.
 
-ε is the privacy loss of one release. Draw the noise once, keep the result, and never draw again:
+ε is the privacy loss of one release. Draw the noise once, store the result, and never draw again:
 the average of T draws costs T · ε. Processing noisy counts afterwards (clipping, sums) is free.
 """
 
@@ -21,23 +21,23 @@ from typing import Literal, get_args
 from potluck.common.errors import ConfigurationError
 
 Adjacency = Literal["add-remove", "replace"]
-"""The data that are neighbours: with one sample more or less, or one exchanged for another.
+"""The definition of neighbouring data: one sample added or removed, or one sample replaced.
 
 Under `replace` the number of samples is public; under `add-remove` it is protected as well.
 """
 
 Epsilon = Fraction | float
-"""The privacy loss of a release, > 0; a float means the decimal number it is printed as."""
+"""The privacy loss of a release, > 0; a float is read as its printed decimal number."""
 
 
 def noisy_counts(
     counts: Sequence[int], *, epsilon: Epsilon, adjacency: Adjacency, randomness: random.Random
 ) -> list[int]:
-    """Counts of disjoint categories, each with its own discrete Laplace noise; may be negative.
+    """Add independent discrete Laplace noise to each count; results may be negative.
 
-    ε-differentially private as a whole, for the single samples that were counted. `randomness`
-    must be `secrets.SystemRandom()` for anything that leaves a client; a seeded generator is for
-    tests. Unbiased: variance per count about 2(Δ₁/ε)².
+    counts: of disjoint categories. All results together are ε-differentially private for single
+    samples. `randomness` must be `secrets.SystemRandom()` for anything that leaves a client; a
+    seeded generator is for tests. The noise has mean 0 and variance about 2(Δ₁/ε)² per count.
 
     Raises ConfigurationError for an ε that is not a positive number, an unknown adjacency, or a
     negative count.
@@ -49,7 +49,7 @@ def noisy_counts(
 
 
 def sensitivity(adjacency: Adjacency) -> int:
-    """Δ₁: the largest L1 distance between the counts of neighbouring data.
+    """Return Δ₁, the largest L1 distance between the counts of neighbouring data.
 
     Raises ConfigurationError for an unknown adjacency.
     """
@@ -62,7 +62,7 @@ def sensitivity(adjacency: Adjacency) -> int:
 
 
 def exact_epsilon(epsilon: Epsilon) -> Fraction:
-    """ε as a fraction: 0.1 becomes 1/10, so that budgets add up without rounding.
+    """Return ε as a fraction: 0.1 becomes 1/10, so that budgets add up without rounding.
 
     Raises ConfigurationError unless it is a positive number.
     """
@@ -74,7 +74,7 @@ def exact_epsilon(epsilon: Epsilon) -> Fraction:
 
 
 def discrete_laplace(rate: Fraction, randomness: random.Random) -> int:
-    """A whole number x with probability tanh(rate / 2) · exp(−rate · |x|), exactly; rate > 0.
+    """Draw an integer x with probability exactly tanh(rate / 2) · exp(−rate · |x|); rate > 0.
 
     Canonne, Kamath and Steinke, Algorithm 2, with t and s the rate's denominator and numerator.
     """
@@ -88,15 +88,15 @@ def discrete_laplace(rate: Fraction, randomness: random.Random) -> int:
             quotient += 1
         magnitude = (remainder + denominator * quotient) // numerator
         negative = randomness.getrandbits(1)
-        if not (negative and magnitude == 0):  # zero has one sign, or it came twice as often
+        if not (negative and magnitude == 0):  # draw again: −0 would double P(0)
             return -magnitude if negative else magnitude
 
 
 def _happens_exponentially(numerator: int, denominator: int, randomness: random.Random) -> bool:
-    """True with probability exp(−numerator / denominator), exactly; the fraction is in [0, 1].
+    """Return True with probability exactly exp(−γ), γ = numerator / denominator in [0, 1].
 
-    Counts how long events of probability γ/1, γ/2, γ/3 … go on happening: the series of exp(−γ)
-    (Canonne, Kamath and Steinke, Algorithm 1; after von Neumann and Forsythe).
+    Counts successive events of probability γ/1, γ/2, γ/3 … until one does not happen (Canonne,
+    Kamath and Steinke, Algorithm 1; after von Neumann and Forsythe).
     """
     trial = 1
     while randomness.randrange(denominator * trial) < numerator:

@@ -1,17 +1,17 @@
-"""The folder in which a client process keeps what must survive it.
+"""The folder for data of a client process that must survive a restart.
 
 lock                     held while the process runs
 models/BLAKE3            models, by the digest of their float32 file
-fetched/BLAKE3[.part]    files on their way down
+fetched/BLAKE3[.part]    files being downloaded
 updates/…                updates until their round is over; see `saved_updates`
-kept/…                   what clients keep from one training to the next; see `saved_states`
+kept/…                   states that clients keep between trainings; see `saved_states`
 trainers/RUN-CLIENT/      files of tasks' own trainers; see `own_files`
-….spare/N                a model and an update to be written over; see `spare_files`
-disclosures/CLIENT.json  what a client has disclosed, for ever; see `release_ledger`
-privacy/CLIENT.jsonl     its trainings with noise, for ever; charged before each begins
-sums/CLIENT.jsonl        the secure sums it took part in, for ever; see `sum_ledger`
-choices/…json            how clients of a network are trained; see `lane_choice`
-outgoing/CLIENT.jsonl    what else it sent: answers, held-out counts, updates; see `outgoing_log`
+….spare/N                a model and an update that may be overwritten; see `spare_files`
+disclosures/CLIENT.json  a client's releases, never deleted; see `release_ledger`
+privacy/CLIENT.jsonl     its trainings with noise, never deleted; charged before each begins
+sums/CLIENT.jsonl        its secure sums, never deleted; see `sum_ledger`
+choices/…json            choices that the host made by measuring; see `kept_choices`
+outgoing/CLIENT.jsonl    other messages it sent: answers, held-out counts, updates; `outgoing_log`
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from potluck.common.names import is_name
 from potluck.common.process.folder_lock import FolderLock
 
 KEPT = "kept"
-"""The folder of what clients keep of their trainings within a state directory."""
+"""Subfolder for the states that clients keep between trainings."""
 
 DISCLOSURES = "disclosures"
-"""The folder of ledgers within a state directory."""
+"""Subfolder for the ledgers of releases."""
 
 SUMS = "sums"
-"""The folder of ledgers of secure sums within a state directory."""
+"""Subfolder for the ledgers of secure sums."""
 
 PRIVACY = "privacy"
-"""The folder of ledgers of trainings with noise within a state directory."""
+"""Subfolder for the ledgers of trainings with noise."""
 
 OUTGOING = "outgoing"
-"""The folder of logs of what else was sent within a state directory."""
+"""Subfolder for the logs of all other sent messages."""
 
 
 class StateDirectory:
@@ -46,7 +46,7 @@ class StateDirectory:
     def __init__(self, path: Path) -> None:
         """Make the folder if it is missing, and lock it.
 
-        Raises ConfigurationError if another process holds it, StorageError if the disk refuses.
+        Raises ConfigurationError if another process holds it, StorageError if the disk fails.
         """
         self.path = path
         self.models = path / "models"
@@ -78,12 +78,15 @@ class StateDirectory:
         )
 
     def close(self) -> None:
-        """Let another process use the folder."""
+        """Release the lock, so that another process can use the folder."""
         self._lock.close()
 
 
 def clients_with_files(folder: Path, suffix: str) -> list[str]:
-    """The clients that a file in a folder is named for, sorted; none where there is no folder."""
+    """Return the clients that have a file CLIENT`suffix` in a folder, sorted.
+
+    Returns [] if the folder does not exist.
+    """
     try:
         names = [path.stem for path in folder.glob(f"*{suffix}")]
     except OSError:
@@ -123,7 +126,7 @@ def write_durably(path: Path, text: str) -> None:
 
 
 def storage_error(path: Path, error: OSError) -> StorageError:
-    """A disk's refusal in one line, with the room that is left."""
+    """Return a one-line error for a failed disk operation, with the free space."""
     try:
         room = f"; {shutil.disk_usage(path.parent).free} bytes are free there"
     except OSError:

@@ -23,7 +23,7 @@ log = structlog.get_logger()
 
 CANCEL_TIMEOUT_SECONDS = 30.0
 IMPORT_SECONDS = 300.0
-"""Time that an import may take; a thread that takes longer is abandoned uninterrupted."""
+"""Maximum time of an import; a thread that takes longer is abandoned without an interrupt."""
 _LOOK_SECONDS = 0.1
 
 Device = TypeVar("Device")
@@ -76,7 +76,7 @@ class Worker(Generic[Device]):
         `cancel_timeout_seconds`: how long a cancelled function may continue.
         """
         self.seats = 0
-        """Functions that run side by side."""
+        """Number of functions that can run side by side."""
         self._cancel_timeout_seconds = cancel_timeout_seconds
         self._threads: list[_Thread[Device]] = []
         self._idle: asyncio.Queue[_Thread[Device]] = asyncio.Queue()
@@ -114,11 +114,11 @@ class Worker(Generic[Device]):
     def _begin(
         self, thread: _Thread[Device], function: Callable[[Device], Result]
     ) -> Future[Result]:
-        """Call `function` in a thread that was idle, which is idle again after it."""
+        """Call `function` in an idle thread; mark the thread idle again afterwards."""
         loop = asyncio.get_running_loop()
 
         def free(_: Future[Result]) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            with contextlib.suppress(RuntimeError):  # the event loop has closed
                 loop.call_soon_threadsafe(self._free, thread)
 
         future = thread.submit(function)
@@ -132,7 +132,7 @@ class Worker(Generic[Device]):
     def _leave_behind(
         self, thread: _Thread[Device], future: Future[Result], until: float | None
     ) -> None:
-        """Interrupt a thread and put another in its place.
+        """Interrupt a thread and replace it by another.
 
         until: loop time by which a running import must have ended; None at the first call.
         """

@@ -1,4 +1,4 @@
-"""Attending the coordinator: one control stream after another, for as long as the host runs."""
+"""The connection to the coordinator: one control stream after another while the host runs."""
 
 from __future__ import annotations
 
@@ -38,16 +38,18 @@ from potluck.rpc.v1 import coordinator_pb2_grpc
 log = structlog.get_logger()
 
 _HOPELESS = (ConfigurationError, IdentityError, ProtocolError)
-"""Errors that connecting again can't help."""
+"""Errors that reconnecting can't fix."""
 
 _WELCOME_SECONDS = 30.0
-"""Time for the welcome of a coordinator that is alive; dead ones are found by keepalive."""
+"""Maximum wait for the welcome; a coordinator that is dead is detected earlier, by keepalive."""
 
 _SENT_AWAY_SECONDS = 10.0
 """If the coordinator ends a stream within this time, the pauses continue to grow."""
 
 _REFUSALS = 10
-"""Refusals in a row while another process attends in this one's place: it may be about to end."""
+"""Refusals in a row that are retried while another process of the same host is connected.
+
+The other process may be about to end."""
 
 
 class Attending:
@@ -72,7 +74,7 @@ class Attending:
         self._backoff = Backoff(generator, maximum=config.reconnect_maximum_seconds)
         self._stream: ControlStream | None = None
         self._before = contextlib.AsyncExitStack()
-        """The stream that is held until the one with the renewed certificate stands."""
+        """The old stream, held until the one with the renewed certificate is accepted."""
         self._welcomed = False
 
     def say(self, message: rpc.AttendRequest) -> None:

@@ -50,7 +50,7 @@ class HostCertificate:
             seen = now
             try:
                 self.files.load(self._role)
-            except PotluckError as error:  # amid being replaced, say
+            except PotluckError as error:  # for example, while being replaced
                 log.warning("changed certificate can't be used yet", why=error.message)
 
     def _look(self) -> tuple[object, ...]:

@@ -1,7 +1,7 @@
 """Carrying instructions out: each id once, however often it is sent.
 
-Lives on the event loop. The log says what has been met; each instruction under way is a task, and
-its computations run in a worker's thread.
+Lives on the event loop. The log records which ids have arrived. Each instruction under way is an
+asyncio task, and its computations run in a worker's thread.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ class Instructions:
         self, context: HandlerContext, *, say: Callable[[rpc.AttendRequest], None]
     ) -> None:
         """`say` sends a message to the coordinator, or drops it while there is no connection:
-        what is not yet answered is asked again after a reconnect."""
+        after a reconnect, the coordinator sends unanswered instructions again."""
         self.log = context.log
         self._context = context
         self._updates, self._states = context.updates, context.states
         self._metrics = context.metrics
         self._say = say
         self._active: dict[str, ActiveInstruction] = {}
-        self._tasks: set[asyncio.Task[None]] = set()  # those of stopped instructions among them
+        self._tasks: set[asyncio.Task[None]] = set()  # also of stopped instructions
 
     def stages(self) -> Mapping[str, int]:
         """Instructions under way, by stage; may be called in any thread."""
@@ -145,7 +145,7 @@ class Instructions:
             self._stop(instruction_id)
         self._updates.drop_rounds(run_id=run_id, client_id=client_id, through=instruction.round)
         settle = instruction.settle
-        # If it can't be written now, the next training says it again.
+        # If it can't be written now, the instruction for the next training reports it again.
         with contextlib.suppress(StorageError):
             self._states.settle(run_id, client_id, settle.update_id, included=settle.included)
 
@@ -178,7 +178,7 @@ class Instructions:
                 answer = await carry_out(self._context, active)
             bound.info("done", work=instruction.WhichOneof("work"))
         except TimeoutError:
-            # Its update stays: a coordinator that was away longer may ask for it again.
+            # Its update stays: a coordinator that was down for longer may request it again.
             bound.warning("dropped, its deadline has passed")
             trouble = "its deadline has passed"
             self._drop(active)

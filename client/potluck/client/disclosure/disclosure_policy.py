@@ -1,4 +1,4 @@
-"""The rules of a client's owner on what may leave it, applied to requests. Pure."""
+"""The owner's rules on the data that may leave a client, applied to requests. Pure."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from potluck.common.signal import title_of
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 MOST_RELEASES = 1000
-"""Most disclosures of a client, all together: a bound on its ledger."""
+"""Maximum number of disclosures of a client in total; it limits the size of its ledger."""
 
 _SKETCH = "sketch"
 WITHHELD = "its data can't be used for this; the log of its host has the reason"
@@ -314,7 +314,7 @@ def check_budget(
 
 
 def check_weighting(policy: DisclosurePolicy, client: str, asked: Weighting) -> None:
-    """Raise DisclosureRefusedError if a run wants the number of samples more exactly."""
+    """Raise DisclosureRefusedError if a run wants a more exact number of samples than allowed."""
     if not policy.weighting.permits(asked):
         raise DisclosureRefusedError(
             f"client '{client}' tells its number of samples at most '{policy.weighting}', and the "

@@ -1,4 +1,4 @@
-"""The log of what clients sent besides profiles and sums, which have ledgers of their own.
+"""The log of messages that clients sent; profiles and sums have ledgers of their own.
 
 Each client has one file of JSON lines in the state directory's `outgoing`. A file that has grown
 large is compressed into the client's folder there, and a new one is begun; no line is dropped. A
@@ -107,7 +107,7 @@ class OutgoingLog:
         for path in sorted((self._folder / client).glob("*.jsonl*")):
             number = path.name.partition(".")[0]
             if number.isdecimal() and path.name.endswith((".jsonl", _COMPRESSED)):
-                found[int(number)] = path  # the packed one comes last
+                found[int(number)] = path  # if both exist, the compressed one is used
         return [found[number] for number in sorted(found)]
 
     def _compress(self, client: str) -> None:

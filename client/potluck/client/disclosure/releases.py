@@ -75,7 +75,7 @@ class Discloser:
         work, client = instruction.disclose, instruction.client_id
         signal = work.signal
         check_known(signal)
-        if signal not in BUILT_IN_SIGNALS:  # its code is loaded only where its owner allows that
+        if signal not in BUILT_IN_SIGNALS:  # its code is loaded only if the owner allows it
             check_signal(self.policy, client, signal)
         request = parse_request(signal, work.parameters_json)
         parameters = terms(
@@ -95,14 +95,14 @@ class Discloser:
             fresh = release is None
             if release is None:
                 release = await self._make(client, key, parameters, measure)
-            else:  # by the key in force, which may be another than when it was made
+            else:  # sign again: the key in force may have changed
                 signature = self._sign(client, key, release.payload_json).hex()
                 release = release.model_copy(update={"signature": signature})
             if not any(recipient.same(each) for each in release.recipients):
                 recipients = (*release.recipients, recipient)
                 release = release.model_copy(update={"recipients": recipients})
-                # Before anything is sent: what is not on disk was never disclosed. Not in a
-                # thread, where cancelling this instruction could leave it half done.
+                # Write before sending: the disk then has every disclosed release. Don't use a
+                # thread: cancelling this instruction could leave the write half done.
                 self.budget.keep_release(client, release)
                 self._tell(client, release, recipient, fresh=fresh)
         outcome = DisclosureOutcome.MADE if fresh else DisclosureOutcome.REPEATED
@@ -120,7 +120,7 @@ class Discloser:
     ) -> Release:
         self.budget.check_release(client, key.signal, parameters)
         payload_json = canonical_json(await measure(parameters))
-        # A secure sum may have been paid for meanwhile.
+        # A secure sum may have been charged to the budget meanwhile.
         self.budget.check_release(client, key.signal, parameters)
         return Release(
             data_epoch=key.data_epoch,

@@ -1,7 +1,8 @@
-"""The records of secure sums that clients of a host took part in, as the core reads them.
+"""Interface to the records of secure sums that clients of a host took part in.
 
-`potluck.secagg` keeps them. The host finds it by name, in the group `potluck.secure_sums`. Without
-it, a client that has records can't disclose anything with noise: its budget is unknown.
+`potluck.secagg` implements it and keeps the records. The host finds it by name, in the entry-point
+group `potluck.secure_sums`. Without `potluck.secagg`, a client that has records can't disclose
+anything with noise: its spent budget is unknown.
 """
 
 from __future__ import annotations
@@ -38,12 +39,15 @@ class SumRecords(Protocol):
         ...
 
     def remarks(self, clients: Sequence[str], holds_against: str) -> Iterator[str]:
-        """Yield what the sums of these clients hide. holds_against: from whom, in words."""
+        """Yield sentences on what the sums of these clients hide.
+
+        holds_against: the parties from which it is hidden, in words.
+        """
         ...
 
 
 class UnreadableSums:
-    """The ledgers in a folder, on a host without secure aggregation: none may be there."""
+    """Stands in for the ledgers on a host without secure aggregation: raises if one exists."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -1,5 +1,7 @@
-"""The instruction to check whether a training could begin, and whether what a run wants of a client
-may leave: its update, its answers, its counts on held-out samples."""
+"""The instruction to check in advance whether a client can take part in a run.
+
+Checks that a training could begin, and that the owner's policy allows the data that the run needs:
+the update, answers to questions, counts on held-out samples."""
 
 from __future__ import annotations
 
@@ -13,13 +15,13 @@ from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 
 async def check(context: HandlerContext, active: ActiveInstruction) -> rpc.Answer:
-    """Say that it could. Raises what such a training would fail with."""
+    """Answer that all checks passed. Raises the error that such a training would raise."""
     instruction, work = active.instruction, active.instruction.check
     permitted_weighting(context.policy, instruction.client_id, work.train)
     if work.train.HasField("privacy"):
         await asyncio.to_thread(
             lambda: context.guard().check(instruction.client_id, work.train)
-        )  # the first time, its library is imported
+        )  # the first call imports a library
     for kind in work.questions:
         check_question(context.policy, instruction.client_id, kind)
     if work.evaluates:

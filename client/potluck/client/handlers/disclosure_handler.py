@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # importing it imports torch, which only the worker's thread 
 
 
 async def disclose(context: HandlerContext, active: ActiveInstruction) -> rpc.Answer:
-    """Answer with a profile, new or as it was disclosed before."""
+    """Answer with a profile: a new one, or the stored one if it was disclosed before."""
 
     async def measure(parameters: Parameters) -> dict[str, Any]:
         return await _measured(context, active, parameters)
@@ -30,7 +30,7 @@ async def disclose(context: HandlerContext, active: ActiveInstruction) -> rpc.An
 async def _measured(
     context: HandlerContext, active: ActiveInstruction, parameters: Parameters
 ) -> dict[str, Any]:
-    """The profile's payload, noise and all."""
+    """Compute the profile's payload, with its noise."""
     work, client = active.instruction.disclose, ClientId(active.instruction.client_id)
     noise = ReleaseNoise(work.signal, parameters, randomness(context.policy, client, parameters))
 

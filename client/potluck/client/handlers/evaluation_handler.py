@@ -13,7 +13,7 @@ from potluck.rpc.v1 import transfer_pb2
 
 
 async def evaluate_held_out(context: HandlerContext, active: ActiveInstruction) -> rpc.Answer:
-    """Answer with counts, where the owner's policy allows that."""
+    """Answer with counts or metrics. Raises DisclosureRefusedError if the policy forbids that."""
     instruction, work = active.instruction, active.instruction.evaluate
     client = ClientId(instruction.client_id)
     check_held_out(context.policy, client, least_group=work.least_group)
@@ -52,7 +52,7 @@ async def evaluate_held_out(context: HandlerContext, active: ActiveInstruction) 
 
 
 def _measures(context: HandlerContext, active: ActiveInstruction, found: MeasureSums) -> rpc.Answer:
-    """Answer with what the task's own trainer measured."""
+    """Answer with the metrics that the task's own trainer computed."""
     instruction, work = active.instruction, active.instruction.evaluate
     context.outgoing.note(
         instruction,

@@ -1,4 +1,4 @@
-"""The parts of a host that the handlers of instructions share, and the ways to use them."""
+"""The parts of a host that the handlers of instructions share."""
 
 from __future__ import annotations
 
@@ -43,9 +43,10 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, kw_only=True)
 class HandlerContext:
-    """The parts of a host, for handlers. Lives on the event loop; computations run in
-    the worker's threads, trainings and evaluations in those of the trainers, which may be the
-    same."""
+    """The parts of a host, for handlers. Lives on the event loop.
+
+    Trainings and evaluations run in the threads of `trainers`, other computations in those of
+    `worker`; the two may be the same."""
 
     clients: frozenset[ClientId]
     policy: DisclosurePolicy
@@ -65,7 +66,7 @@ class HandlerContext:
     metrics: HostMetrics
     failures: RepeatedFailures
     guard: Callable[[], PrivacyGuard]
-    """Returns the keeper of the trainings with noise. Raises PluginError or MissingLibraryError."""
+    """Returns the guard of trainings with noise. Raises PluginError or MissingLibraryError."""
     measured: MeasuredWorkers | None = None
     tracer: Tracer | None = None
 
@@ -77,7 +78,7 @@ class HandlerContext:
     ) -> Result:
         """Do an instruction's computation in a worker's thread.
 
-        Raises RoundClosedError where it was cancelled before its turn.
+        Raises RoundClosedError if it was cancelled while it was queued.
         """
 
         def begin(device: TrainingDevice) -> Result:
@@ -92,7 +93,7 @@ class HandlerContext:
         task: rpc.Plugin,
         function: Callable[[TrainingSeat], Result],
     ) -> Result:
-        """The same for a training or an evaluation."""
+        """Do a training or an evaluation in a trainer's thread; otherwise as `compute`."""
 
         def begin(seat: TrainingSeat) -> Result:
             active.started()
@@ -109,7 +110,7 @@ class HandlerContext:
     ) -> Result:
         """Call a function in a worker's thread; the instruction's stage stays as it is.
 
-        Failures of our own disk are StorageErrors there; other OSErrors come from the task.
+        Potluck's own disk errors are StorageErrors. Any other OSError comes from the task.
         """
 
         def blaming(device: TrainingDevice) -> Result:
@@ -121,7 +122,7 @@ class HandlerContext:
     def client_files(
         self, instruction: rpc.Instruction, model: Path, kept: rpc.KeptState
     ) -> ClientFiles:
-        """The files with which a model is measured at a client. Raises StateLostError."""
+        """Return the files needed to evaluate a model at a client. Raises StateLostError."""
         from potluck.client.training.task_training import ClientFiles
 
         whose = (instruction.run_id, instruction.client_id)
@@ -135,7 +136,7 @@ class HandlerContext:
     async def model(
         self, active: ActiveInstruction, reference: transfer_pb2.ModelReference, task: rpc.Plugin
     ) -> AsyncIterator[Path]:
-        """The file of a model, fetched if it is not here; it stays while the block runs."""
+        """Yield a model's file, downloaded if needed; it is not deleted while the block runs."""
 
         async def layout() -> Layout:
             return await self.look_up(active, task, lambda device: device.layout(task))

@@ -44,7 +44,7 @@ HANDLERS: Mapping[str, Handler] = {
 
 
 async def carry_out(context: HandlerContext, active: ActiveInstruction) -> rpc.Answer | None:
-    """Carry out an instruction, as `Handler` says."""
+    """Carry out an instruction with its handler; see `Handler`."""
     client = active.instruction.client_id
     if client not in context.clients:
         raise IdentityError(f"client '{client}' is not on this host", client=client)

@@ -29,7 +29,7 @@ from potluck.common.updates.lanes import members_digest
 log = structlog.get_logger()
 
 WAITED_SHARE: Final = 0.8
-"""The share of the time to its deadline that the first update waits for the others."""
+"""The first update waits for the others for this share of the time to its deadline."""
 ARRIVAL_SECONDS: Final = 2.0
 """How long an update waits for companions whose instructions have not come.
 
@@ -72,13 +72,13 @@ class HostSums:
         self._changed = asyncio.Event()
 
     def changed(self) -> None:
-        """An instruction was finished or dropped."""
+        """Handle that an instruction was finished or dropped."""
         self._changed.set()
 
     async def deliver(self, active: ActiveInstruction, update: KeptUpdate, *, fresh: bool) -> None:
-        """Bring an update to the coordinator within a sum; returns when it is kept there.
+        """Deliver an update to the coordinator within a sum; return once it is stored there.
 
-        fresh: nothing of it has been sent before. Raises what `upload.deliver` raises.
+        fresh: True if no part of it has been sent before. Raises what `upload.deliver` raises.
         """
         companions = list(active.instruction.train.companions) or [update.update_id]
         group = self._gathering(companions)
@@ -193,7 +193,7 @@ class HostSums:
             path.unlink(missing_ok=True)
 
     async def close(self) -> None:
-        """Send no more."""
+        """Stop sending."""
         tasks = [group.task for group in self._groups if group.task is not None]
         for task in tasks:
             task.cancel()

@@ -7,9 +7,9 @@ progress or finished, so that every piece of work is done once.
     QUEUED → DOWNLOADING → QUEUED → COMPUTING → UPLOADING → FINISHED
        └──────────┴───────────┴─────────┴───────────┴─────→ DROPPED
 
-Each instruction that is sent is wanted. One that was dropped starts again when it is sent again. So
-does an id that comes with other work, from a coordinator that was restored from a backup. Only an
-id that was abandoned before it came is refused, once: the order to abandon it came first.
+A dropped instruction starts again when the coordinator sends it again. So does an id that arrives
+with other work, from a coordinator that was restored from a backup. Only if the order to abandon an
+id arrives before its instruction, the instruction is refused, once.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class InstructionStage(StrEnum):
     FINISHED = "finished"
     DROPPED = "dropped"
     OVERTAKEN = "overtaken"
-    """Abandoned before it came."""
+    """The order to abandon it arrived before the instruction."""
 
     @property
     def over(self) -> bool:
@@ -63,7 +63,7 @@ class Reception(StrEnum):
     REPEAT = "repeat"
     """The work is finished: send its answer, or deliver its update, again."""
     REFUSE = "refuse"
-    """The instruction was abandoned before it came; answer with that failure."""
+    """The instruction was abandoned before it arrived; answer with that failure."""
 
 
 def ignored(_: InstructionStage) -> None:
@@ -113,7 +113,7 @@ class InstructionLog:
     host's time."""
 
     def receive(self, instruction: rpc.Instruction) -> Reception:
-        """Enter an instruction that has arrived, and return how to treat it."""
+        """Record an instruction that has arrived, and return how to treat it."""
         entry, work = self._entries.get(instruction.id), digest_of_work(instruction)
         if entry is not None and entry.stage is InstructionStage.OVERTAKEN:
             entry.stage = InstructionStage.DROPPED
@@ -168,7 +168,7 @@ class InstructionLog:
     def abandon(self, instruction_ids: Iterable[str]) -> list[str]:
         """Drop instructions; return those on which work was under way.
 
-        An instruction that has not arrived may still be on its way: it is entered as overtaken.
+        An instruction that has not arrived may still arrive: it is recorded as overtaken.
         """
         stopped: list[str] = []
         for instruction_id in instruction_ids:
@@ -186,7 +186,7 @@ class InstructionLog:
         return stopped
 
     def coordinator_is(self, coordinator_id: str) -> None:
-        """Set the coordinator process; forget overtaken ids, which only the last one could send."""
+        """Set the coordinator process; forget overtaken ids, which only the last process used."""
         self.coordinator_id = coordinator_id
         for entry in list(self._entries.values()):
             if entry.stage is InstructionStage.OVERTAKEN:
@@ -211,7 +211,7 @@ class InstructionLog:
         return [entry for entry in self._entries.values() if not entry.stage.over]
 
     def progress(self) -> list[rpc.Progress]:
-        """The progress of the work under way, for a heartbeat."""
+        """Return the progress of the work under way, for a heartbeat."""
         return [
             rpc.Progress(
                 instruction_id=entry.id,

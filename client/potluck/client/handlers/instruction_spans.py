@@ -52,8 +52,8 @@ class InstructionSpans:
 def spans_of(tracer: Tracer | None, instruction: rpc.Instruction) -> InstructionSpans | None:
     """Return the spans of a training; None if this host or the coordinator does not trace.
 
-    The duration of a training discloses the number of samples. So there are no spans either if that
-    number is not disclosed exactly, or for other work, which does not state how exactly it is.
+    The duration of a training discloses the number of samples. So None is also returned if the
+    number is not disclosed exactly, and for instructions other than a training.
     """
     train = instruction.train
     told = not is_masked(train) and train.weighting in _EXACT

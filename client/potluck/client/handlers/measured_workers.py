@@ -1,7 +1,7 @@
 """Workers of a host that share GPUs; the host's first training shows how many fit in memory.
 
-Until then each GPU has one worker. The choice is kept, so that a run's clients are cut into the
-same groups again. Lives on the event loop.
+Until then each GPU has one worker. The number is stored, so that a later start divides a run's
+clients into the same groups. Lives on the event loop.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ log = structlog.get_logger()
 
 
 class MeasuredWorkers:
-    """Adds workers to a host's trainers, once, when it is measured how many fit in memory."""
+    """Measures once how many workers fit in GPU memory, then adds them to a host's trainers."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class MeasuredWorkers:
             memory = await self._trainers.run(measure)
         except RoundClosedError:
             raise
-        except PotluckError as error:  # the training itself will say so; nothing is kept of it
+        except PotluckError as error:  # the training itself reports it; don't store it
             log.warning("what a training takes of a GPU is not measured", why=error.message)
             return chosen_workers(subject, None, lanes=lanes, most=self._most)
         choice = chosen_workers(subject, memory, lanes=lanes, most=self._most)

@@ -21,11 +21,11 @@ if TYPE_CHECKING:  # importing it imports torch, which only the worker's thread 
 log = structlog.get_logger()
 
 _MOST_NUMBERS = 1024
-"""In an answer."""
+"""Maximum number of values in an answer."""
 
 
 async def answer_question(context: HandlerContext, active: ActiveInstruction) -> rpc.Answer:
-    """Answer with the numbers asked for, where the owner's policy allows that."""
+    """Answer with the requested numbers. Raises DisclosureRefusedError if the policy forbids it."""
     instruction, work = active.instruction, active.instruction.question
     check_question(context.policy, instruction.client_id, work.kind)
     check_pace(context.policy, instruction.client_id, work.pace)
@@ -61,7 +61,7 @@ async def answer_question(context: HandlerContext, active: ActiveInstruction) ->
 
 
 def numbers_asked(work: rpc.Question, values: Mapping[str, float]) -> dict[str, float]:
-    """The numbers that were asked for, and no others."""
+    """Return only the requested numbers."""
     missing = [name for name in work.names[:_MOST_NUMBERS] if name not in values]
     if missing:
         has = ", ".join(values) or "none"

@@ -16,7 +16,7 @@ from potluck.common.errors import RepeatedFailureError, StateLostError, Training
 log = structlog.get_logger()
 
 LIMIT: Final = 3
-"""Failures in a row, of which each has the same cause, before a host is excluded."""
+"""Number of failures in a row with the same cause after which a host is excluded."""
 
 
 class RepeatedFailures:
@@ -27,18 +27,18 @@ class RepeatedFailures:
         self._cause, self._count = "", 0
 
     def note_success(self) -> None:
-        """A training has succeeded: begin to count again."""
+        """Reset the count, since a training has succeeded."""
         with self._lock:
             self._cause, self._count = "", 0
 
     def note(self, error: TrainingError, client: str) -> RepeatedFailureError | None:
-        """Count a failure. Returns the error to raise in its place from the third failure on that
-        has the same cause; else None.
+        """Count a failure. From the third in a row with the same cause, return the error to raise
+        instead; else None.
 
-        Texts that differ in the client and in numbers only have the same cause.
+        Messages that differ only in the client and in numbers count as the same cause.
         """
         if error.permanent or isinstance(error, StateLostError):
-            return None  # such a client is excluded at once, or gets what it lacks
+            return None  # the coordinator handles these at the first failure
         text = error.message.replace(f"'{client}'", "its client")
         cause = re.sub(r"\d+", "#", f"{error.reason} {text}")
         with self._lock:

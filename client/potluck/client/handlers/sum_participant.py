@@ -1,7 +1,8 @@
-"""A host's part in secure sums, as the core sees it.
+"""The interface with which a host takes part in secure sums.
 
-`potluck.secagg` has the part. The host finds it by name, in the group `potluck.secure_sums`.
-Without it, a host refuses every sum, and does not start if its owner demands masks.
+`potluck.secagg` implements it. The host finds it by name, in the entry-point group
+`potluck.secure_sums`. Without it, a host refuses every sum, and does not start if its owner's
+policy requires masked updates.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class SumParticipant(Protocol):
         ...
 
     async def meet(self, instruction: rpc.Instruction, model: Path) -> None:
-        """Prepare a client's sum before it trains from this file."""
+        """Prepare a client's sum before the client trains from this model file."""
         ...
 
     async def mask(
@@ -62,7 +63,7 @@ class SumParticipant(Protocol):
 
 
 class NoParticipant:
-    """The part of a host without secure aggregation: it refuses."""
+    """Stands in on a host without secure aggregation: refuses every sum."""
 
     async def answer(self, instruction: rpc.Instruction, count: Count) -> rpc.SecureReply:  # noqa: ARG002  # as in `SumParticipant`
         """Raise DisclosureRefusedError."""
@@ -95,7 +96,7 @@ def _refused(instruction: rpc.Instruction) -> DisclosureRefusedError:
 
 
 def check_masks(policy: DisclosurePolicy) -> None:
-    """Raise ConfigurationError if the owner demands masks and this host has none."""
+    """Raise ConfigurationError if the policy requires masks and the host can't make them."""
     if policy.updates == "masked" and not _is_installed():
         raise ConfigurationError(
             f'updates = "masked" in [disclosure], and {_MISSING}; install all of potluck'
@@ -108,7 +109,7 @@ def open_participant(
     in_force: MembershipInForce | None,
     budget: PrivacyBudget,
 ) -> SumParticipant:
-    """Return the host's part in secure sums. in_force: None without a federation root."""
+    """Return the host's `SumParticipant`. in_force: None without a federation root."""
     if not _is_installed():
         return NoParticipant()
     make: Callable[..., Any] = plugins.find_callable(plugins.SECURE_SUMS, _HOST)

@@ -88,7 +88,7 @@ class TrainingGroups:
     def _reason_of_group(self, instruction: rpc.Instruction) -> str:
         companions = instruction.train.companions
         if instruction.id not in companions:
-            return ""  # `train` says what is wrong
+            return ""  # `train` raises the error
         part = part_of(companions, instruction.id, self._worker.seats)
         return "each client has a worker of its own" if len(part) == 1 else ""
 
@@ -156,7 +156,7 @@ class TrainingGroups:
                 each.trained.set_result(result)
 
     def _complete(self, group: _Gathering) -> bool:
-        """Return True if no further companion can join: each is here, alone or over."""
+        """Return True if no companion can still join: each has joined, trains alone or is over."""
         return all(
             name in group.members or name in self._alone or self._log.is_over(name)
             for name in group.companions
@@ -231,7 +231,7 @@ def check_companions(instruction: rpc.Instruction) -> None:
         and len(set(companions)) == len(companions)
         and instruction.id in companions
         and instruction.id.endswith(client)
-        # The first and the last of them in order: what lies between begins in the same way.
+        # Checking the prefix of the first and the last, in order, checks all between them.
         and min(companions).startswith(attempt)
         and max(companions).startswith(attempt)
     )

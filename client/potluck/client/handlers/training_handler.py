@@ -1,4 +1,4 @@
-"""The instruction to train: makes an update and delivers it."""
+"""The instruction to train: trains a client and delivers its update."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ async def train(context: HandlerContext, active: ActiveInstruction) -> rpc.Answe
             kept = await _make_update(context, active)
         if instruction.train.HasField("before_upload"):
             return _offer(context, instruction, kept)
-        if kept.offer:  # others were noted before they were kept
+        if kept.offer:  # without an offer, it was already logged
             _note(context, instruction, kept)
         context.log.move(update_id, InstructionStage.UPLOADING)
         if kept.encoding == SUM:
@@ -176,7 +176,7 @@ async def _make_update(context: HandlerContext, active: ActiveInstruction) -> Ke
     outcome = trained.outcome
     if outcome.kept:
         context.states.pend(instruction.run_id, instruction.client_id, instruction.id)
-    # How fast a training goes tells the number of samples; of a masked one only the sum says any.
+    # Speed discloses the number of samples, so no metrics for masked or inexact trainings.
     if trained.file is not None and weighting is Weighting.EXACT:
         context.metrics.trained(outcome.seen, outcome.seconds, outcome.loss)
     report = trained.report(weighting)
@@ -271,12 +271,12 @@ async def _train_alone(
             seat.restart()
             raise repeated from error
         context.failures.note_success()
-        if cancelled():  # no record will name these files
+        if cancelled():  # delete the files: no record refers to them
             files.update.unlink(missing_ok=True)
             context.states.discard(instruction.id)
         return trained
 
-    if is_masked(instruction.train):  # its tensors are needed here
+    if is_masked(instruction.train):  # masking needs the tensors in this process
         return await context.compute(active, instruction.train.task, compute)
     return await context.train(active, instruction.train.task, compute)
 

@@ -1,4 +1,6 @@
-"""Auxiliaries on a host: read for a training, made of what came of it. Blocks."""
+"""Files of auxiliaries, the tensors besides the model: read before and written after a training.
+
+Blocks."""
 
 from __future__ import annotations
 
@@ -30,8 +32,8 @@ Arrays = Mapping[str, Mapping[str, NDArray[np.float32]]]
 class ReceivedAuxiliaries:
     """The auxiliaries that came with an instruction to train.
 
-    names: of the auxiliaries. shared, personal: files from the coordinator; personal is None where
-    there is none. kept: what counts of earlier trainings, None for nothing yet.
+    names: names of the auxiliaries. shared, personal: files from the coordinator; personal may be
+    None. kept: file from the client's last training whose update is in the model; or None.
     """
 
     names: Sequence[str]
@@ -43,7 +45,7 @@ class ReceivedAuxiliaries:
 def corrected(
     correction: LocalCorrection, received: ReceivedAuxiliaries, layout: Layout
 ) -> Corrected:
-    """The correction with what it begins with. Raises LayoutError, StorageError."""
+    """Return the correction with its tensors, read from files. Raises LayoutError, StorageError."""
     return Corrected(
         correction=correction,
         shared=_read(received.shared, received.names, layout),

@@ -1,4 +1,4 @@
-"""Classification tasks: the built-in loop is their trainer, and their data are `Examples`."""
+"""Classification tasks: the built-in loop trains them, and their data are `Examples`."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class Classification(TaskTraining):
     def train(
         self, instruction: rpc.Instruction, files: TrainingFiles, progress: TrainingProgress
     ) -> Outcome:
-        """Train as the instruction says, with the objective and the correction that it names."""
+        """Train with the settings, objective and correction that the instruction names."""
         work, client_id = instruction.train, ClientId(instruction.client_id)
         loaded, plan = self.loaded, plan_training(work, self.loaded.task)
         granted = files.granted
@@ -178,7 +178,7 @@ class Classification(TaskTraining):
         try:
             result, settings = within_memory(attempt, plan.settings)
         except TrainingError as error:
-            if type(error) is TrainingError:  # no learning rate is to blame for NaN in data
+            if type(error) is TrainingError:  # if the data has NaN, that is the cause
                 check_finite(data, f"client '{client_id}'")
             raise
         finally:
@@ -217,7 +217,7 @@ class Classification(TaskTraining):
             except (PotluckError, UnfitForLanesError) as error:
                 troubles[member.lane] = error
         if plan.settings.batched == "auto" and trainees:
-            loaded.set_weights(members[0].files)  # the last training may have left NaN behind
+            loaded.set_weights(members[0].files)  # the last training may have left NaN weights
             self._require_faster(trainees[0], plan.objective, rules)
         loaded.set_weights(members[0].files)
         outcomes = (
@@ -245,7 +245,7 @@ class Classification(TaskTraining):
                     subject, loaded.model, sample, objective, rules, classes=classes, device=device
                 )
             except (TrainingError, RuntimeError, ValueError, IndexError, TypeError) as error:
-                # Noise is not what the network was made for. A client's own training says more.
+                # The network may not accept random inputs. Training on real data shows the cause.
                 text = " ".join(str(error).split())[:300]
                 raise UnfitForLanesError(f"measuring both ways failed: {text}") from error
 
@@ -292,7 +292,7 @@ class Classification(TaskTraining):
 
     @contextlib.contextmanager
     def _blamed_on(self, client_id: ClientId) -> Iterator[None]:
-        """Turn errors that the task raises at a client's data into a TrainingError."""
+        """Turn errors that the task raises for a client's data into a TrainingError."""
         with blamed_on_task(self.loaded.name, f"client '{client_id}'"):
             try:
                 yield
@@ -311,7 +311,7 @@ class Classification(TaskTraining):
         client_id = ClientId(trainee.member.instruction.client_id)
         data = self.client_data(client_id).train
         if isinstance(outcome, TrainingError):
-            try:  # no learning rate is to blame for NaN in data
+            try:  # if the data has NaN, that is the cause
                 check_finite(data, f"client '{client_id}'")
             except TrainingError as error:
                 return error
@@ -331,20 +331,20 @@ class Classification(TaskTraining):
         )
 
     def _load(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Give the loaded model the weights of a lane."""
+        """Load the weights of a lane into the model."""
         with torch.no_grad():
             for name, tensor in self.loaded.model.named_parameters():
                 tensor.copy_(weights[name])
 
     def client_data(self, client_id: ClientId) -> ClientData:
-        """A client's data, checked to be `Examples` of the task."""
+        """Return a client's data. Raises an error unless they are `Examples` of the task."""
         name = self.loaded.name
         return self.loaded.client_data(
             client_id, lambda data: check_client_data(data, name, client_id)
         )
 
     def _samples(self, client_id: ClientId, work: rpc.Train, share: float) -> _Samples:
-        """The samples that a client trains on: not those kept back, no more than its quotas."""
+        """Return the client's training samples, without those held back, within its quotas."""
         training, validation = validation_split(self.client_data(client_id).train, share, client_id)
         if self._on_device is None:
             self._on_device = DeviceSamples(self._device, sharing=self.loaded.sharing)
@@ -360,7 +360,7 @@ class Classification(TaskTraining):
         )
 
     def _optimizer_for(self, settings: LocalTraining) -> LocalOptimizer:
-        """The optimiser of the last training, if it was one with these settings; else a new one."""
+        """Return the last training's optimiser if its settings are the same; else a new one."""
         if self._optimizer is None or self._settings != settings:
             parameters = [p for p in self.loaded.model.parameters() if p.requires_grad]
             self._optimizer = make_optimizer(parameters, settings, round_number=1)
@@ -370,7 +370,7 @@ class Classification(TaskTraining):
     def memory_of(
         self, instruction: rpc.Instruction, files: ClientFiles, progress: TrainingProgress
     ) -> TrainingMemory | None:
-        """Measured on a GPU; nothing of the training stays."""
+        """Measure on a GPU only; discard the training's results."""
         if self._device.type != "cuda":
             return None
         return memory_taken(
@@ -381,7 +381,7 @@ class Classification(TaskTraining):
     # Evaluation and questions -----------------------------------------------------------------
 
     def measured(self, instruction: rpc.Instruction, files: ClientFiles) -> EvaluationCounts:  # noqa: ARG002 - for trainers
-        """Exact counts."""
+        """Return exact counts."""
         loaded, client_id = self.loaded, ClientId(instruction.client_id)
         held_out = self.held_out(client_id, self.client_data(client_id))
         counts = evaluate(
@@ -404,7 +404,7 @@ class Classification(TaskTraining):
         *,
         trained: bool = False,
     ) -> Mapping[str, float]:
-        """Whatever question it is."""
+        """Answer any kind of question."""
         work, client_id, loaded = instruction.question, instruction.client_id, self.loaded
         if files is not None:
             loaded.set_weights(files)
@@ -428,7 +428,7 @@ class Classification(TaskTraining):
     # Signals ----------------------------------------------------------------------------------
 
     def label_counts(self, client_id: ClientId) -> list[int]:
-        """A client's training samples by class."""
+        """Return a client's number of training samples per class."""
         return label_counts(self.client_data(client_id).train, self.loaded.task.classes)
 
     def estimated_matrix(
@@ -440,7 +440,7 @@ class Classification(TaskTraining):
         model: Path,
         cancelled: Callable[[], bool],
     ) -> MatrixEstimate:
-        """A client's interaction matrix, estimated with the file `model`."""
+        """Estimate a client's interaction matrix with the model in the file `model`."""
         terms = EstimateTerms(
             settings=parameters.settings or TripletSettings(),
             seed=seed,
@@ -501,5 +501,5 @@ def _auxiliaries(
 
 
 def _without_loss(done: FinishedTraining, weighting: Weighting) -> UpdateReport:
-    """Return a report without the loss: it has no noise."""
+    """Return a report without the loss, since no noise was added to the loss."""
     return replace(done.report(weighting), loss=None)

@@ -85,7 +85,7 @@ class TrainingDevice:
         self._tasks = LoadedTasks(*self._terms)
 
     def layout(self, plugin: rpc.Plugin) -> Layout:
-        """The layout of a task's model. Raises PluginError, or LayoutError."""
+        """Return the layout of a task's model. Raises PluginError, or LayoutError."""
         return self._tasks.of(plugin).loaded.layout
 
     def train(
@@ -120,7 +120,7 @@ class TrainingDevice:
         return training.memory_of(instruction, files, TrainingProgress(progress, cancelled))
 
     def check(self, work: rpc.Train, layout: bytes) -> None:
-        """Check that such a training could begin, on a model with that file header (if not empty).
+        """Check that such a training could begin. layout: the model's file header, or empty.
 
         Raises PluginError, ConfigurationError, LayoutError, or ProtocolVersionError.
         """
@@ -139,7 +139,7 @@ class TrainingDevice:
         progress: Callable[[float], None],
         cancelled: Callable[[], bool],
     ) -> EvaluationCounts | MeasureSums:
-        """Counts, or measures, of a model on a client's held-out samples.
+        """Evaluate a model on a client's held-out samples; return counts, or sums of metrics.
 
         Raises PluginError, ConfigurationError, LayoutError, TrainingError, StorageError, and
         RoundClosedError when cancelled.
@@ -148,7 +148,7 @@ class TrainingDevice:
         return training.evaluate(instruction, files, TrainingProgress(progress, cancelled))
 
     def question(self, work: rpc.Question) -> Question:
-        """The question. Raises PluginError for a kind or parameters this host does not know."""
+        """Make a question. Raises PluginError for an unknown kind or unknown parameters."""
         return make_question(work)
 
     def answer(
@@ -173,7 +173,7 @@ class TrainingDevice:
         return len(self._tasks.of(plugin).client_data(client_id).train)
 
     def label_counts(self, plugin: rpc.Plugin, client_id: ClientId) -> list[int]:
-        """A client's training samples by class. Raises PluginError, TrainingError."""
+        """Return a client's training samples per class. Raises PluginError, TrainingError."""
         return self._tasks.of(plugin).label_counts(client_id)
 
     def disclosed(
@@ -186,7 +186,7 @@ class TrainingDevice:
         model: Path | None,
         cancelled: Callable[[], bool],
     ) -> dict[str, Any]:
-        """The payload of a client's signal, checked as the coordinator will check it.
+        """Return the payload of a client's signal, after the checks that the coordinator makes too.
 
         model: file of the pre-trained model, for a signal that needs one.
 
@@ -236,12 +236,18 @@ def has_torch() -> bool:
 
 
 def _own_seed(client_id: ClientId, model: str) -> int:
-    """Seed of a client's estimate: not the coordinator's to choose, so it can't try several."""
+    """Return the seed of a client's estimate.
+
+    The coordinator can't choose the seed, so it can't compare several estimates.
+    """
     return int.from_bytes(hashlib.sha256(f"{client_id}/{model}".encode()).digest()[:8], "big") >> 1
 
 
 def resolve_device(device: str) -> str:
-    """ "cpu" or "cuda:N" for auto, cpu or cuda:N. Raises ConfigurationError if it is not there."""
+    """Resolve auto, cpu or cuda:N to "cpu" or "cuda:N".
+
+    Raises ConfigurationError if this machine does not have the device.
+    """
     if device == "cpu" or not has_torch():
         return "cpu"
     import torch
@@ -259,7 +265,7 @@ def resolve_device(device: str) -> str:
 
 
 def described_devices(devices: str) -> str:
-    """Devices, as `resolve_device` names them, with what GPUs are called: cuda:0 (NVIDIA H100)."""
+    """Return the devices for a log, with the names of GPUs: cuda:0 (NVIDIA H100)."""
     if "cuda" not in devices:
         return devices
     import torch

@@ -25,7 +25,7 @@ def memory_taken(device: torch.device, train: Callable[[], None]) -> TrainingMem
     torch.cuda.synchronize(device)
     free, _ = torch.cuda.mem_get_info(device)
     held = torch.cuda.memory_reserved(device)
-    # Kernels and the libraries' own memory come with the first training.
+    # CUDA kernels and library workspaces are allocated only at the first training.
     loaded = max(0, (free_before - free) - (held - held_before))
     context = CONTEXT_BYTES + loaded
     peak = torch.cuda.max_memory_reserved(device)

@@ -14,11 +14,11 @@ from potluck.common.errors import ConfigurationError, TrainingError
 def features_and_logits(
     model: nn.Module, inputs: Tensor, *, device: torch.device, batch_size: int = 1024
 ) -> tuple[Tensor, Tensor]:
-    """(n × d features, n × C logits) of n samples, on the CPU; the model ends in evaluation mode.
+    """Return features (n × d) and logits (n × C) of n samples, on the CPU.
 
-    Features are what the model's method `features(inputs)` returns, if it has one, else what goes
-    into the `nn.Linear` that is called last; they are flattened to n × d. A submodule of the name
-    `features`, as torchvision's models have, is not such a method: it does not pool.
+    Sets the model to evaluation mode. The features are the result of the model's method
+    `features(inputs)`, if it has one, else the inputs of the `nn.Linear` that is called last; they
+    are flattened to n × d. A submodule named `features`, as in torchvision's models, is not used.
 
     Raises ConfigurationError if the model has neither, TrainingError if it fails.
     """

@@ -1,4 +1,4 @@
-"""FedBiO on the client: learns weights of the client's own samples along with the model."""
+"""FedBiO on the client: learns a weight for each of the client's samples along with the model."""
 
 from __future__ import annotations
 
@@ -22,18 +22,20 @@ from potluck.common.errors import DataError
 from potluck.common.task import Examples
 
 DIRECTION: Final = "direction"
-"""The auxiliary u, both ways: an estimate of (∇²_yy g)⁻¹·∇_y f."""
+"""The auxiliary u, received and sent: an estimate of (∇²_yy g)⁻¹·∇_y f."""
 WEIGHTS: Final = "weights"
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedBiOCorrection(LocalCorrection):
-    """Each sample's cross-entropy counts with σ(λ_i): g is their mean over a batch of the samples
-    trained on, f the plain mean over one of those kept back.
+    """Weights each sample's cross-entropy by σ(λ_i).
 
-    A step goes along −∇_y g, and from where it began u −= τ·(∇²_yy g·u − ∇_y f) and
-    λ += η·∇²_λy g·u, as ∇_λ f is 0. The λ begin at 0, stay with the client and never leave it.
-    tau, eta > 0. clip > 0: the longest u.
+    g is the weighted mean over a training batch, f the plain mean over a batch of the samples held
+    back.
+
+    A step moves the model along −∇_y g. With derivatives at the step's start, it also computes
+    u −= τ·(∇²_yy g·u − ∇_y f) and λ += η·∇²_λy g·u (∇_λ f is 0). The λ begin at 0 and never leave
+    the client. tau, eta > 0. clip > 0: maximum norm of u.
     """
 
     tau: PositiveFloat = 0.01
@@ -41,7 +43,7 @@ class FedBiOCorrection(LocalCorrection):
     clip: PositiveFloat = 10.0
 
     def begin(self, context: CorrectionContext) -> RunningCorrection:
-        """The λ are the kept ones; 0 if there are none or the number of samples has changed."""
+        """Begin with the kept λ; with 0 if none are kept or the number of samples has changed."""
         validation = context.validation
         if validation is None or len(validation) == 0:
             raise DataError(
@@ -52,7 +54,7 @@ class FedBiOCorrection(LocalCorrection):
 
 
 class _Descent:
-    """A `RunningDescent`."""
+    """The `RunningDescent` of one training."""
 
     def __init__(
         self, options: FedBiOCorrection, context: CorrectionContext, validation: Examples
@@ -70,7 +72,7 @@ class _Descent:
         self._batches = _batches(validation, context.settings.batch_size, context.seed)
 
     def descend(self, network: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-        """∇_y g, and a step of u and of the batch's λ."""
+        """Set the gradients to ∇_y g, and update u and the batch's λ."""
         rows = batch.indices if self._positions is None else self._positions[batch.indices]
         own = self._weights[rows].requires_grad_()
         logits = network(batch.inputs)
@@ -93,10 +95,10 @@ class _Descent:
         return lower.detach(), logits.detach()
 
     def correct(self) -> None:
-        """The gradients stay as they are."""
+        """Leave the gradients unchanged."""
 
     def finish(self, normalizer: float) -> CorrectionOutcome:  # noqa: ARG002  part of the seam
-        """u to send, the λ to keep."""
+        """Return u, to be sent, and the λ, to be kept."""
         return CorrectionOutcome(
             send={DIRECTION: dict(zip(self._names, self._directions, strict=True))},
             keep={WEIGHTS: {WEIGHTS: self._weights}},
@@ -106,7 +108,7 @@ class _Descent:
 def second_derivatives(
     gradients: Sequence[Tensor], directions: Sequence[Tensor], variables: Sequence[Tensor]
 ) -> list[Tensor]:
-    """∂(gradients · directions)/∂v for each of the variables; gradients have a graph."""
+    """Return ∂(gradients · directions)/∂v for each variable v; the gradients must have a graph."""
     along = torch.stack([(g * u).sum() for g, u in zip(gradients, directions, strict=True)]).sum()
     return [each.detach() for each in _gradients(along, variables)]
 
@@ -114,7 +116,7 @@ def second_derivatives(
 def _gradients(
     value: Tensor, variables: Sequence[Tensor], *, create_graph: bool = False
 ) -> list[Tensor]:
-    """Zeros for variables that the value does not depend on."""
+    """Return the gradients; zeros for variables that the value does not depend on."""
     found = torch.autograd.grad(value, variables, create_graph=create_graph, allow_unused=True)
     return [
         torch.zeros_like(v) if each is None else each
@@ -129,7 +131,7 @@ def next_directions(
     tau: float,
     clip: float,
 ) -> list[Tensor]:
-    """u − τ·(∇²g·u − ∇f), scaled back to a length of `clip` over all tensors where it is longer."""
+    """Return u − τ·(∇²g·u − ∇f), scaled down to norm `clip`, over all tensors, if it is longer."""
     moved = [
         u - tau * (product - gradient)
         for u, product, gradient in zip(directions, products, wanted, strict=True)
@@ -140,7 +142,7 @@ def next_directions(
 
 
 def _batches(samples: Examples, size: int, seed: int) -> Iterator[Tensor]:
-    """Positions of batches, one random order after the other, without end."""
+    """Yield the positions of each batch, without end; shuffle again after each pass."""
     order = torch.Generator().manual_seed(seed ^ 0xB10)
     while True:
         shuffled = torch.randperm(len(samples), generator=order).to(samples.labels.device)

@@ -46,13 +46,13 @@ def keep_choice(folder: Path | None, choice: Choice) -> Choice:
     if folder is None:
         return choice
     path = _path(folder, choice.subject)
-    mine = path.with_name(f".{path.name}.{secrets.token_hex(8)}")  # containers share process ids
+    mine = path.with_name(f".{path.name}.{secrets.token_hex(8)}")  # pids repeat across containers
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         mine.write_text(choice.model_dump_json(indent=2) + "\n", encoding="utf-8")
         try:
             os.link(mine, path)
-        except OSError:  # it is there, or there are no hard links
+        except OSError:  # the file exists, or the disk has no hard links
             first = read_choice(folder, type(choice), choice.subject)
             if first is not None:
                 return first

@@ -1,4 +1,4 @@
-"""Updates that go into a sum: a training's differences as lanes, in a file for one client."""
+"""Updates that a host will add up: a client's differences as lanes, in a file of its own."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _TASKS_KEPT = 4
 
 
 class LoadedTasks:
-    """The tasks used last on a device: "cpu" or "cuda:N"."""
+    """The most recently used tasks on a device: "cpu" or "cuda:N"."""
 
     def __init__(
         self,
@@ -30,8 +30,8 @@ class LoadedTasks:
         choices: Path | None = None,
         sharing: int = 1,
     ) -> None:
-        """`model_modules`: where models that a run file names are looked for. `forecast`: when
-        clients are there. `choices`, `sharing`: see `LoadedTask`."""
+        """`model_modules`: modules in which models named by a run file are looked up. `forecast`:
+        chances that clients are available. `choices`, `sharing`: see `LoadedTask`."""
         self._choices, self._sharing = choices, sharing
         self._device, self._data_directory = device, data_directory
         self._model_modules, self._forecast = model_modules, forecast

@@ -135,7 +135,7 @@ def _finished(
     outcome: Outcome,
     cancelled: Callable[[], bool],
 ) -> Trained:
-    """Write what a training has made of the loaded model."""
+    """Write the update from the trained model."""
     work, loaded = instruction.train, training.loaded
     masked = is_masked(work)
     if loaded.kept:
@@ -249,7 +249,7 @@ def _without(arrays: dict[str, NDArray[Any]], dropped: Sequence[str]) -> dict[st
 
 
 def _write_kept(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Write the tensors that the client keeps of this training."""
+    """Write the tensors that the client keeps after this training."""
     for name, array in arrays.items():
         if array.dtype.kind == "f" and not block_is_within_bounds(array):
             raise NotFiniteError(

@@ -1,4 +1,4 @@
-"""Tasks that bring a trainer of their own. What it does and returns is believed only when checked.
+"""Tasks that bring a trainer of their own; the trainer's results are checked before use.
 
 Nothing here needs torch, unless the task's model is a torch module.
 """
@@ -75,7 +75,7 @@ class OwnTraining(TaskTraining):
     def train(
         self, instruction: rpc.Instruction, files: TrainingFiles, progress: TrainingProgress
     ) -> Outcome:
-        """Have the trainer train, and check what it returns and what it leaves of the model."""
+        """Call the trainer, then check its return value and the changed model."""
         work, client = instruction.train, ClientId(instruction.client_id)
         loaded, begun = self.loaded, time.monotonic()
         settings = self._settings(work)
@@ -115,7 +115,7 @@ class OwnTraining(TaskTraining):
         )
 
     def _settings(self, work: rpc.Train) -> LocalTraining:
-        """The run's settings. Raises ConfigurationError for what this trainer can't do."""
+        """Return the run's settings. Raises ConfigurationError if the trainer lacks support."""
         wants = {
             f"report '{name[:80]}'": name not in self._trainer.capabilities for name in work.reports
         }
@@ -133,7 +133,7 @@ class OwnTraining(TaskTraining):
         return training_for(self.loaded.task, settings, source="training")
 
     def set_weights(self, files: ClientFiles) -> None:
-        """Give the model, on the device, the weights in files."""
+        """Load the weights in `files` into the model on the device."""
         self.loaded.set_weights(files)
         if not isinstance(self.loaded.model, dict):
             self.loaded.model.to(self.loaded.device)
@@ -160,7 +160,7 @@ class OwnTraining(TaskTraining):
         )
 
     def _check_model(self) -> None:
-        """Raise TrainerError unless the model has the tensors it had, and they are numbers."""
+        """Raise TrainerError unless the model's tensors have the same layout and are finite."""
         loaded, whose = self.loaded, f"the trainer of task '{self.loaded.name}'"
         try:
             arrays = loaded.weights()
@@ -181,7 +181,7 @@ class OwnTraining(TaskTraining):
     # Evaluation and questions -----------------------------------------------------------------
 
     def measured(self, instruction: rpc.Instruction, files: ClientFiles) -> MeasureSums:
-        """Measures with their counts."""
+        """Return the trainer's metrics, with the counts behind them."""
         client_id = ClientId(instruction.client_id)
         data = self.held_out(client_id, self.loaded.client_data(client_id))
         seed = instruction.evaluate.seed
@@ -246,14 +246,14 @@ class OwnTraining(TaskTraining):
         )
 
     def client_data(self, client_id: ClientId) -> ClientData[Any]:
-        """A client's data, in whatever form the trainer takes."""
+        """Return a client's data, in the form that the trainer takes."""
         return self.loaded.client_data(client_id)
 
     def label_counts(self, client_id: ClientId) -> list[int]:
         """Return the trainer's counts of a client's training samples by class.
 
-        Raises TrainerError if their sum exceeds the number of samples: noise is added for a sample
-        that counts once.
+        Raises TrainerError if their sum exceeds the number of samples: the noise assumes that each
+        sample counts once.
         """
         self._require(Capability.LABEL_COUNTS)
         data = self.loaded.client_data(client_id).train
@@ -277,7 +277,7 @@ class OwnTraining(TaskTraining):
         return whole
 
     def _gradient_norm(self, client_id: ClientId, data: Any) -> float:
-        """As the trainer computes it; any number that it may be."""
+        """Return the gradient norm that the trainer computes."""
         self._require(Capability.GRADIENT_NORM)
         with self._blamed(client_id):
             return float(self._trainer.gradient_norm(self.loaded.model, data))
@@ -291,12 +291,12 @@ class OwnTraining(TaskTraining):
 
     @contextlib.contextmanager
     def _blamed(self, client: ClientId) -> Iterator[None]:
-        """The trainer's code runs: what it raises is a TrainerError, in one line."""
+        """Turn errors of the trainer's code into a one-line TrainerError."""
         try:
             with blamed_on_trainer(self.loaded.name, f"client '{client}'"):
                 yield
         except BaseException:
-            self.loaded.renew()  # nothing is known of the model
+            self.loaded.renew()  # its state is unknown
             raise
 
 
@@ -323,13 +323,14 @@ def _reporter(
     loss = _loss(contribution.measures)
 
     def report(weighting: Weighting) -> UpdateReport:
-        """Steps, and measures with their counts, tell the number of samples: they go with it."""
+        """Return the report. Steps and metrics would disclose an exact number of samples, so they
+        are sent only if that number is."""
         exact = weighting is Weighting.EXACT and not masked
         return UpdateReport(
             samples=weighting.disclosed(contribution.samples),
             steps=contribution.steps if exact else 0,
             seconds=seconds,
-            loss=0.0 if loss is None and masked else loss,  # a sum has a place for it
+            loss=0.0 if loss is None and masked else loss,  # a masked sum needs a value
             reports=contribution.reports,
             measures=contribution.measures if exact else {},
         )
@@ -355,9 +356,9 @@ def _seeded(model: Any, seed: int) -> Iterator[None]:
 
 
 def _take_a_step() -> None:
-    """Have torch import what its optimisers need: some 800 modules, at the first of them.
+    """Take one optimiser step, so that torch imports the some 800 modules that its optimisers need.
 
-    A task is loaded before a round's time runs, and in seconds that a deadline may not leave.
+    The import takes seconds. It happens when the task is loaded, not within a round's deadline.
     """
     import torch
 

@@ -39,7 +39,7 @@ def model_table_of(plugin: rpc.Plugin) -> ModelTable | None:
 
 
 def json_object(text: str, what: str) -> dict[str, object]:
-    """Parse a JSON object; no text gives {}. Raises ConfigurationError, with `what` it names."""
+    """Parse a JSON object; empty text gives {}. Raises ConfigurationError, which names `what`."""
     try:
         value = json.loads(text or "{}")
     except ValueError:

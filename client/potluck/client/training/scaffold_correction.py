@@ -1,4 +1,4 @@
-"""SCAFFOLD's half on the client (Karimireddy et al. 2020, Algorithm 1, option II)."""
+"""SCAFFOLD's correction on the client (Karimireddy et al. 2020, Algorithm 1, option II)."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ CONTROL = "control"
 class ScaffoldCorrection(LocalCorrection):
     """Steps follow ∇f_k(y) − c_k + c; afterwards c_k⁺ is the mean of the gradients ∇f_k(y).
 
-    control: where that mean is from. `way`: it is read off the way taken, as in the paper, as
-    c_k − c + (w − y)/(a_k·η). a_k is the number of steps for plain SGD. With momentum ρ it is what
-    the steps amount to, without which c_k⁺ would be too large (2.6 times after 5 steps with
-    ρ = 0.9). η is the round's learning rate. `gradients`: they are added up in the steps, with any
-    optimiser; for plain SGD that is the same. It takes another copy of the model.
-    Where gradients are clipped, clipped ones are corrected. Buffers take no part.
+    control: how that mean is computed. `way`: from the update, as in the paper, as
+    c_k − c + (w − y)/(a_k·η). For plain SGD, a_k is the number of steps. With momentum ρ, it is the
+    effective number; with the plain one, c_k⁺ would be too large (2.6 times after 5 steps with
+    ρ = 0.9). η is the round's learning rate. `gradients`: adds up the gradients of all steps, for
+    any optimiser; same result for plain SGD. It takes another copy of the model.
+    Gradients are corrected after clipping. Buffers are not corrected.
     """
 
     control: Literal["way", "gradients"] = "way"
 
     def begin(self, context: CorrectionContext) -> RunningCorrection:
-        """c_k is what was kept, or what the coordinator keeps; else 0."""
+        """Begin with the c_k that the client or the coordinator has kept; else with 0."""
         if self.control == "gradients":
             return _Adding(context)
         if context.settings.adaptive:
@@ -69,7 +69,7 @@ class _Running:
         return [torch.zeros_like(tensor, requires_grad=False) for tensor in self._parameters]
 
     def correct(self) -> None:
-        """g ← g − c_k + c; a parameter without a gradient has one of 0."""
+        """Set g ← g − c_k + c; a missing gradient counts as 0."""
         gradients: list[Tensor] = []
         offsets: list[Tensor] = []
         for parameter, offset in zip(self._parameters, self._offsets, strict=True):
@@ -82,20 +82,20 @@ class _Running:
             torch._foreach_add_(gradients, offsets)  # pyright: ignore[reportPrivateImportUsage]
 
     def finish(self, normalizer: float) -> CorrectionOutcome:
-        """c_k⁺ to keep, c_k⁺ − c_k to send."""
+        """Return c_k⁺, to be kept, and c_k⁺ − c_k, to be sent."""
         send: dict[str, Tensor] = {}
         keep: dict[str, Tensor] = {}
         for index, (name, change) in enumerate(
             zip(self._names, self._changes(normalizer), strict=True)
         ):
             send[name] = change
-            # As the coordinator adds it up: its sum must stay that of all that is kept.
+            # Add the sent change, so that the kept c_k sum to the coordinator's total.
             keep[name] = self._own[index] + send[name]
         kept: dict[str, Tensors] | None = {CONTROL: keep} if self._keeps else None
         return CorrectionOutcome(send={CONTROL: send}, keep=kept)
 
     def _changes(self, normalizer: float, /) -> Iterator[Tensor]:
-        """c_k⁺ − c_k, tensor by tensor."""
+        """Yield c_k⁺ − c_k, tensor by tensor."""
         length = normalizer * self._rate
         ways = zip(self._received, self._parameters, self._common, strict=True)
         for received, parameter, common in ways:
@@ -103,7 +103,7 @@ class _Running:
 
 
 class _Adding(_Running):
-    """Adds the gradients up."""
+    """The variant `gradients`, which adds up the gradients of all steps."""
 
     def __init__(self, context: CorrectionContext) -> None:
         super().__init__(context)

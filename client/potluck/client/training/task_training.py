@@ -1,4 +1,4 @@
-"""The two ways in which a task trains, as one: what a host does with a task's clients.
+"""The common interface of tasks with the built-in loop and tasks with their own trainer.
 
 Nothing here needs torch.
 """
@@ -49,9 +49,9 @@ _CLIENTS_KEPT = 64
 class ClientFiles:
     """The files with which a model is measured or trained at a client.
 
-    model: as it came. kept: the states that the client kept of its last training that is in the
-    model, by purpose. own: the folder for files of the task's own trainer; it may not be there
-    yet.
+    model: the received file. kept: the states, by purpose, that the client kept after its last
+    training whose update is in the model. own: the folder for files of the task's own trainer; it
+    may not exist yet.
     """
 
     model: Path
@@ -168,12 +168,12 @@ class LoadedTask:
 
     @property
     def model(self) -> Any:
-        """The model, whole."""
+        """The model, with all its parts."""
         return self._parts.network
 
     @property
     def layout(self) -> Layout:
-        """The layout of the tensors that travel."""
+        """The layout of the tensors that are sent."""
         return self._parts.layout
 
     @property
@@ -331,7 +331,7 @@ class TaskTraining(ABC):
         files: ClientFiles | None,
         cancelled: Callable[[], bool],
     ) -> Callable[[], LocalUpdate] | None:
-        """The update that a question may be answered from, as its context has it."""
+        """Return the function `local_update` of a question's context, or None."""
         if files is None or not instruction.question.HasField("train"):
             return None
 
@@ -343,7 +343,7 @@ class TaskTraining(ABC):
         return update
 
     def _way(self, model: Path) -> LocalUpdate:
-        """The way of each parameter from a model's file to the weights there are now."""
+        """Return the difference of each parameter: current weights minus the model's file."""
         buffers = buffer_names(self.loaded.model)
         with open_tensors(model) as tensors:
             return {
@@ -354,11 +354,11 @@ class TaskTraining(ABC):
 
     @abstractmethod
     def client_data(self, client_id: ClientId) -> ClientData[Any]:
-        """A client's data, checked."""
+        """Return a client's data after checks."""
 
     @abstractmethod
     def label_counts(self, client_id: ClientId) -> list[int]:
-        """A client's training samples by class."""
+        """Return a client's number of training samples per class."""
 
     def held_out(self, client_id: ClientId, data: ClientData[Any]) -> Any:
         """Return a client's held-out data. Raises NothingHeldOutError if there are none."""

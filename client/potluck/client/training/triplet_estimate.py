@@ -1,12 +1,12 @@
-"""A client's estimate of its triplet: how imbalanced, how spuriously correlated its data is.
+"""A client's estimate of its triplet: how imbalanced and spuriously correlated its data are.
 
-Attributes (a background, a colour) are not labelled. FedDiverse finds them by what an easily
-biased model gets wrong: samples of a class that it gets right have the attribute that usually goes
-with the class, the rest have another (§4, Alg. 2–4). The result is an estimated interaction
-matrix Ñ (classes × 2), and its triplet.
+Attributes (a background, a colour) are not labelled. FedDiverse infers them with a model that is
+biased on purpose. The samples of a class that it classifies correctly are taken to have the
+attribute that is usual in the class; the others to have the other one (§4, Alg. 2–4). The result is
+an estimated interaction matrix Ñ (classes × 2), and its triplet.
 
-An exact triplet is a disclosure: with the number of samples it determines a two-class client's
-matrix up to the naming of classes and attributes.
+An exact triplet is a disclosure: with the number of samples, it determines the matrix of a client
+with two classes, except for the names of classes and attributes.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _LEAST_PIVOT_SAMPLES = 2
 class MatrixEstimate:
     """An estimated interaction matrix. It stays on the client.
 
-    matrix: classes × 2, int64; rows sum to the label counts; which attribute comes first has no
-    meaning. attributes: n, int64, 0 or 1: of each sample. degenerate: no class could be split, so
-    all samples count as of one attribute. pivot: the class that the attribute was learned from;
-    None where degenerate. head_accuracy: how well the head that carries the attribute to the other
-    classes tells the pivot class's own two parts apart, on average of the two; near ½ it has
-    learned nothing, and needs more or longer steps. None where there was nothing to learn.
+    matrix: classes × 2, int64; rows sum to the label counts; the order of the two attributes has no
+    meaning. attributes: n, int64, each sample's attribute, 0 or 1. degenerate: True if no class
+    could be split; all samples then have one attribute. pivot: the class that the attribute was
+    learned from; None if degenerate. head_accuracy: balanced accuracy, on the pivot class, of the
+    head that predicts the attribute for the other classes. Near ½ it has learned nothing, and needs
+    more steps or a larger learning rate. None if there was nothing to learn.
     """
 
     matrix: NDArray[np.int64]
@@ -59,7 +59,7 @@ class MatrixEstimate:
 
 @dataclass(frozen=True, kw_only=True)
 class EstimateTerms:
-    """The settings and the seed of an estimate, its device, and whether it is cancelled."""
+    """The settings, seed and device of an estimate, and the check for cancellation."""
 
     settings: TripletSettings
     seed: int
@@ -67,7 +67,7 @@ class EstimateTerms:
     cancelled: Callable[[], bool] = lambda: False
 
     def stage_seed(self, stage: int) -> int:
-        """Seed of a training. stage: 0 for the head, 1 + y for the biased model of class y."""
+        """Return a training's seed. stage: 0 for the head, 1 + y for class y's biased model."""
         return int(np.random.SeedSequence((self.seed, stage)).generate_state(1, np.uint64)[0] >> 1)
 
 
@@ -79,15 +79,15 @@ def estimate_matrix(
     classes: int,
     terms: EstimateTerms,
 ) -> MatrixEstimate:
-    """The interaction matrix Ñ of a client's samples (FedDiverse Alg. 2–4).
+    """Estimate the interaction matrix Ñ of a client's samples (FedDiverse Alg. 2–4).
 
     model: the task's; its weights are overwritten, first by `weights` (the pre-trained ones), then
-    by training. data: n samples with labels in [0, classes); groups are not looked at. A function
-    of weights, data, settings and seed, as `train` is, on which it rests: so only one may run on
-    a device at a time.
+    by training. data: n samples with labels in [0, classes); their groups are not used. The same
+    weights, data, settings and seed give the same result. As with `train`, only one estimate at a
+    time may run on a device.
 
     Raises TrainingError without samples, or if training fails; LayoutError if `weights` are not
-    the model's; ConfigurationError if the model shows no features; RoundClosedError if cancelled.
+    the model's; ConfigurationError if the model has no features; RoundClosedError if cancelled.
     """
     if len(data) == 0:
         raise DataError("the client has no training samples; remove it from this federation")
@@ -126,7 +126,7 @@ class _Split:
 
     @property
     def gap(self) -> int:
-        """||G̃_y| − |g̃_y||."""
+        """||G̃_y| − |g̃_y||, the difference in size of the two parts."""
         return abs(len(self.minority) - 2 * int(self.minority.sum()))
 
     @property
@@ -145,7 +145,7 @@ def _train(
     stage: int,
     learning_rate: float | None = None,
 ) -> None:
-    """One training of the estimate. stage: see `EstimateTerms.stage_seed`."""
+    """Run one training of the estimate. stage: see `EstimateTerms.stage_seed`."""
     settings = LocalTraining(
         learning_rate=learning_rate or terms.settings.learning_rate,
         batch_size=terms.settings.batch_size,
@@ -162,9 +162,9 @@ def _train(
 
 
 class _OneVersusRest(Objective):
-    """Generalized cross-entropy of telling one class from all others, with the model's own logits.
+    """Generalized cross-entropy of one class against the rest, with the model's own logits.
 
-    The probability of the class is its softmax; that of the rest, all others' together.
+    The rest's probability is the sum of the softmax over all other classes.
     """
 
     def __init__(self, label: int, q: float) -> None:
@@ -176,7 +176,7 @@ class _OneVersusRest(Objective):
 
 
 def _against_rest(logits: Tensor, label: int) -> Tensor:
-    """b × 2 logits: of all other classes together, and of the class."""
+    """Return b × 2 logits: of all other classes together, and of the class."""
     rest = torch.cat([logits[:, :label], logits[:, label + 1 :]], dim=1).logsumexp(dim=1)
     return torch.stack([rest, logits[:, label]], dim=1)
 
@@ -188,12 +188,12 @@ def _splits(
     classes: int,
     terms: EstimateTerms,
 ) -> Iterator[_Split]:
-    """The splits of classes that may be a pivot, lowest class first; a model at a time."""
+    """Yield the splits of possible pivot classes, in class order; train one model at a time."""
     labels = data.labels.cpu()
     counts = torch.bincount(labels, minlength=classes).tolist()
     candidates = [label for label in range(classes) if counts[label] >= _LEAST_PIVOT_SAMPLES]
     steps, q = terms.settings.bias_steps, terms.settings.q
-    if classes == 2:  # one model tells both apart
+    if classes == 2:  # one model splits both classes
         load_arrays(model, weights)
         _train(model, data, GeneralizedCrossEntropy(q=q), terms, steps=steps, stage=1)
         features, logits = features_and_logits(model, data.inputs, device=terms.device)
@@ -202,7 +202,7 @@ def _splits(
             yield _Split(label=label, minority=wrong[labels == label], features=features)
         return
     for label in candidates:
-        if counts[label] == len(data):  # nothing to tell it from
+        if counts[label] == len(data):  # no samples of other classes
             continue
         load_arrays(model, weights)
         _train(model, data, _OneVersusRest(label, q), terms, steps=steps, stage=1 + label)
@@ -212,10 +212,10 @@ def _splits(
 
 
 def _attributes(pivot: _Split, labels: Tensor, terms: EstimateTerms) -> tuple[Tensor, float | None]:
-    """Attributes (n, int64, 0 or 1) and the head's accuracy.
+    """Return the attributes (n, int64, 0 or 1) and the head's accuracy.
 
-    The attribute is known in the pivot class and predicted by a head for all others; a head that
-    saw a single attribute would know no other.
+    The attributes are known in the pivot class, and a head predicts them for the other classes. If
+    the pivot class has one attribute only, no head is trained.
     """
     known = pivot.minority.long()
     members = labels == pivot.label
@@ -242,8 +242,8 @@ def _attributes(pivot: _Split, labels: Tensor, terms: EstimateTerms) -> tuple[Te
 
 
 def _head(width: int, terms: EstimateTerms) -> nn.Linear:
-    """A 2-way layer, drawn as `nn.Linear` draws its own, but from its own generator."""
-    # made on "meta", or it would draw from the global generator
+    """Make a layer with 2 outputs, initialised like `nn.Linear`, but from its own generator."""
+    # "meta" prevents an initialisation from the global generator
     head = nn.Linear(width, 2, device="meta").to_empty(device="cpu")
     bound = 0.0 if terms.settings.head == "zero" else 1 / math.sqrt(width)
     generator = torch.Generator().manual_seed(terms.stage_seed(0))

@@ -1,4 +1,4 @@
-"""The update of a training as differences in memory, for a path that writes no open file of it."""
+"""The update of a training as differences in memory, so that no unmasked file is written."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from potluck.common.tensors.layout import Layout
 from potluck.common.tensors.tensor_files import Tensors
 
 _BLOCK: Final = 2**18
-"""Elements subtracted at once."""
+"""Number of elements subtracted at once."""
 
 
 @dataclass(frozen=True, kw_only=True)

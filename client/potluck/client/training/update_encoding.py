@@ -27,7 +27,7 @@ _ENCODINGS: Mapping[int, Encoding] = {
 
 
 def encoding_of(number: int) -> Encoding:
-    """The encoding that a message names. Raises ProtocolError for one this host can't do."""
+    """Return the encoding with this number. Raises ProtocolError if this host lacks it."""
     found = _ENCODINGS.get(number)
     if found is None:
         raise ProtocolError(
@@ -49,9 +49,10 @@ def decode_model(
     layout: Layout | None,
     maximum_bytes: int,
 ) -> None:
-    """Write the model that `source` carries to `target`, as float32. Blocks.
+    """Decode the model in `source` and write it to `target`, as float32. Blocks.
 
-    `base`: the model that it is a difference from. `layout`: the model's, if there is no base.
+    `base`: the model from which `source` is a difference. `layout`: the model's; needed without a
+    base.
     A compressed file that holds more than `maximum_bytes` is refused with TooLargeError.
     Raises DigestMismatchError unless the result is the model announced as `blake3`, LayoutError,
     ProtocolError or StorageError.
@@ -91,11 +92,11 @@ def write_update(
     auxiliaries: Auxiliaries | None = None,
     over: Path | None = None,
 ) -> FileDigest:
-    """Write trained arrays as an update file, compressed if so wished. Blocks.
+    """Write trained arrays as an update file, compressed if `compressed`. Blocks.
 
-    `base`: the model to send the difference from; None for whole weights. `seed` decides int8's
-    roundings. `auxiliaries`: what goes beside the weights, as it is. `over`: a spare file to be
-    written over. Raises LayoutError, NotFiniteError or StorageError.
+    `base`: the model to send the difference from; None for whole weights. `seed`: for the random
+    rounding to int8. `auxiliaries`: other tensors to send, not encoded. `over`: a spare file to
+    overwrite. Raises LayoutError, NotFiniteError or StorageError.
     """
     beside = joined(auxiliaries or {})
     layout = update_layout(Layout.of(arrays), encoding, auxiliaries or ())

@@ -8,14 +8,14 @@ from potluck.common.net.protocol import CHUNK_BYTES, LEAST_CHUNK_BYTES
 
 _FEW = 8
 _MANY = 64
-"""Number of chunks that arrived before a link broke, from which the size is doubled."""
+"""If at least this number of chunks arrived before a link broke, the size is doubled."""
 
 
 @dataclass
 class ChunkSize:
     """The chunk size in one direction.
 
-    If a link breaks before a chunk is through, chunks must get smaller, or a file never arrives."""
+    If a link breaks before a chunk arrives, chunks must get smaller, or a file never arrives."""
 
     bytes: int = CHUNK_BYTES
 

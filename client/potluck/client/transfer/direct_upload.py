@@ -68,7 +68,7 @@ class DirectUpload:
             self._piece = None
 
     def forget(self) -> None:
-        """Forget the last interruption: since then the file took another route."""
+        """Forget the last interruption, since the file has taken another route meanwhile."""
         self._piece = self._broke = None
 
     async def _locate(self) -> int | None:
@@ -134,7 +134,7 @@ class DirectUpload:
 
 
 def location_of(header: transfer_pb2.UpdateHeader) -> rpc.LocateUploadRequest:
-    """Return the request for how much of an announced file has arrived."""
+    """Return the request that asks how much of an announced file has arrived."""
     return rpc.LocateUploadRequest(
         update_id=header.update_id,
         run_id=header.run_id,

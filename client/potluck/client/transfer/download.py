@@ -1,4 +1,4 @@
-"""Getting a round's model: from the cache, or from the coordinator, once for all clients."""
+"""Downloads of a round's model, into a cache, once for all clients of the host."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Downloads:
         """Locks by model; a cancelled download keeps its lock until its thread has ended."""
 
     async def obtain(self, reference: transfer_pb2.ModelReference, layout: LayoutSource) -> Path:
-        """Return the file of a model; fetch it if it is not here. Pin it in the cache meanwhile.
+        """Return the path of a model; download it if needed. It is pinned in the cache meanwhile.
 
         Clients that want the same model share one download, which is cancelled when none of them
         waits any more. Tries again for as long as the coordinator can't be reached. Raises
@@ -105,7 +105,7 @@ class Downloads:
         rendition: transfer_pb2.Rendition,
         layout: LayoutSource,
     ) -> Path:
-        """Fetch one rendition, decode it, verify the model, put it into the cache."""
+        """Fetch one rendition, decode it, verify the model and add it to the cache."""
         self.cache.make_room()
         target = self.cache.path(reference.blake3)
         fetched = self._files.path(rendition.blake3)

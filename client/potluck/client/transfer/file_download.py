@@ -27,7 +27,7 @@ from potluck.rpc.v1 import transfer_pb2
 log = structlog.get_logger()
 
 _ATTEMPTS = 3
-"""Times that a file may arrive with a wrong digest."""
+"""Maximum number of times that a file may arrive with a wrong digest."""
 
 _STALE_SECONDS = 24 * 3600.0
 
@@ -81,7 +81,7 @@ class FileDownloads:
                 if mismatches == _ATTEMPTS:
                     raise
             except OSError as error:
-                part_path(path).unlink(missing_ok=True)  # on a full disk it is in everyone's way
+                part_path(path).unlink(missing_ok=True)  # free the space on a full disk
                 raise storage_error(path, error) from error
             await self._link.pause(backoff.next_seconds())
             self._link.metrics.retried(Direction.DOWN)
@@ -111,7 +111,7 @@ class FileDownloads:
             return self._receiver(path, header)
 
         held = held_bytes(path)
-        offset = held if held < size else 0  # there is nothing to ask for at the end
+        offset = held if held < size else 0  # nothing is left to request at the end
         await self._link.stores.fetch(url, begin, offset=offset)
         route.worked()
 

@@ -24,9 +24,9 @@ def chosen_states(
     run: str | None = None,
     purpose: str | None = None,
 ) -> list[SavedState]:
-    """The states of clients in a state directory, by run and client; None for all.
+    """Return the kept states in a state directory, sorted by run and client.
 
-    run: a beginning of its id.
+    Arguments filter; None means all. run: prefix of the run's id.
     """
     return [
         state
@@ -38,7 +38,7 @@ def chosen_states(
 
 
 def described(state: SavedState) -> str:
-    """A state in one line."""
+    """Return one line that describes a state."""
     later = "; that of a later update is pending" if state.pending else ""
     size = state.path.stat().st_size
     return (
@@ -48,7 +48,7 @@ def described(state: SavedState) -> str:
 
 
 def write_whole(states: Sequence[SavedState], model: Path | None, output: Path) -> str:
-    """Write a model with the tensors of one kept state in place of its own, or the state alone.
+    """Write a model whose tensors are replaced by those of one kept state, or the state alone.
 
     Returns a line that describes what was written. Raises ConfigurationError unless there is
     exactly one state, or if `output` exists; LayoutError if a tensor has another shape or type than

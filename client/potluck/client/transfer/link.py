@@ -54,10 +54,9 @@ def calling() -> Iterator[None]:
 
 
 class Link:
-    """The connection for files, up and down, apart from the control stream, so that heartbeats
-    never wait behind a model.
+    """The connection for uploads and downloads. Lives on the event loop.
 
-    Lives on the event loop.
+    It is separate from the control stream, so that heartbeats never wait behind a model.
     """
 
     def __init__(
@@ -116,7 +115,7 @@ class Link:
         return min(self.chunks[direction].bytes, max(LEAST_CHUNK_BYTES, piece // 4))
 
     def fetch_model(self, request: coordinator_pb2.CoordinatorServiceFetchModelRequest) -> Any:
-        """Call FetchModel: chunks come as views of their bytes (see `frames.py`)."""
+        """Call FetchModel; the chunks arrive as views of their bytes (see `frames.py`)."""
         method = self._channel.unary_stream(
             f"{_SERVICE}/FetchModel",
             request_serializer=encode_frame,
@@ -127,7 +126,7 @@ class Link:
         return method(request)
 
     def submit_update(self, frames: AsyncIterator[Message | bytes]) -> Any:
-        """Call SubmitUpdate: chunks go encoded already (see `frames.py`)."""
+        """Call SubmitUpdate; the chunks are already encoded (see `frames.py`)."""
         method = self._channel.stream_unary(
             f"{_SERVICE}/SubmitUpdate",
             request_serializer=encode_frame,
@@ -142,5 +141,5 @@ class Link:
         await self._channel.close(None)
 
     def _make_stub(self) -> coordinator_pb2_grpc.CoordinatorServiceAsyncStub:
-        # The one generated class serves both kinds of channel; its types have two names.
+        # One generated class serves sync and async channels, but has two names in the stubs.
         return coordinator_pb2_grpc.CoordinatorServiceStub(self._channel)

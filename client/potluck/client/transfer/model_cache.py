@@ -1,4 +1,4 @@
-"""Models on this host's disk, by the digest of their float32 file; those used last are kept."""
+"""Cache of models on this host's disk, by the digest of their float32 file; keeps the newest."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ log = structlog.get_logger()
 
 
 def evictions(by_use: Sequence[str], in_use: Set[str], keep: int) -> list[str]:
-    """The models to delete so that `keep` stay; `by_use` has the one used last at its end.
+    """Return the models to delete so that `keep` stay.
 
-    Models in use count, but are never deleted.
+    by_use: models from least to most recently used. Models in use count, but are never deleted.
     """
     excess = len(by_use) - keep
     return [blake3 for blake3 in by_use if blake3 not in in_use][: max(0, excess)]
@@ -31,11 +31,11 @@ class ModelCache:
     """The models in a folder. Not thread-safe, but `verified` may run in another thread."""
 
     def __init__(self, folder: Path, *, keep: int) -> None:
-        """Take stock of what an earlier process left; of that, nothing is believed unverified."""
+        """List the models that an earlier process left; each must be verified before use."""
         self._folder = folder
         self._keep = keep
         self.spare = SpareFiles(folder.with_name(f"{folder.name}.spare"), keep=1)
-        """A model that was evicted, to be written over."""
+        """An evicted model, whose file may be overwritten."""
         self._pins: Counter[str] = Counter()
         self._verified: set[str] = set()
         files = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns)
@@ -86,11 +86,11 @@ class ModelCache:
             os.utime(self.path(blake3))
 
     def make_room(self) -> None:
-        """One more model is coming: those that would go when it is here may go now."""
+        """Evict models so that one more model fits."""
         self._evict(self._keep - 1)
 
     def remove(self, blake3: str) -> None:
-        """Delete a model that is not what it should be."""
+        """Delete a model whose content is wrong."""
         self._verified.discard(blake3)
         if blake3 in self._by_use:
             self._by_use.remove(blake3)
@@ -98,7 +98,7 @@ class ModelCache:
 
     @contextlib.contextmanager
     def pinned(self, blake3: str) -> Iterator[None]:
-        """Keep a model, or the place for one, while the block runs."""
+        """Protect a model, or one that will be added, from eviction while the block runs."""
         self._pins[blake3] += 1
         try:
             yield

@@ -1,6 +1,6 @@
-"""The size of pieces of files on a link: how much is on its way before the other side confirms it.
+"""The size of pieces of files on a link; the receiver confirms each piece.
 
-Heartbeats and pings wait behind what is on its way. So on a thin link it must be little.
+Heartbeats and pings wait behind the bytes in transit, so pieces must be small on a slow link.
 """
 
 from __future__ import annotations
@@ -8,28 +8,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _SECONDS = 3.0
-"""Time that a piece takes at the rate of the last one; pings are waited for longer."""
+"""Target duration of a piece, in seconds, at the rate of the last one; ping timeouts are longer."""
 
 LEAST_PIECE_BYTES = 5 << 10
-"""Size of a piece while the rate is unknown, and the minimum. Several hosts may share a line: at
-7.5 kB/s the first pieces and handshakes of seven hosts pass before a ping is given up."""
+"""Minimum size of a piece, also used while the rate is unknown. Several hosts may share a line: at
+7.5 kB/s, the first pieces and handshakes of seven hosts arrive within a ping's timeout."""
 
 _GROWTH = 4
-"""A buffer on the way may swallow a small piece at once, which says little about the next one."""
+"""Maximum growth factor: buffers in the network can make a small piece look too fast."""
 
 
 @dataclass
 class PieceSize:
-    """The size in one direction: what the link carries in a few seconds."""
+    """The piece size in one direction: the bytes that the link carries in a few seconds."""
 
     bytes: int = LEAST_PIECE_BYTES
 
     def confirmed(self, size: int, seconds: float) -> None:
-        """Adapt to the rate of a piece that arrived."""
+        """Adapt the size to the rate of a piece that arrived."""
         carried = int(size / max(seconds, 1e-3) * _SECONDS)
         self.bytes = max(LEAST_PIECE_BYTES, min(carried, self.bytes * _GROWTH))
 
     def broke(self, gained: int, seconds: float) -> None:
-        """Shrink after a break: to the rate until then, and by half at least."""
+        """Reduce the size after a break: to the rate until then, and at least by half."""
         carried = int(gained / max(seconds, 1e-3) * _SECONDS)
         self.bytes = max(LEAST_PIECE_BYTES, min(carried, self.bytes // 2))

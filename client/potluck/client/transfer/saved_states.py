@@ -27,11 +27,11 @@ from potluck.common.errors import StateLostError
 from potluck.common.updates.kept_states import PURPOSES
 
 KEPT_DAYS: Final = 90.0
-"""A run that asks for nothing for longer is taken to be over."""
+"""A run that has not used its states for this time is considered over."""
 
 
 class _Record(BaseModel):
-    """Updates by id, of which something is kept; empty for none."""
+    """Ids of the updates whose states are kept, of one run and client; empty for none."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -46,7 +46,7 @@ class KeptStates:
     from any thread."""
 
     def __init__(self, folder: Path, *, now: float | None = None) -> None:
-        """Read the records; what is broken or old is deleted. `now`: seconds since 1970."""
+        """Read the records; delete damaged or old ones. `now`: seconds since 1970."""
         self._folder = folder
         self._records: dict[tuple[str, str], _Record] = {}
         oldest = (time.time() if now is None else now) - KEPT_DAYS * 86400.0
@@ -63,8 +63,9 @@ class KeptStates:
                 path.unlink(missing_ok=True)
 
     def path(self, update_id: str, purpose: str) -> Path:
-        """Path of a state saved by a training. An id and a purpose may hold anything; their hashes
-        may not."""
+        """Return the path of a state that a training saved.
+
+        The name is a hash, since an id and a purpose may contain any characters."""
         return _path(self._folder, update_id, purpose)
 
     def begin(
@@ -81,10 +82,10 @@ class KeptStates:
     def find(
         self, run_id: str, client_id: str, included_update_id: str, purposes: Iterable[str]
     ) -> Mapping[str, Path]:
-        """The states of an update by purpose; empty where `included_update_id` is.
+        """Return the states of an update by purpose; {} if `included_update_id` is empty.
 
         `included_update_id`: the client's last update that became part of the model, as the
-        coordinator has it. Raises StateLostError where what was kept of that one is not here.
+        coordinator recorded it. Raises StateLostError if its states are not on this host.
         """
         if not included_update_id:
             return {}
@@ -109,7 +110,10 @@ class KeptStates:
         self._replace(record, committed=record.committed, pending=update_id)
 
     def settle(self, run_id: str, client_id: str, update_id: str, *, included: bool) -> None:
-        """Note that the round of an update is over, with it or without. Raises StorageError."""
+        """Record the end of an update's round. Raises StorageError.
+
+        included: True if the update became part of the model.
+        """
         record = self._record(run_id, client_id)
         if not record.pending or record.pending != update_id:
             return
@@ -117,7 +121,7 @@ class KeptStates:
         self._replace(record, committed=committed, pending="")
 
     def discard(self, update_id: str) -> None:
-        """Delete the states of a training that was given up before it was pending."""
+        """Delete the states of a training that ended before they were pending."""
         for path in self._folder.glob(f"{_hashed(update_id)}.*"):
             path.unlink(missing_ok=True)
 
@@ -140,8 +144,7 @@ class KeptStates:
 class SavedState:
     """A state of a client's last update that became part of a run's model.
 
-    pending: whether the client has one of a later update, of which it is not known yet whether it
-    did.
+    pending: True if the client also has a pending state, of a later update.
     """
 
     run_id: str

@@ -1,6 +1,6 @@
-"""Updates kept until their round is over: a tensor file each, and a record of what it is.
+"""Updates kept until their round is over: for each, a tensor file and a record that describes it.
 
-The record is written after the file, so a record found after a crash speaks of a complete file.
+The record is written after the file, so a record found after a crash has a complete file.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from potluck.common.tensors.spare_files import SpareFiles
 from potluck.common.updates.update_report import UpdateReport
 
 KEEP_AFTER_DEADLINE_SECONDS = 24 * 3600.0
-"""A coordinator that was down longer than this gets the training done again."""
+"""Updates are deleted this long after their deadline. Later, the client trains again if asked."""
 
 
 class KeptUpdate(BaseModel):
@@ -50,13 +50,13 @@ class KeptUpdates:
     """The updates in a folder. Not thread-safe; `path` may be called from any thread."""
 
     def __init__(self, folder: Path, *, now: float) -> None:
-        """Read the records; what is broken, without its other half or expired is deleted.
+        """Read the records; delete updates that are damaged, incomplete or expired.
 
         `now`: seconds since 1970.
         """
         self._folder = folder
         self.spare = SpareFiles(folder.with_name(f"{folder.name}.spare"), keep=1)
-        """An update that was dropped, to be written over."""
+        """A dropped update, whose file may be overwritten."""
         self._updates: dict[str, KeptUpdate] = {}
         for record in sorted(folder.glob("*.json")):
             update = _read(record)
@@ -76,7 +76,7 @@ class KeptUpdates:
                 path.unlink(missing_ok=True)
 
     def path(self, update_id: str) -> Path:
-        """Path of the tensor file of an update. An id may hold anything; its hash may not."""
+        """Return the path of an update's file: a hash, since an id may contain any characters."""
         return self._folder / f"{_file_name(update_id)}.safetensors"
 
     def keep(self, update: KeptUpdate) -> None:
@@ -85,11 +85,11 @@ class KeptUpdates:
         self._updates[update.update_id] = update
 
     def find(self, update_id: str) -> KeptUpdate | None:
-        """The update with this id, if it is here."""
+        """Return the update with this id; None if there is none."""
         return self._updates.get(update_id)
 
     def drop(self, update_id: str) -> None:
-        """Delete an update, if it is here."""
+        """Delete an update; do nothing if there is none."""
         self._updates.pop(update_id, None)
         self._record(update_id).unlink(missing_ok=True)
         self.spare.give(self.path(update_id))

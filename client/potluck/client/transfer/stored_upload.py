@@ -1,4 +1,4 @@
-"""An update on its way through an object store: announced, put, and submitted by its header."""
+"""Upload of an update through an object store: announce it, store it, then submit its header."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from potluck.rpc.v1 import transfer_pb2
 
 
 class StoredUpload:
-    """One update and its way. fresh: nothing of it has been put before."""
+    """One update and its route. fresh: True if no part of it has been uploaded before."""
 
     def __init__(self, link: Link, path: Path, *, fresh: bool) -> None:
         self._link = link

@@ -29,12 +29,12 @@ from potluck.rpc.v1 import secure_aggregation_pb2, transfer_pb2
 log = structlog.get_logger()
 
 _ATTEMPTS = 3
-"""Times that the coordinator may find another digest than announced."""
+"""Maximum number of uploads of a file for which the coordinator reports a wrong digest."""
 
 
 def may_help_to_retry(error: PotluckError) -> bool:
-    """True where sending an update again may succeed: the way there broke, or the coordinator has
-    a passing trouble. Wrong digests are counted apart."""
+    """Return True if sending an update again may succeed: the connection broke, or the
+    coordinator's failure is temporary. Wrong digests are counted separately."""
     if isinstance(error, TooLargeError):
         return False
     # NotFoundError: a coordinator that was restarted may know the run only a moment later. The
@@ -51,8 +51,9 @@ async def deliver(
     fresh: bool,
     members: Sequence[KeptUpdate] = (),
 ) -> None:
-    """Bring an update to the coordinator; see `deliver_file`. members: of a sum, the updates in it,
-    the one named first."""
+    """Deliver an update to the coordinator; see `deliver_file`.
+
+    members: for a sum, the updates in it, starting with `update`."""
     await deliver_file(link, header_of(update, members), path, fresh=fresh)
 
 

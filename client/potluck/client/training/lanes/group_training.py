@@ -72,7 +72,7 @@ def check_rules(settings: LocalTraining, objective: Objective, device: torch.dev
 
 
 def network_for_lanes(loaded: LoadedTask, device: torch.device) -> LaneNetwork:
-    """The task's network. Raises UnfitForLanesError."""
+    """Return the task's network for lanes. Raises UnfitForLanesError."""
     network = LaneNetwork(loaded.model)
     if network.drops and device.type != "cpu":
         raise UnfitForLanesError("the network has dropout, which clients draw alone on a GPU")

@@ -159,14 +159,14 @@ class LaneNetwork:
 
 
 def stacked(state: Mapping[str, Tensor], names: Sequence[str], lanes: int) -> list[Tensor]:
-    """The same weights in every lane, by name: lanes × …."""
+    """Return the named weights, repeated for every lane: lanes × …, in the order of `names`."""
     return [state[name].detach().unsqueeze(0).expand(lanes, *state[name].shape) for name in names]
 
 
 def _layers(network: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
     if type(network) is not nn.Sequential:
         raise UnfitForLanesError(f"the network is a {type(network).__name__}, not layers in a row")
-    for name, layer in network.named_modules(remove_duplicate=False):  # one may be there twice
+    for name, layer in network.named_modules(remove_duplicate=False):  # a layer may occur twice
         if not name or "." in name:
             continue
         if type(layer) is nn.Sequential:
@@ -176,13 +176,13 @@ def _layers(network: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _is_altered(layer: nn.Module) -> bool:
-    """True for a layer that does more than its class."""
+    """Return True if hooks or an own `forward` change the layer's behaviour."""
     own = vars(layer)
     return "forward" in own or any(own.get(kind) for kind in _HOOKS)
 
 
 def _in_fast_order(layers: list[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]]:
-    """The largest of what is positive is what is positive of the largest, which are fewer."""
+    """Swap each ReLU with a max pooling after it: same result, and ReLU then has less to do."""
     for place in range(len(layers) - 1):
         first, second = layers[place][1], layers[place + 1][1]
         if type(first) is nn.ReLU and type(second) is nn.MaxPool2d:
@@ -193,7 +193,7 @@ def _in_fast_order(layers: list[tuple[str, nn.Module]]) -> list[tuple[str, nn.Mo
 def _lane_by_lane(
     stretch: Sequence[_LanePlace], weights: Sequence[Tensor], gradients: Sequence[Tensor]
 ) -> LaneLayer:
-    """Layers in use on the weights of one lane after the other."""
+    """Return a layer that runs the stretch on one lane after the other."""
 
     def of_lane(lane: int) -> Sequence[LaneLayer]:
         layers: list[LaneLayer] = []

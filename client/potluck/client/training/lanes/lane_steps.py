@@ -1,9 +1,9 @@
 """The steps of several clients' trainings, taken together.
 
-What comes out for a client is what `steps.loop` makes of it, up to the rounding of floats: the same
-samples in the same order, the same masks of dropout, the same rule of the steps. It does not depend
-on the other clients' data, nor on whether they are there at all: the shapes of all that is computed
-follow from the number of lanes and the numbers of steps that are planned.
+A client's result equals that of `steps.loop` up to the rounding of floats: the samples and their
+order, the dropout masks and the optimiser's rule are the same. The result does not depend on the
+other clients' data, nor on their presence: the shapes of all tensors follow from the number of
+lanes and the planned numbers of steps.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from potluck.common.settings.local_training import LocalTraining
 from potluck.common.task import Examples
 
 _STAGED_BYTES = 4 << 20
-"""The inputs of as many steps are laid out at once: memory that is at hand, and near a cache. As
-32 MB they came from fresh pages, which took a fourteenth of LeNet-5's training."""
+"""Maximum size of the inputs that are prepared at once, for several steps, on a CPU. It fits in a
+cache. With 32 MB, allocating new pages took 1/14 of the time of LeNet-5's training."""
 _STAGED_BYTES_ON_GPU = 32 << 20
-"""There each piece is a handful of launches, and what is large is copied fastest."""
+"""The same on a GPU, where few large copies are faster than many small ones."""
 _REPORTS = 50
 
 
@@ -77,9 +77,10 @@ def train_lanes(
     progress: Callable[[float], None],
     cancelled: Callable[[], bool],
 ) -> list[LaneResult | None]:
-    """Train all lanes from the same weights; a result for each that has data, in their order.
+    """Train all lanes from the same weights; return a result, or None for a lane without data.
 
-    received: stacked, lanes × …, as `network.names`. Raises RoundClosedError when cancelled.
+    received: stacked weights, lanes × …, in the order of `network.names`. Raises RoundClosedError
+    when cancelled.
     """
     order = sorted(range(len(lanes)), key=lambda lane: (-lanes[lane].steps, lane))
     run = _Run(network, received, [lanes[lane] for lane in order], rules)
@@ -126,7 +127,7 @@ class _Batches:
         self.positions = positions
 
     def mean_loss(self, losses: Tensor) -> float:
-        """Over the last pass. losses: of each step of it, float64."""
+        """Return the mean loss over the last pass. losses: one per step of that pass, float64."""
         sizes = self.sizes[self.last_pass :].double()
         return float((losses * sizes).sum() / sizes.sum())
 
@@ -226,7 +227,7 @@ class _Run:
             outputs = layer.forward(outputs, masks)
         if self._taken >= self._loss_from:
             self._losses[self._taken] = self._loss(outputs, step)
-        # The gradient of cross-entropy: what is likely, less what is so.
+        # The gradient of cross-entropy: the softmax, minus 1 at the label.
         gradient = _softmax(outputs).mul_(step.weights)
         gradient.scatter_add_(2, step.labels, -step.weights)
         for place in range(len(self._layers) - 1, -1, -1):
@@ -295,7 +296,7 @@ class _Dropout:
         self._generators, self._sizes = generators, sizes
 
     def __call__(self, share: float, shape: torch.Size) -> Tensor:
-        """Zeros for a share of the activations, and what makes up for them elsewhere."""
+        """Return 0 for a random share of the activations, and 1 / (1 − share) for the others."""
         if share >= 1:
             return torch.zeros(shape)
         factors = torch.zeros(shape)

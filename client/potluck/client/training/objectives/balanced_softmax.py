@@ -20,22 +20,22 @@ from potluck.client.objective import Batch, LocalContext, Objective
 class BalancedSoftmax(Objective):
     """Cross-entropy of z_c + τ·log π_c, π_c the share of class c in the client's samples.
 
-    tau ≥ 0: how far logits are adjusted; 0 is cross-entropy, 1 balanced softmax. A client with few
-    samples of a class so learns more of each; classes that it has none of take no part.
+    tau ≥ 0: strength of the adjustment; 0 is cross-entropy, 1 balanced softmax. Samples of a rare
+    class then have more influence. Classes without samples at the client are excluded.
     """
 
     tau: NonNegativeFloat = 1.0
 
     def loss(self, logits: Tensor, batch: Batch, local: LocalContext) -> Tensor:
-        """Cross-entropy of the adjusted logits, averaged over the batch."""
+        """Return the cross-entropy of the adjusted logits, averaged over the batch."""
         if not self.tau:
             return functional.cross_entropy(logits, batch.labels)
         adjusted = logits + self.adjustments(local.label_counts).to(logits.dtype)
         return functional.cross_entropy(adjusted, batch.labels)
 
     def adjustments(self, label_counts: Tensor) -> Tensor:
-        """Return the summand of each class's logit: C, float32 ≤ 0, −∞ for absent classes."""
+        """Return the number to add to each class's logit: C, float32 ≤ 0, −∞ for absent classes."""
         counts = label_counts.float()
         shares = counts / counts.sum().clamp_min(1.0)
-        # τ·log 0 is −∞ for the smallest τ too.
+        # τ·log 0 must be −∞ even for a τ that underflows.
         return (self.tau * shares.log()).masked_fill(counts == 0, -torch.inf)

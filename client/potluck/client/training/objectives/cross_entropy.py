@@ -9,10 +9,10 @@ from potluck.client.objective import Batch, LocalContext, Objective
 
 
 class CrossEntropy(Objective):
-    """Mean cross-entropy: what FedAvg's clients descend on."""
+    """Mean cross-entropy: the local loss of FedAvg."""
 
     per_sample = True
 
     def loss(self, logits: Tensor, batch: Batch, local: LocalContext) -> Tensor:  # noqa: ARG002 - the seam hands it over
-        """−log softmax(logits)[label], averaged over the batch."""
+        """Return −log softmax(logits)[label], averaged over the batch."""
         return functional.cross_entropy(logits, batch.labels)

@@ -1,4 +1,4 @@
-"""FedLC: margins between classes, larger where samples are few (Zhang et al., ICML 2022)."""
+"""FedLC: margins between classes, larger for classes with few samples (Zhang et al., ICML 2022)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn import functional
 from potluck.client.objective import Batch, LocalContext, Objective
 
 _LEAST_COUNT = 1e-8
-"""In place of 0 samples: (1e-8)^(−1/4) = 100, a margin that leaves next to nothing."""
+"""Replaces a count of 0: (1e-8)^(−1/4) = 100, a margin that nearly excludes the class."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,9 +21,9 @@ class FedLC(Objective):
     """Cross-entropy of u_c = z_c − τ·n_c^(−1/4), n_c the client's samples of class c.
 
     tau ≥ 0: size of the margins; 0 is cross-entropy. denominator: `all` classes, as in any
-    softmax, or `others`, the paper's, which leaves the label's own class out: that loss has no
-    lower bound, and has been seen to collapse. absent: classes without samples get a margin of
-    100·τ (`margin`) or take no part (`mask`).
+    softmax, or `others`, as in the paper, which excludes the label's own class: that loss has no
+    lower bound, and trainings with it have collapsed. absent: classes without samples get a margin
+    of 100·τ (`margin`) or are excluded (`mask`).
     """
 
     tau: NonNegativeFloat = 1.0
@@ -31,7 +31,7 @@ class FedLC(Objective):
     absent: Literal["margin", "mask"] = "margin"
 
     def loss(self, logits: Tensor, batch: Batch, local: LocalContext) -> Tensor:
-        """The calibrated loss, averaged over the batch; logarithms of sums are max-shifted."""
+        """Return the calibrated loss, averaged over the batch; uses log-sum-exp for stability."""
         calibrated = logits - self.margins(local.label_counts).to(logits.dtype)
         if self.denominator == "all":
             return functional.cross_entropy(calibrated, batch.labels)

@@ -1,4 +1,4 @@
-"""FedNTD: keep what the received model says of the other classes (Lee et al., NeurIPS 2022)."""
+"""FedNTD: keep the received model's predictions for other classes (Lee et al., NeurIPS 2022)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from potluck.client.objective import Batch, LocalContext, Objective
 
 @dataclass(kw_only=True)
 class FedNTD(Objective):
-    """β·τ²·KL(received ‖ local) beside the loss, of probabilities among the classes that are not a
-    sample's label, at temperature τ (Eq. 4 and 5; τ² as in the authors' code).
+    """Adds β·τ²·KL(received ‖ local) to the loss (Eq. 4 and 5; τ² as in the authors' code).
 
-    beta ≥ 0: the weight; 0 is the loss alone. tau > 0: the temperature. The paper has 1 for both.
-    What the received model says is computed once, before the first step.
+    The KL divergence is over all classes except the sample's label, at temperature τ. beta ≥ 0: the
+    weight; 0 adds nothing. tau > 0: the temperature. The paper uses 1 for both. The received
+    model's predictions are computed once, before the first step.
     """
 
     beta: NonNegativeFloat = 1.0
@@ -30,10 +30,10 @@ class FedNTD(Objective):
         self.needs_predictions = self.beta > 0
 
     def loss(self, logits: Tensor, batch: Batch, local: LocalContext) -> Tensor:
-        """The term, averaged over the batch."""
+        """Return the term, averaged over the batch."""
         if local.predictions is None:
             return logits.new_zeros(())
-        # Logarithms of probabilities are logits up to a constant, which softmax ignores.
+        # Log-probabilities are logits up to a constant, which softmax ignores.
         smallest = torch.finfo(local.predictions.dtype).tiny
         received = local.predictions[batch.indices].clamp_min(smallest).log()
         theirs = _others(received / self.tau, batch.labels)
@@ -43,7 +43,7 @@ class FedNTD(Objective):
 
 
 def _others(logits: Tensor, labels: Tensor) -> Tensor:
-    """Logarithms of the probabilities of the C − 1 classes that are not the label: b × (C − 1)."""
+    """Return the log-probabilities over the C − 1 classes other than the label: b × (C − 1)."""
     batch, classes = logits.shape
     own = functional.one_hot(labels, classes).bool()
     return functional.log_softmax(logits[~own].view(batch, classes - 1), dim=1)

@@ -1,4 +1,4 @@
-"""FedRS: classes a client does not have learn less from it (Li and Zhan, KDD 2021)."""
+"""FedRS: smaller updates for classes that a client has no samples of (Li and Zhan, KDD 2021)."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class FedRS(Objective):
     """Cross-entropy of logits that are scaled down for classes the client has no samples of.
 
     alpha in [0, 1]: the scale of absent classes; 1 is cross-entropy. soft: scale every class by
-    α + (1 − α)·n_c / max n instead, so that rare classes are held back too. The bias is scaled
-    with the rest of the logit; a negative logit of an absent class is thereby raised.
+    α + (1 − α)·n_c / max n instead, so that logits of rare classes are scaled down too. The bias is
+    part of the scaled logit. Scaling raises negative logits of absent classes.
     """
 
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.5
     soft: bool = False
 
     def loss(self, logits: Tensor, batch: Batch, local: LocalContext) -> Tensor:
-        """Cross-entropy of the scaled logits, averaged over the batch."""
+        """Return the cross-entropy of the scaled logits, averaged over the batch."""
         scales = self.scales(local.label_counts).to(logits.dtype)
         return functional.cross_entropy(logits * scales, batch.labels)
 

@@ -1,4 +1,4 @@
-"""Focal loss: samples that are classified well already pull less (Lin et al., ICCV 2017)."""
+"""Focal loss: smaller weight for samples already classified well (Lin et al., ICCV 2017)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from potluck.client.objective import Batch, LocalContext, Objective
 class Focal(Objective):
     """−(1 − p)^γ · log p, p the probability of the label (Eq. 4, without the weights α of classes).
 
-    gamma ≥ 0: how little samples count of which the model is sure; 0 is cross-entropy. The paper
-    uses 2.
+    gamma ≥ 0: a larger value reduces the weight of samples with a large p; 0 is cross-entropy. The
+    paper uses 2.
     """
 
     per_sample = True
@@ -24,10 +24,10 @@ class Focal(Objective):
     gamma: NonNegativeFloat = 2.0
 
     def loss(self, logits: Tensor, batch: Batch, local: LocalContext) -> Tensor:  # noqa: ARG002 - the seam hands it over
-        """The focal loss, averaged over the batch."""
+        """Return the focal loss, averaged over the batch."""
         logarithms = functional.log_softmax(logits, dim=1).gather(1, batch.labels[:, None])[:, 0]
         if not self.gamma:
             return -logarithms.mean()
-        # 1 − p, and never 0: there the gradient of a power below 1 is infinite.
+        # 1 − p, but never 0: at 0 the gradient of (1 − p)^γ is infinite for γ < 1.
         rest = -logarithms.clamp_max(-1e-7).expm1()
         return -(rest.pow(self.gamma) * logarithms).mean()

@@ -1,4 +1,4 @@
-"""Generalized cross-entropy: a loss that hard, perhaps mislabelled, samples pull less on."""
+"""Generalized cross-entropy: smaller gradients for hard, perhaps mislabelled, samples."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from potluck.client.objective import Batch, LocalContext, Objective
 
 @dataclass(frozen=True, kw_only=True)
 class GeneralizedCrossEntropy(Objective):
-    """(1 − p^q) / q, p the probability of the label: hard samples pull less than easy ones.
+    """(1 − p^q) / q, p the probability of the label; hard samples have smaller gradients.
 
-    q in (0, 1]: towards 0 it becomes cross-entropy, at 1 the mean absolute error. Zhang and
-    Sabuncu, NeurIPS 2018; FedDiverse uses it to learn a bias on purpose.
+    q in (0, 1]: towards 0 the loss becomes cross-entropy, at 1 the mean absolute error. Zhang and
+    Sabuncu, NeurIPS 2018; FedDiverse uses it to train a biased model on purpose.
     """
 
     per_sample = True
@@ -25,11 +25,11 @@ class GeneralizedCrossEntropy(Objective):
     q: Annotated[float, Field(gt=0, le=1)] = 0.3
 
     def loss(self, logits: Tensor, batch: Batch, local: LocalContext) -> Tensor:  # noqa: ARG002 - the seam hands it over
-        """(1 − softmax(logits)[label]^q) / q, averaged over the batch."""
+        """Return (1 − softmax(logits)[label]^q) / q, averaged over the batch."""
         return generalized_cross_entropy(logits, batch.labels, self.q)
 
 
 def generalized_cross_entropy(logits: Tensor, labels: Tensor, q: float) -> Tensor:
-    """The mean of (1 − p^q) / q over a batch. logits: b × C. labels: b, int64. q in (0, 1]."""
+    """Return the batch's mean of (1 − p^q) / q. logits: b × C. labels: b, int64. q in (0, 1]."""
     logarithms = functional.log_softmax(logits, dim=1).gather(1, labels[:, None])
     return -(q * logarithms).expm1().mean() / q

@@ -1,4 +1,4 @@
-"""FLASH's loss for noisy labels: what is labelled, what the received model believes, in reverse.
+"""FLASH's loss for noisy labels: the labels, pseudo-labels and a reverse term.
 
 Federated Learning Across Simultaneous Heterogeneities; the reverse term is that of symmetric
 cross-entropy (Wang et al., ICCV 2019).
@@ -35,7 +35,7 @@ class NoiseRobust(Objective):
         self.needs_predictions = self.alpha > 0  # for the pseudo-labels
 
     def loss(self, logits: Tensor, batch: Batch, local: LocalContext) -> Tensor:
-        """The three terms, averaged over the batch."""
+        """Return the sum of the three terms, averaged over the batch."""
         believed = None if local.predictions is None else local.predictions[batch.indices]
         return noise_robust_loss(logits, batch.labels, believed, self.alpha, self.beta).mean()
 
@@ -43,9 +43,9 @@ class NoiseRobust(Objective):
 def noise_robust_loss(
     logits: Tensor, labels: Tensor, believed: Tensor | None, alpha: float, beta: float
 ) -> Tensor:
-    """Each sample's loss: b. logits, believed (probabilities): b × C. labels: b, int64.
+    """Return each sample's loss: b. logits: b × C. labels: b, int64.
 
-    Without `believed` the second term is left out.
+    believed: the pseudo-labels, probabilities, b × C; None omits the second term.
     """
     logarithms = functional.log_softmax(logits, dim=1)
     own = logarithms.gather(1, labels[:, None])[:, 0]
@@ -56,5 +56,5 @@ def noise_robust_loss(
 
 
 def reverse_cross_entropy(probabilities: Tensor) -> Tensor:
-    """−A·(1 − p) for probabilities p of the labels, of any shape."""
+    """Return −A·(1 − p) for probabilities p of the labels, of any shape."""
     return -LOGARITHM_OF_ZERO * (1.0 - probabilities)

@@ -1,4 +1,4 @@
-"""Symmetric cross-entropy: labels are wrong for the model as it is for them (Wang et al. 2019)."""
+"""Symmetric cross-entropy: adds the reverse cross-entropy, for noisy labels (Wang et al. 2019)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from potluck.client.objective import Batch, LocalContext, Objective
 class SymmetricCrossEntropy(Objective):
     """α·CE + β·RCE, RCE = −A·(1 − p) with p the probability of the label.
 
-    alpha, beta ≥ 0: RHFL's 0.1 and 1. zero: what stands for the 0 in log 0, in (0, 1); A is its
-    logarithm, in RHFL's code of 1e-4.
+    alpha, beta ≥ 0: weights; RHFL uses 0.1 and 1. zero: replaces the 0 in log 0, in (0, 1); A is
+    its logarithm. RHFL's code uses 1e-4.
     """
 
     per_sample = True
@@ -28,7 +28,7 @@ class SymmetricCrossEntropy(Objective):
     zero: Annotated[float, Field(gt=0, lt=1)] = 1e-4
 
     def loss(self, logits: Tensor, batch: Batch, local: LocalContext) -> Tensor:  # noqa: ARG002 - the seam hands it over
-        """Both terms, averaged over the batch."""
+        """Return the sum of both terms, averaged over the batch."""
         logarithms = functional.log_softmax(logits, dim=1).gather(1, batch.labels[:, None])[:, 0]
         reverse = -math.log(self.zero) * -logarithms.expm1()
         return (self.beta * reverse - self.alpha * logarithms).mean()

@@ -1,7 +1,7 @@
-"""Ditto: a model of the client's own, held near the round's (Li et al., ICML 2021, Algorithm 1).
+"""Ditto: a model of the client's own, near the round's model (Li et al., ICML 2021, Algorithm 1).
 
-v ← v − η·(∇F(v) + λ·(v − w)), w the round's model as it came: the local training of the run, with
-the term λ/2·‖v − w‖² beside its loss. The client's first v is the w of its first training.
+v ← v − η·(∇F(v) + λ·(v − w)), w the round's model as received. This is the run's local training
+with λ/2·‖v − w‖² added to its loss. The client's first v is the w of its first training.
 """
 
 from __future__ import annotations
@@ -27,14 +27,17 @@ from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 @dataclass(frozen=True, kw_only=True)
 class Ditto:
-    """The training of a client's own model. pull: λ ≥ 0."""
+    """The training of a client's own model. pull: λ ≥ 0, the weight of the added term."""
 
     pull: float
     settings: LocalTraining
 
     @staticmethod
     def read(work: rpc.Train, task: Task) -> Ditto | None:
-        """The one that is asked for, if any. Raises ProtocolError, ConfigurationError."""
+        """Return the training that an instruction requests, or None.
+
+        Raises ProtocolError, ConfigurationError.
+        """
         if not work.HasField("personal"):
             return None
         pull = work.personal.pull
@@ -51,7 +54,7 @@ class Ditto:
         context: TrainingContext,
         files: TrainingFiles,
     ) -> None:
-        """Train the client's model and write it, to be kept; the loaded one then is that model.
+        """Train the client's model and write it to its file. The loaded model then has its weights.
 
         Raises what `train` of the loop raises, LayoutError and StorageError.
         """
@@ -71,7 +74,7 @@ class Ditto:
 
 
 def halves(context: TrainingContext) -> tuple[TrainingContext, TrainingContext]:
-    """The same circumstances for two trainings, each of which is half of the work."""
+    """Return contexts for two trainings, each of which reports half of the progress."""
     note = context.progress
     return (
         replace(context, progress=lambda share: note(share / 2)),
@@ -80,6 +83,6 @@ def halves(context: TrainingContext) -> tuple[TrainingContext, TrainingContext]:
 
 
 def _own_seed(seed: int) -> int:
-    """A seed for the client's own model: its batches are not those of the round's."""
+    """Return a seed for the client's own model, so that its batches differ from the round's."""
     digest = hashlib.sha256(f"{seed}/{PERSONAL}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1

@@ -46,13 +46,13 @@ if TYPE_CHECKING:  # importing it imports torch, which only the thread that work
 log = structlog.get_logger()
 
 FORKED: Final = sys.platform == "linux"
-"""Elsewhere libraries that the system brings may not be used after a fork."""
+"""True if workers are forked; on other systems, system libraries may not be used after a fork."""
 _START: Final = (
     "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
     "from potluck.client.training.processes.training_worker import main; main()"
 )
-"""A new worker looks for modules where its host does: users' own code is found there, and nothing
-in the current folder is taken for a library's."""
+"""Code that starts a worker with the host's module search path. So it finds users' own code, and
+doesn't import modules from the current folder in place of libraries."""
 ATTEMPTS: Final = 5
 """Attempts before a job fails.
 
@@ -283,8 +283,9 @@ class DeviceProcess:
         self._dismiss()
 
     def _do(self, job: WorkerJob, progresses: Sequence[TrainingProgress]) -> Any:
-        """Have a job done; raises what it raises there, and TrainingError once `ATTEMPTS` processes
-        have ended."""
+        """Run a job in the process and return its result.
+
+        Raises the error that the job raises; TrainingError once `ATTEMPTS` processes have ended."""
         code = 0
         for attempt in range(1, ATTEMPTS + 1):
             try:
@@ -323,9 +324,9 @@ class DeviceProcess:
         return answer
 
     def _begun(self) -> _Child:
-        """Take a process and have it make its device."""
+        """Take a process and make it create its device."""
         child = self._processes.take()
-        with contextlib.suppress(ConnectionError):  # the first job finds out why
+        with contextlib.suppress(ConnectionError):  # the first job reports the cause
             child.connection.send(self._terms)
         return child
 

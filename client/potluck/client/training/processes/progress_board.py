@@ -1,4 +1,4 @@
-"""Memory that two processes share: how far trainings are, and which are not wanted any more."""
+"""Memory that two processes share: the progress of trainings, and which of them are cancelled."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from potluck.common.errors import StorageError
 from potluck.common.trainer import TrainingProgress
 
 PLACES: Final = 1024
-"""Trainings that may be under way at once in one process."""
+"""Maximum number of trainings at once in one process."""
 _BYTES: Final = 9 * PLACES
 
 
 class ProgressBoard:
-    """A place for each training under way: its share in [0, 1], and whether it is cancelled."""
+    """One entry per training under way: its progress in [0, 1], and if it is cancelled."""
 
     def __init__(self, descriptor: int | None = None) -> None:
-        """descriptor: of another's board; None for a new one. Raises StorageError."""
+        """descriptor: file descriptor of an existing board; None makes a new one.
+
+        Raises StorageError.
+        """
         if descriptor is None:
             self.descriptor = _shared_memory()
         else:
@@ -31,17 +34,17 @@ class ProgressBoard:
         self._cancelled = np.frombuffer(memory, np.uint8, PLACES, offset=8 * PLACES)
 
     def release(self) -> None:
-        """Close the descriptor, which the other process then has a copy of; the memory stays."""
+        """Close this descriptor after the other process has a copy; the memory stays usable."""
         os.close(self.descriptor)
 
     def clear(self) -> None:
-        """Nothing is under way, nor cancelled."""
+        """Reset all entries: progress 0, not cancelled."""
         self._shares.fill(0.0)
         self._cancelled.fill(0)
 
     def follow(self, place: int, progress: TrainingProgress) -> None:
-        """Tell how far a training in the other process is, and tell that process if it is
-        cancelled."""
+        """Report the progress of a training in the other process to `progress`, and pass a
+        cancellation on to that process."""
         if progress.is_cancelled():
             self._cancelled[place] = 1
         progress.note(float(self._shares[place]))

@@ -1,4 +1,4 @@
-"""The jobs of a worker process, and what comes of them, in forms that cross to it and back."""
+"""The jobs of a worker process and their results, in forms that can be pickled."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class SentFiles:
-    """The files of a training. keep_at: by purpose. spare: a file that may be written over.
-    granted: terms of a training with noise."""
+    """The files of a training, in a form that can be pickled; fields as in `TrainingFiles`.
+
+    keep_at: path by purpose. spare: a file that may be overwritten."""
 
     model: Path
     kept: Mapping[str, Path]
@@ -47,7 +48,7 @@ class SentFiles:
 
     @classmethod
     def of(cls, files: TrainingFiles) -> SentFiles:
-        """Those of a training here; its spare file is taken."""
+        """Convert a training's files before they are sent; takes the spare file."""
         return cls(
             model=files.model,
             kept=dict(files.kept),
@@ -60,8 +61,8 @@ class SentFiles:
         )
 
     def received(self) -> TrainingFiles:
-        """The same there."""
-        there = self.spare is not None and self.spare.is_file()  # a worker that died may have it
+        """Convert back, in the worker process."""
+        there = self.spare is not None and self.spare.is_file()  # a dead worker may have used it
         spares = [self.spare] if there else []
         return TrainingFiles(
             model=self.model,
@@ -90,7 +91,7 @@ class WorkerJob(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckOne(WorkerJob):
-    """Job that checks if a training could begin. work: serialised. layout: of the run's model."""
+    """Job that checks if a training could begin. work: serialised. layout: the model's header."""
 
     work: bytes
     layout: bytes
@@ -102,13 +103,13 @@ class CheckOne(WorkerJob):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOne(WorkerJob):
-    """To train one client. instruction: serialised."""
+    """Job that trains one client. instruction: serialised."""
 
     instruction: bytes
     files: SentFiles
 
     def carry_out(self, seat: TrainingSeat, board: ProgressBoard) -> Trained:
-        """The update, which is in its file."""
+        """Return the result; the update's tensors are in its file."""
         progress = board.at(0)
         trained = seat.train(
             _read(self.instruction),
@@ -130,7 +131,7 @@ class SentMember:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainGroup(WorkerJob):
-    """To train clients in one batched step. companions: see `TaskTraining.train_together`."""
+    """Job that trains clients in one batched step; `TaskTraining` explains companions."""
 
     members: Sequence[SentMember]
     companions: Sequence[ClientId]
@@ -138,7 +139,7 @@ class TrainGroup(WorkerJob):
     def carry_out(
         self, seat: TrainingSeat, board: ProgressBoard
     ) -> Sequence[Trained | PotluckError | UnfitForLanesError]:
-        """The updates, in the order of the members."""
+        """Return the members' results in their order."""
         members = [
             GroupMember(
                 instruction=_read(each.instruction),
@@ -191,7 +192,7 @@ class MemoryOfOne(WorkerJob):
 
 
 def portable(trained: Trained) -> Trained:
-    """Return a result that another process can receive: with reports made, without tensors.
+    """Return a result that can be pickled: with reports made, without tensors.
 
     The tensors are in the result's file."""
     outcome = trained.outcome

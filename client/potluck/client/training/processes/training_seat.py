@@ -11,7 +11,7 @@ from potluck.common.learning.scores import EvaluationCounts
 from potluck.common.names import ClientId
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
-if TYPE_CHECKING:  # what needs torch is imported in the thread that works
+if TYPE_CHECKING:  # importing it imports torch, which only the working thread does
     from potluck.client.training.local_update import Trained
     from potluck.client.training.processes.gpu_workers import TrainingMemory
     from potluck.client.training.task_training import (

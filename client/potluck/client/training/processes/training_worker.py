@@ -101,20 +101,20 @@ def serve(connection: Connection, board: int, life: int) -> None:
     closed when the host's process ends.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # it is for the host, which ends this one
+        signal.signal(number, signal.SIG_IGN)  # the host handles it and ends this process
     threading.Thread(target=_leave_with, args=(life,), daemon=True).start()
     keep_freed_memory()
-    with contextlib.suppress(OSError):  # what `ps` and `top` show, where there is such a file
+    with contextlib.suppress(OSError):  # name in `ps` and `top`; Linux only
         Path("/proc/self/comm").write_text("potluck-worker")
     with contextlib.suppress(EOFError, ConnectionError):
         terms: DeviceTerms = connection.recv()
-        if not structlog.is_configured():  # as it is where this process was forked
+        if not structlog.is_configured():  # a forked process has the host's
             configure_logging(terms.log_format, terms.log_level)
         from potluck.client.training.processes.progress_board import ProgressBoard
         from potluck.client.training.processes.training_jobs import portable_error
 
         shared, device = ProgressBoard(board), None
-        with contextlib.suppress(Exception, SystemExit, KeyboardInterrupt):  # each job says why
+        with contextlib.suppress(Exception, SystemExit, KeyboardInterrupt):  # each job reports why
             device = terms.make()
         while True:
             job: WorkerJob = connection.recv()
@@ -132,7 +132,7 @@ def _send(connection: Connection, answer: Done | Failed) -> None:
         connection.send(answer)
     except (OSError, EOFError):
         raise
-    except Exception as error:  # nothing of it has been sent
+    except Exception as error:  # nothing has been sent yet
         text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         trouble = TrainingError(
             f"a worker process can't hand back what came of its job ({text}); see that the task "
@@ -142,7 +142,7 @@ def _send(connection: Connection, answer: Done | Failed) -> None:
 
 
 def _leave_with(life: int) -> None:
-    """End this process once the host's process has ended, also during a job."""
+    """Wait for the end of the host's process, then end this process, even during a job."""
     while os.read(life, 1024):
         pass
     os._exit(_ALONE)

@@ -16,10 +16,10 @@ AVAILABILITY = "availability"
 
 @dataclass(frozen=True, kw_only=True)
 class Availability(Question):
-    """`availability`: the chance that the client is available in a span of time.
+    """`availability`: the chance that the client is available in a time interval.
 
     The selector `refl` asks it. The answer depends only on the owner's plan and discloses nothing
-    about the data. begin, end: the span, in seconds from now.
+    about the data. begin, end: the interval, in seconds from now.
     """
 
     begin: NonNegativeFloat = 0.0

@@ -1,4 +1,4 @@
-"""How even a client's labels seem, by a local update."""
+"""The question `label-entropy`: an estimate of how balanced a client's labels are."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from potluck.common.learning.output_layer import label_entropies, output_tensor
 
 @dataclass(frozen=True, kw_only=True)
 class LabelEntropy(Question):
-    """`label-entropy`: Ĥ, as the selector `hics-fl` asks for it.
+    """`label-entropy`: Ĥ in nats; the selector `hics-fl` asks for it.
 
-    In nats: the entropy of softmax(Δb / temperature), Δb the change of the output layer's bias in
+    Ĥ is the entropy of softmax(Δb / temperature). Δb is the change of the output layer's bias in
     one training, or of the row means of its weights if it has no bias.
     """
 
@@ -26,7 +26,7 @@ class LabelEntropy(Question):
     needs_model = True
 
     def answer(self, context: QuestionContext) -> Mapping[str, float]:
-        """One training, of which nothing else leaves and nothing is kept."""
+        """Train once and discard the update; only the entropy is sent."""
         if context.local_update is None:
             raise ProtocolError("question 'label-entropy' came without the run's training settings")
         update = context.local_update()

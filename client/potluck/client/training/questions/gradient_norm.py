@@ -1,4 +1,4 @@
-"""The length of the gradient of the round's model over a client's training samples."""
+"""The question `gradient-norm`: the norm of the gradient over a client's training samples."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ GRADIENT_NORM = "gradient-norm"
 
 
 class GradientNorm(Question):
-    """`gradient-norm` and `seconds`, as the selector `feel` asks them.
+    """`gradient-norm` and `seconds`; the selector `feel` asks for them.
 
     gradient-norm: the Euclidean norm of the gradient of the mean cross-entropy over all training
-    samples, with any objective; over the parameters that are trained, the model evaluating.
+    samples, for any objective; over the trainable parameters, with the model in evaluation mode.
     seconds: predicted time of a training on a virtual clock; 0 on a real one, and if the task has a
     trainer.
     """
@@ -25,7 +25,7 @@ class GradientNorm(Question):
     needs_model = True
 
     def answer(self, context: QuestionContext) -> Mapping[str, float]:
-        """One pass over the samples, forwards and backwards."""
+        """Compute the gradient in one pass over the samples."""
         if context.own is not None:
             norm, seconds = context.own.gradient_norm(), 0.0
         else:

@@ -1,4 +1,4 @@
-"""How near a client's labels would bring a cohort's to a target: a step of DC selection."""
+"""The question `label-distance`, a step of DC selection."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from potluck.common.learning.step_by_step import LABEL_DISTANCE
 class LabelDistance(Question):
     """`label-distance`: 1 − cos(V + active, target), V being the client's own label counts.
 
-    The answer of clients in the DC procedure as its paper has it (Düsing and Cimiano §3). active,
-    target: a whole number for each class, separated by spaces. The answer has no noise and
-    discloses the client's counts: only hosts whose owner allows `unsafe-stepwise` sums give it.
+    As in the DC procedure of Düsing and Cimiano §3. active: label counts of the clients selected so
+    far; target: the wanted label counts; both an integer per class, separated by spaces. The answer
+    has no noise and discloses the client's counts: hosts answer only if their owner allows
+    `unsafe-stepwise` sums.
     """
 
     def __init__(self, *, active: str, target: str) -> None:
@@ -25,7 +26,10 @@ class LabelDistance(Question):
         self._target = _numbers("target", target)
 
     def answer(self, context: QuestionContext) -> Mapping[str, float]:
-        """From the training samples. Raises ConfigurationError for another number of classes."""
+        """Compute the distance from the training samples.
+
+        Raises ConfigurationError for a wrong number of classes.
+        """
         for name, values in (("active", self._active), ("target", self._target)):
             if len(values) != context.classes:
                 raise ConfigurationError(

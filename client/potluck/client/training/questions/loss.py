@@ -1,4 +1,4 @@
-"""How well the round's model fits a client's training samples."""
+"""The question `loss`: how well the round's model fits a client's training samples."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from potluck.common.errors import TrainingError
 
 
 class Loss(Question):
-    """`loss`: the mean cross-entropy over all training samples, with any objective.
+    """`loss`: the mean cross-entropy over all training samples, for any objective.
 
-    What power-of-choice selection asks (pow-d).
+    Power-of-choice selection (pow-d) asks for it.
     """
 
     needs_model = True
 
     def answer(self, context: QuestionContext) -> Mapping[str, float]:
-        """One pass over the samples."""
+        """Compute the loss in one pass over the samples."""
         loss = _mean(context) if context.own is None else context.own.mean_loss()
         if not math.isfinite(loss):
             raise TrainingError(f"the model's loss on the samples of '{context.client}' is {loss}")

@@ -1,4 +1,4 @@
-"""A local update in a few numbers."""
+"""The question `sketch`: a local update, compressed to a few numbers."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _PASSES = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Sketch(Question):
-    """`sketch-1`, `sketch-2`, …: one local update, as the selector `hcsfed` asks for it.
+    """`sketch-1`, `sketch-2`, …: one local update, compressed; the selector `hcsfed` asks for it.
 
-    method: `projection` adds up all coordinates of the update in `numbers` sums; in which one, and
-    with which sign, is drawn for each coordinate by `seed`, the same for all clients. `centroids`
-    sends the centres of a one-dimensional k-means over the coordinates, the smallest first.
+    method: `projection` adds each coordinate of the update, with a random sign, to a random one of
+    `numbers` sums; all clients draw these with the same `seed`. `centroids` sends the centres of a
+    one-dimensional k-means over the coordinates, sorted in ascending order.
     """
 
     method: Literal["projection", "centroids"] = "projection"
@@ -35,7 +35,7 @@ class Sketch(Question):
     needs_model = True
 
     def answer(self, context: QuestionContext) -> Mapping[str, float]:
-        """One training, of which nothing else leaves and nothing is kept."""
+        """Train once and discard the update; only the sketch is sent."""
         if context.local_update is None:
             raise ProtocolError("question 'sketch' came without the run's training settings")
         update = context.local_update()
@@ -51,9 +51,9 @@ class Sketch(Question):
 
 
 def projected(update: LocalUpdate, numbers: int, seed: int) -> NDArray[np.float64]:
-    """A sparse projection with entries 0, 1 and −1, which keeps squared lengths in expectation.
+    """Apply a sparse projection with entries 0, 1 and −1; it keeps squared norms in expectation.
 
-    Every coordinate goes into one of the sums, drawn by the seed, the tensor's name and its place.
+    The seed, the tensor's name and the position decide which sum a coordinate is added to.
     """
     sums = np.zeros(numbers)
     for name in sorted(update):
@@ -69,7 +69,7 @@ def projected(update: LocalUpdate, numbers: int, seed: int) -> NDArray[np.float6
 
 
 def centroids(update: LocalUpdate, numbers: int) -> NDArray[np.float64]:
-    """Centres of a k-means over all coordinates, sorted; it begins with their quantiles."""
+    """Return the sorted centres of a k-means over all coordinates, initialised with quantiles."""
     values = np.sort(np.concatenate([update[name].reshape(-1) for name in sorted(update)]))
     sums = np.concatenate([[0.0], values.cumsum(dtype=np.float64)])
     places = ((np.arange(numbers) + 0.5) / numbers * len(values)).astype(np.int64)

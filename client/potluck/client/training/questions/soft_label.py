@@ -13,7 +13,7 @@ _BATCH = 1024
 class SoftLabel(Question):
     """`class-0`, `class-1`, …: the mean softmax of a model's outputs over the training samples.
 
-    It approximates the distribution of labels. FedEntropy asks it of the trained model.
+    It approximates the distribution of labels. FedEntropy asks for that of the trained model.
     """
 
     needs_model = True

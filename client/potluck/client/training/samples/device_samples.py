@@ -1,4 +1,4 @@
-"""Clients' samples on a GPU: copied there once, not in every round."""
+"""Clients' samples on a GPU: copied to the GPU once, not in every round."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ SHARE_OF_MEMORY = 0.25
 
 
 class DeviceSamples:
-    """Samples that stay on a device; those used longest ago make room for others."""
+    """Cache of samples on a device; it drops the least recently used when full."""
 
     def __init__(
         self, device: torch.device, *, capacity: int | None = None, sharing: int = 1
     ) -> None:
-        """`capacity`: bytes; by default a quarter of a GPU's memory, divided by the processes that
-        share it, and 0 where the device is the CPU, whose memory holds the samples already."""
+        """`capacity`: bytes; by default a quarter of a GPU's memory, divided by the number of
+        processes that share it. 0 on a CPU, where the samples are in main memory already."""
         if capacity is None:
             on_gpu = device.type == "cuda"
             total = torch.cuda.mem_get_info(device)[1] if on_gpu else 0
@@ -30,12 +30,12 @@ class DeviceSamples:
         self._kept: OrderedDict[Hashable, Examples] = OrderedDict()
 
     def of(self, key: Hashable, examples: Examples) -> Examples:
-        """The samples known by `key` on the device, or as they are where they don't fit."""
+        """Return the samples on the device, cached under `key`; unchanged if they don't fit."""
         kept = self._kept.get(key)
         if kept is None:
             size = bytes_of(examples)
             if size > self._capacity:
-                return examples  # a training copies them for itself
+                return examples  # each training then copies them
             self._make_room(size)
             kept = self._kept[key] = examples.to(self._device)
         self._kept.move_to_end(key)
@@ -49,7 +49,7 @@ class DeviceSamples:
 
 
 def bytes_of(examples: Examples) -> int:
-    """Bytes that samples take on a device."""
+    """Return the number of bytes that samples take on a device."""
     if isinstance(examples, StoredExamples):
         array, rows = examples.stored.array, len(examples)
         inputs = array[:1].nbytes * rows

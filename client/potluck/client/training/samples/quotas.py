@@ -1,4 +1,4 @@
-"""Training on no more samples of a class than the coordinator counts on."""
+"""Limits on the number of training samples per class, which the coordinator sets."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from potluck.common.task import Examples
 def positions_within(
     examples: Examples, quotas: Sequence[float], *, classes: int, seed: int
 ) -> Tensor | None:
-    """Positions of at most ⌊quotas[c]⌋ samples of each class c, in the order they had.
+    """Return the positions of at most ⌊quotas[c]⌋ samples of each class c, in their old order.
 
-    int64, on the device of the labels; None for all, as where `quotas` is empty. Which ones is
-    drawn uniformly, by the training's seed alone. Raises ProtocolError for quotas that are none,
-    TrainingError where no sample is left.
+    int64, on the labels' device; None stands for all samples, for example if `quotas` is empty. The
+    samples are drawn uniformly with the training's seed. Raises ProtocolError for invalid quotas,
+    TrainingError if no sample is left.
     """
     if not quotas:
         return None

@@ -1,4 +1,4 @@
-"""The samples a client keeps back from training, and how a model does on the rest and on them."""
+"""The samples that a client holds back from training, and a model's loss on samples."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _AT_ONCE = 1024
 def validation_split(
     examples: Examples, share: float, client: ClientId
 ) -> tuple[Examples, Examples]:
-    """(training, validation): ⌊share · n⌋ samples are for validation, at least 1 of 2 or more.
+    """Split into training and validation samples; validation gets ⌊share · n⌋, at least 1 if n ≥ 2.
 
-    The same ones in every round and run: chosen at random by the client's id.
+    The split is random with the client's id as the seed, so it is the same in every round and run.
     """
     if share <= 0:
         return examples, examples.subset(torch.zeros(0, dtype=torch.int64))
@@ -34,16 +34,19 @@ def validation_split(
 
 
 def mean_loss(model: nn.Module, examples: Examples, *, device: torch.device) -> float:
-    """Mean cross-entropy; NaN without samples. The model is left on `device`, evaluating."""
+    """Return the mean cross-entropy; NaN without samples.
+
+    Leaves the model on `device`, in evaluation mode.
+    """
     return _mean(model, examples, device, _cross_entropy)
 
 
 def mean_robust_loss(
     model: nn.Module, examples: Examples, *, alpha: float, beta: float, device: torch.device
 ) -> float:
-    """Mean of FLASH's loss, the model's own predictions being the pseudo-labels; otherwise alike.
+    """Like `mean_loss`, but of FLASH's loss, with the model's own predictions as pseudo-labels.
 
-    That is the loss with which a training that starts from this model begins.
+    A training that starts from this model begins with this loss.
     """
 
     def robust(logits: Tensor, labels: Tensor) -> Tensor:

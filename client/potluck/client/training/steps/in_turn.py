@@ -65,7 +65,7 @@ def train_in_turn(
 
 @contextmanager
 def _only(model: nn.Module, wanted: Callable[[str], bool]) -> Iterator[None]:
-    """Freeze the parameters that are not wanted, within the block."""
+    """Freeze the parameters for which `wanted` returns False, within the block."""
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     others = [parameter for name, parameter in trained if not wanted(name)]
     if len(others) == len(trained):

@@ -43,8 +43,8 @@ _REPORTS = 50
 class TrainingContext:
     """The circumstances of a training.
 
-    classes: the task's. round: from 1. progress: gets shares in [0, 1] now and then. cancelled: is
-    asked before every step. Both must return at once.
+    classes: number of the task's classes. round: from 1. progress: called now and then with the
+    share done, in [0, 1]. cancelled: called before every step. Both must return at once.
     """
 
     classes: int
@@ -57,10 +57,10 @@ class TrainingContext:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingResult(UpdateReport):
-    """The outcome of a training, before it is decided how much of it is disclosed.
+    """The result of a training; not all of it is disclosed.
 
-    seconds: of wall-clock time. correction: what its correction sends and keeps.
-    root_mean_square_loss: of the first pass, where it was measured.
+    seconds: wall-clock time. correction: the tensors that its correction sends and keeps.
+    root_mean_square_loss: of the first pass, if it was measured.
     """
 
     loss: float = math.nan
@@ -83,13 +83,13 @@ def train(
 ) -> TrainingResult:
     """Train `model` in place, from the weights it holds, and leave it on the context's device.
 
-    `corrected`: the strategy's correction of the steps. `optimizer`: one made for this model and
-    these settings before, to be used again; it is restarted. `measures_losses`: sum up the losses
-    of the first pass. `received`: the trainable tensors as they came, on the device, where training
-    begins at others; an objective may hold to them.
-    Same weights, data, settings, seed, device and number of threads: the same weights come out,
-    bit for bit (on a GPU as far as the kernels that torch chooses allow). The global generator of
-    the device is used and put back, so only one training at a time may run on a device.
+    `corrected`: the strategy's correction of the steps. `optimizer`: an optimiser to reuse, made
+    for this model and these settings; it is restarted. `measures_losses`: True to sum up the losses
+    of the first pass. `received`: the trainable tensors as received, on the device, if training
+    starts from other weights; the objective may use them.
+    The same weights, data, settings, seed, device and number of threads give the same result, bit
+    for bit (on a GPU as far as the kernels that torch chooses allow). The device's global generator
+    is seeded, and restored afterwards, so only one training at a time may run on a device.
 
     Raises TrainingError if there is nothing to train on, the model fails or diverges, and
     RoundClosedError if cancelled.
@@ -110,7 +110,7 @@ def train(
         try:
             loss = loop.run()
         finally:
-            optimizer.release()  # it stays for the next training, its memory need not
+            optimizer.release()  # keep it for the next training, without its memory
         amount = normalizer(settings, loop.taken, round_number=number, mu=objective.proximal)
         outcome = None if correction is None else correction.finish(amount)
     return TrainingResult(
@@ -125,13 +125,13 @@ def train(
 
 
 def no_samples() -> DataError:
-    """There is nothing to train on."""
+    """Return the error for a client without training samples."""
     return DataError("the client has no training samples; remove it from this federation")
 
 
 @contextmanager
 def _explained(device: torch.device, settings: LocalTraining) -> Iterator[None]:
-    """Raise a TrainingError in place of what torch raises."""
+    """Turn the errors that torch raises in the block into a TrainingError."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -151,10 +151,10 @@ def _explained(device: torch.device, settings: LocalTraining) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Corrected:
-    """A correction and what it begins with: auxiliaries on the CPU, by name and tensor.
+    """A correction with its received auxiliaries, on the CPU, by name and tensor.
 
-    layout: of the tensors that travel; the steps of others are not corrected. samples, positions,
-    validation: as in `CorrectionContext`.
+    layout: layout of the tensors that are sent; the steps of others are not corrected. samples,
+    positions, validation: as in `CorrectionContext`.
     """
 
     correction: LocalCorrection
@@ -169,7 +169,7 @@ class Corrected:
     def begin(
         self, model: nn.Module, settings: LocalTraining, training: TrainingContext
     ) -> RunningCorrection:
-        """Before the first step of a training."""
+        """Start the correction, before the first step of a training."""
         device = training.device
 
         def there(auxiliaries: NamedAuxiliaries) -> NamedAuxiliaries:
@@ -199,7 +199,7 @@ class Corrected:
 
 
 def trainable(model: nn.Module) -> dict[str, Tensor]:
-    """The tensors of a model that training moves, by name."""
+    """Return the tensors of a model that training changes, by name."""
     return {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
 
 
@@ -266,12 +266,12 @@ class _Loop:
                     progress(self.taken / planned)
             loss = float(loss_sum) / min(samples, len(batches) * size)  # waits for the device
             self._require_finite(loss_sum, epoch)
-            self.losses = None  # later passes meet samples that the model was just fitted to
+            self.losses = None  # measure the first pass only
         progress(1.0)
         return loss
 
     def step(self, indices: Tensor) -> Tensor:
-        """One optimiser step; returns the batch's loss, still on the device."""
+        """Take one optimiser step; return the batch's loss, still on the device."""
         batch = Batch(
             inputs=self.data.inputs_at(indices),
             labels=self.data.labels.index_select(0, indices),
@@ -294,7 +294,7 @@ class _Loop:
         return loss.detach()
 
     def logits(self, inputs: Tensor) -> Tensor:
-        """The model's output, float32."""
+        """Return the model's output as float32."""
         if not self.half_precision:
             logits: Tensor = self.model(inputs)
             return logits
@@ -316,7 +316,10 @@ class _Loop:
 
 
 def predicted(model: nn.Module, data: Examples) -> Tensor:
-    """Probabilities of every sample, n × C, on the data's device; the model stays in training."""
+    """Return every sample's probabilities, n × C, on the data's device.
+
+    Leaves the model in its training or evaluation mode.
+    """
     was_training = model.training
     model.eval()
     with torch.inference_mode():
@@ -326,13 +329,13 @@ def predicted(model: nn.Module, data: Examples) -> Tensor:
             for batch in torch.split(positions, _PREDICTED_AT_ONCE)
         ]
     model.train(was_training)
-    # A clone made outside is an ordinary tensor, which autograd may save.
+    # Clone outside inference mode: autograd can save ordinary tensors only.
     return torch.cat(parts).clone()
 
 
 @contextmanager
 def _seeded(device: torch.device, seed: int) -> Iterator[None]:
-    """Seeds the generator that dropout and the like draw from on `device`; puts it back after."""
+    """Seed the device's global generator, used by dropout, in the block; then restore it."""
     if device.type == "cuda":
         index = device.index if device.index is not None else torch.cuda.current_device()
         generator = torch.cuda.default_generators[index]

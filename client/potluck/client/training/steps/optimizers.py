@@ -1,8 +1,8 @@
 """Optimisers of local training.
 
-`torch.optim.Optimizer` objects import torch's compiler when the first one is made, which takes
-every host process seconds before its first step; the functions beneath them do not. They are
-called where the gradients lie, so that a step costs no more than torch's own.
+The first `torch.optim.Optimizer` object in a process imports torch's compiler, which takes seconds.
+The functions that these classes call do not. So the optimisers here call these functions directly.
+A step is as fast as torch's own.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from potluck.common.settings.local_training import LocalTraining
 
 
 class LocalOptimizer(Protocol):
-    """Moves parameters along their gradients."""
+    """Updates parameters from their gradients."""
 
     learning_rate: float
 
     def restart(self, learning_rate: float) -> None:
-        """Forget all steps taken: a new training begins."""
+        """Reset all state for a new training."""
         ...
 
     def clear_gradients(self) -> None:
@@ -42,7 +42,7 @@ class LocalOptimizer(Protocol):
 
 
 class _Optimizer:
-    """The parameters, and which of them have a gradient."""
+    """Base class: holds the parameters and finds those with a gradient."""
 
     def __init__(self, parameters: Sequence[Tensor], learning_rate: float) -> None:
         self.learning_rate = learning_rate
@@ -59,11 +59,11 @@ class _Optimizer:
         self._forget()
 
     def _forget(self) -> None:
-        """Forget what steps leave behind for the next."""
+        """Drop the state that a step keeps for the next, such as the momentum."""
         raise NotImplementedError
 
     def _moving(self) -> tuple[list[int], list[Tensor], list[Tensor]]:
-        """Positions, values and gradients of the parameters that have a gradient."""
+        """Return positions, values and gradients of the parameters that have a gradient."""
         places: list[int] = []
         values: list[Tensor] = []
         gradients: list[Tensor] = []
@@ -149,7 +149,7 @@ class Adam(_Optimizer):
         self._forget()  # frees the memory before the same amount is allocated again
         self._first = [torch.zeros_like(parameter) for parameter in self._parameters]
         self._second = [torch.zeros_like(parameter) for parameter in self._parameters]
-        # On the CPU, as torch has them: a step needs its number there.
+        # Step counts stay on the CPU, as in torch: the step reads them there.
         self._steps = [torch.zeros((), dtype=torch.float32) for _ in self._parameters]
 
     def _forget(self) -> None:
@@ -181,7 +181,7 @@ class Adam(_Optimizer):
 def make_optimizer(
     parameters: Sequence[Tensor], settings: LocalTraining, *, round_number: int
 ) -> LocalOptimizer:
-    """The optimiser that the settings name, for a round."""
+    """Make the optimiser that the settings name, with the round's learning rate."""
     rate = settings.learning_rate_in(round_number)
     if settings.optimizer == "sgd":
         return StochasticGradientDescent(

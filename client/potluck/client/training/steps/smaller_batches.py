@@ -41,7 +41,7 @@ def within_memory(
                 raise
             why = error.message
         log.warning("trying again with smaller batches", batch_size=fewer.batch_size, why=why)
-        torch = sys.modules.get("torch")  # not to import it where nothing else has
+        torch = sys.modules.get("torch")  # if torch is imported
         if torch is not None and torch.cuda.is_available():
             torch.cuda.empty_cache()  # the failed attempt left it fragmented
         settings = fewer

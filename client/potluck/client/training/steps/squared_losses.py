@@ -1,4 +1,4 @@
-"""The losses of the received model on a client's samples, summed up while it trains on them."""
+"""The squared losses on a client's samples, summed up during the first pass of a training."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from torch import Tensor
 from torch.nn import functional
 
 UTILITY = "utility"
-"""Name of the number that is reported."""
+"""Name of the number in the report."""
 
 
 class SquaredLosses:
     """The root mean square of cross-entropy over the samples of a training's first pass.
 
-    Each sample counts as it is met, before its step: what Oort calls a client's statistical
-    utility, without a pass of its own. One more softmax per step of the first pass; the device is
-    not waited for.
+    Each sample's loss is taken before its step. Oort's statistical utility of a client follows from
+    it, without another pass over the samples. Costs one softmax per step of the first pass; does
+    not wait for the device.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -23,17 +23,17 @@ class SquaredLosses:
         self._samples = 0
 
     def add(self, logits: Tensor, labels: Tensor) -> None:
-        """A batch: logits b × C, labels b, int64."""
+        """Add a batch. logits: b × C. labels: b, int64."""
         with torch.no_grad():
             losses = functional.cross_entropy(logits.detach(), labels, reduction="none")
             self._sum += losses.double().square().sum()
         self._samples += len(labels)
 
     def root_mean_square(self) -> float:
-        """NaN before the first sample. Waits for the device."""
+        """Return the root mean square; NaN before the first sample. Waits for the device."""
         return (float(self._sum) / self._samples) ** 0.5 if self._samples else float("nan")
 
 
 def utility(samples: int, root_mean_square: float) -> float:
-    """|B| · √(mean squared loss). samples: those of a pass, as far as they are disclosed."""
+    """Return |B| · √(mean squared loss). samples: |B|, the disclosed number of samples."""
     return samples * root_mean_square
