@@ -22,11 +22,12 @@ HEAD: Final = "head"
 AUXILIARY: Final = "auxiliary/"
 """Prefix of the lane of an auxiliary, before its name."""
 LOSS: Final = "loss"
-"""Mean training loss over the last pass, in the head."""
+"""Name, in the head, of the mean training loss over the last pass."""
 NORMALIZER: Final = "normalizer"
 """Name of the normaliser (`potluck.common.learning.local_steps`) in the head."""
 METRIC_BOUND: Final = 1e6
-"""Larger numbers are cut off; far beyond any loss or any number of steps."""
+"""Maximum of a metric's absolute value; larger ones are clipped. Far above any loss or step count.
+"""
 
 
 def metric_names(*, normalized: bool) -> tuple[str, ...]:
@@ -37,7 +38,10 @@ def metric_names(*, normalized: bool) -> tuple[str, ...]:
 def lane_lengths(
     parameters: int, metrics: Sequence[str], auxiliaries: Iterable[str]
 ) -> Mapping[str, int]:
-    """Words of each lane of an update, by its name. parameters: of the floating-point vector."""
+    """Return the number of words in each lane of an update, by the lane's name.
+
+    parameters: length of the floating-point vector.
+    """
     beside = {f"{AUXILIARY}{name}": parameters for name in sorted(auxiliaries)}
     return {BODY: parameters, HEAD: HEAD_EXTRA + len(metrics), **beside}
 

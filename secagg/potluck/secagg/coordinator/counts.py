@@ -1,8 +1,8 @@
 """Sums over clients' label counts that the coordinator learns, and nothing else about them.
 
-Lives on the event loop. A sum is tried up to three times, each a session of its own
-(`sum_session.py`) with fresh keys and the same terms; what comes of each is stored. A session lives
-in memory alone: a coordinator that goes down begins another one.
+Lives on the event loop. A sum is tried up to three times. Each attempt is a session of its own
+(`sum_session.py`) with fresh keys and the same terms, and its record is stored. A session exists in
+memory only: after a restart, the coordinator begins another one.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _STAGES = 5
 _LONGEST_REASON = 250
 _MEMBERSHIP = (Rule.MEMBER, Rule.MEMBERSHIP)
 _PAUSE_SECONDS = 0.2
-"""Before the second attempt; twice as long before the third."""
+"""Pause before the second attempt; twice as long before the third."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +104,7 @@ class SumOutcome:
 
 
 def convictions(record: SessionRecord) -> dict[str, str]:
-    """Return the clients that are proven to have broken a session, each with how, in words."""
+    """Return the clients that are proven to have broken a session, each with a description."""
     return {
         accused: f"{accused} sealed a share for {accuser} that does not open; {accuser} proved it"
         for accused, accuser in record.convicted.items()
@@ -172,8 +172,10 @@ class SecureSums:
                 await asyncio.sleep(_PAUSE_SECONDS * (header.attempt - 1))
 
     def _unwilling(self, outcome: SumOutcome, header: Header) -> set[str]:
-        """Clients that the next attempt does without. Where the membership changed meanwhile, they
-        were right to refuse, and are asked again under the new one."""
+        """Return the clients that the next attempt excludes: those that refused or could not join.
+
+        If the membership has changed meanwhile, refusals for that reason were right. These clients
+        are invited again, under the new membership."""
         refusals = outcome.record.refusals
         unwilling = refusals.keys() | outcome.troubles.keys()
         if self._root.require().members.epoch == header.membership_epoch:
@@ -181,7 +183,7 @@ class SecureSums:
         return {who for who in unwilling if refusals.get(who) not in _MEMBERSHIP}
 
     def _invited(self, clients: Sequence[str]) -> tuple[dict[str, str], dict[str, int]]:
-        """Host and data epoch of the members among them that attend."""
+        """Return the hosts and the data epochs of these clients, if they are connected members."""
         members = sorted(filter(self.trust.is_member, clients))
         sessions = {client: self.attendance.session_of(client) for client in members}
         attending = {client: session for client, session in sessions.items() if session}
@@ -218,8 +220,7 @@ class SecureSums:
 
 
 def _header(federation: str, terms: SumTerms, invited: Mapping[str, str]) -> Header:
-    """The terms of a session, as its members see them. Raises RunError for a group that can't have
-    a sum."""
+    """Return the header of a session. Raises RunError if this group can't have a sum."""
     hosts = list(invited.values())
     colluding = terms.colluding_hosts
     if colluding is None:
@@ -259,7 +260,7 @@ def _header(federation: str, terms: SumTerms, invited: Mapping[str, str]) -> Hea
 
 
 def check_invited(invited: Mapping[str, str], header: Header) -> None:
-    """Raises RunError for a group that can't have a sum."""
+    """Raise RunError if this group can't have a sum."""
     hosts = len(set(invited.values()))
     needed = max(header.quorum, header.threshold, header.least_hosts)
     if hosts < header.least_hosts or len(invited) < needed:
@@ -278,7 +279,7 @@ def check_invited(invited: Mapping[str, str], header: Header) -> None:
 
 
 def _total(uploads: Mapping[str, bytes], unmasking: Unmasking) -> NDArray[np.int64]:
-    """The sum over the survivors' uploads, unmasked."""
+    """Return the sum over the survivors' uploads, unmasked."""
     lane = unmasking.header.lane(COUNTS)
     words: NDArray[Any] = np.zeros(lane.length, lane_dtype(lane.modulus_bits))
     for client in unmasking.survivors:

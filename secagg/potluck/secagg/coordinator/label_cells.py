@@ -1,8 +1,8 @@
 """Selection by cell: label counts of groups instead of clients (`disclosure = "cells"`).
 
-A public coin draws cells of clients; each cell is summed securely, once for its clients' data, and
-every client then stands for the mean of its cell. The coordinator learns sums over cells; selectors
-work on them as they do on single clients.
+A public coin draws cells of clients. Each cell is summed securely, once per version of its clients'
+data. The coordinator learns the sums over cells only; selectors treat the mean of a cell as the
+label counts of each client in it.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ class LabelCells(SecureLabelSums):
                 self._use(members, np.array(each.total, dtype=np.float64))
 
     def _use(self, members: Sequence[str], total: Counts) -> None:
-        total = total.clip(min=0.0)  # below 0 only by noise
+        total = total.clip(min=0.0)  # noise can make it negative
         for client in members:
             self._counts[client] = total / len(members)
         self.totals = total if self.totals is None else self.totals + total
 
     async def _sum(self, clients: Sequence[str], present: Callable[[str], bool]) -> None:
-        """Sum those cells of these clients of which enough members are connected.
+        """Sum the cells of these clients, if enough members of the cell are connected.
 
         Cells are drawn from all members, connected or not: each client draws them itself, and
         joins a sum only with the clients of its cell. A client is in one sum at most.

@@ -16,7 +16,7 @@ from potluck.server.store import SecureSum
 
 
 class SecureLabelSums(LabelSums):
-    """The label counts of one run, with what totals and cells have in common."""
+    """The label counts of one run: base class of totals and cells."""
 
     def __init__(
         self, run_id: str, plan: RunPlan, sums: SecureSums, trust: Trust, say: Say
@@ -30,7 +30,7 @@ class SecureLabelSums(LabelSums):
         self._say = say
 
     async def _stored(self, kind: SumKind) -> list[SecureSum]:
-        """Sums of the run's task with no more noise than the run wants, oldest first."""
+        """Return sums of the run's task with at most the run's noise, oldest first."""
         stored: list[SecureSum] = await self._sums.in_store(
             lambda store: store.sums(kind=kind.value)
         )
@@ -60,14 +60,14 @@ class SecureLabelSums(LabelSums):
 
 
 def task_reference(plan: RunPlan) -> str:
-    """The task whose labels are counted, as one text."""
+    """Return the task whose labels are counted, as one text."""
     task = plan.run_file.task
     reference = TaskReference(name=task.name, options=task.options)
     return canonical_json(reference.model_dump(mode="json"))
 
 
 def sum_terms(run_id: str, plan: RunPlan, kind: SumKind) -> SumTerms:
-    """The terms of a sum of a run's label counts."""
+    """Return the terms of a sum of a run's label counts."""
     run_file = plan.run_file
     profiles = run_file.profiles
     return SumTerms(
@@ -91,17 +91,17 @@ def epsilon_of_sums(profiles: ProfileSettings) -> float | None:
 
 
 def epsilon_of(stored: SecureSum) -> float | None:
-    """The privacy loss of a sum; None for an exact one."""
+    """Return the privacy loss of a sum; None for an exact one."""
     epsilon: object = stored.record["epsilon"]
     return epsilon if isinstance(epsilon, int | float) else None
 
 
 def noise_of(epsilon: float | None) -> str:
-    """The noise of a sum in words."""
+    """Return a description of a sum's noise."""
     return "without noise" if epsilon is None else f"with noise of ε = {epsilon:g}"
 
 
 def members_of(stored: SecureSum) -> Sequence[str]:
-    """The clients whose inputs are in a sum."""
+    """Return the clients whose inputs are in a sum."""
     clients: object = stored.record["clients"]
     return list(clients) if isinstance(clients, Mapping) else []

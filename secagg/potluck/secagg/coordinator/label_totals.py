@@ -1,8 +1,8 @@
-"""The label counts of the whole federation, by one secure sum; some selectors steer by them.
+"""The label counts of the whole federation, from one secure sum, for selectors that use them.
 
-An earlier sum of the same task and the same versions of the clients' data is used again, whatever
-clients are connected: each version has only one exact sum, and a noisy one costs privacy budget.
-Clients that joined later are not in it.
+An earlier sum of the same task and the same versions of the clients' data is reused, no matter
+which clients are connected: each version has only one exact sum, and a noisy one costs privacy
+budget. The reused sum does not include clients that joined later.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class LabelTotals(SecureLabelSums):
             self._say(f"not in the sum: {shown}", warning=True)
 
     def _do_without(self, why: str) -> None:
-        """Continue without a sum. Raises RunError if the selector has nothing else to steer by."""
+        """Continue without a sum. Raises RunError if the selector can't work without it."""
         if self._profiles.disclosure == UNSAFE_STEPWISE:
             raise RunError(
                 f"no secure sum of label counts, and the target is nothing else: {why}; start a "

@@ -23,13 +23,13 @@ _SPARE_SECONDS: Final = 60.0
 
 
 def weight_bound(run_file: RunFile, strategy: Strategy) -> int:
-    """The largest weight a client may have in a round's sum."""
+    """Return the largest weight that a client may have in a round's sum."""
     alike = run_file.weighting is Weighting.EQUAL or strategy.summation is Summation.EQUAL
     return 1 if alike else run_file.masking.weight_cap
 
 
 def session_seconds(run_file: RunFile) -> float:
-    """How long the session of a round may last."""
+    """Return the maximum duration of a round's session, in seconds."""
     stages = _STAGES * run_file.masking.stage_seconds
     return run_file.round.deadline_seconds + stages + _SPARE_SECONDS
 
@@ -44,7 +44,7 @@ def _quorum(run_file: RunFile) -> int:
 class MaskedRules(PathRules):
     """The requirements of masked rounds on a plan."""
 
-    resumes = False  # the keys of a sum are gone with the coordinator that had them
+    resumes = False  # a restarted coordinator has lost the sum's keys
     members_only = True
 
     @classmethod

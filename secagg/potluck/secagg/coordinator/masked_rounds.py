@@ -72,7 +72,7 @@ _Ending: TypeAlias = Coroutine[Any, Any, CoordinatorSession]
 
 @dataclass(kw_only=True)
 class _Sum:
-    """The sum of one attempt. troubles: of the clients that left it, why."""
+    """The sum of one attempt. troubles: the reasons of the clients that left it."""
 
     key: AttemptKey
     header: Header
@@ -83,7 +83,7 @@ class _Sum:
 
 
 class MaskedRounds(MaskedRules, UpdatePath):
-    """The path of updates that are summed securely; none of them is seen."""
+    """Handles updates that are summed securely; the coordinator sees none of them."""
 
     encoding = MASKED_LABEL
 
@@ -96,7 +96,7 @@ class MaskedRounds(MaskedRules, UpdatePath):
     # An attempt -------------------------------------------------------------------------------
 
     async def begin(self, work: coordinator_pb2.Train) -> None:
-        """Invite the cohort of the attempt under way."""
+        """Invite the cohort of the current attempt to a sum."""
         run, key = self._run, self._run.key
         if self._sum is not None and self._sum.key == key:
             return
@@ -120,34 +120,34 @@ class MaskedRounds(MaskedRules, UpdatePath):
         current.driving = asyncio.create_task(self._drive(current, root, ends))
 
     def check_header(self, header: transfer_pb2.UpdateHeader) -> None:
-        """Check the form. Raises LayoutError."""
+        """Check the form of a header. Raises LayoutError."""
         if header.encoding != MASKED or not header.delta or header.compressed or header.members:
             raise LayoutError(
                 "this run wants masked updates; the update announced is in another form"
             )
 
     async def check_file(self, update: ReceivedUpdate) -> None:
-        """Check the form. What the words stand for can't be seen."""
+        """Check the form of a file. Its values are masked and can't be checked."""
         await asyncio.to_thread(check_masked, update.path, self._require().header)
 
     def check_sender(self, update: ReceivedUpdate) -> None:
-        """Check the client's signed word that this file is its input to the sum."""
+        """Check the client's signed confirmation that this file is its input to the sum."""
         current, header = self._require(), update.header
         current.signed[header.client_id] = current.session.check_input(
             header.client_id, header.masked_input, bytes.fromhex(header.blake3)
         )
 
     def report(self, _member: transfer_pb2.SumMember, /) -> UpdateReport:
-        """An empty report: numbers of a single client are not used."""
+        """Return an empty report: numbers of a single client are not used."""
         return UpdateReport()
 
     def lose(self, client: str) -> None:
-        """Take a client out of the sum."""
+        """Remove a client from the sum."""
         if self._sum is not None:
             self._sum.session.lose(client)
 
     async def reduce(self, updates: Sequence[SpooledUpdate]) -> RoundModel | None:
-        """Make the round's model of the sum of these updates."""
+        """Make the round's model from the sum of these updates."""
         run, current = self._run, self._require()
         uploads = {update.client: current.signed[update.client] for update in updates}
         current.session.certify(uploads)
@@ -213,7 +213,7 @@ class MaskedRounds(MaskedRules, UpdatePath):
             )
 
     def stop(self) -> None:
-        """The run is not driven any more."""
+        """Cancel the session of the sum when the run stops."""
         if self._sum is not None and self._sum.driving is not None:
             self._sum.driving.cancel()
 
@@ -303,7 +303,7 @@ class MaskedRounds(MaskedRules, UpdatePath):
 
     def _observe(self, phase: str, seconds: float, dropped: int) -> None:
         sums = self._run.services.sums
-        if sums is not None and phase != "uploading":  # that is training, which rounds measure
+        if sums is not None and phase != "uploading":  # mostly training, measured by rounds
             sums.observe(phase, seconds, dropped)
 
     def _left(self, client: str, why: str) -> None:
@@ -323,7 +323,7 @@ class MaskedRounds(MaskedRules, UpdatePath):
         try:
             session = await session_ends
             if session.unmasking is None and key == run.key:
-                # No client fails because of an upload that is no longer of use.
+                # Cancel pending uploads: they are useless now, and must not count as failures.
                 pending = [run.instruction_id(client) for client in run.machine.cohort.pending]
                 run.services.attendance.retire(pending, abandon=True)
             record = session_record(session, datetime.now(UTC))
@@ -356,7 +356,7 @@ class MaskedRounds(MaskedRules, UpdatePath):
         if Rule.RELEASED in record.refusals.values():
             why += f"; {_RELEASED}"
         if record.stage == Stage.REVEAL:
-            troubles = {}  # who has given shares gives them again for the same clients only
+            troubles = {}  # keep the cohort: shares are given again for the same set only
         run.post(
             rounds.SumFailed(
                 key.round, key.attempt, f"no secure sum: {why}", tuple(sorted(troubles.items()))
@@ -366,7 +366,7 @@ class MaskedRounds(MaskedRules, UpdatePath):
 
 
 def _lose_revoked(session: MaskedSession, root: FederationRoot, members: Members) -> None:
-    """End the part of those whose keys were revoked since the session began."""
+    """Remove the clients whose keys were revoked since the session began."""
     for client, key in sorted(members.revoked):
         record = root.members.records.get(client)
         if record is not None and record.public_key == key:

@@ -1,4 +1,4 @@
-"""The federation root with the members in force, which sessions verify signatures by."""
+"""The federation root with the members in force, used by sessions to verify signatures."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from potluck.server.profiles.trust import Trust
 
 
 class RootInForce:
-    """The root of a federation, made again when its membership changes."""
+    """The root of a federation, rebuilt when its membership changes."""
 
     def __init__(self, trust: Trust) -> None:
         self._trust = trust
@@ -16,7 +16,7 @@ class RootInForce:
 
     @property
     def now(self) -> FederationRoot | None:
-        """The root; None if the federation has none, so that members can't be verified."""
+        """Return the root; None if the federation has none, so that members can't be verified."""
         members = self._trust.members
         if members is None:
             return None

@@ -1,4 +1,4 @@
-"""The secure sums of label counts that runs ask for before and during a selection."""
+"""The secure sums of label counts that runs need before and during a selection."""
 
 from __future__ import annotations
 

@@ -37,10 +37,10 @@ COUNTS = "counts"
 """The lane that label counts are in."""
 
 _PRESENCE_SECONDS = 0.5
-"""Seconds between two checks whether clients that have not answered may still come back."""
+"""Seconds between two checks if clients that have not answered may still reconnect."""
 
 _CERTIFICATES = 8
-"""Most that an invitation carries: more than one input has attempts."""
+"""Maximum number of certificates in an invitation: more than the attempts of one input."""
 
 Event = tuple[str, coordinator_pb2.Answer]
 
@@ -49,10 +49,11 @@ Event = tuple[str, coordinator_pb2.Answer]
 class SumTerms:
     """The terms of a sum: its inputs and its protection.
 
-    kind: as the clients' policies call it. task: of the invitation; task_reference: its canonical
-    name. classes: how many counts; 0 where something else is summed. least_hosts, colluding_hosts
-    (a third if None): of distinct hosts. epsilon, sensitivity: of noise that the clients make
-    together; exact if None. model: that updates start from, its digest.
+    kind: as in the clients' policies. task: the task in the invitation; task_reference: its
+    canonical name. classes: number of counts; 0 if updates are summed. least_hosts,
+    colluding_hosts: numbers of distinct hosts (None: a third collude). epsilon, sensitivity: of the
+    noise that the clients add together; epsilon None means an exact sum. model: digest of the model
+    that updates start from.
     """
 
     run_id: str
@@ -70,8 +71,10 @@ class SumTerms:
 
     @property
     def inputs(self) -> str:
-        """The same for sums that clients go into with what may be one input, over one set only;
-        empty where they may go into any."""
+        """A text that is equal for sums that may have the same inputs.
+
+        Clients give such an input to the sum over one set only. Empty if that rule does not hold.
+        """
         if self.kind is SumKind.STEPWISE or self.epsilon is not None:
             return ""
         return f"updates of {self.model}" if self.kind is SumKind.UPDATE else "label counts"
@@ -119,7 +122,7 @@ class SumSession:
                     dropped = max(0, expected - remain)
                     self._observe(before.__name__.lower(), clock() - begun, dropped)
                     begun, expected = clock(), len(session.awaited)
-        except asyncio.CancelledError:  # the run is stopped, and won't ask again
+        except asyncio.CancelledError:  # the run is stopped
             self._send(coordinator.abort(session))
             raise
         finally:
@@ -127,7 +130,7 @@ class SumSession:
         return session
 
     async def _next(self, session: CoordinatorSession, left: float) -> CoordinatorStep:
-        """The step that follows from the next answers, or from there being none."""
+        """Wait for the next answers or a timeout; return the resulting step."""
         if left <= 0 and self._events.empty():
             return await asyncio.to_thread(coordinator.close, session)
         try:
@@ -136,7 +139,7 @@ class SumSession:
         except TimeoutError:
             absent = [client for client in session.awaited if not self._present(client)]
             return await asyncio.to_thread(without, session, absent)
-        while not self._events.empty():  # one way to a thread and back for all that is there
+        while not self._events.empty():  # handle all waiting answers in one thread call
             events.append(self._events.get_nowait())
         return await asyncio.to_thread(self._hear_all, session, events)
 
@@ -184,7 +187,7 @@ class SumSession:
         return _after(before, step)
 
     def _patience(self, session: CoordinatorSession) -> float:  # noqa: ARG002  # subclasses look
-        """Seconds that the stage may take."""
+        """Return the maximum duration of the stage, in seconds."""
         return self.terms.stage_seconds
 
     def _introduce(self, work: coordinator_pb2.SecureStep, client: str) -> None:  # noqa: ARG002  # likewise
@@ -192,7 +195,7 @@ class SumSession:
         work.task.CopyFrom(self.terms.task)
 
     def _went_on(self, session: CoordinatorSession) -> None:
-        """Something has happened in the session."""
+        """Called after each step of the session; does nothing here."""
 
     async def _carry_out(self, step: CoordinatorStep) -> None:
         session = step.session

@@ -1,4 +1,4 @@
-"""One session of a secure sum of updates: as `sum_session`, but uploads come over the data plane.
+"""One session of a secure sum of updates: like `sum_session`, but uploads arrive as files.
 
 Keys and shares are exchanged while clients train. Uploads are held back until the round decides
 which ones count. Only then may the session leave that stage, so that no client is asked to unmask a
@@ -35,12 +35,15 @@ from potluck.server.hosts.attendance import Attendance
 from potluck.server.store.store_thread import InStore
 
 Left: TypeAlias = Callable[[str, str], None]
-"""Called with a client that takes no part any more, and why."""
+"""Called with a client that has left the session, and the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SignedInput:
-    """A client's signed word that a file is its input to the sum. digest: the file's, 32 bytes."""
+    """A client's signed confirmation that a file is its input to the sum.
+
+    digest: digest of the file, 32 bytes.
+    """
 
     word: Envelope
     digest: bytes
@@ -48,14 +51,14 @@ class SignedInput:
 
 @dataclass(frozen=True)
 class _Certify:
-    """The round has all uploads it will have: these."""
+    """Order from the round: sum over these uploads; no more will come."""
 
     uploads: Mapping[str, SignedInput]
 
 
 @dataclass(frozen=True)
 class _Lost:
-    """The round no longer waits for a client."""
+    """Order from the round: stop waiting for a client."""
 
     client: str
 
@@ -63,8 +66,8 @@ class _Lost:
 class MaskedSession(SumSession):
     """One session, from invitation to its end.
 
-    update_ids: of each client's training. key_seconds: that clients have for their keys; they fetch
-    the model first.
+    update_ids: id of each client's training. key_seconds: time for clients to send their keys; they
+    download the model first.
     """
 
     def __init__(
@@ -100,7 +103,7 @@ class MaskedSession(SumSession):
         if session is None or not isinstance(session.state, Uploading):
             raise ProtocolError(f"no masked update of client '{client}' is waited for yet")
         word = decode(Envelope, message.SerializeToString(deterministic=True))
-        # Sessions are values: this one is only asked what it would say.
+        # Sessions are immutable: this call checks the message and discards the new session.
         step = coordinator.receive(session, client, word, datetime.now(UTC), upload_digest=digest)
         if step.refusal is not None or step.session is session:
             raise ProtocolError(f"client '{client}' does not vouch for its update: {step.refusal}")
@@ -121,12 +124,12 @@ class MaskedSession(SumSession):
     async def _next(self, session: CoordinatorSession, left: float) -> CoordinatorStep:
         self._session = session
         uploading = isinstance(session.state, Uploading)
-        # Who uploads may have refused before the round gave up on it: that is heard first.
+        # While uploading, handle answers before orders: a lost client may have sent a refusal.
         if not self._control.empty() and not (uploading and not self._events.empty()):
             return await asyncio.to_thread(self._obey, session, self._control.get_nowait())
         if not uploading:
             return await super()._next(session, left)
-        client, answer = await self._events.get()  # who trains is waited for by the round
+        client, answer = await self._events.get()  # no timeout here: the round has its own
         return await asyncio.to_thread(self._hear, session, client, answer)
 
     def _obey(self, session: CoordinatorSession, order: _Certify | _Lost) -> CoordinatorStep:
@@ -182,4 +185,4 @@ class MaskedSession(SumSession):
 
 
 _WAKE = coordinator_pb2.Answer()
-"""An empty answer: something waits in the other queue."""
+"""An empty answer; it wakes the reader because an order waits in the other queue."""

@@ -20,9 +20,9 @@ T = TypeVar("T")
 class Appointment:
     """One client's training and the sum its update goes into. Lives on the event loop.
 
-    expected: the client's expectation of the sum, once it has the round's model. agreed: set once
-    there are masks. over: the last replies, once the update is delivered or has failed: none, or a
-    refusal. said: set once those replies were taken for sending.
+    expected: the client's expectation of the sum, set once it has the round's model. agreed: set
+    once the masks are agreed on. over: the last replies, none or a refusal; set once the update is
+    delivered or has failed. said: set once these replies were taken for sending.
     """
 
     expected: asyncio.Future[Expectation] = field(default_factory=lambda: _future())
@@ -63,7 +63,7 @@ class Appointments:
         try:
             return await kept(waiting)
         finally:
-            if not waiting.done():  # it was for a training that never came
+            if not waiting.done():  # its training has never begun
                 self.close(update_id)
 
 

@@ -38,7 +38,7 @@ from potluck.secagg.protocol.vectors.updates import (
 )
 
 _BLOCK: Final = 2**18
-"""Elements encoded and masked at once."""
+"""Number of elements encoded and masked at once."""
 
 
 def expectation(instruction: rpc.Instruction, model: Path, data_epoch: int) -> Expectation:
@@ -53,7 +53,7 @@ def expectation(instruction: rpc.Instruction, model: Path, data_epoch: int) -> E
     metrics = metric_names(normalized=work.normalized)
     return Expectation(
         purpose=Purpose.UPDATE,
-        # Without settings, seed and run: another text for the same training is no other input.
+        # Without settings, seed and run: with others, it is still the same input.
         input_id=f"update {work.model.blake3}/epoch {data_epoch}",
         lengths=lane_lengths(parameters, metrics, work.auxiliary.names),
         model_digest=bytes.fromhex(work.model.blake3),
@@ -70,8 +70,8 @@ def write_masked(
 ) -> FileDigest:
     """Encode an update, mask it and write its file. Blocks; writes over the update's arrays.
 
-    report: its samples are the weight, other numbers of it go into the head. Writes zeros in place
-    of an update that holds NaN or infinity. Raises StorageError.
+    report: its samples are the weight; its other numbers go into the head. Writes zeros if the
+    update has NaN or infinity. Raises StorageError.
     """
     try:
         words = _encoded(update, report, masking)
@@ -116,7 +116,7 @@ def _encoded(
             continue
         of_body = lane.name == BODY
         vector = update.body if of_body else update.auxiliaries[lane.name.removeprefix(AUXILIARY)]
-        # Auxiliaries are summed as they are, without a client's weight.
+        # Auxiliaries are summed without the client's weight.
         weight = report.samples if of_body else header.weight_bound
         encoder = BodyEncoder(header, lane, clients, weight)
         if of_body and normalizer != 1.0:

@@ -116,7 +116,7 @@ class SumLedger:
                 )
 
     def remarks(self, clients: Sequence[str], holds_against: str) -> Iterator[str]:
-        """Yield what the sums of these clients hide. holds_against: from whom, in words."""
+        """Yield sentences on what the sums of these clients hide; see `SumRecords`."""
         releases = [each for client in clients for each in self.of(client).releases]
         if any(each.disclosure == SumKind.STEPWISE for each in releases):
             yield f"`{UNSAFE_STEPWISE}` sums, and the distances sent with them, hide nothing:"
@@ -130,7 +130,7 @@ class SumLedger:
     # Files ------------------------------------------------------------------------------------
 
     def _append(self, path: Path, lines: bytes, size: int) -> None:
-        """Write after the bytes that are in order, over what an earlier attempt left there."""
+        """Write after the valid bytes; overwrite the rest of an earlier, failed attempt."""
         try:
             with path.open("r+b") as file:
                 file.seek(size)
@@ -176,7 +176,7 @@ def _first_line(client: str) -> str:
 
 
 def _rounds(releases: Iterable[SumRelease]) -> Iterator[str]:
-    """Masked updates, a line for each run."""
+    """Yield one line per run with masked updates."""
     by_run: dict[tuple[str, str, str], list[SumRelease]] = {}
     for each in releases:
         by_run.setdefault((each.federation, each.run, each.subject), []).append(each)

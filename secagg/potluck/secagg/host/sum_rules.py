@@ -1,4 +1,4 @@
-"""The rules of a client's owner, as secure sums must keep to them."""
+"""Converts the owner's policy into the rules of secure sums."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def rules_of_counts(policy: DisclosurePolicy) -> ClientPolicy:
 
 
 def rules_of_updates(policy: DisclosurePolicy) -> ClientPolicy:
-    """Return the rules for a secure sum of updates: masked is never worse than open."""
+    """Return the rules for a secure sum of updates."""
     return replace(
         rules_of_counts(policy),
         disclosures=frozenset({SumKind.UPDATE.value}),

@@ -2,7 +2,7 @@
 
 Lives on the event loop. The client's state machine in `potluck.secagg.protocol` refuses what a
 client must refuse. This module adds the owner's policy and keys, data, time, randomness and disk.
-A session lives in memory alone; a host that is restarted has lost it, and says so.
+A session exists in memory only; after a restart, the host answers that it has lost it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ COUNTS = "counts"
 """The lane that label counts are in."""
 
 _MOST_SESSIONS = 8
-"""Sessions of one client at once; an honest coordinator has one."""
+"""Maximum number of simultaneous sessions of one client; an honest coordinator has one."""
 
 
 @dataclass(kw_only=True)
@@ -99,7 +99,7 @@ class SumSessions:
         envelope = _received(work.envelope)
         appointment, expected = None, None
         invited = envelope.type is MessageType.INVITATION
-        # As a member under the membership in force when it was invited, however long it waits.
+        # Use the membership in force now, even if the session waits for the training below.
         party = self.membership.party(name, self.policy) if invited else None
         if party is not None and work.update_id:
             appointment = self.appointments.of(work.update_id)
@@ -169,7 +169,7 @@ class SumSessions:
             step = client.refuse(live.session, broken)
             await self._take(name, live, step)
             self.appointments.close(update_id, step.replies)
-            await appointment.said.wait()  # the round hears why before it hears that
+            await appointment.said.wait()  # send the reason before the failure
             raise
         if live.session.masking is not masking:
             raise RoundClosedError("the secure sum that the update was for has been given up")
@@ -195,13 +195,13 @@ class SumSessions:
     def _of_counts(self, party: SumParty, header: Header, counts: Sequence[int]) -> Expectation:
         within = None
         if header.disclosure == SumKind.CELLS:
-            # By the owner's size: a header may want more hosts in a sum, but not other cells.
+            # Use the owner's minimum of hosts: a header with a larger one doesn't change the cells.
             policy = self.policy
             within = cell_of(party, policy.data_epoch, policy.sum_hosts)
         return Expectation(
             within=within,
             purpose=Purpose.HISTOGRAM,
-            # Without the task's name: two names for the same data must not be two inputs.
+            # Without the task's name: the same data under another name is the same input.
             input_id=f"labels/epoch {self.policy.data_epoch}",
             lengths={COUNTS: len(counts)},
         )
@@ -240,7 +240,7 @@ class SumSessions:
     async def _take(self, name: str, live: _Live, step: ClientStep) -> rpc.SecureReply:
         """Store a step's ledger entries and session, then return its replies."""
         if step.entries:
-            self.ledger.keep(name, step.entries)  # before a word of it leaves
+            self.ledger.keep(name, step.entries)  # before any reply is sent
             self.budget.show(name)
         live.session, replies, masked = step.session, step.replies, b""
         if step.session.masking is not None and live.appointment is None:

@@ -1,8 +1,7 @@
 """The rules whose breach ends a session or a message, and the refusals that name them.
 
-A rule is one word that people find in logs and programs branch on. The party that sees the breach
-names it; no rule's outcome depends on any client's input, so a refusal discloses nothing about
-data.
+A rule is one word, for logs and for programs. The party that detects the breach names the rule. The
+outcome of a rule never depends on a client's input, so a refusal discloses nothing about data.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ class Rule(StrEnum):
     SESSION = "session"
     """A message is of another session, or a session's id was used before."""
     HEADER = "header"
-    """The sides speak of different headers."""
+    """The two sides have different headers."""
     VERSION = "version"
     """Another version of the protocol, or another federation."""
     CLOCKS = "clocks"
-    """The session begins in the future, or too long ago, as this side's clock has it."""
+    """The session begins in the future, or too long ago, by this side's clock."""
     EXPIRED = "expired"
     """The session is over."""
     POLICY = "policy"
@@ -37,7 +36,7 @@ class Rule(StrEnum):
     MEMBER = "member"
     """A client has no member record, or one that is out of its period, or was revoked."""
     MEMBERSHIP = "membership"
-    """The session is of another membership than the one in force here."""
+    """The session has another membership than the one in force here."""
     SIGNATURE = "signature"
     """A signature is not that of the member key."""
     DUPLICATE = "duplicate"
@@ -49,11 +48,11 @@ class Rule(StrEnum):
     THRESHOLD = "threshold"
     """The threshold or quorum is too low for this cohort and the colluders assumed in it."""
     KEY = "key"
-    """A public key is of low order, or does not match what was committed to."""
+    """A public key is of low order, or does not match its commitment."""
     SHARE = "share"
-    """An encrypted share is missing, unasked for, or does not open."""
+    """An encrypted share is missing, was not requested, or can't be decrypted."""
     EVIDENCE = "evidence"
-    """Evidence against another client does not hold."""
+    """Evidence against another client is not valid."""
     SET = "set"
     """A set of clients holds a client that can't be in it, or lacks this client."""
     CERTIFICATE = "certificate"
@@ -61,13 +60,13 @@ class Rule(StrEnum):
     INPUT = "input"
     """An input is out of bounds, of the wrong length, or not finite."""
     UPLOAD = "upload"
-    """An uploaded vector is not the one its client vouched for."""
+    """An uploaded vector is not the one that its client confirmed."""
     BUDGET = "budget"
     """The privacy budget does not allow another release."""
     RELEASED = "released"
-    """This input is in a sum over another set, or may be, or is in one that is under way."""
+    """This input is, or may be, in a sum over another set, or in a sum that is under way."""
     RECONSTRUCTION = "reconstruction"
-    """Shares do not give the secret that was committed to."""
+    """Shares do not give the secret that its owner committed to."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,7 @@ class Refusal:
 
 
 class BrokenRuleError(ProtocolError):
-    """A rule does not hold. The state machines turn it into a `Refusal`."""
+    """A rule was broken. The state machines turn this error into a `Refusal`."""
 
     def __init__(self, rule: Rule, detail: str) -> None:
         super().__init__(f"{rule}: {detail}", rule=rule)
@@ -91,7 +90,7 @@ class BrokenRuleError(ProtocolError):
 
     @property
     def refusal(self) -> Refusal:
-        """The same as a value."""
+        """The refusal that names the broken rule."""
         return Refusal(self.rule, self.detail)
 
 

@@ -1,7 +1,7 @@
-"""A client's answers if another client's share does not open: it accuses, then gives evidence.
+"""A client's answers if it can't decrypt another's share: it accuses, then gives evidence.
 
-The accuser has not uploaded, and never will in this session. Evidence exists only if the accused is
-proven to break the protocol, and the accused already knows what it shows. See
+The accuser has not uploaded, and never will in this session. Evidence exists only if it proves that
+the accused broke the protocol. It discloses only what the accused already knows. See
 docs/security/specification.md.
 """
 
@@ -22,7 +22,7 @@ from potluck.secagg.protocol.wire.transcript import sign
 
 
 def accuse(state: Shared, session_id: bytes, accused: str, refusal: Refusal) -> Answer:
-    """Refuse to continue, and name the client whose share is the reason."""
+    """Refuse to continue, and name the client whose share can't be decrypted."""
     agreed = state.agreed
     message = RefusalMessage(session_id, agreed.client, refusal.rule, refusal.detail[:500], accused)
     reply = sign(agreed.party.key, MessageType.REFUSAL, encode(message))
@@ -37,7 +37,7 @@ def accuse(state: Shared, session_id: bytes, accused: str, refusal: Refusal) -> 
 
 
 def give_evidence(state: Accusing, message: Dispute, situation: Situation) -> Answer:
-    """Prove that the share that the accused has signed does not open. The proof discloses nothing
+    """Prove that the share that the accused signed can't be decrypted. The proof discloses nothing
     else."""
     agreed = state.agreed
     evidence = gather_evidence(

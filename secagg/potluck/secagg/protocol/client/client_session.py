@@ -1,7 +1,7 @@
 """A client's session as immutable values: a class for each stage, and a step's result.
 
-Later stages know less: a client's own keys are gone once it has its masks, and with its shares
-everything else.
+Later stages hold fewer secrets: a client drops its own keys once it has its masks, and everything
+else once it has given its shares.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Agreed:
 
     @property
     def one_set(self) -> bool:
-        """True where the client's inputs go into one set."""
+        """True if the client's input may be summed over one set of clients only."""
         return self.party.policy.one_set and keeps_to_one_set(self.header, self.party.policy)
 
     @property
@@ -95,7 +95,7 @@ class Advertised:
 
 @dataclass(frozen=True, kw_only=True)
 class Shared:
-    """Waits for the others' shares. channels: what the channel keys agree on, by client."""
+    """Waits for the others' shares. channels: shared secret of the channel keys, by client."""
 
     agreed: Agreed
     keys: SessionKeys
@@ -106,7 +106,7 @@ class Shared:
 
 @dataclass(frozen=True, kw_only=True)
 class Accusing:
-    """Could not open another's share; waits to be shown what the other has signed."""
+    """Could not decrypt another's share; waits for the message that the other has signed."""
 
     agreed: Agreed
     roster: Roster
@@ -152,7 +152,7 @@ class Masking:
 
 @dataclass(frozen=True, kw_only=True)
 class Uploaded:
-    """Waits to be asked for its consent. Its own keys are gone."""
+    """Waits for the request for its consent. It has dropped its own keys."""
 
     agreed: Agreed
     view: View
@@ -160,7 +160,7 @@ class Uploaded:
 
 @dataclass(frozen=True, kw_only=True)
 class Consented:
-    """Has consented to one set, and will to no other; waits for the certificate."""
+    """Has consented to one set, and won't consent to another; waits for the certificate."""
 
     agreed: Agreed
     view: View
@@ -171,7 +171,7 @@ class Consented:
 
 @dataclass(frozen=True, kw_only=True)
 class Revealed:
-    """Has given its shares and knows no secret any more."""
+    """Has given its shares, and holds no more secrets."""
 
     survivors: tuple[str, ...]
 
@@ -208,7 +208,7 @@ class ClientSession:
 
     @property
     def masking(self) -> Masking | None:
-        """The masks, while the client is to upload its vector."""
+        """The masks, while the client must upload its vector; else None."""
         return self.state if isinstance(self.state, Masking) else None
 
 
@@ -216,10 +216,10 @@ class ClientSession:
 class ClientStep:
     """The outcome of a message.
 
-    entries: to be written to the ledger, durably, before `replies` are sent or, after a delivery,
-    before a byte of the masked vector is. repeated: the message had been answered already; send
-    the same replies again and do nothing else, least of all mask another vector. superseded: of
-    this client's other sessions, those to forget before `replies` are sent.
+    entries: ledger entries; write them durably before `replies` are sent or, after a delivery,
+    before any byte of the masked vector is sent. repeated: True if the message had been answered
+    before; send the same replies again and do nothing else, above all don't mask another vector.
+    superseded: ids of this client's other sessions to forget before `replies` are sent.
     """
 
     session: ClientSession

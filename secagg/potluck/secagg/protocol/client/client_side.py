@@ -120,7 +120,7 @@ def begin(
 
 
 def handle(session: ClientSession, envelope: Envelope, situation: Situation) -> ClientStep:
-    """Answer a message of the coordinator. Never raises for what it may say."""
+    """Answer a message of the coordinator. Never raises, whatever the message contains."""
     digest = _digest(envelope)
     if digest == session.heard:
         return ClientStep(session=session, replies=session.said, repeated=True)
@@ -146,10 +146,10 @@ def handle(session: ClientSession, envelope: Envelope, situation: Situation) -> 
 
 
 def uploaded(session: ClientSession, upload_digest: bytes) -> ClientStep:
-    """Vouch for the masked vector that the client uploads. upload_digest: of the whole file,
-    32 bytes of the hash that the coordinator uses for it as well.
+    """Confirm, signed, the masked vector that the client uploads.
 
-    Raises ValueError unless the session is at `Masking`.
+    upload_digest: digest of the whole file, 32 bytes, with the coordinator's hash function. Raises
+    ValueError unless the session is at `Masking`.
     """
     state = session.state
     if not isinstance(state, Masking):

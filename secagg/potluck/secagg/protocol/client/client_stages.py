@@ -80,7 +80,7 @@ from potluck.secagg.protocol.wire.transcript import (
 
 
 def advertise(agreed: Agreed, situation: Situation) -> Answer:
-    """Make keys and announce them, and say in which sessions shares of such inputs were given."""
+    """Make keys and send an advert, with the sessions in which shares of such inputs were given."""
     keys = SessionKeys.from_random(situation.random(3 * KEY_BYTES))
     header, policy = agreed.header, agreed.party.policy
     promises = keeps_to_one_set(header, policy)
@@ -151,7 +151,7 @@ def share_secrets(state: Advertised, message: RosterMessage, situation: Situatio
 
 
 def derive_masks(state: Shared, message: Delivery, situation: Situation) -> Answer:
-    """Open the neighbours' shares, and agree with each on masks for this set of sharers."""
+    """Decrypt the neighbours' shares, and agree with each on masks for this set of sharers."""
     agreed, roster = state.agreed, state.roster
     me, header = agreed.client, agreed.header
     _check_subset(message.sharers, roster, agreed, within=roster.participants, what="the sharers")
@@ -200,7 +200,7 @@ def _masks(
 
 
 def consent(state: Uploaded, message: Survivors, situation: Situation) -> Answer:
-    """Sign that the sum over one set may be unmasked; the session can't return to sign again."""
+    """Sign that the sum over one set may be unmasked; the session can't sign another set."""
     agreed, view = state.agreed, state.view
     _check_subset(
         message.clients, view.roster, agreed, within=frozenset(view.sharers), what="the survivors"

@@ -1,4 +1,4 @@
-"""Clients' answers: the coordinator checks each before it counts.
+"""Clients' answers: the coordinator checks each one before it uses it.
 
 Everything raises BrokenRuleError, which `coordinator_side` turns into a refusal of that message.
 """
@@ -98,7 +98,7 @@ def _take_advert(
         Rule.MEMBER,
         f"{client!r} is on host {setup.invited[client]!r}, its record names {host!r}",
     )
-    # Every other client would refuse the roster for it.
+    # With a bad key in the roster, all other clients would refuse the roster.
     check_order(found.advert.mask_key)
     check_order(found.advert.channel_key)
     check_provable(found.advert.channel_key)

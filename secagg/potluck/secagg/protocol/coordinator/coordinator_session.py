@@ -1,7 +1,7 @@
 """The coordinator's session as immutable values: a class for each stage, and a step's result.
 
-No stage holds an input or a masked vector, and before the last one nothing that a mask could be
-rebuilt from.
+No stage holds an input or a masked vector. Before the last stage, none holds data from which a mask
+could be rebuilt.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from potluck.secagg.protocol.wire.transcript import (
 class SetCertificate(BaseModel):
     """A quorum's consents to the sum over a set, as records and databases keep them.
 
-    signatures: by client, over the consent that the digests and the set make.
+    signatures: by client, over the consent, which contains the digests and the set.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -48,7 +48,7 @@ class SetCertificate(BaseModel):
     signatures: dict[str, Hexadecimal]
 
     def shown(self) -> CertifiedSet:
-        """Return the same as invitations carry it."""
+        """Return the certificate in the form that invitations carry."""
         return CertifiedSet(
             session_id=bytes.fromhex(self.session_id),
             clients=self.clients,
@@ -90,9 +90,9 @@ class Sharing:
 
 @dataclass(frozen=True, kw_only=True)
 class Uploading:
-    """Collects masked vectors; these arrive elsewhere, here their signed digests.
+    """Collects the signed digests of masked vectors; the vectors themselves arrive elsewhere.
 
-    shares: as the sharers signed them. disputes: whom a client has accused, by accuser.
+    shares: as the sharers signed them. disputes: the accused client, by accuser.
     """
 
     stage = Stage.UPLOAD
@@ -141,8 +141,8 @@ class Finished:
 class Aborted:
     """A session that ended without a sum.
 
-    suspects: clients whose shares were wrong. conviction: proof that a client sealed a share that
-    does not open. verdict: a serialised `GuiltyVerdict`, by which others can check the conviction.
+    suspects: clients whose shares were wrong. conviction: proof that a client sent a share that
+    can't be decrypted. verdict: a serialised `GuiltyVerdict`, for others to check the conviction.
     """
 
     abort: Abort
@@ -203,7 +203,7 @@ class CoordinatorSession:
 
     @property
     def unmasking(self) -> Unmasking | None:
-        """The masks to take off the sum; None before the last stage ends."""
+        """The masks to remove from the sum; None before the last stage ends."""
         return self.state.unmasking if isinstance(self.state, Finished) else None
 
     @property
@@ -227,7 +227,7 @@ class CoordinatorStep:
 
 @dataclass(frozen=True)
 class Shortage:
-    """A rule that keeps a stage from being left with the clients that answered."""
+    """The reason why a session can't continue with the clients that answered: a broken rule."""
 
     rule: Rule
     have: int

@@ -103,7 +103,7 @@ def receive(
     """Take a message. client: as the transport authenticated it.
 
     upload_digest: with a `MaskedInput`, the digest of the complete vector that has arrived. Never
-    raises for what the message may say.
+    raises, whatever the message contains.
     """
     state = session.collecting
     digest = hashlib.sha256(client.encode() + b"\0" + encode(envelope)).digest()
@@ -129,7 +129,7 @@ def receive(
 
 
 def lost(session: CoordinatorSession, client: str) -> CoordinatorStep:
-    """Wait for a client no longer: it went away for good."""
+    """Stop waiting for a client that will not answer any more."""
     if session.over or client not in session.setup.invited:
         return CoordinatorStep(session=session)
     return advance(_without(session, client, None), closing=False)
@@ -176,7 +176,7 @@ def _refused(
     message = decode(RefusalMessage, envelope.payload)
     require(message.session_id == session.session_id, Rule.SESSION, "a refusal of another session")
     require(message.client == client, Rule.MEMBER, f"{client!r} speaks for {message.client!r}")
-    if not isinstance(state, Advertising):  # before that its key is not known
+    if not isinstance(state, Advertising):  # earlier, its key is unknown
         require(client in state.roster.participants, Rule.STAGE, f"{client!r} takes no part")
         verify(state.roster.participants[client].key, envelope, client)
     try:

@@ -31,8 +31,8 @@ from potluck.secagg.protocol.wire.messages import (
 def take_accusation(
     session: CoordinatorSession, state: Uploading, accuser: str, accused: str
 ) -> CoordinatorStep:
-    """Show the accuser what the accused has signed. Raises BrokenRuleError where the accuser can't
-    have been given a share by it, or has no part in the session any more."""
+    """Send the accuser what the accused has signed. Raises BrokenRuleError if the accuser can't
+    have received a share from it, or has left the session."""
     require(accuser in state.sharers, Rule.STAGE, f"{accuser!r} is not asked")
     require(accuser not in state.answers, Rule.STAGE, f"{accuser!r} has uploaded already")
     partners = state.roster.neighbours[accuser].intersection(state.sharers)

@@ -25,7 +25,7 @@ class SessionRecord(BaseModel):
     clients: clients in the sum, or without a sum the invited ones; each with its host. refusals:
     the rule that each client named. have, need: numbers of what `rule` counts, if the session was
     aborted. suspects: clients whose shares were wrong. convicted: client that is proven to have
-    sealed a share that does not open, with the client that proved it. verdict: the proof, which
+    sent a share that can't be decrypted, with the client that proved it. verdict: the proof, which
     `check_verdict` reads, in base64. certificate: certificate of the set whose sum could be
     completed from then on. epsilon: ε of the sum; None for an exact one.
     """
@@ -60,7 +60,7 @@ class SessionRecord(BaseModel):
 
     @property
     def hosts(self) -> int:
-        """Distinct hosts among the clients."""
+        """Number of distinct hosts of the clients."""
         return len(set(self.clients.values()))
 
 

@@ -34,8 +34,8 @@ shares are fewer."""
 
 
 class ReconstructionError(BrokenRuleError):
-    """Shares don't give a secret that was committed to. suspects: clients whose shares were wrong,
-    or the owner, if no choice of shares is right."""
+    """Shares don't give the secret that its owner committed to. suspects: clients whose shares were
+    wrong; the owner, if no choice of shares is right."""
 
     def __init__(self, owner: str, suspects: Sequence[str]) -> None:
         super().__init__(
@@ -163,7 +163,7 @@ def _rebuild(
     """Return a secret that fits its commitment, and the holders whose shares do not fit it. The
     secret is None if no choice of shares gives one."""
     threshold = roster.header.threshold
-    # Holders that are suspects already come last.
+    # Use the shares of holders that are already suspects last.
     holders = sorted(shares, key=lambda number: (number in suspects, number))
     for attempt, chosen in enumerate(_choices(holders, threshold)):
         used = {number: shares[number] for number in chosen}

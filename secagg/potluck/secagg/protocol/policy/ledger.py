@@ -1,8 +1,8 @@
 """A client's ledger of the sums that it took part in.
 
-A ledger is a value; the checks read it, `Ledger.with_entries` extends it. The state machine returns
-entries together with a reply. Its caller writes them to disk, synced, before it sends the reply: a
-process that is killed in between has spent more than it gave, never less.
+A ledger is immutable; the checks read it, `Ledger.with_entries` returns an extended copy. The state
+machine returns entries together with a reply. Its caller writes them to disk, synced, before it
+sends the reply. So a process that is killed in between has recorded more than it sent, never less.
 
 Two moments count. At the *upload* the privacy loss of a noisy sum is charged, because from then on
 others can complete the sum without this client; without noise the session is recorded, since it may
@@ -78,8 +78,8 @@ class Upload(_Entry):
 
 
 class Settled(_Entry):
-    """It is known which set an upload can have gone into. clients: the set, or none: it is in no
-    sum, and will be in none."""
+    """It is known in which set an upload can have been summed. clients: the set; empty if the
+    upload is not in a sum and never will be."""
 
     kind: Literal["settled"] = "settled"
     session_id: Hexadecimal
@@ -88,7 +88,7 @@ class Settled(_Entry):
 
 
 class SumRelease(_Entry):
-    """Shares were given for a set. clients: its members, each with its host."""
+    """The client gave shares for a set. clients: the set's members, each with its host."""
 
     kind: Literal["release"] = "release"
     session_id: Hexadecimal
@@ -118,7 +118,7 @@ def entry_from_json(text: str | bytes) -> LedgerEntry:
 
 
 class Ledger(_Entry):
-    """All entries of one client, oldest first. epsilon_budget: for all noisy sums."""
+    """All entries of one client, oldest first. epsilon_budget: budget of all noisy sums."""
 
     entries: tuple[Annotated[LedgerEntry, Field(discriminator="kind")], ...] = ()
     epsilon_budget: float = 0.0
@@ -129,23 +129,25 @@ class Ledger(_Entry):
 
     @property
     def releases(self) -> list[SumRelease]:
-        """Releases of the sets that shares were given for."""
+        """The entries of releases, oldest first."""
         return [each for each in self.entries if isinstance(each, SumRelease)]
 
     @property
     def uploads(self) -> list[Upload]:
-        """Uploads of the vectors that were sent."""
+        """The entries of uploads, oldest first."""
         return [each for each in self.entries if isinstance(each, Upload)]
 
     @property
     def spent(self) -> Fraction:
-        """The privacy loss charged so far: ε is the decimal number it is printed as."""
+        """The privacy loss charged so far; each ε is read as its printed decimal number."""
         charged = (each.epsilon for each in self.uploads if each.epsilon is not None)
         return sum((Fraction(repr(epsilon)) for epsilon in charged), Fraction(0))
 
     @property
     def settled(self) -> dict[str, tuple[str, ...]]:
-        """Sets that uploads without shares can have gone into, by session; empty for none."""
+        """The sets in which uploads without shares can have been summed, by session.
+
+        An empty set means that the upload is not in a sum."""
         return {each.session_id: each.clients for each in self.entries if isinstance(each, Settled)}
 
     def open_uploads(self, input_id: str) -> list[Upload]:

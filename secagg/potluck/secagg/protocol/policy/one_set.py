@@ -1,15 +1,14 @@
-"""The rule that an input goes without noise into the sum over one set of clients at most.
+"""The rule that an input without noise is summed over one set of clients at most.
 
-The identical set again is fine, with the identical vector. Sets over one input are then disjoint
-or identical as far as honest clients are in them, and no combination of sums is about fewer clients
-than one of them.
+The same set is allowed again, with the same vector. Then the honest clients of two sets are either
+the same or disjoint, and no combination of sums describes fewer clients than one of the sums.
 
 A client that uploaded and was not asked for shares does not know whether it is in a sum. Before it
 uploads the same input again, that is settled in one of two ways. *Renunciation*: each advert lists
 the sessions over what may be the same input in which its client has given shares; it gives none in
-any other from then on. Once a quorum of the earlier session's clients has so renounced it, those
-left and the colluders are fewer than its threshold. *A certificate*: a quorum's consents name the
-set.
+any other from then on. Once a quorum of the earlier session's clients has renounced it in this way,
+the remaining clients and the colluders are fewer than its threshold. *A certificate*: a quorum's
+consents name the set.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ def superseded(
         alike = other.purpose is header.purpose and other.model_digest == header.model_digest
         if not alike or not keeps_to_one_set(other, policy):
             continue
-        # A coordinator has one sum of counts at a time, for whichever run.
+        # A coordinator has one sum of counts at a time, over all its runs.
         ends = other.run == header.run or header.purpose is Purpose.HISTOGRAM
         require(
             ends or other.expires_at <= now.timestamp(),
@@ -227,7 +226,7 @@ def session_view(roster: Roster, sharers_sha256: bytes) -> SessionView:
     return SessionView(
         clients=clients,
         quorum=header.quorum,
-        # On a ring a client's holders are few; any of them may have given its shares.
+        # On a ring few clients hold a client's shares, so all clients must renounce.
         renouncers_needed=header.quorum if complete else len(clients),
         roster_sha256=roster.digest.hex(),
         sharers_sha256=sharers_sha256.hex(),

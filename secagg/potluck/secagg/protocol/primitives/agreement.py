@@ -32,8 +32,8 @@ _NONCE: Final = bytes(12)
 class SessionKeys:
     """A client's secrets of one session; never stored, dropped when it ends.
 
-    mask_key: X25519, agrees on pairwise masks. channel_key: X25519, protects shares on their way.
-    seed: 32 bytes, of the client's own mask.
+    mask_key: X25519, agrees on pairwise masks. channel_key: X25519, encrypts shares in transit.
+    seed: 32 bytes, seed of the client's own mask.
     """
 
     mask_key: X25519PrivateKey = field(repr=False)
@@ -42,7 +42,7 @@ class SessionKeys:
 
     @classmethod
     def from_random(cls, entropy: bytes) -> SessionKeys:
-        """Keys of 96 random bytes."""
+        """Make the keys from 96 random bytes."""
         if len(entropy) != 3 * KEY_BYTES:
             raise ValueError("the keys of a session take 96 random bytes")
         mask, channel = (
@@ -77,7 +77,7 @@ def check_order(public: bytes) -> None:
 
 
 def derive(secret: bytes, salt: bytes, info: bytes) -> bytes:
-    """32 bytes of HKDF-SHA-256."""
+    """Derive 32 bytes with HKDF-SHA-256."""
     return HKDF(hashes.SHA256(), KEY_BYTES, salt, info).derive(secret)
 
 
@@ -97,9 +97,9 @@ def self_seed(seed: bytes, sharers_sha256: bytes, number: int, lane: str) -> byt
 
 @dataclass(frozen=True)
 class SharePair:
-    """Shares of both secrets of one client, as another holds them.
+    """Shares of both secrets of one client, held by another.
 
-    `take` returns one of the two: a type for the rule that no party ever learns both.
+    `take` returns only one of the two, since no party may ever learn both.
     """
 
     seed_share: bytes = field(repr=False)

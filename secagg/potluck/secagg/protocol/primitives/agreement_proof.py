@@ -1,7 +1,7 @@
-"""A proof of what two X25519 keys agree on, which shows neither of the private keys.
+"""A proof of the secret that two X25519 keys agree on; it does not disclose a private key.
 
-It discloses only the secret of one pair, which the holder of the other key knows already. Showing
-the whole private key instead would open what all other clients have sealed for it.
+It discloses only the secret of one pair, which the holder of the other key knows already. With the
+whole private key, the shares that all other clients encrypted for it could be decrypted.
 
 The proof is that of Chaum and Pedersen ("Wallet databases with observers", CRYPTO 1992) that two
 points have the same logarithm, made non-interactive as in RFC 9381, on the curve of RFC 8032, onto
@@ -53,7 +53,9 @@ def check_provable(public: bytes) -> None:
 def prove_agreement(
     private: X25519PrivateKey, other: bytes, context: bytes, random: Random
 ) -> AgreementProof:
-    """Prove what a private key and another's public key agree on. context: bound into the proof.
+    """Prove the secret that a private key and another's public key agree on.
+
+    context: bytes that the proof is bound to.
 
     Raises BrokenRuleError (key) for a public key that nothing can be proven about.
     """
@@ -62,7 +64,7 @@ def prove_agreement(
     scalar = _clamped(private.private_bytes_raw()) % _ORDER
     if not _equal(_times(scalar, _GENERATOR), mine):
         scalar = _ORDER - scalar
-    # In the subgroup of prime order, where X25519's clamped numbers lead anyway.
+    # Compute in the subgroup of prime order, where X25519's clamped numbers lead anyway.
     agreed = _times(scalar * pow(_COFACTOR, -1, _ORDER), base)
     point = _compressed(agreed)
     nonce = int.from_bytes(random(_NONCE_BYTES), "little") % _ORDER
@@ -136,7 +138,7 @@ def _decompressed(data: bytes) -> _Point:
     number = int.from_bytes(data, "little")
     y, sign = number % 2**255, number >> 255
     point = _with_y(y, sign) if y < _P else None
-    # Without the point 0, on which keys of low order agree.
+    # Refuse the point 0, on which keys of low order agree.
     if point is None or y == 1:
         raise BrokenRuleError(Rule.EVIDENCE, "a proof names no point of the curve")
     return point
@@ -150,7 +152,7 @@ def _compressed(point: _Point) -> bytes:
 
 
 def _plus(one: _Point, other: _Point) -> _Point:
-    """RFC 8032, section 5.1.4; complete: right for equal points and for zero, too."""
+    """Add two points by RFC 8032, section 5.1.4; also correct for equal points and for zero."""
     a = (one[1] - one[0]) * (other[1] - other[0]) % _P
     b = (one[1] + one[0]) * (other[1] + other[0]) % _P
     c = 2 * one[3] * other[3] * _D % _P

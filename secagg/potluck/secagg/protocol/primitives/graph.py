@@ -13,10 +13,11 @@ from collections.abc import Mapping, Sequence
 def neighbours(
     clients: Sequence[str], degree: int, roster_sha256: bytes
 ) -> Mapping[str, frozenset[str]]:
-    """Every client's neighbours, itself not among them.
+    """Return each client's neighbours, without itself.
 
-    degree: even; 0, or as many as there are others, for the complete graph (Bell et al., CCS 2020,
-    "Secure single-server aggregation with (poly)logarithmic overhead", for the ring).
+    degree: even number of neighbours; 0, or the number of other clients, gives the complete graph.
+    The ring is from Bell et al., CCS 2020, "Secure single-server aggregation with (poly)logarithmic
+    overhead".
     """
     if degree == 0 or degree >= len(clients) - 1:
         everybody = frozenset(clients)

@@ -18,7 +18,7 @@ PRIME: Final = 2**256 + 297
 SECRET_BYTES: Final = 32
 SHARE_BYTES: Final = 33
 _COEFFICIENT_BYTES: Final = 49
-"""Random bytes for each coefficient: reduced modulo p, off from uniform by less than 2^-135."""
+"""Random bytes per coefficient; modulo p, their distance from uniform is below 2^-135."""
 
 Random = Callable[[int], bytes]
 """Returns this number of unpredictable bytes, as `os.urandom` does."""
@@ -72,7 +72,7 @@ def interpolate(shares: Mapping[int, int], at: int) -> int:
 
 @lru_cache(maxsize=512)
 def lagrange_weights(holders: tuple[int, ...], at: int) -> tuple[int, ...]:
-    """Lagrange basis polynomials of these holders at a point, modulo p."""
+    """Return the Lagrange basis polynomials of these holders at a point, modulo p."""
     weights = []
     for x in holders:
         numerator = denominator = 1

@@ -40,7 +40,7 @@ class Thresholds:
 
 
 def assumed_colluding_hosts(hosts: int) -> int:
-    """⌊(h − 1) / 3⌋: the hosts assumed to collude unless a policy says otherwise."""
+    """Return ⌊(h − 1) / 3⌋, the number of hosts assumed to collude by default."""
     return max(0, (hosts - 1) // 3)
 
 
@@ -115,7 +115,7 @@ def _least_safe_threshold(clients: int, colluding: int, degree: int) -> int | No
 
 
 def _is_live(clients: int, dropping: int, degree: int, threshold: int) -> bool:
-    """n · Pr[surviving neighbours < t] ≤ 2^-20, `dropping` clients lost at random."""
+    """Return True if n · Pr[surviving neighbours < t] ≤ 2^-20 for `dropping` random losses."""
     lost = _tails(clients - 1, dropping, degree)
     fatal = degree - threshold + 1
     if fatal < 0:
@@ -125,7 +125,7 @@ def _is_live(clients: int, dropping: int, degree: int, threshold: int) -> bool:
 
 @lru_cache(maxsize=1024)
 def _tails(population: int, marked: int, drawn: int) -> tuple[Fraction, ...]:
-    """Pr[X ≥ x] for x = 0 … drawn + 1, X hypergeometric: marked among those drawn."""
+    """Return Pr[X ≥ x] for x = 0 … drawn + 1; X is hypergeometric, the marked among the drawn."""
     total = comb(population, drawn)
     ways = [comb(marked, x) * comb(population - marked, drawn - x) for x in range(drawn + 1)]
     tails = [Fraction(0)]

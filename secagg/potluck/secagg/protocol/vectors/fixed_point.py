@@ -1,8 +1,7 @@
 """Numbers as words that can be summed modulo 2^32 or 2^64, such that no sum wraps.
 
 Words are two's complement: a sum is read as signed, which is exact as long as the true sum lies
-within ±(2^(w−1) − 1). That is made certain beforehand, from bounds on each input and the number of
-clients n in the roster:
+within ±(2^(w−1) − 1). Bounds on each input and the number of clients n in the roster ensure that:
 
 - counts: each input is at most `clip` ≤ 2^40 and n ≤ 2^16, so sums stay below 2^56;
 - fixed point: |x| ≤ clip and S · clip ≤ M − 1 with M = ⌊(2^(w−1) − 1) / n⌋, so that a value has
@@ -31,29 +30,29 @@ HEAD_EXTRA: Final = 4
 """Words of the head lane in addition to metrics: weight, clipped values, failed, and 1."""
 _EXACT: Final = 2**53
 _ROUNDING: Final = Fraction(1, 2**50)
-"""More than a few products of doubles are off by, relatively."""
+"""Upper bound on the relative rounding error of a few products of doubles."""
 
 
 def largest_sum(modulus_bits: int) -> int:
-    """2^(w−1) − 1: the largest sum that reads back as itself."""
+    """Return 2^(w−1) − 1, the largest sum that can be decoded."""
     return (1 << (modulus_bits - 1)) - 1
 
 
 def lane_scale(lane: Lane, clients: int) -> float:
-    """Scale of a fixed-point lane: the word that stands for 1, with `clients` in the roster.
+    """Return the scale of a fixed-point lane: the word that stands for 1.
 
-    The lane's own scale, or the largest at which no sum can wrap.
+    It is the lane's own scale, or the largest at which no sum over `clients` clients can wrap.
     """
     if lane.scale:
         return lane.scale
     most = largest_sum(lane.modulus_bits) // clients - 1
     if lane.modulus_bits == 64:
-        most //= 2  # doubles are too coarse for the last bits, and have none to put there
+        most //= 2  # leaves room for the rounding of doubles, which have 53 bits
     return most / lane.clip
 
 
 def metric_scale(header: Header, clients: int) -> int:
-    """Scale of metric times weight in the head: a power of two, so that products are exact."""
+    """Return the head's scale of metric times weight: a power of two, for exact products."""
     bound = max(1, header.weight_bound) * max(1.0, header.metric_bound) * clients
     return 1 << max(0, min(32, math.floor(math.log2(2.0**62 / bound))))
 
@@ -98,7 +97,7 @@ def _head_fits(lane: Lane, header: Header, clients: int) -> bool:
 
 
 def to_words(values: NDArray[Any], modulus_bits: int) -> Words:
-    """Whole numbers of any integer type as words of a lane, modulo 2^w."""
+    """Return integers of any type as words of a lane, modulo 2^w."""
     signed: NDArray[np.int64] = np.asarray(values, np.int64)
     return signed.astype(np.uint64).astype(lane_dtype(modulus_bits))
 

@@ -47,13 +47,13 @@ class ShareTable:
     cumulative: tuple[int, ...]
 
     def sample(self, entropy: bytes) -> int:
-        """Return the number that 16 random bytes stand for."""
+        """Return the number drawn with 16 random bytes."""
         return bisect_right(self.cumulative, int.from_bytes(entropy, "big"))
 
 
 @lru_cache(maxsize=16)
 def share_table(epsilon: float, sensitivity: int, contributors: int) -> ShareTable:
-    """Return the table of one share. ε is the decimal number it is printed as.
+    """Return the table of one share. epsilon: read as its printed decimal number.
 
     Raises BrokenRuleError (policy) for ε/Δ below 1e-4.
     """
@@ -66,7 +66,7 @@ def share_table(epsilon: float, sensitivity: int, contributors: int) -> ShareTab
     one = 2**_PRECISION_BITS
     step, mass = int(_CONTEXT.multiply(p, one)), int(_CONTEXT.multiply(start, one))
     masses, k = [mass], 0
-    # What follows an entry is at most this entry times p / (1 − p).
+    # The entries after this one sum to at most this entry times p / (1 − p).
     limit = int(_CONTEXT.divide(_CONTEXT.multiply(1 - p, _TAIL), p)) if p else 0
     while mass > limit:
         mass = mass * (k * contributors + 1) * step // ((k + 1) * contributors) >> _PRECISION_BITS

@@ -1,4 +1,4 @@
-"""Model updates as fixed point: a body of parameters, and a head of what weighs them.
+"""Model updates as fixed point: a body with the parameters, and a head with weight and metrics.
 
 Body: for each parameter u, round(ω · S · clip(u)) with ω = min(n_k, W) / W, where n_k is the
 client's weight (its number of samples), W the header's `weight_bound`, and S the lane's scale.
@@ -32,10 +32,9 @@ from potluck.secagg.protocol.wire.messages import Header, Lane, LaneEncoding
 
 
 class BodyEncoder:
-    """Turns one client's parameters into words, block by block; counts what it clips.
+    """Turns one client's parameters into words, block by block; counts the clipped values.
 
-    Not to be shared among threads; several of them may work on blocks of one vector, their counts
-    of clipped values added.
+    Not thread-safe. Several encoders may work on blocks of one vector; then add their `clipped`.
     """
 
     def __init__(self, header: Header, lane: Lane, clients: int, weight: int) -> None:
@@ -53,7 +52,7 @@ class BodyEncoder:
         self._dtype = lane_dtype(lane.modulus_bits)
         self._scratch = np.empty(0)
         self.clipped = 0
-        """Values beyond the clip so far."""
+        """Number of clipped values so far."""
 
     def encode(self, block: NDArray[Any], out: Words) -> None:
         """Fill `out` with the words of a block of floating-point values.
@@ -66,7 +65,7 @@ class BodyEncoder:
             self._scratch = np.empty(block.size)
         values = self._scratch[: block.size].reshape(block.shape)
         values[...] = block
-        # Least and largest are NaN where any value is.
+        # The minimum and the maximum are NaN if any value is.
         largest = max(-float(values.min(initial=0.0)), float(values.max(initial=0.0)))
         require(bool(np.isfinite(largest)), Rule.INPUT, "the update holds NaN or infinity")
         if largest > self._clip:
@@ -92,7 +91,7 @@ def encode_head(
     scale = metric_scale(header, clients)
     bound = header.metric_bound
     scaled = [round(min(max(value, -bound), bound) * capped * scale) for value in metrics]
-    # More values than these can't be told from one another in a sum of all clients.
+    # The count of clipped values is limited, so that its sum over all clients can't wrap.
     return to_words(np.array([capped, *scaled, min(clipped, 2**40), 0, 1], np.int64), 64)
 
 

@@ -1,7 +1,7 @@
-"""Evidence that a client sealed a share that does not open.
+"""Evidence that a client sent a share that can't be decrypted.
 
-The accused has signed the sealed share; the accuser discloses the secret that their two channel
-keys agree on, with a proof. So any party can try to open the share, and neither key is disclosed.
+The accused has signed the encrypted share; the accuser discloses the secret that their two channel
+keys agree on, with a proof. So any party can try to decrypt the share, and no key is disclosed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from potluck.secagg.protocol.wire.transcript import (
 
 @dataclass(frozen=True)
 class Conviction:
-    """Proof that `accused` sealed a share for `accuser` that does not open."""
+    """Proof that `accused` sent `accuser` a share that can't be decrypted."""
 
     accused: str
     accuser: str
@@ -56,9 +56,9 @@ def gather_evidence(
 ) -> Evidence:
     """Return the accuser's evidence, after the accuser has received what the accused signed.
 
-    Raises BrokenRuleError unless the accused signed a share that does not open. Otherwise the
-    coordinator changed the share on its way, and evidence would disclose the secret with an honest
-    client.
+    Raises BrokenRuleError unless the accused signed a share that can't be decrypted. If it signed a
+    valid one, the coordinator changed the share, and evidence would disclose the secret with an
+    honest client.
     """
     sealed = _signed_for(roster, accused, accuser, shares)
     other = roster.participants[accused].advert.channel_key

@@ -67,11 +67,11 @@ _LENGTHS: Final = {
         for what in ("header", "membership", "roster", "sharers", "survivors")
     },
 }
-"""Lengths that fields of bytes may have, wherever they occur."""
+"""Allowed lengths, in bytes, of fields with these names in any message."""
 
 
 class _Field(NamedTuple):
-    """The writing of a field. nested: it holds messages."""
+    """How a field is written. nested: True if it holds messages."""
 
     name: str
     repeated: bool
@@ -92,7 +92,7 @@ class _Reading(NamedTuple):
 
 
 MAXIMUM_TEXT: Final = 4096
-"""Characters in a text field."""
+"""Maximum number of characters in a text field."""
 
 
 def _described(kind: type[Any]) -> tuple[tuple[_Field, ...], tuple[_Reading, ...]]:
@@ -110,7 +110,7 @@ def _described(kind: type[Any]) -> tuple[tuple[_Field, ...], tuple[_Reading, ...
 
 
 def _converter(name: str, kind: type[Any]) -> Callable[[Any], Any] | None:
-    """Return a function from protobuf's value of a field to ours; it raises ValueError for a bad
+    """Return a function that converts a field's protobuf value; it raises ValueError for a bad
     one."""
     if is_dataclass(kind):
         return lambda found: _from_wire(kind, found)
@@ -118,7 +118,7 @@ def _converter(name: str, kind: type[Any]) -> Callable[[Any], Any] | None:
         return partial(_bounded, name)
     if kind is bytes and name in _LENGTHS:
         return partial(_of_length, name, _LENGTHS[name])
-    return kind if issubclass(kind, Enum) else None  # an enum raises ValueError for no member
+    return kind if issubclass(kind, Enum) else None  # an enum raises ValueError if unknown
 
 
 def _bounded(name: str, found: str) -> str:

@@ -1,9 +1,8 @@
-"""The messages of a session, as values.
+"""The messages of a session, as immutable classes.
 
 Each class is one message of `protos/potluck/rpc/v1/secure_aggregation.proto`, field by field; the
-schema says what the fields mean. `message_encoding` turns them into bytes and back, and holds
-incoming ones to the lengths and ranges given here. Lists of clients are sorted and hold no client
-twice.
+schema explains the fields. `message_encoding` turns them into bytes and back, and enforces the
+lengths and ranges given here on incoming ones. Lists of clients are sorted, without repeats.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ SESSION_ID_BYTES: Final = 16
 DIGEST_BYTES: Final = 32
 SIGNATURE_BYTES: Final = 64
 MAXIMUM_CLIENTS: Final = 2**16
-"""Most clients in a session; sums of counts stay exact up to here."""
+"""Maximum number of clients in a session; sums of counts are exact up to this number."""
 
 
 class MessageType(IntEnum):
@@ -77,7 +76,7 @@ class Secret(IntEnum):
 
 @dataclass(frozen=True)
 class Envelope:
-    """One message on its way. signature: 64 bytes of Ed25519; empty from the coordinator."""
+    """A message with its signature: 64 bytes of Ed25519; empty from the coordinator."""
 
     type: MessageType
     payload: bytes
@@ -97,7 +96,7 @@ class Lane:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Size in bytes."""
         return self.length * self.modulus_bits // 8
 
 
@@ -105,8 +104,8 @@ class Lane:
 class Noise:
     """Noise that clients add so that a sum of counts has discrete Laplace noise.
 
-    epsilon: of the sum; sensitivity: 1 or 2, how far neighbouring data differ in L1; contributors:
-    how many clients' shares make the whole noise.
+    epsilon: ε of the sum. sensitivity: 1 or 2, the L1 distance between counts of neighbouring data.
+    contributors: number of clients whose shares make the whole noise.
     """
 
     epsilon: float
@@ -185,8 +184,8 @@ class CertifiedSet:
 class Advert:
     """A client's public keys for one session.
 
-    revealed: the sessions over what may be the same input in which the client has given shares. The
-    advert promises that it has given none in others, and will give none but in its own session.
+    revealed: the sessions with possibly the same input in which the client has given shares. The
+    advert promises that it has given none in other sessions, and will give some only in this one.
     """
 
     TYPE: ClassVar = MessageType.ADVERT
@@ -237,7 +236,7 @@ class Delivery:
 
 @dataclass(frozen=True)
 class MaskedInput:
-    """Vouches for an upload."""
+    """A client's confirmation of its upload."""
 
     TYPE: ClassVar = MessageType.MASKED_INPUT
     sharers_sha256: bytes
@@ -319,7 +318,7 @@ class RefusalMessage:
 class Abort:
     """The coordinator ends the session without a sum.
 
-    have, need: of what `rule` counts. missing: clients waited for.
+    have, need: numbers of what `rule` counts. missing: clients that have not answered.
     """
 
     TYPE: ClassVar = MessageType.ABORT
@@ -333,7 +332,7 @@ class Abort:
 
 @dataclass(frozen=True)
 class Dispute:
-    """Shows an accuser what the accused has signed: its `Shares`."""
+    """Sends an accuser the `Shares` that the accused has signed."""
 
     TYPE: ClassVar = MessageType.DISPUTE
     session_id: bytes
@@ -355,7 +354,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class GuiltyVerdict:
-    """All data needed to check which client sealed a share that does not open."""
+    """All data needed to check which client sent a share that can't be decrypted."""
 
     header: bytes
     adverts: tuple[Envelope, ...]

@@ -3,7 +3,7 @@
 Signatures are Ed25519 over `FLSA/1|TYPE`, a zero byte, the payload's length as 8 bytes,
 little-endian, and the payload as it was sent. Digests chain: the header's is in every advert, the
 roster's covers header and adverts, that of the sharers covers the roster, and the consent all of
-them with the set to be summed. Two parties with different views of anything never agree again.
+them with the set to be summed. So two parties with different views can't agree on a later message.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class Roster:
 
     @cached_property
     def neighbours(self) -> Mapping[str, frozenset[str]]:
-        """Neighbours of each client in the session's graph."""
+        """Each client's neighbours in the session's graph."""
         return neighbours(list(self.participants), self.header.degree, self.digest)
 
     def hosts(self, clients: Sequence[str] | frozenset[str]) -> set[str]:
@@ -195,7 +195,7 @@ def _check_advert(envelope: Envelope, root: FederationRoot, now: datetime) -> Ch
     who = advert.client
     record = root.member(who, now)
     root.verify(record, envelope)
-    # Otherwise a client could stand for two, or receive its own key as another client's.
+    # Otherwise a client could pose as two, or receive its own key as another client's.
     require(advert.mask_key != advert.channel_key, Rule.DUPLICATE, f"{who!r} has one key for all")
     return CheckedAdvert(envelope, advert, record, root.key_of(record))
 
@@ -223,7 +223,7 @@ def check_distinct(adverts: Sequence[CheckedAdvert]) -> None:
 
 
 def build_roster(header: Header, header_sha256: bytes, adverts: Sequence[CheckedAdvert]) -> Roster:
-    """Return the roster that adverts, sorted by client, make. Raises BrokenRuleError."""
+    """Build the roster of adverts, which are sorted by client. Raises BrokenRuleError."""
     check_names([each.advert.client for each in adverts], "the roster's adverts")
     check_distinct(adverts)
     digest = _digest(
@@ -245,7 +245,7 @@ def sharers_digest(roster_sha256: bytes, clients: Sequence[str]) -> bytes:
 
 
 def survivors_digest(sharers_sha256: bytes, clients: Sequence[str]) -> bytes:
-    """Return the digest of the set whose sum is asked for."""
+    """Return the digest of the set whose sum is requested."""
     return _digest(b"survivors", sharers_sha256, [client.encode() for client in clients])
 
 
