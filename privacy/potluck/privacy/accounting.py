@@ -17,13 +17,13 @@ from potluck.common.errors import ConfigurationError
 ORDERS: Final[tuple[float, ...]] = (
     1.5, 2, 2.5, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 256, 512,
 )  # fmt: skip
-"""Orders α of Rényi divergences that ledgers add up. Few, as each one costs the filter some ε."""
+"""Orders α of the Rényi divergences in ledgers; few, since each order costs the filter some ε."""
 
 LARGEST_NOISE: Final = 1e4
-"""Largest noise multiplier that is considered."""
+"""Maximum noise multiplier that the search tries."""
 _SMALLEST_NOISE: Final = 1e-2
 _ACCURACY: Final = 1e-4
-"""Relative accuracy of a noise multiplier that is solved for."""
+"""Relative accuracy of the search for a noise multiplier."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ def _rdp_of_a_step(sampling_rate: float, noise_multiplier: float) -> tuple[float
 
 
 def epsilon_by_rdp(events: Iterable[GaussianSteps], delta: float) -> float:
-    """Return ε of events that were fixed in advance, with `dp-accounting`'s own orders."""
+    """Return ε of events fixed in advance, by Rényi divergences at `dp-accounting`'s own orders."""
     from dp_accounting.rdp import RdpAccountant
 
     return _composed(RdpAccountant(), events, delta)
@@ -83,7 +83,7 @@ def epsilon_by_rdp(events: Iterable[GaussianSteps], delta: float) -> float:
 def epsilon_by_pld(events: Iterable[GaussianSteps], delta: float) -> float:
     """Return ε of events that were fixed in advance, from their privacy loss distribution.
 
-    Tighter than by RDP. It holds only if no event depends on the result of an earlier one."""
+    Tighter than `epsilon_by_rdp`. Holds only if no event depends on an earlier event's result."""
     from dp_accounting.pld import PLDAccountant
 
     return _composed(PLDAccountant(), events, delta)
@@ -96,7 +96,7 @@ def _composed(accountant: Any, events: Iterable[GaussianSteps], delta: float) ->
 
 
 def noise_for(epsilon: float, epsilon_of: Callable[[float], float]) -> float:
-    """Return the least noise multiplier, to four digits, with which ε is not above `epsilon`.
+    """Return the smallest noise multiplier, to four digits, for which ε is at most `epsilon`.
 
     epsilon_of: returns ε for a noise multiplier; must not increase with it.
     Raises ConfigurationError if no noise multiplier up to `LARGEST_NOISE` suffices.

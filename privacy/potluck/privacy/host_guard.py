@@ -37,7 +37,7 @@ log = structlog.get_logger()
 
 RECORD: Final = "record"
 SPENT: Final = "the privacy budget of its data does not allow this training"
-"""The one sentence that a coordinator gets; numbers would tell about other runs."""
+"""The only reason sent to a coordinator; numbers would disclose facts about other runs."""
 
 
 class HostGuard(PrivacyGuard):
@@ -57,7 +57,7 @@ class HostGuard(PrivacyGuard):
         self._turn = threading.Lock()
 
     def check(self, client: str, work: rpc.Train) -> None:
-        """Check that such a training could be granted, apart from the budget."""
+        """Check that such a training could be granted; does not check the budget."""
         del client
         check_terms(work)
         check_noise(work.privacy)
@@ -140,7 +140,7 @@ def spent_in_epoch(trainings: Sequence[ChargedTraining], policy: DisclosurePolic
 def counted_samples(samples: int, weighting: Weighting) -> int:
     """Return the number of samples from which the sampling rate and the steps follow.
 
-    It is the number itself if the owner discloses that, otherwise the power of two at or above."""
+    It is the exact number if the owner discloses that, otherwise rounded up to a power of two."""
     return samples if weighting is Weighting.EXACT else 1 << (samples - 1).bit_length()
 
 

@@ -29,11 +29,11 @@ class PrivacyReport:
         self._outgoing = OutgoingLog(state / OUTGOING)
 
     def values(self) -> str:
-        """Return all as one line of JSON. Raises StorageError."""
+        """Return the report as one line of JSON. Raises StorageError."""
         return json.dumps({"clients": [self._of(client) for client in self._clients()]})
 
     def lines(self) -> Iterator[str]:
-        """Yield all as sentences. Raises StorageError."""
+        """Yield the report as sentences. Raises StorageError."""
         clients = self._clients()
         if not clients:
             yield "no privacy loss: no client has trained with noise or disclosed a noisy profile"
@@ -96,7 +96,7 @@ class PrivacyReport:
 
 
 def _noise(trainings: Sequence[ChargedTraining], run: _Run) -> float | None:
-    """Return the least noise multiplier of a run's trainings; None if it had none."""
+    """Return the smallest noise multiplier of a run's trainings; None without trainings."""
     return min((each.noise_multiplier for each in trainings if each.recipient == run), default=None)
 
 

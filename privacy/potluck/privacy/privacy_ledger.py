@@ -2,10 +2,10 @@
 
 Each client has one file of JSON lines in the state directory's `privacy`: its name, then one
 training per line. A line is on disk, synced, before noise or batches are drawn. So a process that
-is killed in between has charged more than it sent, never less. An incomplete last line was never
-acted upon. If these files are lost, the record of what was spent is lost.
+is killed in between has charged more than it sent, never less. An incomplete last line had no
+effect yet. If these files are lost, the record of the spent budget is lost.
 
-Profiles and secure sums of counts have ledgers in the core; `ledger_report` shows all together.
+Profiles and secure sums of counts have other ledgers; `ledger_report` combines all of them.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class _Known:
 
 
 class PrivacyLedger:
-    """The ledgers of all clients in a folder. Blocking; used by one caller at a time."""
+    """The ledgers of all clients in a folder. Blocks; must be used by one caller at a time."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -79,8 +79,8 @@ class PrivacyLedger:
     def of(self, client: str) -> Sequence[ChargedTraining]:
         """Return a client's trainings, oldest first.
 
-        Raises StorageError if its file exists but can't be read: what was spent must not be
-        forgotten because a file is damaged.
+        Raises StorageError if its file exists but can't be read: a damaged file must not reset the
+        spent budget.
         """
         return self._found(client).trainings
 
@@ -128,7 +128,7 @@ class PrivacyLedger:
 
 
 def _append(path: Path, line: bytes, size: int) -> None:
-    """Write after the valid bytes, over what an earlier attempt left there."""
+    """Write after the valid bytes; overwrite the rest of an earlier, failed attempt."""
     try:
         with path.open("r+b") as file:
             file.seek(size)

@@ -27,8 +27,9 @@ def plan_lines(
 ) -> Iterator[str]:
     """Yield the plan as lines of text.
 
-    samples: number of training samples of each client to plan for. trainings: of a client in the
-    run; None for one in each round. Raises ConfigurationError if the run has no [privacy].
+    samples: number of training samples of each client to plan for. trainings: number of trainings
+    of a client in the run; None means one per round. Raises ConfigurationError if the run has no
+    [privacy].
     """
     privacy = run_file.privacy
     if privacy is None:
@@ -72,7 +73,7 @@ def plan_lines(
 
 
 def _shape(settings: LocalTraining, samples: int) -> GaussianSteps:
-    """Return a client's training, with noise 1."""
+    """Return a client's training as steps with noise multiplier 1."""
     return GaussianSteps(
         sampling_rate=min(1.0, settings.batch_size / samples),
         noise_multiplier=1.0,
@@ -83,7 +84,7 @@ def _shape(settings: LocalTraining, samples: int) -> GaussianSteps:
 def _event(
     privacy: PrivateUpdates, settings: LocalTraining, samples: int, rounds: int
 ) -> GaussianSteps:
-    """Return a client's training with the noise that its host adds."""
+    """Return a client's training as steps with the noise that its host adds."""
     shape = _shape(settings, samples)
     noise = privacy.noise_multiplier or solved_noise(
         epsilon=privacy.epsilon or 0.0,

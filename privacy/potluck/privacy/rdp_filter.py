@@ -1,9 +1,9 @@
-"""The filter that keeps a client's trainings within its owner's ε, whatever is asked of it.
+"""The filter that keeps a client's trainings within its owner's ε, whatever the coordinator does.
 
 A coordinator chooses each training after it has seen the results of earlier ones, so the number of
-trainings and their parameters are adaptive. At every order α separately, the sum of the events'
-Rényi divergences bounds that of the adaptive composition as long as the sum stays below a bound
-that was fixed in advance (Feldman & Zrnic, NeurIPS 2021; Lécuyer 2021).
+trainings and their parameters are adaptive. At each order α, the sum of the events' Rényi
+divergences bounds the divergence of the adaptive composition. This holds as long as the sum stays
+below a bound that was fixed in advance (Feldman & Zrnic, NeurIPS 2021; Lécuyer 2021).
 
 The filter admits an event if at least one of K orders stays below its bound. Which order that is
 depends on the results. So each order gets δ/K, and a union bound over the orders gives (ε, δ) for
@@ -12,9 +12,9 @@ Proposition 12), which `dp-accounting` uses too:
 
     ε ≥ ρ + log(1 - 1/α) + (log(K/δ) - log α)/(α - 1)
 
-The conversion ε ≥ ρ + log(1/δ)/(α - 1) is older and looser. What the newer one gains is about what
-the union bound costs. `dp-accounting` has a special case for tiny divergences, which is left out:
-it does not bound the parts of a distribution that the union bound adds up.
+The conversion ε ≥ ρ + log(1/δ)/(α - 1) is older and looser. The newer one gains about as much as
+the union bound costs. `dp-accounting` has a special case for tiny divergences. It is not used here,
+since it does not bound the parts of a distribution that the union bound adds up.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class RdpFilter:
         return epsilon_spent(self.with_event(event).spent, self.delta) <= self.epsilon
 
     def with_event(self, event: GaussianSteps) -> RdpFilter:
-        """Return the filter after an event, which is added in any case."""
+        """Return the filter after an event; adds it even if `admits` is False."""
         pairs = zip(self.spent, rdp_of(event), strict=True)
         spent = tuple(before + more for before, more in pairs)
         return RdpFilter(epsilon=self.epsilon, delta=self.delta, spent=spent)
@@ -59,12 +59,12 @@ class RdpFilter:
 
     @property
     def epsilon_spent(self) -> float:
-        """The ε that the events so far are counted with; 0 before the first."""
+        """The privacy loss ε of the events so far; 0 before the first."""
         return epsilon_spent(self.spent, self.delta)
 
 
 def epsilon_spent(divergences: tuple[float, ...], delta: float) -> float:
-    """Return the ε of sums of Rényi divergences at `ORDERS` that were chosen adaptively."""
+    """Return the ε of adaptively chosen events, from their summed divergences at `ORDERS`."""
     if not any(divergences):
         return 0.0
     share = math.log(len(ORDERS) / delta)
@@ -76,9 +76,9 @@ def epsilon_spent(divergences: tuple[float, ...], delta: float) -> float:
 
 
 def solved_noise(*, epsilon: float, delta: float, sampling_rate: float, steps: int) -> float:
-    """Return the noise multiplier with which a filter of `epsilon` admits all of the steps.
+    """Return the noise multiplier with which a filter of limit `epsilon` admits all steps.
 
-    steps: of all trainings together. Raises ConfigurationError if no noise suffices.
+    steps: total over all trainings. Raises ConfigurationError if no noise multiplier suffices.
     """
 
     def epsilon_of(noise_multiplier: float) -> float:

@@ -1,8 +1,9 @@
-"""DP-SGD in the built-in loop: clipped gradients of single records, with noise, by Opacus.
+"""DP-SGD in the built-in loop: clips each record's gradient and adds noise, with Opacus.
 
 Each step draws a Poisson sample of the client's records, clips each record's gradient to an L2
-norm, adds Gaussian noise to the sum, and divides by the expected batch, which is public. Everything
-after that only processes noisy gradients: momentum, Adam, weight decay, the proximal term.
+norm, adds Gaussian noise to the sum, and divides by the expected batch size, which is public.
+Everything after that only processes noisy gradients: momentum, Adam, weight decay, the proximal
+term.
 
 The generators of batches and noise get their seeds from the operating system, never from the run's
 seed, which the coordinator knows. They are torch's own, which are not cryptographic.
@@ -80,7 +81,7 @@ class RecordTraining(PrivateLoop):
             steps.run()
         with torch.no_grad():
             for name, each in model.named_buffers():
-                each.copy_(buffers[name])  # what a forward pass writes there has no noise
+                each.copy_(buffers[name])  # restore: forward passes write without noise
         _require_finite(model, settings, context.round)
         return TrainingResult(
             samples=len(data),
@@ -119,7 +120,7 @@ class _NoisySteps:
         self._try_without_data()
         used = [each for each in self.parameters if each.grad_sample is not None]
         self.noise = DPOptimizer(
-            torch.optim.SGD(used, lr=1.0),  # never stepped: it only holds the parameters
+            torch.optim.SGD(used, lr=1.0),  # only holds the parameters; never steps
             noise_multiplier=granted.noise_multiplier,
             max_grad_norm=granted.clip,
             expected_batch_size=granted.expected_batch,
@@ -143,7 +144,7 @@ class _NoisySteps:
         self.noise.zero_grad(set_to_none=True)
         for part in torch.split(chosen, self.settings.batch_size):
             self._add(part)
-        for each in self.noise.params:  # the noise comes also if no record was drawn
+        for each in self.noise.params:  # add noise even if no record was drawn
             each.grad_sample = each.new_zeros((0, *each.shape))
         self.noise.pre_step()
         if self.objective.proximal:
@@ -157,8 +158,8 @@ class _NoisySteps:
     def _add(self, indices: Tensor) -> None:
         """Add the clipped gradients of some records to the step's sum.
 
-        A record at which the model fails, or whose gradient is not finite, adds nothing, and no
-        other record is affected: otherwise a failure would reveal that it is among the data."""
+        A record adds nothing if the model fails on it or its gradient is not finite. Other records
+        are not affected. Otherwise a failure would reveal that the record is among the data."""
         if len(indices) == 0:
             return
         try:
@@ -206,7 +207,7 @@ class _NoisySteps:
             vars(each).pop("_current_grad_sample", None)
 
     def _try_without_data(self) -> None:
-        """Take the gradient of an input of zeros; what fails here does not depend on records.
+        """Compute the gradient for an input of zeros, to find errors that don't depend on records.
 
         Raises TrainingError."""
         one = torch.zeros(1, dtype=torch.int64, device=self.context.device)
@@ -222,7 +223,7 @@ class _NoisySteps:
 
 
 def _drop_not_finite(gradients: Sequence[Tensor]) -> None:
-    """Set the gradients of a record to zero if one of its numbers is not finite."""
+    """Set a record's gradients to zero if one of their values is not finite."""
     finite = torch.stack([each.flatten(1).isfinite().all(dim=1) for each in gradients]).all(dim=0)
     for each in gradients:
         each[~finite] = 0.0
@@ -230,9 +231,9 @@ def _drop_not_finite(gradients: Sequence[Tensor]) -> None:
 
 @contextmanager
 def _wrapped(model: nn.Module) -> Iterator[GradSampleModule]:
-    """Have a model's backward passes also compute gradients of single records."""
+    """Wrap the model in the block, so that backward passes also compute per-record gradients."""
     with warnings.catch_warnings():
-        # Inputs are data, which need no gradient.
+        # Inputs are data and don't need a gradient.
         warnings.filterwarnings("ignore", message="Full backward hook is firing")
         network = GradSampleModule(model)
         try:
