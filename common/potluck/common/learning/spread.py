@@ -13,8 +13,7 @@ from potluck.common.learning.coverage import Coverage
 from potluck.common.trainer import Measure
 
 QUANTILES: Final = (0.1, 0.25, 0.5, 0.75, 0.9)
-"""Shares of the clients below a quantile. Minimum and maximum would disclose single clients'
-values."""
+"""Shares of the clients below a quantile. Minimum and maximum are not among them."""
 LEAST_GROUP: Final = 5
 """Default minimum number of clients in a spread; a run or an owner may set another."""
 SMALLEST_GROUP: Final = 3
