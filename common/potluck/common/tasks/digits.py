@@ -119,7 +119,7 @@ class Digits(LabelNoise, Task):
         return ()
 
     def evaluation_data(self, data: Path | None) -> Examples | None:  # noqa: ARG002 - as above
-        """Return forty images of each digit; None if there is no central test set."""
+        """Return forty images of each digit, or None if `central_test` is false."""
         return self._examples(_split_digits(self)[1]) if self.central_test else None
 
     def public_data(self, data: Path | None) -> Tensor | None:  # noqa: ARG002 - as above
