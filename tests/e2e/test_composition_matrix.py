@@ -34,6 +34,8 @@ ADAM: tuple[list[str], list[str]] = (
     ['training.optimizer="adam"', "training.learning_rate=0.001"],
 )
 OPTIONS = {
+    # Its equal weights are for strategies that take weights from a selector.
+    "clustered-sampling": ['selector.weights="samples"'],
     "dc-exhaustive": ["selector.added=1"],
     "feddf": ["strategy.steps=2"],
 }
