@@ -1,4 +1,4 @@
-"""Fill the generated parts of the pages in docs/reference/selectors and docs/reference/strategies.
+"""Fill the generated parts of the pages on selectors and strategies in docs.
 
     .venv/bin/python tools/reference_pages.py
 
@@ -24,12 +24,17 @@ from pydantic.fields import FieldInfo
 
 from compatibility_table import built_in, run_text, try_all
 from potluck.common.errors import ConfigurationError
+from potluck.common.run_file.run_settings import PrivateUpdates
 from potluck.common.settings import plugins
 from potluck.server.rounds.plan import draw_up
+from potluck.server.rounds.selection_privacy import Protection, Treatment, verdict_on
 from potluck.server.selection import Selector
 from potluck.server.strategy import Strategy
 
-REFERENCE = Path(__file__).resolve().parents[1] / "docs" / "reference"
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+REFERENCE = DOCS / "reference"
+SELECTION = DOCS / "privacy" / "selection.md"
+"""The page on selectors in runs with noise."""
 FOLDERS = {plugins.SELECTORS: "selectors", plugins.STRATEGIES: "strategies"}
 FIELDS = (
     "When to choose it",
@@ -39,6 +44,7 @@ FIELDS = (
     "Options",
 )
 """Titles of the sections of every page, in order."""
+_TREATMENTS = {Treatment.FREE: "yes", Treatment.REFUSED: "no"}
 _MASKED = 'secure_aggregation = true\n[task]\nname = "colored-digits"\nclients = 20\n'
 _TYPES = {int: "integer", float: "number", str: "name"}
 _ROW = re.compile(r"^\| `(\w+)` \|.*\| (.*) \|$", re.MULTILINE)
@@ -97,6 +103,29 @@ def selector_facts(name: str) -> Iterator[tuple[str, str]]:
     yield "maximum number of clients", f"{selector.most_clients or 'no limit'}"
     yield "recommended `[training]`", _settings(selector.training)
     yield "works with secure aggregation", _masked(plugins.SELECTORS, name)
+    for unit in _units():
+        verdict = verdict_on(selector, name, unit).treatment
+        yield f'works with `[privacy]`, `unit = "{unit}"`', _TREATMENTS[verdict]
+
+
+def noise_table() -> str:
+    """Return the table of selectors in runs with noise; selectors with equal cells share a row."""
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for name in pages(plugins.SELECTORS):
+        selector = cast(Selector, plugins.find(plugins.SELECTORS, name)())
+        verdicts = [verdict_on(selector, name, unit) for unit in _units()]
+        cells = tuple(": ".join(filter(None, (v.treatment, v.reason))) for v in verdicts)
+        rows.setdefault(cells, []).append(name)
+    units = [f'`unit = "{unit}"`' for unit in _units()]
+    lines = [f"| selectors | {' | '.join(units)} |", f"|---|{'---|' * len(units)}"]
+    lines += [f"| {_names(names)} | {' | '.join(cells)} |" for cells, names in sorted(rows.items())]
+    return "\n".join(lines)
+
+
+def _units() -> list[Protection]:
+    """Return the units that a run file may name."""
+    hint = PrivateUpdates.model_fields["unit"].annotation
+    return [Protection(unit) for unit in typing.get_args(hint)]
 
 
 def strategy_facts(name: str) -> Iterator[tuple[str, str]]:
@@ -246,6 +275,7 @@ def rendered() -> Iterator[tuple[Path, str]]:
             yield page, filled(group, name, page.read_text(encoding="utf-8"))
         index = REFERENCE / folder / "index.md"
         yield index, marked(index.read_text(encoding="utf-8"), "overview", overview(group))
+    yield SELECTION, marked(SELECTION.read_text(encoding="utf-8"), "selectors", noise_table())
 
 
 if __name__ == "__main__":

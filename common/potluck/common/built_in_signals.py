@@ -55,6 +55,7 @@ class InteractionMatrix(ProfileSignal):
     title = "interaction matrix"
     payload = _InteractionMatrixPayload
     modes = (Mode.EXACT,)
+    hides_records = False
 
     def shape(self, classes: int) -> tuple[int, ...]:
         """Return two counts per class."""
@@ -81,6 +82,7 @@ class Triplet(ProfileSignal):
     payload = _TripletPayload
     modes = (Mode.NOISY_TRIPLET, Mode.EXACT_TRIPLET)
     needs_model = True
+    hides_records = False  # one record can change the estimated attribute of others
 
     def shape(self, classes: int) -> tuple[int, ...]:  # noqa: ARG002  the same for all
         """Return the shape of three shares."""

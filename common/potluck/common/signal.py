@@ -117,6 +117,9 @@ class ProfileSignal(Plugin):
     needs_model: ClassVar[bool] = False
     """True if clients need the run's pre-trained model. The settings of `[profiles.triplet]` are
     then sent with the request."""
+    hides_records: ClassVar[bool] = True
+    """True if the noisy mode's ε holds for each single record. Runs with `[privacy]` refuse
+    selectors that need other signals. Must be False without a noisy mode."""
 
     @abstractmethod
     def shape(self, classes: int) -> tuple[int, ...]:

@@ -73,6 +73,12 @@ class Trait(Enum):
     """Needs signals that clients estimate by training the whole model."""
     NOT_GIVEN = auto()
     """Asks for something that the task's trainer does not provide."""
+    QUESTIONS = auto()
+    """Asks clients questions about their data or a model."""
+    PROFILES = auto()
+    """Uses what clients disclose once about their data."""
+    UNHIDDEN_PROFILES = auto()
+    """Uses profiles that no noise makes private for single records."""
     # of the run file and the task
     OWN_TRAINER = auto()
     """The task has its own trainer."""
@@ -98,10 +104,12 @@ class Trait(Enum):
     """Clients report simulated seconds."""
     SIMULATED_LOSSES = auto()
     """Excludes updates because of their simulated seconds."""
+    EXACT_PROFILES = auto()
+    """Clients disclose profiles or sums without noise."""
     PRIVATE_RECORDS = auto()
     """Trainings have noise that hides single records."""
-    QUESTIONS = auto()
-    """Asks clients questions about their data or a model."""
+    PRIVATE_CLIENTS = auto()
+    """Models have noise that hides single clients."""
     TUNED_MODELS = auto()
     """Clients train a model further before they measure it."""
     LARGE_COHORT = auto()
@@ -140,22 +148,8 @@ class RunParts:
         }
 
     def _of_selector(self) -> Mapping[Trait, object]:
-        selector = self.selector
-        return {
-            Trait.REPORTS: ", ".join(sorted(selector.reports)),
-            Trait.FACTS: ", ".join(sorted(selector.learns)),
-            Trait.OUTPUT_MOVES: UpdateFact.OUTPUT_MOVE in selector.learns,
-            Trait.MEANS: selector.measures,
-            Trait.WEIGHTS: selector.weighs,
-            Trait.QUOTAS: selector.limits,
-            Trait.PASSES: selector.paces,
-            Trait.PARTIAL_UPDATES: selector.drops,
-            Trait.OFFERS: selector.before_upload(2) is not None,
-            Trait.QUESTIONS: " and ".join(sorted(set(selector.asks) - {AVAILABILITY})),
-            Trait.EVERYBODY: selector.everybody(1),
-            Trait.ESTIMATES: any(signal_named(name).needs_model for name in selector.needs),
-            Trait.NOT_GIVEN: " and ".join(self._not_given()),
-        }
+        not_given = " and ".join(self._not_given())
+        return {**selector_traits(self.selector), Trait.NOT_GIVEN: not_given}
 
     def _not_given(self) -> list[str]:
         if self.trainer is None:
@@ -172,6 +166,7 @@ class RunParts:
         spares = run_file.round.over_selection
         cohort = run_file.clients_per_round + spares
         objective = "objective" in run_file.model_fields_set
+        unit: str = "" if run_file.privacy is None else run_file.privacy.unit
         return {
             Trait.OWN_TRAINER: self.trainer is not None,
             Trait.DIVIDED_MODEL: model is not None and model.divides,
@@ -185,10 +180,44 @@ class RunParts:
             Trait.UPLOAD_FORM: run_file.transport.up != DirectionSettings(),
             Trait.SIMULATED_TIME: clock.enabled,
             Trait.SIMULATED_LOSSES: clock.enabled and bool(clock.deadline_seconds or spares),
-            Trait.PRIVATE_RECORDS: run_file.privacy is not None,
+            Trait.EXACT_PROFILES: self._exact_profiles(),
+            Trait.PRIVATE_RECORDS: unit == "record",
+            Trait.PRIVATE_CLIENTS: unit == "client",
             Trait.TUNED_MODELS: run_file.evaluation.fine_tune_epochs,
             Trait.LARGE_COHORT: str(cohort) if cohort > MOST_MEMBERS else "",
         }
+
+    def _exact_profiles(self) -> str:
+        """Return the setting by which clients disclose profiles or sums without noise."""
+        profiles, selector = self.run_file.profiles, self.selector
+        if not (selector.needs or selector.wants_label_totals):
+            return ""
+        if profiles.disclosure == "exact":
+            return 'profiles.disclosure = "exact"'
+        return 'profiles.sum_mode = "exact"' if profiles.sum_mode == "exact" else ""
+
+
+def selector_traits(selector: Selector) -> Mapping[Trait, object]:
+    """Return the traits that a selector declares, each with a detail; empty or false if it lacks
+    the trait."""
+    signals = {str(name): signal_named(name) for name in selector.needs}
+    unhidden = sorted(name for name, signal in signals.items() if not signal.hides_records)
+    return {
+        Trait.REPORTS: ", ".join(sorted(selector.reports)),
+        Trait.FACTS: ", ".join(sorted(selector.learns)),
+        Trait.OUTPUT_MOVES: UpdateFact.OUTPUT_MOVE in selector.learns,
+        Trait.MEANS: selector.measures,
+        Trait.WEIGHTS: selector.weighs,
+        Trait.QUOTAS: selector.limits,
+        Trait.PASSES: selector.paces,
+        Trait.PARTIAL_UPDATES: selector.drops,
+        Trait.OFFERS: selector.before_upload(2) is not None,
+        Trait.QUESTIONS: " and ".join(sorted(set(selector.asks) - {AVAILABILITY})),
+        Trait.EVERYBODY: selector.everybody(1),
+        Trait.PROFILES: ", ".join(sorted(signals)),
+        Trait.UNHIDDEN_PROFILES: ", ".join(unhidden),
+        Trait.ESTIMATES: any(signal.needs_model for signal in signals.values()),
+    }
 
 
 AVAILABILITY: Final = "availability"
@@ -268,6 +297,11 @@ _NO_NOISE = (
     "; choose a selector that goes by profiles or updates (uniform, fedentopt, …), or remove "
     "[privacy]"
 )
+_HIDES_CLIENTS = (
+    "; choose a selector that asks nothing of single updates (uniform, round-robin, fedentopt, …), "
+    "or remove [privacy]"
+)
+_OF_ONE_CLIENT = f", and no noise hides a single client in it{_HIDES_CLIENTS}"
 
 HIDES: Final[Mapping[Trait, Mapping[Trait, str]]] = {
     Trait.MASKS: {
@@ -337,6 +371,10 @@ HIDES: Final[Mapping[Trait, Mapping[Trait, str]]] = {
         f"noise{_NO_NOISE}",
         Trait.OFFERS: f"{_PRIVATE_SELECTOR}asks about the trained model before the upload, and the "
         f"answers have no noise{_NO_NOISE}",
+        Trait.UNHIDDEN_PROFILES: f"{_PRIVATE_SELECTOR}needs {{detail}} of each client, and no "
+        f"noise hides single records in it{_NO_NOISE}",
+        Trait.EXACT_PROFILES: "{detail} is not compatible with [privacy]: it discloses counts of "
+        'records without noise; set it to "noisy", or remove [privacy]',
         Trait.REPORTS: f"{_PRIVATE_SELECTOR}wants {{detail}} reported with updates, without noise"
         f"{_NO_NOISE}",
         Trait.QUOTAS: f"{_PRIVATE_SELECTOR}limits the samples of each class, so that one record "
@@ -345,6 +383,18 @@ HIDES: Final[Mapping[Trait, Mapping[Trait, str]]] = {
         "own model is trained without noise; remove one of them",
         Trait.TUNED_MODELS: "evaluation.fine_tune_epochs is not compatible with [privacy]: the "
         "measured model is trained without noise; set evaluation.fine_tune_epochs = 0",
+    },
+    Trait.PRIVATE_CLIENTS: {
+        Trait.OFFERS: f"{_PRIVATE_SELECTOR}skips uploads by what each client answers about its "
+        f"model{_OF_ONE_CLIENT}",
+        Trait.QUESTIONS: f"{_PRIVATE_SELECTOR}asks clients for {{detail}}{_OF_ONE_CLIENT}",
+        Trait.REPORTS: f"{_PRIVATE_SELECTOR}wants {{detail}} reported with updates{_OF_ONE_CLIENT}",
+        Trait.FACTS: f"{_PRIVATE_SELECTOR}needs each update's {{detail}}{_OF_ONE_CLIENT}",
+        Trait.MEANS: f"{_PRIVATE_SELECTOR}measures means of some updates{_OF_ONE_CLIENT}",
+        Trait.WEIGHTS: f"{_PRIVATE_SELECTOR}sets the weight of each update, and the noise is for "
+        f"equal weights{_HIDES_CLIENTS}",
+        Trait.PARTIAL_UPDATES: f"{_PRIVATE_SELECTOR}has clients omit tensors, and the noise is for "
+        f"whole updates{_HIDES_CLIENTS}",
     },
     Trait.LATE_UPDATES: {
         Trait.MASKS: f"{_LATE}secure aggregation: a masked sum is over the clients of one round"

@@ -187,7 +187,8 @@ def draw_up(
     _check_places(run_file, strategy, source)
     check_hidden(parts, Trait.OWN_TRAINER, *OF_STRATEGIES, source=source)
     remarks = check_composition(run_file, strategy, training, source=source)
-    check_hidden(parts, Trait.PRIVATE_RECORDS, Trait.MASKS, source=source)
+    private = (Trait.PRIVATE_RECORDS, Trait.PRIVATE_CLIENTS)
+    check_hidden(parts, *private, Trait.MASKS, source=source)
     if run_file.privacy is not None:
         check_private_training(training, task, source=source)
     path = _path(run_file, source)

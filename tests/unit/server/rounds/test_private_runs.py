@@ -63,6 +63,8 @@ def test_a_run_without_the_table_has_no_such_field() -> None:
         (text(table="secure_aggregation = true"), "secure_aggregation is not compatible"),
         (text(selector="pow-d"), "pow-d asks clients for loss"),
         (text(selector="oort"), "oort wants utility reported"),
+        (text(table='profiles.disclosure = "exact"', selector="kl"), 'disclosure = "exact" is not'),
+        (text(table='profiles.sum_mode = "exact"', selector="kl"), 'sum_mode = "exact" is not'),
         (text(strategy="scaffold"), "scaffold is not compatible"),
         (text(table='personal.method = "ditto"'), "ditto"),
         (text(table="evaluation.fine_tune_epochs = 1"), "fine_tune_epochs = 0"),

@@ -1,0 +1,81 @@
+"""Table of what noise makes of each selector: free, or refused.
+
+It follows from what a selector declares and from `HIDES`, by which runs are refused too. A run with
+`[privacy]` protects single records or single clients. A selector's choices cost no privacy loss if
+they follow from what is released anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from potluck.server.rounds.needs_and_hides import HIDES, Trait, selector_traits
+from potluck.server.selection import Selector
+
+
+class Protection(StrEnum):
+    """The unit of a run's privacy, as in `[privacy]` of a run file."""
+
+    RECORD = "record"
+    CLIENT = "client"
+
+
+class Treatment(StrEnum):
+    """The treatment of a selector in a run with noise."""
+
+    FREE = "free"
+    """Its choices follow from noisy updates, models, profiles or facts that are not about data."""
+    REFUSED = "refused"
+    """The run is refused before it starts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectionVerdict:
+    """The treatment of a selector, with its reason in words; empty if no data are used."""
+
+    treatment: Treatment
+    reason: str
+
+
+HIDERS: Final[Mapping[Protection, Trait]] = {
+    Protection.RECORD: Trait.PRIVATE_RECORDS,
+    Protection.CLIENT: Trait.PRIVATE_CLIENTS,
+}
+"""Trait of a run with each unit."""
+
+
+def verdict_on(selector: Selector, name: str, protection: Protection) -> SelectionVerdict:
+    """Return the treatment of a selector with its options. name: as in run files.
+
+    Masks are not considered; they hide more from selectors."""
+    traits = {trait: str(detail) for trait, detail in selector_traits(selector).items() if detail}
+    for hidden, refusal in HIDES[HIDERS[protection]].items():
+        if hidden in traits:
+            text = refusal.format(
+                selector=name, detail=traits[hidden], strategy="", task="", steps=""
+            )
+            return SelectionVerdict(treatment=Treatment.REFUSED, reason=_cause(text, name))
+    return SelectionVerdict(treatment=Treatment.FREE, reason=_reason(traits, protection))
+
+
+def _cause(refusal: str, name: str) -> str:
+    """Return the cause of a refusal, without its names and its remedy."""
+    cause, _, _ = refusal.partition(": ")[2].partition(";")
+    return cause.removeprefix(f"{name} ")
+
+
+def _reason(traits: Mapping[Trait, str], protection: Protection) -> str:
+    """Return the reason why a selector is free; empty if it uses no data of clients."""
+    reasons = []
+    if Trait.PROFILES in traits:
+        by_unit = {
+            Protection.RECORD: "whose noise has a budget of its own",
+            Protection.CLIENT: "which the privacy loss of clients leaves out",
+        }
+        reasons.append(f"uses {traits[Trait.PROFILES]}, {by_unit[protection]}")
+    if Trait.FACTS in traits or Trait.MEANS in traits:
+        reasons.append("uses noisy updates")
+    return ", and ".join(reasons)

@@ -1,0 +1,82 @@
+"""The table of selectors in runs with noise agrees with the refusals, and with its page."""
+
+from typing import cast
+
+import pytest
+
+from compatibility_table import built_in
+from potluck.common.errors import ConfigurationError
+from potluck.common.settings import plugins
+from potluck.server.rounds.plan import draw_up
+from potluck.server.rounds.selection_privacy import (
+    Protection,
+    SelectionVerdict,
+    Treatment,
+    verdict_on,
+)
+from potluck.server.selection import Selector
+from reference_pages import SELECTION, marked, noise_table
+
+NAMES = built_in(plugins.SELECTORS)
+RUN = """
+task.name = "digits"
+privacy.noise_multiplier = 1.0
+clients_per_round = 6
+selector.name = "{name}"
+"""
+WITHOUT_DATA = {"clustered-sampling", "dc-random", "everyone", "refl", "round-robin", "uniform"}
+
+
+def verdict(name: str, unit: Protection) -> SelectionVerdict:
+    return verdict_on(cast(Selector, plugins.find(plugins.SELECTORS, name)()), name, unit)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_run_of_a_refused_selector_is_refused_with_reason_and_remedy(name: str) -> None:
+    found = verdict(name, Protection.RECORD)
+    added = "selector.added = 2" if name == "dc-exhaustive" else ""
+    text = RUN.format(name=name) + added
+    if found.treatment is Treatment.FREE:
+        assert draw_up(text, source="run.toml").run_file.selector.name == name
+        return
+    with pytest.raises(ConfigurationError) as refused:
+        draw_up(text, source="run.toml")
+    message = refused.value.message
+    assert f"selector {name} is not compatible with [privacy]" in message
+    assert found.reason in message
+    assert "; choose a selector" in message
+
+
+def test_selectors_that_use_no_data_of_single_clients_are_free_for_both_units() -> None:
+    free = {name for name in NAMES if verdict(name, Protection.RECORD).reason == ""}
+    assert free == WITHOUT_DATA
+    for name in sorted(free - {"clustered-sampling"}):
+        assert verdict(name, Protection.CLIENT).treatment is Treatment.FREE
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("pow-d", "asks clients for loss"),
+        ("oort", "wants utility reported"),
+        ("divfl", "each update's sketch"),
+        ("greedyfed", "means of some updates"),
+        ("fedentropy", "skips uploads"),
+        ("clustered-sampling", "equal weights"),
+    ],
+)
+def test_the_noise_of_clients_refuses_what_reads_single_clients(name: str, words: str) -> None:
+    found = verdict(name, Protection.CLIENT)
+    assert found.treatment is Treatment.REFUSED
+    assert words in found.reason
+
+
+def test_noise_of_clients_leaves_profiles_out_and_says_so() -> None:
+    found = verdict("fedentopt", Protection.CLIENT)
+    assert found.treatment is Treatment.FREE
+    assert "leaves out" in found.reason
+
+
+def test_the_page_has_the_table_of_the_code() -> None:
+    page = SELECTION.read_text(encoding="utf-8")
+    assert marked(page, "selectors", noise_table()) == page, "run: make pages"
