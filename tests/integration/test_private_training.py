@@ -20,10 +20,10 @@ from support.pki import TestFederation, make_federation
 from support.profile_federation import profile_federation
 from support.programs import run_program
 
+from potluck.common.records.privacy_loss import BUDGET_SPENT
 from potluck.common.tensors.model_arrays import state_arrays
 from potluck.common.tensors.tensor_files import write_tensors
 from potluck.deploy.local.demo_files import program
-from potluck.privacy.host_guard import SPENT
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 
@@ -94,7 +94,7 @@ async def test_a_host_at_its_limit_refuses_in_fixed_words(scene: Scene) -> None:
         scene.fake.instruct(private("a", model))
         answer = await scene.fake.answered("a")
     assert answer.failure.reason == "DISCLOSURE_REFUSED"
-    assert answer.failure.message == f"client 'client-0': {SPENT}"
+    assert answer.failure.message == f"client 'client-0': {BUDGET_SPENT}"
     assert ledger(scene.folder / "state") == []
 
 
@@ -239,3 +239,15 @@ async def test_a_run_with_noise_ends_without_the_host_at_its_limit(tmp_path: Pat
         runs = [run for each in json.loads(refused.stdout)["clients"] for run in each["runs"]]
         assert runs
         assert all(run["refused"] >= 1 and run["sent"] == 0 for run in runs)
+        ledgers = run_program(
+            *("potluck-client", "privacy", "--json", "--config", str(free)),
+            folder=federation.files.folder,
+        )
+        committed = await federation.history(run_id)
+        spent = {c: loss for each in committed for c, loss in each.privacy.clients.items()}
+        assert spent == {
+            each["client"]: pytest.approx(each["training"]["epsilon_spent"], abs=1e-5)
+            for each in json.loads(ledgers.stdout)["clients"]
+        }
+        assert committed[-1].privacy.largest == max(spent.values())
+        assert committed[-1].privacy.refused >= 1

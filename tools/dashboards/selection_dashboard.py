@@ -122,6 +122,45 @@ SELECTION = Dashboard(
                     least=0,
                 ),
                 Panel(
+                    title="Privacy spent on updates",
+                    queries=[
+                        Query(f"potluck_privacy_trainings_largest_epsilon{OF_RUN}", BY_RUN),
+                    ],
+                    about="The largest ε that a client spent on its updates, as far as the "
+                    "coordinator knows. With `[privacy]` in the run file.",
+                    least=0,
+                ),
+                Panel(
+                    title="Clients at their limit",
+                    queries=[
+                        Query(f"potluck_privacy_near_limit_clients{OF_RUN}", f"{BY_RUN} near"),
+                        Query(f"potluck_privacy_refused_clients{OF_RUN}", f"{BY_RUN} refused"),
+                    ],
+                    about="Clients that have used 80 % of the trainings that the run's `epsilon` "
+                    "is for, and clients whose hosts refuse more trainings.",
+                    least=0,
+                ),
+                Panel(
+                    title="Share of the limit for trainings",
+                    queries=[Query("potluck:trainings_privacy_spent:ratio", "{{instance}}")],
+                    about="The client of each host that has spent most of what its owner allows "
+                    "for trainings with noise; an alert comes above 80 %.",
+                    kind="bargauge",
+                    unit="percentunit",
+                    least=0,
+                    most=1,
+                    steps=[(0.8, "orange"), (1, "red")],
+                ),
+                Panel(
+                    title="Clients of hosts near their limit",
+                    queries=[
+                        Query("potluck_host_privacy_near_limit_clients", "{{instance}}"),
+                    ],
+                    about="Clients of each host that have spent 80 % of what their owner allows "
+                    "for trainings with noise.",
+                    least=0,
+                ),
+                Panel(
                     title="Share of the budget",
                     queries=[Query("potluck:privacy_spent:ratio", "{{instance}}")],
                     about="The client of each host that has spent most of its privacy budget; an "

@@ -7,7 +7,7 @@ import contextlib
 import random
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,7 @@ from potluck.client.handlers.measured_workers import MeasuredWorkers
 from potluck.client.handlers.repeated_failures import RepeatedFailures
 from potluck.client.handlers.sum_participant import check_masks, open_participant
 from potluck.client.handlers.training_groups import TrainingGroups
-from potluck.client.private_training import GUARD
+from potluck.client.private_training import GUARD, PrivacyGuard
 from potluck.client.training.processes.device_process import DeviceProcess, WorkerProcesses
 from potluck.client.training.processes.training_worker import DeviceTerms
 from potluck.client.training.processes.worker_count import workers_on_cpu
@@ -46,6 +46,7 @@ from potluck.client.transfer.saved_updates import KeptUpdates
 from potluck.common.errors import (
     ConfigurationError,
     IdentityError,
+    PotluckError,
 )
 from potluck.common.learning.step_by_step import LEAKS
 from potluck.common.names import ClientId
@@ -176,16 +177,31 @@ class Agent:
             state=config.state_directory, tls=config.tls, stages=instructions.stages
         )
         following = asyncio.create_task(follow(self._in_force, self._clients))
+        showing = asyncio.create_task(self._show_spent(context.guard))
         try:
             await self._attending.for_ever(instructions, link)
         finally:
             following.cancel()
+            showing.cancel()
             await instructions.close()
             worker.close()
             trainers.close()
             await link.close()
             if tracer is not None:
                 await asyncio.to_thread(tracer.close)
+
+    async def _show_spent(self, guard: Callable[[], PrivacyGuard]) -> None:
+        """Show the ε that clients have spent before this process started."""
+        if not any(self._state.privacy.iterdir()):
+            return  # reading a ledger imports the accounting, which takes seconds
+        limit = self._config.disclosure.training_epsilon
+        try:
+            ledgers = await asyncio.to_thread(guard)
+            for client in ledgers.clients():
+                spent = await asyncio.to_thread(ledgers.spent, client)
+                self._metrics.spent_on_trainings(client, spent, limit=limit)
+        except PotluckError as error:
+            log.warning("privacy ledger not read", why=error.message)
 
     def _make_discloser(self, budget: PrivacyBudget) -> Discloser:
         config = self._config

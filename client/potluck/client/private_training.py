@@ -11,6 +11,7 @@ it used.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -76,6 +77,16 @@ class PrivacyGuard(ABC):
         samples: the client's number of training samples, ≥ 1. Raises DisclosureRefusedError if the
         owner's limit would be exceeded, StorageError if the ledger can't be written, and what
         `check` raises. The ledger has not changed then."""
+
+    @abstractmethod
+    def clients(self) -> Sequence[str]:
+        """Return the clients that have been charged for a training, sorted."""
+
+    @abstractmethod
+    def spent(self, client: str) -> float:
+        """Return the ε that a client has spent on trainings on the current version of its data.
+
+        Raises StorageError if its ledger can't be read."""
 
 
 class PrivateLoop(ABC):

@@ -6,7 +6,6 @@ import math
 import threading
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -25,19 +24,18 @@ from potluck.common.errors import (
     ProtocolError,
     ProtocolVersionError,
 )
+from potluck.common.records.privacy_loss import BUDGET_SPENT
 from potluck.common.settings.configuration import validate
 from potluck.common.settings.extras import require
 from potluck.common.settings.local_training import LocalTraining
-from potluck.privacy.accounting import GaussianSteps
+from potluck.privacy.planned_training import planned_event
 from potluck.privacy.privacy_ledger import ChargedTraining, PrivacyLedger
-from potluck.privacy.rdp_filter import RdpFilter, solved_noise
+from potluck.privacy.rdp_filter import RdpFilter
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 log = structlog.get_logger()
 
 RECORD: Final = "record"
-SPENT: Final = "the privacy budget of its data does not allow this training"
-"""The only reason sent to a coordinator; numbers would disclose facts about other runs."""
 
 
 class HostGuard(PrivacyGuard):
@@ -98,6 +96,15 @@ class HostGuard(PrivacyGuard):
             expected_batch=event.sampling_rate * counted,
         )
 
+    def clients(self) -> Sequence[str]:
+        """Return the clients that have a ledger, sorted."""
+        return self._ledger.clients()
+
+    def spent(self, client: str) -> float:
+        """Return the ε that a client has spent on trainings on the current version of its data."""
+        with self._turn:
+            return spent_in_epoch(self._ledger.of(client), self._policy).epsilon_spent
+
     def _require_room(
         self,
         client: str,
@@ -127,7 +134,7 @@ class HostGuard(PrivacyGuard):
             why=why,
             spent=round(before.epsilon_spent, 6),
         )
-        raise DisclosureRefusedError(f"client '{client}': {SPENT}", client=client)
+        raise DisclosureRefusedError(f"client '{client}': {BUDGET_SPENT}", client=client)
 
 
 def spent_in_epoch(trainings: Sequence[ChargedTraining], policy: DisclosurePolicy) -> RdpFilter:
@@ -142,21 +149,6 @@ def counted_samples(samples: int, weighting: Weighting) -> int:
 
     It is the exact number if the owner discloses that, otherwise rounded up to a power of two."""
     return samples if weighting is Weighting.EXACT else 1 << (samples - 1).bit_length()
-
-
-def planned_event(asked: rpc.Privacy, settings: LocalTraining, samples: int) -> GaussianSteps:
-    """Return a client's training as an event; solves for the noise if the run gives an ε."""
-    rate = min(1.0, settings.batch_size / samples)
-    steps = settings.planned_steps(samples)
-    noise = asked.noise_multiplier or _solved(
-        asked.epsilon, asked.delta, rate, steps * asked.trainings
-    )
-    return GaussianSteps(sampling_rate=rate, noise_multiplier=noise, steps=steps)
-
-
-@lru_cache(maxsize=1024)
-def _solved(epsilon: float, delta: float, rate: float, steps: int) -> float:
-    return solved_noise(epsilon=epsilon, delta=delta, sampling_rate=rate, steps=steps)
 
 
 def check_noise(asked: rpc.Privacy) -> None:

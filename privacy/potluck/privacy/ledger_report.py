@@ -13,7 +13,8 @@ from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
 from potluck.client.disclosure.outgoing_log import Outgoing, OutgoingLog
 from potluck.client.disclosure.privacy_budget import PrivacyBudget
 from potluck.common.errors import DisclosureRefusedError
-from potluck.privacy.host_guard import SPENT, spent_in_epoch
+from potluck.common.records.privacy_loss import BUDGET_SPENT
+from potluck.privacy.host_guard import spent_in_epoch
 from potluck.privacy.privacy_ledger import ChargedTraining, PrivacyLedger
 
 _Run = tuple[str, str, str]
@@ -52,7 +53,7 @@ class PrivacyReport:
             for entry in self._outgoing.entries(client)
             if entry.get("kind") == Outgoing.FAILURE
             and entry.get("reason") == DisclosureRefusedError.reason
-            and SPENT in str(entry.get("message"))
+            and BUDGET_SPENT in str(entry.get("message"))
         )
 
     def _of(self, client: str) -> dict[str, Any]:

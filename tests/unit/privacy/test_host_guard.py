@@ -20,9 +20,10 @@ from potluck.common.errors import (
     ProtocolVersionError,
     StorageError,
 )
+from potluck.common.records.privacy_loss import BUDGET_SPENT
 from potluck.common.settings.local_training import LocalTraining
 from potluck.privacy.accounting import GaussianSteps
-from potluck.privacy.host_guard import SPENT, HostGuard, counted_samples, spent_in_epoch
+from potluck.privacy.host_guard import HostGuard, counted_samples, spent_in_epoch
 from potluck.privacy.ledger_report import PrivacyReport
 from potluck.privacy.privacy_ledger import ChargedTraining, PrivacyLedger
 from potluck.rpc.v1 import coordinator_pb2 as rpc
@@ -101,7 +102,7 @@ def test_the_limit_holds_over_runs_and_restarts(tmp_path: Path) -> None:
 def test_a_refusal_says_no_numbers_and_charges_nothing(tmp_path: Path) -> None:
     with pytest.raises(DisclosureRefusedError) as error:
         guard(tmp_path, training_epsilon=0.5).grant(instruction(), 250)
-    assert error.value.message == f"client 'client-0': {SPENT}"
+    assert error.value.message == f"client 'client-0': {BUDGET_SPENT}"
     assert not (tmp_path / "privacy" / "client-0.jsonl").exists()
 
 
@@ -118,7 +119,7 @@ def test_an_epsilon_is_kept_for_the_trainings_it_was_solved_for(tmp_path: Path) 
     asked: dict[str, Any] = {"noise_multiplier": 0.0, "epsilon": 3.0, "trainings": 5}
     for number in range(5):
         host.grant(instruction(number, **asked), 250)
-    with pytest.raises(DisclosureRefusedError, match=SPENT):
+    with pytest.raises(DisclosureRefusedError, match=BUDGET_SPENT):
         host.grant(instruction(6, **asked), 250)
     trainings = PrivacyLedger(tmp_path / "privacy").of("client-0")
     spent = spent_in_epoch(trainings, DisclosurePolicy(training_epsilon=3.0)).epsilon_spent

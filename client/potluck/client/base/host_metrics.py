@@ -23,6 +23,7 @@ from potluck.common.monitoring.metric_labels import (
 )
 from potluck.common.monitoring.process_metrics import show_certificate, show_disk
 from potluck.common.net.tls import TlsFiles
+from potluck.common.records.privacy_loss import NEAR_LIMIT
 
 _WORK = frozenset(Work)
 
@@ -46,6 +47,7 @@ class HostMetrics:
         self._attended_before = False
         self._attends = False
         self._spent = 0.0
+        self._spent_on_trainings: dict[str, float] = {}
         self.instruments.set(metrics.ATTENDING, 0)
 
     # Looked up --------------------------------------------------------------------------------
@@ -149,3 +151,12 @@ class HostMetrics:
         """Record the total ε that a client has spent; the metric is the maximum over clients."""
         self._spent = max(self._spent, epsilon)
         self.instruments.set(metrics.HOST_PRIVACY_SPENT, self._spent)
+
+    def spent_on_trainings(self, client: str, epsilon: float, *, limit: float) -> None:
+        """Record the ε that a client has spent on trainings with noise, and its owner's limit."""
+        self._spent_on_trainings[client] = epsilon
+        spent = self._spent_on_trainings.values()
+        largest, near = max(spent), sum(each >= NEAR_LIMIT * limit for each in spent)
+        self.instruments.set(metrics.HOST_TRAINING_PRIVACY_SPENT, largest)
+        self.instruments.set(metrics.HOST_TRAINING_PRIVACY_LEFT, max(0.0, limit - largest))
+        self.instruments.set(metrics.HOST_NEAR_PRIVACY_LIMIT, near)

@@ -202,7 +202,18 @@ async def _granted(context: HandlerContext, active: ActiveInstruction) -> Grante
     samples = await context.look_up(
         active, work.task, lambda device: device.samples(work.task, client)
     )
-    return await asyncio.to_thread(lambda: context.guard().grant(instruction, samples))
+    granted, spent = await asyncio.to_thread(_charged, context, instruction, samples)
+    context.metrics.spent_on_trainings(client, spent, limit=context.policy.training_epsilon)
+    return granted
+
+
+def _charged(
+    context: HandlerContext, instruction: rpc.Instruction, samples: int
+) -> tuple[GrantedTraining, float]:
+    """Charge the client's ledger; return the granted terms, and the ε spent including them."""
+    guard = context.guard()
+    granted = guard.grant(instruction, samples)
+    return granted, guard.spent(instruction.client_id)
 
 
 async def _train(

@@ -458,6 +458,26 @@ PRIVACY_SPENT = _gauge(
     RUN,
     condition="for selectors that need profiles",
 )
+_WITH_NOISE = "for runs with `[privacy]`, once a round was committed"
+TRAINING_PRIVACY_SPENT = _gauge(
+    "potluck_privacy_trainings_largest_epsilon",
+    "The largest ε that a client has spent on its updates in this run, as far as the coordinator "
+    "knows.",
+    RUN,
+    condition=f"{_WITH_NOISE}, if the coordinator has the extra `privacy`",
+)
+NEAR_PRIVACY_LIMIT = _gauge(
+    "potluck_privacy_near_limit_clients",
+    "Clients that have used at least 80 % of the trainings that the run's `epsilon` is for.",
+    RUN,
+    condition="for runs with `epsilon` in `[privacy]`, once a round was committed",
+)
+PRIVACY_REFUSED = _gauge(
+    "potluck_privacy_refused_clients",
+    "Clients that are excluded from the run because their owner's privacy budget is spent.",
+    RUN,
+    condition=_WITH_NOISE,
+)
 SECURE_PHASE_SECONDS = _seconds(
     "potluck_secure_aggregation_phase_seconds",
     "Time in the phases of secure aggregation.",
@@ -547,6 +567,22 @@ HOST_PRIVACY_SPENT = _gauge(
 )
 HOST_PRIVACY_BUDGET = _gauge(
     "potluck_host_privacy_budget_epsilon", "What a client of this host may spend."
+)
+HOST_TRAINING_PRIVACY_SPENT = _gauge(
+    "potluck_host_privacy_trainings_spent_epsilon",
+    "The largest ε that a client of this host has spent on trainings with noise, over all runs on "
+    "the current version of its data; `potluck-client privacy` lists all clients.",
+    condition="once a client was trained with noise",
+)
+HOST_TRAINING_PRIVACY_LEFT = _gauge(
+    "potluck_host_privacy_trainings_left_epsilon",
+    "What this client has left of `training_epsilon`.",
+    condition="once a client was trained with noise",
+)
+HOST_NEAR_PRIVACY_LIMIT = _gauge(
+    "potluck_host_privacy_near_limit_clients",
+    "Clients of this host that have spent at least 80 % of `training_epsilon`.",
+    condition="once a client was trained with noise",
 )
 
 # Relays ------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from typing import Final
 
 from potluck.common.learning.coverage import Coverage
 from potluck.common.learning.spread import Spread
+from potluck.common.records.privacy_loss import RoundPrivacy
 
 INCLUDED: Final = "included"
 """State of a member whose update is part of the model."""
@@ -65,7 +66,7 @@ class Round:
     measure, by name; including measures that clients were asked for but none measured. late:
     updates of earlier rounds that are part of the model. sums: number of files in which hosts had
     added up updates. committed_at: None if it was not recorded. software: versions of the
-    coordinator's software, by name.
+    coordinator's software, by name. privacy: None for runs without `[privacy]`.
     """
 
     number: int
@@ -81,6 +82,7 @@ class Round:
     sums: int = 0
     committed_at: datetime | None = None
     software: Mapping[str, str] = field(default_factory=dict)
+    privacy: RoundPrivacy | None = None
 
     @property
     def accuracy(self) -> float | None:

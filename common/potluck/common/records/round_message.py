@@ -8,6 +8,7 @@ from typing import Final
 
 from potluck.common.learning.coverage import Coverage
 from potluck.common.learning.spread import QUANTILES, Spread
+from potluck.common.records.privacy_loss import RoundPrivacy
 from potluck.common.records.round import JoinedUpdate, Round, RoundMember
 from potluck.rpc.v1 import operator_pb2
 from potluck.rpc.v1.operator_pb2 import MemberState
@@ -46,6 +47,7 @@ def round_message(record: Round) -> operator_pb2.CommittedRound:
         },
         coverage={name: coverage_message(each) for name, each in record.coverage.items()},
         software=record.software,
+        privacy=None if record.privacy is None else _privacy_message(record.privacy),
     )
     if record.committed_at is not None:
         message.committed_at.FromDatetime(record.committed_at)
@@ -72,6 +74,7 @@ def round_of(message: operator_pb2.CommittedRound) -> Round:
         sums=message.sums,
         committed_at=message.committed_at.ToDatetime(tzinfo=UTC) if stored else None,
         software=dict(sorted(message.software.items())),
+        privacy=_privacy_of(message.privacy) if message.HasField("privacy") else None,
     )
 
 
@@ -135,6 +138,28 @@ def _member_message(member: RoundMember) -> operator_pb2.Member:
         fraction=member.fraction,
         data_epoch=member.data_epoch,
         software_version=member.software,
+    )
+
+
+def _privacy_message(privacy: RoundPrivacy) -> operator_pb2.RoundPrivacy:
+    return operator_pb2.RoundPrivacy(
+        delta=privacy.delta,
+        largest=privacy.largest,
+        median=privacy.median,
+        near_limit=privacy.near_limit,
+        refused=privacy.refused,
+        clients=privacy.clients,
+    )
+
+
+def _privacy_of(message: operator_pb2.RoundPrivacy) -> RoundPrivacy:
+    return RoundPrivacy(
+        delta=message.delta,
+        largest=message.largest if message.HasField("largest") else None,
+        median=message.median if message.HasField("median") else None,
+        near_limit=message.near_limit if message.HasField("near_limit") else None,
+        refused=message.refused,
+        clients=dict(sorted(message.clients.items())),
     )
 
 

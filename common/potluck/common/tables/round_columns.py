@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
+from potluck.common.records.privacy_loss import RoundPrivacy
 from potluck.common.records.round import Round
 
 Cell: TypeAlias = float | int | str
@@ -38,7 +39,19 @@ def round_row(record: Round) -> TableRow:
         "bytes_up": record.bytes_up,
         "model": record.model,
         **behind,
+        **({} if record.privacy is None else _privacy(record.privacy)),
     }
+
+
+def _privacy(found: RoundPrivacy) -> TableRow:
+    """Return the columns of a run with `[privacy]`. Omits values that are unknown."""
+    values = {
+        "privacy_epsilon": found.largest,
+        "privacy_median_epsilon": found.median,
+        "privacy_near_limit": found.near_limit,
+        "privacy_refused": found.refused,
+    }
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def columns_of(rows: Iterable[Mapping[str, object]], known: Iterable[str] = ()) -> list[str]:

@@ -703,6 +703,7 @@ class CommittedRound(_message.Message):
     COMMITTED_AT_FIELD_NUMBER: _builtins.int
     SOFTWARE_FIELD_NUMBER: _builtins.int
     COVERAGE_FIELD_NUMBER: _builtins.int
+    PRIVACY_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """Its number, from 1."""
     seconds: _builtins.float
@@ -743,6 +744,10 @@ class CommittedRound(_message.Message):
     def coverage(self) -> _containers.MessageMap[_builtins.str, Global___Coverage]:
         """Clients and samples behind each metric, by name; also of metrics that no client could measure."""
 
+    @_builtins.property
+    def privacy(self) -> Global___RoundPrivacy:
+        """The privacy loss so far; only in runs with [privacy]."""
+
     def __init__(
         self,
         *,
@@ -759,14 +764,90 @@ class CommittedRound(_message.Message):
         committed_at: _timestamp_pb2.Timestamp | None = ...,
         software: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         coverage: _abc.Mapping[_builtins.str, Global___Coverage] | None = ...,
+        privacy: Global___RoundPrivacy | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["committed_at", b"committed_at", "metrics", b"metrics"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["committed_at", b"committed_at", "metrics", b"metrics", "privacy", b"privacy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "committed_at", b"committed_at", "coverage", b"coverage", "late", b"late", "members", b"members", "metrics", b"metrics", "model_blake3", b"model_blake3", "round", b"round", "seconds", b"seconds", "software", b"software", "spreads", b"spreads", "sums", b"sums"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "committed_at", b"committed_at", "coverage", b"coverage", "late", b"late", "members", b"members", "metrics", b"metrics", "model_blake3", b"model_blake3", "privacy", b"privacy", "round", b"round", "seconds", b"seconds", "software", b"software", "spreads", b"spreads", "sums", b"sums"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CommittedRound: _TypeAlias = CommittedRound  # noqa: Y015
+
+@_typing.final
+class RoundPrivacy(_message.Message):
+    """The privacy loss of a run after a round, as the coordinator knows it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class ClientsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    DELTA_FIELD_NUMBER: _builtins.int
+    LARGEST_FIELD_NUMBER: _builtins.int
+    MEDIAN_FIELD_NUMBER: _builtins.int
+    NEAR_LIMIT_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    CLIENTS_FIELD_NUMBER: _builtins.int
+    delta: _builtins.float
+    """Chance that the loss is larger."""
+    largest: _builtins.float
+    """Largest ε of a client; absent if no client's loss is known."""
+    median: _builtins.float
+    """Median ε of the clients whose loss is known."""
+    near_limit: _builtins.int
+    """Number of clients that have used at least 80 % of the run's trainings; absent without a limit."""
+    refused: _builtins.int
+    """Number of clients that are excluded because their owner's budget is spent."""
+    @_builtins.property
+    def clients(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """ε by client, for the clients whose loss has changed since the round before."""
+
+    def __init__(
+        self,
+        *,
+        delta: _builtins.float = ...,
+        largest: _builtins.float | None = ...,
+        median: _builtins.float | None = ...,
+        near_limit: _builtins.int | None = ...,
+        refused: _builtins.int = ...,
+        clients: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_largest", b"_largest", "_median", b"_median", "_near_limit", b"_near_limit", "largest", b"largest", "median", b"median", "near_limit", b"near_limit"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_largest", b"_largest", "_median", b"_median", "_near_limit", b"_near_limit", "clients", b"clients", "delta", b"delta", "largest", b"largest", "median", b"median", "near_limit", b"near_limit", "refused", b"refused"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__largest: _TypeAlias = _typing.Literal["largest"]  # noqa: Y015
+    _WhichOneofArgType__largest: _TypeAlias = _typing.Literal["_largest", b"_largest"]  # noqa: Y015
+    _WhichOneofReturnType__median: _TypeAlias = _typing.Literal["median"]  # noqa: Y015
+    _WhichOneofArgType__median: _TypeAlias = _typing.Literal["_median", b"_median"]  # noqa: Y015
+    _WhichOneofReturnType__near_limit: _TypeAlias = _typing.Literal["near_limit"]  # noqa: Y015
+    _WhichOneofArgType__near_limit: _TypeAlias = _typing.Literal["_near_limit", b"_near_limit"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__largest) -> _WhichOneofReturnType__largest | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__median) -> _WhichOneofReturnType__median | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__near_limit) -> _WhichOneofReturnType__near_limit | None: ...
+
+Global___RoundPrivacy: _TypeAlias = RoundPrivacy  # noqa: Y015
 
 @_typing.final
 class Coverage(_message.Message):

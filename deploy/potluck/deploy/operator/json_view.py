@@ -109,6 +109,7 @@ def round_values(record: Round) -> dict[str, Any]:
         "bytes_down": record.bytes_down,
         "bytes_up": record.bytes_up,
         "model_blake3": record.model,
+        **({} if record.privacy is None else {"privacy": vars(record.privacy)}),
     }
 
 

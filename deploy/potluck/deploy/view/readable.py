@@ -7,6 +7,7 @@ import re
 from datetime import datetime
 
 from potluck.common.learning.coverage import Coverage
+from potluck.common.records.privacy_loss import RoundPrivacy
 from potluck.common.trainer import SHARE
 
 _BYTE_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
@@ -68,6 +69,17 @@ def readable_coverage(coverage: Coverage) -> str:
         parts.append(readable_count(coverage.samples, "sample"))
     if coverage.partial:
         parts.append("partial")
+    return ", ".join(parts)
+
+
+def readable_privacy(privacy: RoundPrivacy) -> str:
+    """Return a run's privacy loss as text: ε ≤ 2.31 (δ = 1e-05), 3 clients near the limit."""
+    loss = "ε unknown" if privacy.largest is None else f"ε ≤ {privacy.largest:.3g}"
+    parts = [f"{loss} (δ = {privacy.delta:g})"]
+    if privacy.near_limit:
+        parts.append(f"{readable_count(privacy.near_limit, 'client')} near the limit")
+    if privacy.refused:
+        parts.append(f"{privacy.refused} refused")
     return ", ".join(parts)
 
 

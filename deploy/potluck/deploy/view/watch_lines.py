@@ -19,6 +19,7 @@ from potluck.deploy.view.readable import (
     readable_bytes,
     readable_coverage,
     readable_measure,
+    readable_privacy,
     readable_seconds,
 )
 from potluck.rpc.v1 import operator_pb2
@@ -61,6 +62,8 @@ def round_line(committed: Round, status: operator_pb2.RunStatus | None) -> str:
             spread, measure = committed.spreads[name], shown[name]
             worst = readable_measure(spread.worst_tenth, measure.unit)
             parts.append(f"{label} {worst} of {readable_coverage(spread.coverage)}")
+    if committed.privacy is not None:
+        parts.append(readable_privacy(committed.privacy))
     parts.append(readable_seconds(committed.seconds))
     parts.append(f"down {readable_bytes(committed.bytes_down)}")
     sums = f" in {committed.sums} sums" if committed.sums else ""

@@ -26,6 +26,7 @@ from potluck.deploy.operator.run_view import (
 from potluck.deploy.view.readable import (
     readable_bytes,
     readable_measure,
+    readable_privacy,
     readable_seconds,
 )
 from potluck.deploy.view.watch_lines import cohort_text, is_missing
@@ -47,7 +48,7 @@ PHASES = {
     "commit": "committing",
 }
 PARTIAL = "* partial: over fewer of the clients asked than evaluation.least_share demands"
-_LINES_AROUND_TABLE = 8
+_LINES_AROUND_TABLE = 9
 _ALWAYS = 2
 """Number of metrics that have a column if no round was measured."""
 _STYLES = ("", "green", "magenta")
@@ -69,6 +70,9 @@ class RunScreen:
             yield Text(self.view.status.left_out, style="yellow")
         if self.view.committed:
             yield rounds_table(self.view, room)
+            privacy = self.view.rounds[-1].privacy
+            if privacy is not None:
+                yield Text(f"privacy loss: {readable_privacy(privacy)}", style="dim")
         if self.connection:
             yield Text(self.connection, style="yellow")
         elif not self.view.ended:

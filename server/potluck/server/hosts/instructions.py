@@ -230,7 +230,7 @@ def _train(
         one_way=plan.strategy.one_way,
     )
     if run_file.privacy is not None:
-        train.privacy.CopyFrom(_privacy(run_file.privacy, run_file.rounds))
+        train.privacy.CopyFrom(privacy_terms(run_file.privacy, run_file.rounds))
     if summed:
         terms = lane_terms(run_file, plan.strategy)
         train.summing.CopyFrom(coordinator_pb2.Summing(**dataclasses.asdict(terms)))
@@ -238,8 +238,8 @@ def _train(
     return train
 
 
-def _privacy(settings: PrivateUpdates, rounds: int) -> coordinator_pb2.Privacy:
-    """Return the noise of a training."""
+def privacy_terms(settings: PrivateUpdates, rounds: int) -> coordinator_pb2.Privacy:
+    """Return the noise of a training. rounds: number of rounds of the run."""
     return coordinator_pb2.Privacy(
         unit=settings.unit,
         noise_multiplier=settings.noise_multiplier or 0.0,

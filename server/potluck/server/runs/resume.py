@@ -36,6 +36,7 @@ from potluck.server.runs.services import RunServices
 from potluck.server.runs.upload_decision import is_offer
 from potluck.server.store.model_files import ModelFiles, ModelVersion
 from potluck.server.store.records import AttemptRow, MemberRow, MemberState, RoundRow
+from potluck.server.watching.run_privacy import RunPrivacy
 from potluck.server.watching.run_record import RunRecord
 
 T = TypeVar("T")
@@ -97,6 +98,7 @@ async def resume(
             post=events.put_nowait,
             warn=record.warn,
         ),
+        privacy=RunPrivacy(run_id, plan, in_store, record.warn),
     )
     eligibility.host_of = lambda client: run.machine.pool.presence.host_of(client)
     if roster:

@@ -33,6 +33,7 @@ from potluck.server.store.records import (
     RoundRow,
     RunRow,
 )
+from potluck.server.watching.run_privacy import RunPrivacy
 from potluck.server.watching.run_record import RunRecord
 
 
@@ -73,6 +74,7 @@ class Run:
     selecting: Selecting
     models: Models
     updates: Updates
+    privacy: RunPrivacy
     attempt: Attempt = field(default_factory=Attempt)
     stored_attempt: AttemptKey | None = None
     """Key of the attempt in the store; None if there is none."""

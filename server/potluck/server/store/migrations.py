@@ -36,7 +36,8 @@ _PROVENANCE: Migration = (
 )
 _COVERAGE: Migration = ("ALTER TABLE rounds ADD COLUMN coverage TEXT",)
 _BUILD: Migration = ("ALTER TABLE potluck_schema_version ADD COLUMN software TEXT",)
-MIGRATIONS: Sequence[Migration] = (_BEST_MODELS, _PROVENANCE, _COVERAGE, _BUILD)
+_PRIVACY: Migration = ("ALTER TABLE rounds ADD COLUMN privacy TEXT",)
+MIGRATIONS: Sequence[Migration] = (_BEST_MODELS, _PROVENANCE, _COVERAGE, _BUILD, _PRIVACY)
 """The migrations to versions 2, 3 and so on. Version 1 is that of `tests/testdata/schema_1.sql`."""
 
 _ADDS_COLUMN = re.compile(r"ALTER TABLE (\w+) ADD COLUMN (\w+)")

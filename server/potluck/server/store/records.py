@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 from potluck.common.learning.coverage import Coverage
 from potluck.common.learning.spread import Spread
+from potluck.common.records.privacy_loss import RoundPrivacy
 from potluck.common.run_file.runfile import RunFile
 from potluck.common.trainer import Measure
 from potluck.common.updates.update_report import UpdateReport
@@ -301,7 +302,8 @@ class RoundCommit:
     set_aside: clients whose received update is excluded from the model, each with the reason. late:
     late trainings whose state has changed, see `LateRow`. best: see `RunRow`. software: versions of
     the coordinator's software, by name. coverage: numbers of clients and samples for each metric,
-    by name, also for metrics that no client could measure.
+    by name, also for metrics that no client could measure. privacy: None for runs without
+    `[privacy]`.
     """
 
     key: AttemptKey
@@ -321,13 +323,15 @@ class RoundCommit:
     best: BestSoFar | None = None
     software: Mapping[str, str] = field(default_factory=dict)
     coverage: Mapping[str, Coverage] = field(default_factory=dict)
+    privacy: RoundPrivacy | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoundRow:
     """A committed round. members: the whole cohort in the order chosen. spreads: spread of metrics
     over clients, by name. late: trainings for earlier rounds whose updates joined this one. best:
-    best value after this round, see `RunRow`. software, coverage: as in `RoundCommit`."""
+    best value after this round, see `RunRow`. software, coverage, privacy: as in
+    `RoundCommit`."""
 
     key: AttemptKey
     model_blake3: str
@@ -345,6 +349,7 @@ class RoundRow:
     best: BestSoFar | None = None
     software: Mapping[str, str] = field(default_factory=dict)
     coverage: Mapping[str, Coverage] = field(default_factory=dict)
+    privacy: RoundPrivacy | None = None
 
     @property
     def included(self) -> Sequence[MemberRow]:

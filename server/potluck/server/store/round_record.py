@@ -34,6 +34,7 @@ def round_record(row: RoundRow) -> Round:
         sums=len(sums),
         committed_at=row.committed_at,
         software=row.software,
+        privacy=row.privacy,
     )
 
 

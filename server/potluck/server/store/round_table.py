@@ -78,6 +78,7 @@ _read_round = Reader(
         "committed_at": decode_time,
         "software": lambda value: {} if value is None else decode_json(value),
         "coverage": decode_coverage,
+        "privacy": lambda value: None if value is None else decode_json(value),
     },
 )
 _read_best = Reader(BestSoFar, "rounds", ["run_id"])
@@ -150,6 +151,25 @@ class Rounds(Part):
             found = [_read_participation(row) for row in rows]
         return sorted(found, key=lambda each: each.client_id)
 
+    def updates_arrived(self, run_id: str) -> list[tuple[str, int, int | None, int]]:
+        """Return how many updates have arrived from each client of a run, in all attempts.
+
+        Each entry is a client, the number of samples that it reported (0 if masks hide it), the
+        passes that the selector set (None for the run's number), and the number of such updates.
+        Sorted by client.
+        """
+        members = schema.members
+        kind = (members.c.client_id, members.c.samples, members.c.epochs)
+        query = (
+            select(*kind, func.count())
+            .where(members.c.run_id == run_id, members.c.blake3.is_not(None))
+            .group_by(*kind)
+        )
+        with self._database.transaction() as connection:
+            rows = connection.execute(query).all()
+        found = [(client, samples or 0, epochs, count) for client, samples, epochs, count in rows]
+        return sorted(found, key=lambda each: (each[0], each[1], each[2] or 0))
+
     def _settle_members(self, connection: Connection, commit: RoundCommit) -> None:
         members, key, included = schema.members, commit.key, commit.included
         query = select(members.c.client_id, members.c.position).where(
@@ -201,6 +221,7 @@ def _values(commit: RoundCommit) -> dict[str, Any]:
         **best_values(commit.best),
         "software": encode_json(commit.software),
         "coverage": encode_json({name: vars(each) for name, each in commit.coverage.items()}),
+        "privacy": None if commit.privacy is None else encode_json(vars(commit.privacy)),
     }
 
 

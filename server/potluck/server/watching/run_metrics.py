@@ -27,6 +27,7 @@ from potluck.common.monitoring.metric_labels import (
     known_reason,
     known_signal,
 )
+from potluck.common.records.privacy_loss import RoundPrivacy
 from potluck.common.tensors.encoding import Encoding
 from potluck.server.cohorts.cohort_labels import CohortLabels
 from potluck.server.hosts.attendance import Clock
@@ -114,6 +115,7 @@ class RunObserver:
             self._set(metrics.MODEL_TIMESTAMP, newer.timestamp())
             self._set(metrics.COHORT_CLIENTS, len(last.members))
             self._evaluated(last)
+            self._spent_on_updates(last.privacy)
 
     def ended(self, ending: rounds.RunEnding, at: datetime) -> None:
         """Record that the run has ended, and when."""
@@ -206,6 +208,7 @@ class RunObserver:
         self._set(metrics.MODEL_SIZE, model_bytes)
         self._set(metrics.COHORT_CLIENTS, len(row.members))
         self._evaluated(row)
+        self._spent_on_updates(row.privacy)
 
     def late(self, rows: Sequence[LateRow]) -> None:
         """Count the late trainings, among these rows, that the run no longer waits for."""
@@ -311,6 +314,13 @@ class RunObserver:
     def privacy(self, largest_epsilon: float | None) -> None:
         """Show the largest ε that a client has spent on profiles."""
         self._set(metrics.PRIVACY_SPENT, largest_epsilon)
+
+    def _spent_on_updates(self, found: RoundPrivacy | None) -> None:
+        """Show the privacy loss of a run with `[privacy]`."""
+        if found is not None:
+            self._set(metrics.TRAINING_PRIVACY_SPENT, found.largest)
+            self._set(metrics.NEAR_PRIVACY_LIMIT, found.near_limit)
+            self._set(metrics.PRIVACY_REFUSED, found.refused)
 
     def _set(self, metric: metrics.Metric, value: float | None, **labels: str) -> None:
         if self._shown:

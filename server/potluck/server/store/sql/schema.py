@@ -206,6 +206,7 @@ rounds = Table(
     _integer("best_stalled", null=True),
     _text("software", null=True),
     _text("coverage", null=True),
+    _text("privacy", null=True),
     ForeignKeyConstraint(_ATTEMPT, [f"attempts.{name}" for name in _ATTEMPT]),
     # For queries whether a file, given by its digest, may be deleted.
     Index("rounds_by_model", "model_blake3"),

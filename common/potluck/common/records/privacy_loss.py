@@ -1,0 +1,56 @@
+"""The privacy loss of runs with `[privacy]`, as the coordinator knows it.
+
+The coordinator counts the updates that have arrived, and the extension point `ACCOUNT` turns them
+into ε. Hosts count more: other runs, and trainings whose update never arrived.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+ACCOUNT: Final = "run-privacy"
+"""Name of the function, in the group `potluck.integrations`, that returns ε by client.
+
+Its arguments are the terms of a training (`rpc.Privacy`), the run's `LocalTraining`, its
+`Weighting`, and a sequence of `TrainingsSent`. It omits clients whose loss can't be known."""
+BUDGET_SPENT: Final = "the privacy budget of its data does not allow this training"
+"""A host's only reason for refusing a training; numbers would disclose facts about other runs."""
+NEAR_LIMIT: Final = 0.8
+"""Share of the trainings of a run after which a client is near its limit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingsSent:
+    """Trainings of a client with the same privacy loss, whose updates have arrived.
+
+    samples: number of samples reported with the updates; 0 if masks hide it. epochs: passes over
+    the samples; None for the run's number. count: number of trainings, at least 1. planned: number
+    of trainings of a client for which the run's `epsilon` is meant.
+    """
+
+    client: str
+    samples: int
+    epochs: int | None
+    count: int
+    planned: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundPrivacy:
+    """The privacy loss of a run after a round.
+
+    delta: chance that the loss is larger, in (0, 1). largest, median: ε over the clients whose loss
+    is known; None if no loss is known. near_limit: number of clients that have used at least 80 %
+    of the run's trainings; None if the run has no limit. refused: number of clients that are
+    excluded because their owner's budget is spent. clients: ε by client, for the clients whose loss
+    has changed since the round before.
+    """
+
+    delta: float
+    largest: float | None = None
+    median: float | None = None
+    near_limit: int | None = None
+    refused: int = 0
+    clients: Mapping[str, float] = field(default_factory=dict)

@@ -1,0 +1,25 @@
+"""The event of a training: sampling rate, noise and steps, as host and coordinator compute them."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from potluck.common.settings.local_training import LocalTraining
+from potluck.privacy.accounting import GaussianSteps
+from potluck.privacy.rdp_filter import solved_noise
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+
+
+def planned_event(asked: rpc.Privacy, settings: LocalTraining, samples: int) -> GaussianSteps:
+    """Return a client's training as an event; solves for the noise if the run gives an ε."""
+    rate = min(1.0, settings.batch_size / samples)
+    steps = settings.planned_steps(samples)
+    noise = asked.noise_multiplier or _solved(
+        asked.epsilon, asked.delta, rate, steps * asked.trainings
+    )
+    return GaussianSteps(sampling_rate=rate, noise_multiplier=noise, steps=steps)
+
+
+@lru_cache(maxsize=1024)
+def _solved(epsilon: float, delta: float, rate: float, steps: int) -> float:
+    return solved_noise(epsilon=epsilon, delta=delta, sampling_rate=rate, steps=steps)

@@ -1,0 +1,83 @@
+"""A coordinator computes from reported samples the loss that is in the ledgers of its hosts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
+from potluck.common.disclosure import Weighting
+from potluck.common.records.privacy_loss import TrainingsSent
+from potluck.common.settings.local_training import LocalTraining
+from potluck.privacy.host_guard import HostGuard
+from potluck.privacy.run_account import spent_in_run
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+
+TRAINING = LocalTraining(batch_size=16, epochs=1)
+
+
+def terms(**values: float) -> rpc.Privacy:
+    return rpc.Privacy(unit="record", delta=1e-5, clip=1.0, trainings=5, **values)
+
+
+def sent(samples: int, client: str = "client-0", epochs: int | None = None) -> TrainingsSent:
+    return TrainingsSent(client=client, samples=samples, epochs=epochs, count=3, planned=5)
+
+
+def charged(state: Path, asked: rpc.Privacy, samples: int, weighting: Weighting) -> float:
+    """The loss in a host's ledger after three trainings."""
+    policy = DisclosurePolicy(weighting=weighting, training_epsilon=100)
+    guard = HostGuard(state, policy, federation="demo", coordinator="127.0.0.1:7443")
+    work = rpc.Train(training_json=TRAINING.as_json(), privacy=asked)
+    for number in range(3):
+        guard.grant(
+            rpc.Instruction(
+                id=str(number), client_id="client-0", run_id="run", round=number, train=work
+            ),
+            samples,
+        )
+    return guard.spent("client-0")
+
+
+@pytest.mark.parametrize("asked", [terms(noise_multiplier=1.2), terms(epsilon=3.0)])
+def test_exact_numbers_of_samples_give_the_loss_in_the_ledger(
+    tmp_path: Path, asked: rpc.Privacy
+) -> None:
+    found = spent_in_run(asked, TRAINING, Weighting.EXACT, [sent(210)])
+    assert found == {
+        "client-0": pytest.approx(charged(tmp_path, asked, 210, Weighting.EXACT), rel=1e-9)
+    }
+
+
+@pytest.mark.parametrize("samples", [190, 210, 360])
+def test_rounded_numbers_of_samples_give_no_less_than_the_ledger(
+    tmp_path: Path, samples: int
+) -> None:
+    asked = terms(noise_multiplier=1.2)
+    reported = Weighting.BUCKETED.disclosed(samples)
+    [found] = spent_in_run(asked, TRAINING, Weighting.BUCKETED, [sent(reported)]).values()
+    assert found >= charged(tmp_path, asked, samples, Weighting.BUCKETED)
+
+
+def test_clients_that_hide_their_number_of_samples_are_omitted() -> None:
+    assert spent_in_run(terms(epsilon=3.0), TRAINING, Weighting.EQUAL, [sent(1)]) == {}
+
+
+def test_longer_trainings_and_several_kinds_of_one_client_add_up() -> None:
+    asked = terms(noise_multiplier=1.2)
+
+    def epsilon(*kinds: TrainingsSent) -> float:
+        return spent_in_run(asked, TRAINING, Weighting.EXACT, kinds)["client-0"]
+
+    assert epsilon(sent(210, epochs=2)) > epsilon(sent(210))
+    assert epsilon(sent(210), sent(300)) > epsilon(sent(210))
+
+
+def test_many_different_numbers_of_samples_are_rounded_down() -> None:
+    asked = terms(noise_multiplier=1.2)
+    clients = [sent(1000 + number, f"client-{number}") for number in range(70)]
+    found = spent_in_run(asked, TRAINING, Weighting.EXACT, clients)
+    exact = spent_in_run(asked, TRAINING, Weighting.EXACT, clients[:1])
+    assert len(found) == 70
+    assert set(found.values()) == set(exact.values())
