@@ -31,11 +31,26 @@ MARKED = re.compile(f"{BEGIN}.*{END}", re.DOTALL)
 
 @dataclass
 class Tables:
-    """Rows of the table, refused combinations and the number of combinations tried."""
+    """Rows of the table, reasons with the strategies concerned, number of combinations tried."""
 
     rows: list[list[str]] = field(default_factory=list)
-    refusals: list[str] = field(default_factory=list)
+    notes: dict[str, list[str]] = field(default_factory=dict)
     combinations: int = 0
+
+    def note(self, answer: str, message: str, strategy: str) -> None:
+        """Add a message of the plan; messages that differ only in the strategy become one."""
+        parts, _, reason = message.removeprefix("run file: ").partition(": ")
+        named = re.compile(rf"(?<![\w-])(?:strategy )?{strategy}(?![\w-])")
+        if not reason:  # the message names no reason apart from the parts
+            parts, reason = "", parts
+        other = named.sub("", parts).replace(" are not compatible", "")
+        for word in ("is not compatible with", "strategies", "strategy", "selector", " and "):
+            other = other.replace(word, "")
+        other = " ".join(other.removeprefix("with").split())
+        text = f"{answer}{f' ({other})' if other else ''}: {named.sub('the strategy', reason)}"
+        known = self.notes.setdefault(text, [])
+        if f"`{strategy}`" not in known:
+            known.append(f"`{strategy}`")
 
 
 _ADAM = 'optimizer = "adam"\n'
@@ -69,22 +84,43 @@ def try_all() -> Tables:
     for strategy in strategies:
         every = _tried(
             tables,
+            strategy,
             [
                 run_text(strategy, selector=selector, objective=objective)
                 for selector, objective in itertools.product(selectors, objectives)
             ],
         )
-        if every == "no":  # perhaps refused only because of the objective
-            plain = [run_text(strategy, selector=selector) for selector in selectors]
-            every = "no" if _tried(tables, plain) == "no" else "with `cross-entropy`"
+        if every == "no":
+            every = _except(tables, strategy, selectors, objectives)
         tables.combinations += len(selectors) * len(objectives)
-        adam = _tried(tables, [run_text(strategy, training=_ADAM)])
-        step = _tried(tables, [run_text("scaffold", options=f'step = "{strategy}"\n')])
-        masked = _checked(tables, partial(_mask, strategy))
+        adam = _tried(tables, strategy, [run_text(strategy, training=_ADAM)])
+        as_step = run_text("scaffold", options=f'step = "{strategy}"\n')
+        step = _tried(tables, strategy, [as_step])
+        masked = _checked(tables, strategy, partial(_mask, strategy))
         tables.rows.append([f"`{strategy}`", every, adam, step, masked])
     gradients = run_text("scaffold", options='control = "gradients"\n', training=_ADAM)
-    _tried(tables, [gradients])
+    _tried(tables, "scaffold", [gradients])
     return tables
+
+
+def _except(
+    tables: Tables, strategy: str, selectors: Sequence[str], objectives: Sequence[str]
+) -> str:
+    """Return which selectors or objectives the strategy does not work with."""
+    without = [
+        name
+        for name in selectors
+        if _tried(tables, strategy, [run_text(strategy, selector=name)]) == "no"
+    ]
+    with_objective = [
+        name
+        for name in objectives
+        if _tried(tables, strategy, [run_text(strategy, objective=name)]) != "no"
+    ]
+    cells = [f"except {', '.join(f'`{name}`' for name in without)}"] if without else []
+    if len(with_objective) < len(objectives):
+        cells.append(f"only {', '.join(f'`{name}`' for name in with_objective)}")
+    return "; ".join(cells) or "no"
 
 
 def _mask(strategy: str) -> Sequence[str]:
@@ -96,22 +132,23 @@ def _mask(strategy: str) -> Sequence[str]:
     return ()
 
 
-def _tried(tables: Tables, texts: Sequence[str]) -> str:
+def _tried(tables: Tables, strategy: str, texts: Sequence[str]) -> str:
     def draw_all() -> Sequence[str]:
         return [r for text in texts for r in draw_up(text, source="run file").remarks]
 
-    return _checked(tables, draw_all)
+    return _checked(tables, strategy, draw_all)
 
 
-def _checked(tables: Tables, attempt: Callable[[], Sequence[str]]) -> str:
-    """Return `yes`, `said` for a run with remarks, or `no`; store the remarks or the reason."""
+def _checked(tables: Tables, strategy: str, attempt: Callable[[], Sequence[str]]) -> str:
+    """Return `yes`, `warns` for a run with remarks, or `no`; store the remarks or the reason."""
     try:
         remarks = attempt()
     except ConfigurationError as error:
-        tables.refusals.append(f"Refused: {error.message.removeprefix('run file: ')}")
+        tables.note("refused", error.message, strategy)
         return "no"
-    tables.refusals.extend(f"Said: {remark}" for remark in remarks)
-    return "said" if remarks else "yes"
+    for remark in dict.fromkeys(remarks):
+        tables.note("warns", remark, strategy)
+    return "warns" if remarks else "yes"
 
 
 def markdown(tables: Tables) -> str:
@@ -126,11 +163,13 @@ def markdown(tables: Tables) -> str:
     ]
     lines = [head, ["---"] * len(head), *tables.rows]
     table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-    notes = "\n".join(f"- {refusal}." for refusal in dict.fromkeys(tables.refusals))
+    notes = "\n".join(
+        f"| {', '.join(strategies)} | {note} |" for note, strategies in tables.notes.items()
+    )
     return (
-        f"{table}\n\nTried: {tables.combinations} combinations of {len(tables.rows)} strategies, "
-        f"{len(selectors)} selectors ({', '.join(f'`{s}`' for s in selectors)}) and "
-        f"{len(objectives)} objectives ({', '.join(f'`{o}`' for o in objectives)}).\n\n{notes}\n"
+        f"{table}\n\nThe table rests on {tables.combinations} combinations of {len(tables.rows)} "
+        f"strategies, {len(selectors)} selectors and {len(objectives)} objectives.\n\n"
+        f"| strategies | reason and remedy |\n| --- | --- |\n{notes}\n"
     )
 
 

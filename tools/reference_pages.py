@@ -141,7 +141,7 @@ def strategy_facts(name: str) -> Iterator[tuple[str, str]]:
     yield "recommended `[training]`", _settings(strategy.training)
     yield "selectors that it does not work with", _refused(name, plugins.SELECTORS)
     yield "objectives that it does not work with", _refused(name, plugins.OBJECTIVES)
-    yield "works with `adam` and `adamw`", adam.replace("said", "with a warning")
+    yield "works with `adam` and `adamw`", adam.replace("warns", "with a warning")
     yield "works as the `step` of `scaffold`", step
     yield "works with secure aggregation", masked
 

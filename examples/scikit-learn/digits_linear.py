@@ -1,4 +1,4 @@
-"""Handwritten digits, told apart by a linear classifier of scikit-learn. Needs no torch."""
+"""Handwritten digits, classified by a linear model of scikit-learn. Needs no torch."""
 
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false

@@ -124,7 +124,7 @@ async def test_model_that_overflows_on_one_record_does_not_show_who_has_it(
             for holder in (VICTIM, f"client-{CLIENTS - 1}")
         ]
         failures = [m for _, m in scene.liar.said if m.answer.HasField("failure")]
-    assert found[0] == found[1], "whoever holds the record"
+    assert found[0] == found[1], "also without the record"
     assert found[0].state is RunState.FINISHED
     assert set(found[0].members.values()) == {(MemberState.INCLUDED, "")}
     counted = f"the training of 1 of {CLIENTS} clients failed"

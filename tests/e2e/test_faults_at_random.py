@@ -101,5 +101,5 @@ async def test_nothing_is_lost_or_counted_twice(federation: Federation) -> None:
     assert [row.model_blake3 for row in stored] == [entry.model_blake3 for entry in history]
     assert not list(federation.state.glob("spool/*"))
     models = {path.stem for path in (federation.state / "models").glob("*.safetensors")}
-    assert len(models) <= 5, "models that nobody needs are left behind"
+    assert len(models) <= 5, "models that are no longer needed are left behind"
     assert not [path for path in (federation.state / "models").iterdir() if path.name[0] == "."]

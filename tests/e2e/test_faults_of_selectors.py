@@ -171,7 +171,9 @@ async def test_a_spared_update_says_nothing_of_samples_before_or_after_a_kill(
     undisturbed = await federation.start_run(*assignments)
     digest = await federation.finished(undisturbed)
     history = await federation.history(undisturbed)
-    assert all(any(m.state == SPARED for m in row.members) for row in history), "nobody is spared"
+    assert all(any(m.state == SPARED for m in row.members) for row in history), (
+        "no client is spared"
+    )
     for committed in (1, 2, 3):
         federation.points.note_boundaries()
         federation.points.kill(f"after-commit_round-{committed}")

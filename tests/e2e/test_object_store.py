@@ -112,7 +112,7 @@ async def test_the_store_is_killed_while_clients_train(
     assert "failed" in described.object_store_trouble
     await server.start()  # it has forgotten all that it had
     await same_models(federation, run_id, straight)
-    assert f"{straight[0]}.safetensors" in server.names("models"), "it is put anew"
+    assert f"{straight[0]}.safetensors" in server.names("models"), "it is uploaded again"
     described = await federation.operator.describe_coordinator()
     assert described.object_store_trouble == ""
 

@@ -308,7 +308,7 @@ async def test_hosts_are_found_and_runs_compared(
         await expect(page.get_by_role("row", name="host-0")).to_have_count(0)
         await page.get_by_text("3 clients", exact=True).click()
         await expect(page.get_by_role("row", name="client-5")).to_be_visible()
-        await page.get_by_label("Find a host").fill("nobody")
+        await page.get_by_label("Find a host").fill("unknown")
         await expect(page.get_by_text("No host matches")).to_be_visible()
 
         await page.get_by_role("link", name="Runs", exact=True).click()

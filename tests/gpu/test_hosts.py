@@ -149,7 +149,9 @@ def test_a_trainer_of_ones_own_has_the_device_and_seeded_generators(
     expected = torch.rand(1, device=device).item()
     torch.manual_seed(7)
     first = trained(1)
-    assert torch.rand(1, device=device).item() == expected, "as if nobody had drawn in between"
+    assert torch.rand(1, device=device).item() == expected, (
+        "as if nothing had been drawn in between"
+    )
     assert trained(1) == first
     assert trained(2) != first
 

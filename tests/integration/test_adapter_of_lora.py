@@ -111,7 +111,7 @@ def test_every_linear_layer_of_a_named_model_is_adapted() -> None:
     ("of", "why"),
     [
         ({"name": "low-rank", "of": PERCEPTRON}, "must be a table with the name of another model"),
-        ({"name": "nobody"}, "'nobody' is not installed"),
+        ({"name": "unknown"}, "'unknown' is not installed"),
     ],
 )
 def test_what_has_no_low_rank_form_is_refused(of: dict[str, Any], why: str) -> None:

@@ -103,7 +103,7 @@ async def test_trains_and_stops_amid_training(
     assert events[0] == "starting"
     assert set(json.loads(lines[0])) - {"event", "level", "timestamp"} == {
         *("version", "coordinator", "clients", "state")
-    }, "settings are for whoever looks closer"
+    }, "settings are for debugging"
     assert events[-1] == "stopped"
     await fake.until(lambda: fake.hosts == 0)
 

@@ -119,7 +119,7 @@ async def test_a_failure_to_tidy_up_ends_the_run_at_its_next_commit(
     spare = federation.state / "spool" / run_id / "spare"
     await until(lambda: len(list(spare.glob("*"))) == 2)  # the updates of round 1 are there
     shutil.rmtree(spare)
-    spare.write_text("where old updates go there is no folder any more")
+    spare.write_text("the folder of old updates is gone")
     federation.points.release()
     ended = await federation.ended(run_id)
     assert ended.committed_rounds == 2

@@ -182,7 +182,7 @@ UPLOADS: dict[str, tuple[Upload, Refusal]] = {
     "steps that amount to nothing": (reporting(steps=3, normalizer=1e-300), OTHER_LAYOUT),
     "steps that amount to less": (reporting(steps=3, normalizer=-1.0), OTHER_LAYOUT),
     "steps that amount to no number": (reporting(steps=3, normalizer=np.nan), OTHER_LAYOUT),
-    "a loss that is no number": (reporting(steps=1, loss=np.nan), OTHER_LAYOUT),
+    "a loss that is not a number": (reporting(steps=1, loss=np.nan), OTHER_LAYOUT),
     "an endless loss": (reporting(steps=1, loss=np.inf), OTHER_LAYOUT),
     "a training of endless seconds": (reporting(steps=1, seconds=np.inf), OTHER_LAYOUT),
     "early trailer": (

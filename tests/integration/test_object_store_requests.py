@@ -95,8 +95,8 @@ async def test_an_update_is_put_by_its_url_and_collected_from_where_it_broke_off
 
 
 async def test_a_store_that_fails_is_not_asked_again_at_once(settings: FilesSettings) -> None:
-    nobody = settings.model_copy(update={"endpoint": "http://127.0.0.1:1"})
-    store = ObjectStore(nobody, Instruments(MeasuredParty.COORDINATOR))
+    unreachable = settings.model_copy(update={"endpoint": "http://127.0.0.1:1"})
+    store = ObjectStore(unreachable, Instruments(MeasuredParty.COORDINATOR))
     with pytest.raises(ObjectStoreError, match="failed"):
         await store.size_of("x")
     with pytest.raises(ObjectStoreError, match="the next attempt follows soon"):

@@ -246,7 +246,7 @@ async def test_an_audit_holds_claims_against_updates_also_after_a_restart(
         assert list(audits.values()) == [each for each in honest if each.client_id in audits]
 
         run_id = await federation.start_run('selector.name="uniform"', "rounds=1")
-        with pytest.raises(RunError, match="nobody was asked for label counts"):
+        with pytest.raises(RunError, match="no client was asked for label counts"):
             await federation.operator.audit_labels(run_id)
 
 

@@ -341,7 +341,7 @@ async def test_a_renewed_certificate_is_shown_at_once(federation: Federation, re
                 await until_ended(stream)
         async with host.attending("client-0"):
             assert await federation.attending_hosts() == {"host-0"}
-    assert relay.events().count("certificate renewed, connecting anew") == 1
+    assert relay.events().count("certificate renewed, reconnecting") == 1
 
 
 async def nobody_attends(federation: Federation) -> None:

@@ -103,7 +103,7 @@ async def test_a_host_revoked_mid_run_is_cut_off_within_5_s_and_cannot_return(
             finding = await asyncio.to_thread(admission, config)
             assert finding.verdict is verdict, finding
             assert ("was revoked on" in finding.found) == (number == 1)
-        assert await federation.attending_hosts() == {"host-2"}, "asking replaces nobody"
+        assert await federation.attending_hosts() == {"host-2"}, "asking replaces no host"
 
         await federation.kill_coordinator()  # what was pushed outlives it
         await federation.restart_coordinator()
@@ -176,7 +176,7 @@ async def test_a_host_shows_a_renewed_certificate_by_itself(tmp_path: Path) -> N
         [entry] = await federation.history(run_id)
         assert {m.state for m in entry.members} == {operator_pb2.MEMBER_STATE_INCLUDED}
         said = federation.files.log("host-0").read_text()
-        assert said.count("certificate renewed, connecting anew") == 1
+        assert said.count("certificate renewed, reconnecting") == 1
         assert "not connected" not in said.partition('"attending"')[2]
 
 

@@ -51,7 +51,7 @@ def test_a_worker_finds_its_users_code_and_hands_back_what_it_can(
     own.mkdir()
     here.mkdir()
     (own / "own_jobs.py").write_text(OWN)
-    (here / "structlog.py").write_text("raise SystemExit('the current folder is no library')")
+    (here / "structlog.py").write_text("raise SystemExit('the current folder is not a library')")
     monkeypatch.chdir(here)
     monkeypatch.syspath_prepend(str(own))
     own_jobs: Any = __import__("own_jobs")

@@ -154,7 +154,9 @@ class Kills:
             found.append(evidence(federation, f"pre-{run_id}", unequal=unequal))
         await self._updates_dropped()
         check_files(federation)
-        await until(lambda: not left_over(federation), "files that nobody needs are deleted")
+        await until(
+            lambda: not left_over(federation), "files that are no longer needed are deleted"
+        )
         return found
 
     async def _updates_dropped(self) -> None:

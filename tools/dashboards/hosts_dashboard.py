@@ -88,7 +88,7 @@ HOSTS = Dashboard(
                             "{{work}} {{outcome}}",
                         )
                     ],
-                    about="Dropped: nobody waited for it any more.",
+                    about="Dropped: no longer awaited.",
                 ),
                 Panel(
                     title="Failures",

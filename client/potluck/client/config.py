@@ -161,9 +161,9 @@ class ClientConfig(Settings):
     )
     independent_root: bool = Field(
         default=False,
-        description="Whether whoever keeps the federation root is somebody else than who runs the\n"
-        "coordinator. Nothing depends on it but what is said: secure sums hold against a lying\n"
-        "coordinator only where it is so.",
+        description="Set it to true if the federation root is kept by someone who does not run\n"
+        "the coordinator. Secure sums hold against a lying coordinator only in that case. It\n"
+        "changes only what reports state.",
     )
     metrics_tls: MetricsTls | None = Field(
         default=None,

@@ -82,6 +82,6 @@ def interruption() -> Callable[[], None]:
 
     def check() -> None:
         if unwanted is not None and unwanted.is_set():
-            raise InterruptedWorkError("nobody waits for this work any more")
+            raise InterruptedWorkError("this work is no longer awaited")
 
     return check

@@ -56,7 +56,7 @@ class PageGuard:
         headers = Headers(scope=scope)
         host = headers.get("host", "")
         if not is_loopback(host):
-            return _closed(scope, f"{host[:80]!r} is no name of this machine")
+            return _closed(scope, f"{host[:80]!r} is not a name of this machine")
         if scope["path"] == "/" and scope["method"] == "GET":
             opening = self._opening(scope)
             if opening is not None:

@@ -113,7 +113,7 @@ class RelayService(coordinator_pb2_grpc.CoordinatorServiceServicer):
         first: rpc.AttendRequest,
         requests: AsyncIterator[rpc.AttendRequest],
     ) -> None:
-        """Pass on a host's messages until there are no more."""
+        """Forward a host's messages until its stream ends."""
         try:
             await call.write(first)
             async for request in requests:

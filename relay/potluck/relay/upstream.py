@@ -132,7 +132,7 @@ class Upstream:
     async def _renew(self) -> None:
         """Connect with the new certificate. Hosts reconnect by themselves, over the new
         connection."""
-        log.info("certificate renewed, connecting anew")
+        log.info("certificate renewed, reconnecting")
         self.identity = self._certificate.show().identity
         before, self._control = self._control, channel(self._config.coordinator, self._config.tls)
         self.link.renew()

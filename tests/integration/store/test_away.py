@@ -212,7 +212,7 @@ def test_what_waiting_cannot_mend_is_an_error(server: PostgreSQL, ready: Store) 
 
 
 def test_a_database_or_user_that_is_unknown_is_not_waited_for(server: PostgreSQL) -> None:
-    for url in (server.url("nosuch"), server.url("postgres").replace("postgres@", "nobody@")):
+    for url in (server.url("nosuch"), server.url("postgres").replace("postgres@", "stranger@")):
         with pytest.raises(StorageError, match="does not exist") as caught:
             Store.open(url)
         assert not isinstance(caught.value, DatabaseAwayError)

@@ -124,9 +124,9 @@ def test_a_disclosure_is_made_once(store: Store, other: Profile) -> None:
 
 @pytest.mark.parametrize("wrong", ["", "{", "nothing", '{"a":1}{'])
 def test_a_profile_that_is_no_json_is_refused(store: Store, wrong: str) -> None:
-    with pytest.raises(ProtocolError, match="payload_json is no JSON"):
+    with pytest.raises(ProtocolError, match="payload_json is not JSON"):
         store.put_profile(replace(PROFILE, payload_json=wrong))
-    with pytest.raises(ProtocolError, match="parameters_json is no JSON"):
+    with pytest.raises(ProtocolError, match="parameters_json is not JSON"):
         store.put_profile(replace(PROFILE, parameters_json=wrong))
     assert store.profiles() == []
 
@@ -142,6 +142,6 @@ def test_profiles_by_signal_run_and_client(store: Store) -> None:
     assert store.profiles() == [PROFILE, finer, newer, triplet, outside]
     assert store.profiles(signal="triplet") == [triplet]
     assert store.profiles(run_id=RUN.run_id, signal="label_counts") == [PROFILE, finer, newer]
-    assert store.profiles(client_ids=["z", "nobody"]) == [outside]
+    assert store.profiles(client_ids=["z", "unknown"]) == [outside]
     assert store.profiles(client_ids=[]) == []
     assert store.profiles(run_id="none") == []

@@ -126,8 +126,8 @@ def test_an_unreachable_server_is_named_without_the_password(tmp_path: Path, res
 
 
 def test_an_unknown_database_is_named(postgresql: PostgreSQL) -> None:
-    message = refused(postgresql.url("nobody-made-it"))
-    assert "nobody-made-it" in message
+    message = refused(postgresql.url("never-made"))
+    assert "never-made" in message
 
 
 # The schema ------------------------------------------------------------------------------------

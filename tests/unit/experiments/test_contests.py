@@ -376,7 +376,7 @@ def test_arms_are_told_apart_from_the_baseline_or_not() -> None:
     assert told["flash"].told_apart
     assert told["round-robin"].p is not None
     assert not told["round-robin"].told_apart
-    assert differences(contests[0], "nobody", "accuracy", LAST) == {}
+    assert differences(contests[0], "unknown", "accuracy", LAST) == {}
     table = difference_table(PLAN.reading, contests, "accuracy", LAST)
     assert table[0] == "| selection | noise | drop-outs | all settings |"
     assert table[2].startswith("| flash | **+0.20")

@@ -147,7 +147,7 @@ class Worker(Generic[Device]):
                 loop.call_later(_LOOK_SECONDS, self._leave_behind, thread, future, until)
                 return
         log.warning(
-            "left a thread behind: it goes on with what nobody waits for; see why the task hangs",
+            "task ignored cancellation; abandoned its thread, which still runs",
             seconds=self._cancel_timeout_seconds,
         )
         successor = thread.successor()

@@ -164,7 +164,7 @@ class Attending:
             try:
                 await asyncio.wait((attending, renewed), return_when=asyncio.FIRST_COMPLETED)
                 if not attending.done():
-                    log.info("certificate renewed, connecting anew")
+                    log.info("certificate renewed, reconnecting")
                     self._before = stack.pop_all()
                     return True
                 attending.result()

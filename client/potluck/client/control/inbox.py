@@ -184,7 +184,7 @@ class Instructions:
             self._drop(active)
             return
         except RoundClosedError as error:
-            bound.info("dropped, nobody waits for it", reason=error.message)
+            bound.info("dropped, no longer awaited", reason=error.message)
             trouble = error.reason
             self._drop(active)
             self._updates.drop(instruction.id)

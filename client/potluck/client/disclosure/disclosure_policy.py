@@ -58,8 +58,8 @@ class DisclosurePolicy(Settings):
     signals: tuple[str, ...] = Field(
         default=(LABEL_COUNTS, TRIPLET),
         description="What may be disclosed at all: label_counts, triplet, interaction_matrix, or\n"
-        "others that are installed. interaction_matrix has no noisy form: whoever allows it gives\n"
-        "its counts away.",
+        "others that are installed. interaction_matrix has no noisy form: it discloses exact\n"
+        "counts.",
     )
     exact_signals: tuple[str, ...] = Field(
         default=(),
@@ -71,8 +71,8 @@ class DisclosurePolicy(Settings):
     )
     triplet: NoisyOrExact = Field(
         default="noisy",
-        description="noisy: noise on the matrix that a triplet is computed from; exact: allow\n"
-        "triplets without noise too, which for two classes give the matrix away but for names.",
+        description="noisy: noise on the matrix that a triplet is computed from; exact: also\n"
+        "allow triplets without noise. For two classes, these reveal the matrix except for names.",
     )
     epsilon: float = Field(
         default=1.0,
@@ -157,8 +157,8 @@ class DisclosurePolicy(Settings):
         'length of the model\'s gradient; feel), "sketch" (22 sums of a local update, with a\n'
         'training to itself; hcsfed), "label-entropy" (how even labels seem by a local update;\n'
         "hics-fl), others that are installed. Answers have no noise: from ten\n"
-        "of them whoever chooses the model can learn how many samples of each class there are.\n"
-        '"availability" (the plan in [availability]; refl) says nothing of the data.',
+        "of them a coordinator that chooses the model can compute the samples of each class.\n"
+        '"availability" (the plan in [availability]; refl) discloses nothing about the data.',
     )
     sums: tuple[SumName, ...] = Field(
         default=("total", "cells"),
@@ -178,8 +178,8 @@ class DisclosurePolicy(Settings):
         default=LEAST_HOSTS,
         ge=SMALLEST_LEAST_HOSTS,
         description="Fewest distinct hosts in a secure sum; a smaller group is refused. Fewer\n"
-        "than 5 hide little from hosts that work with the coordinator. Cells are drawn to have 7,\n"
-        "or so many where this is more.",
+        "than 5 hide little from hosts that work with the coordinator. Cells are drawn to have 7\n"
+        "hosts, or this minimum if it is larger.",
     )
     sum_colluding_hosts: int | None = Field(
         default=None,
@@ -190,15 +190,15 @@ class DisclosurePolicy(Settings):
         default=1,
         ge=1,
         lt=2**53,
-        description="Version of the clients' data. Count it up when they have changed, so that\n"
-        "they are disclosed anew; the budget goes on.",
+        description="Version of the clients' data. Increase it when the data have changed, so\n"
+        "that they are disclosed again; spent budget stays spent.",
     )
 
     simulation_seed: int | None = Field(
         default=None,
         ge=0,
-        description="Only for experiments on data that nobody needs to protect: noise is drawn\n"
-        "from this seed, so that a run can be repeated, and whoever knows it can undo it.",
+        description="Only for experiments on data that need no protection: noise is drawn from\n"
+        "this seed, so that a run can be repeated. Anyone who knows the seed can remove the noise.",
     )
 
     @field_validator("signals", "exact_signals")

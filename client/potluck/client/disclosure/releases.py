@@ -225,7 +225,7 @@ def _task(plugin: rpc.Plugin) -> TaskReference:
     except ValueError:
         options = None
     if not isinstance(options, dict):
-        raise ProtocolError(f"options of task '{plugin.name[:40]}' are no JSON object")
+        raise ProtocolError(f"options of task '{plugin.name[:40]}' are not a JSON object")
     if not plugin.name:
         raise ConfigurationError("a disclosure was asked for without naming a task")
     return TaskReference(name=plugin.name, options=cast(dict[str, Any], options))

@@ -149,8 +149,8 @@ class OwnTraining(TaskTraining):
         undeclared = sorted(set(found.reports) - reports)
         if undeclared:
             raise TrainerError(
-                f"{whose} reported {undeclared[0][:80]!r}, which nobody asked for; asked for: "
-                f"{', '.join(sorted(reports)) or 'nothing'}"
+                f"{whose} reported {undeclared[0][:80]!r}, which the run did not ask for; asked "
+                f"for: {', '.join(sorted(reports)) or 'nothing'}"
             )
         return Contribution(
             samples=samples,

@@ -213,7 +213,7 @@ async def _in_thread(work: Callable[[Callable[[], None]], None]) -> None:
 
     def check() -> None:
         if unwanted.is_set():
-            raise ObjectStoreError("nobody waits for this file any more")
+            raise ObjectStoreError("this file is no longer awaited")
 
     task = asyncio.ensure_future(asyncio.to_thread(work, check))
     try:

@@ -96,9 +96,9 @@ class KeptStates:
         if lost:
             raise StateLostError(
                 f"client '{client_id}' has lost what it kept of update '{included_update_id}' "
-                f"({lost[0][:40]}): its state directory is gone or of another time. Restore it, or "
-                'start the run anew (with strategy.keeper = "coordinator" where that is at hand, '
-                "for clients that may lose their disk)",
+                f"({lost[0][:40]}): its state directory is missing or out of date. Restore it, or "
+                'start a new run (with strategy.keeper = "coordinator", if the strategy has that '
+                "option, for clients that may lose their disk)",
                 client=client_id,
                 update=included_update_id,
             )

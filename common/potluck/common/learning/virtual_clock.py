@@ -49,8 +49,8 @@ class VirtualClock(Settings):
     )
     draw: Literal["round", "client"] = Field(
         default="round",
-        description="Whether it is drawn anew in each round, or once for each client, so that\n"
-        "slow clients stay slow.",
+        description="round: drawn again in each round; client: drawn once for each client, so\n"
+        "that slow clients stay slow.",
     )
     deadline_seconds: float | None = Field(
         default=None,
@@ -60,7 +60,7 @@ class VirtualClock(Settings):
     )
     slower: dict[Clients, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(
         default_factory=dict,
-        description="Clients whose trainings take so many times as long, e.g.\n"
+        description="Factor by which the trainings of some clients take longer, e.g.\n"
         'slower = {"client-0:5" = 4.0, client-9 = 2.0}.',
     )
     drop_outs: dict[Clients, Annotated[float, Field(ge=0, le=1)]] = Field(

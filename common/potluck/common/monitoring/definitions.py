@@ -504,7 +504,7 @@ INSTRUCTIONS = _gauge(
 )
 WORK = _counter(
     "potluck_host_work_total",
-    "Instructions that ended; dropped: nobody waited for them any more.",
+    "Instructions that ended; dropped: no longer awaited.",
     Label(name="work", values=tuple(Work)),
     outcome(WorkOutcome),
 )

@@ -72,7 +72,7 @@ _CAUSES = (
     _Cause(
         "WRONG_VERSION_NUMBER",
         IdentityError,
-        "{address} does not speak TLS, so it is no Potluck coordinator; check the address",
+        "{address} does not speak TLS, so it is not a Potluck coordinator; check the address",
     ),
     _Cause(
         "Connection refused",

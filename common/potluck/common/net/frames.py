@@ -93,7 +93,7 @@ def require(message: MessageType | memoryview | None, what: str) -> MessageType:
     """Return `message` if it is a parsed message. Raises ProtocolError naming `what` if it is a
     chunk or None."""
     if message is None or isinstance(message, memoryview):
-        got = "bytes that are no message" if message is None else "a chunk"
+        got = "bytes that are not a message" if message is None else "a chunk"
         raise ProtocolError(f"{what} was expected on the stream, not {got}")
     return message
 

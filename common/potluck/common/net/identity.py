@@ -141,7 +141,7 @@ def parse_identity(uri: str) -> Identity:
     match = _URI.fullmatch(uri) if len(uri) <= MAXIMUM_URI_BYTES else None
     if match is None:
         raise IdentityError(
-            f"{uri[:120]!r} is no Potluck identity; expected "
+            f"{uri[:120]!r} is not a Potluck identity; expected "
             f"{SCHEME}://FEDERATION/ROLE/NAME, for a host followed by ?clients=…"
         )
     if match["role"] not in set(Role):
@@ -233,7 +233,7 @@ def credential_from_pem(pem: bytes) -> Credential:
     try:
         certificate = parse_certificates(pem)[0]
     except ValueError as error:
-        raise IdentityError("the certificate is no certificate in PEM form") from error
+        raise IdentityError("the certificate is not a certificate in PEM form") from error
     return Credential(
         identity=identity_from_certificate(certificate),
         serial=certificate.serial_number,

@@ -119,9 +119,9 @@ def load_key(path: Path) -> ec.EllipticCurvePrivateKey:
     except OSError as error:
         raise ConfigurationError(f"key {path} can't be read ({error.strerror})") from error
     except (UnsupportedAlgorithm, TypeError, ValueError) as error:
-        raise ConfigurationError(f"{path} is no unencrypted private key in PEM form") from error
+        raise ConfigurationError(f"{path} is not an unencrypted private key in PEM form") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not _is_p256(key.public_key()):
-        raise ConfigurationError(f"{path} is no P-256 key, the only kind that grpcio takes")
+        raise ConfigurationError(f"{path} is not a P-256 key, the only kind that grpcio takes")
     return key
 
 
@@ -134,13 +134,13 @@ def read_request(path: Path) -> CertificateRequest:
         raise ConfigurationError(f"request {path} can't be read ({error.strerror})") from error
     if len(data) > MAXIMUM_REQUEST_BYTES:
         raise ConfigurationError(
-            f"{path} has more than {MAXIMUM_REQUEST_BYTES} bytes, so it is no signing request"
+            f"{path} has more than {MAXIMUM_REQUEST_BYTES} bytes, so it is not a signing request"
         )
     try:
         return parse_request(data)
     except ValueError as error:
         raise ConfigurationError(
-            f"{path} is no signing request that can be used: {error}; make one with "
+            f"{path} is not a usable signing request: {error}; make one with "
             "`potluck-client enroll`"
         ) from error
 
@@ -166,7 +166,7 @@ def parse_request(pem: bytes) -> CertificateRequest:
     ) as error:
         raise ValueError(str(error) or type(error).__name__) from error
     if not isinstance(key, ec.EllipticCurvePublicKey) or not _is_p256(key):
-        raise ValueError("its key is no P-256 key")
+        raise ValueError("its key is not a P-256 key")
     if not genuine:
         raise ValueError("it is not signed with the key that it holds")
     uris = names.get_values_for_type(x509.UniformResourceIdentifier)

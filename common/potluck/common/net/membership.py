@@ -306,7 +306,8 @@ def load_private_key(path: Path) -> Ed25519PrivateKey:
         key = None
     if not isinstance(key, Ed25519PrivateKey):
         raise ConfigurationError(
-            f"{path} is no unencrypted Ed25519 key in PEM form; make one with `potluck pki member`",
+            f"{path} is not an unencrypted Ed25519 key in PEM form; "
+            "make one with `potluck pki member`",
             path=path,
         )
     return key
@@ -320,7 +321,8 @@ def load_public_key(path: Path) -> Ed25519PublicKey:
         key = None
     if not isinstance(key, Ed25519PublicKey):
         raise ConfigurationError(
-            f"{path} is no Ed25519 public key in PEM form; copy root.pub of the federation here",
+            f"{path} is not an Ed25519 public key in PEM form; "
+            "copy root.pub of the federation here",
             path=path,
         )
     return key

@@ -55,7 +55,7 @@ def parse_revocations(pem: bytes, authority_pem: bytes, *, source: str) -> Revoc
         x509.InvalidVersion,
     ) as error:
         raise ConfigurationError(
-            f"{source} is no revocation list in PEM form; `potluck pki revoke` writes one"
+            f"{source} is not a revocation list in PEM form; `potluck pki revoke` writes one"
         ) from error
     if not signed:
         raise IdentityError(

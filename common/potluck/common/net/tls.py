@@ -212,7 +212,7 @@ def _certificates(path: Path, pem: bytes) -> list[x509.Certificate]:
         return parse_certificates(pem)
     except ValueError as error:
         raise ConfigurationError(
-            f"{path} is no certificate in PEM form; {_ISSUE_REMEDY}", path=path
+            f"{path} is not a certificate in PEM form; {_ISSUE_REMEDY}", path=path
         ) from error
 
 
@@ -247,7 +247,7 @@ def _check_key(files: TlsFiles, certificate: x509.Certificate, key_pem: bytes) -
         key = load_pem_private_key(key_pem, password=None)
     except (UnsupportedAlgorithm, TypeError, ValueError) as error:
         raise ConfigurationError(
-            f"{files.key} is no unencrypted private key in PEM form; {_ISSUE_REMEDY}",
+            f"{files.key} is not an unencrypted private key in PEM form; {_ISSUE_REMEDY}",
             key=files.key,
         ) from error
     form = (Encoding.DER, PublicFormat.SubjectPublicKeyInfo)

@@ -382,8 +382,8 @@ class MaskingSettings(Settings):
         default=10_000,
         ge=1,
         le=2**31,
-        description="A client with more samples than this counts as one with so many. Set it a\n"
-        "little above the largest number of samples: the smaller, the finer steps.",
+        description="Maximum weight of a client; more samples count as this number. Set it a\n"
+        "little above the largest number of samples: a smaller value gives finer steps.",
     )
     bits: Literal[32, 64] = Field(
         default=32,

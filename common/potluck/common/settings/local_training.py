@@ -20,7 +20,7 @@ class LocalTraining(Settings):
     optimizer: Literal["sgd", "adam", "adamw"] = Field(
         default="sgd",
         description="Rule of the local steps: sgd (with momentum, if set), which the theory of\n"
-        "strategies assumes; adam, or adamw, whose weight decay is no part of the gradient.",
+        "strategies assumes; adam, or adamw, which applies weight decay outside the gradient.",
     )
     learning_rate: float = Field(
         default=0.05, gt=0, allow_inf_nan=False, description="Length of a local step in round 1."

@@ -92,7 +92,7 @@ def not_installed(group: str, name: str) -> PluginError:
     names."""
     if any(True for _ in entry_points(group=group, name=name)):
         return PluginError(
-            f"{group}: '{name}' was installed after this process had started; start it anew",
+            f"{group}: '{name}' was installed after this process had started; restart it",
             group=group,
             name=name,
         )

@@ -92,7 +92,7 @@ class Digits(LabelNoise, Task):
     def __post_init__(self) -> None:
         if not self.central_test and not self.held_out:
             raise ConfigurationError(
-                "task digits: nobody could evaluate; set held_out, or central_test = true"
+                "task digits: no data to evaluate on; set held_out, or central_test = true"
             )
 
     def model(self) -> nn.Module:

@@ -198,7 +198,7 @@ class Layout:
 def parse_header(text: bytes) -> Layout:
     """Return the layout that a header's JSON describes. Raises LayoutError, nothing else."""
     if not text.startswith(b"{"):
-        _refuse("a tensor file's header must begin with '{'; this is no safetensors file")
+        _refuse("a tensor file's header must begin with '{'; this is not a safetensors file")
     if text.count(b"[") + text.count(b"{") > 8 + len(text) // _CHARACTERS_PER_BRACKET:
         # An invalid header could cost Python seconds and 20 times its size in memory.
         _refuse("a tensor file's header nests more than descriptions of tensors do")

@@ -104,7 +104,7 @@ class LaneFile:
         OutOfBoundsError for lanes that a sum over `count` members can't have.
         """
         if self.members != members:
-            raise LayoutError("a sum's file is of other updates than announced; send it anew")
+            raise LayoutError("a sum's file holds other updates than announced; send it again")
         for packed in self._packed.values():
             packed.check(count)
 

@@ -202,10 +202,10 @@ class Hello(_message.Message):
     """Device it trains on, "cpu" or "cuda:N"."""
     data_epoch: _builtins.int
     """Version of its clients' data, counted up by the owner; what was disclosed of another version is
-    asked for anew.
+    asked for again.
     """
     process_id: _builtins.str
-    """Identifies the host's process; another value after a reconnect means it was started anew."""
+    """Identifies the host's process; another value after a reconnect means that it was restarted."""
     membership_epoch: _builtins.int
     """Epoch of the newest membership that the host has seen; 0 for none."""
     behind: _builtins.str
@@ -753,7 +753,7 @@ class Instruction(_message.Message):
     TRACE_PARENT_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Unique for ever; the same id is the same work, so a host does it once. What it was told to drop,
-    or has dropped itself, it begins anew when it is sent again.
+    or has dropped itself, it starts from the beginning when it is sent again.
     """
     client_id: _builtins.str
     """The client it is for."""
@@ -777,7 +777,7 @@ class Instruction(_message.Message):
 
     @_builtins.property
     def abandon(self) -> Global___Abandon:
-        """Stop what these instructions began; nobody waits for it."""
+        """Stop the work of these instructions; it is no longer awaited."""
 
     @_builtins.property
     def settle(self) -> Global___Settle:
@@ -1079,7 +1079,7 @@ class Summing(_message.Message):
     weight_unit: _builtins.int
     """The weight that counts as 1: a power of two up to 2^31."""
     weight_cap: _builtins.int
-    """A client with more samples weighs so many; 1 to 2^31."""
+    """Maximum weight of a client, in samples; 1 to 2^31."""
     def __init__(
         self,
         *,
@@ -1573,7 +1573,7 @@ class CoordinatorServiceFetchModelRequest(_message.Message):
     from_store: _builtins.bool
     """Whether the host would rather fetch the file from an object store."""
     distrust: _builtins.bool
-    """What the object store had was not the file: it is to be put there anew."""
+    """The object in the store was not this file: upload it again."""
     limit: _builtins.int
     """Maximum number of bytes of the file in this stream. A stream that ends before the file has no
     trailer. 0: no limit.

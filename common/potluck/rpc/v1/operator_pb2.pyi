@@ -195,7 +195,7 @@ class WatchRunRequest(_message.Message):
     after_round: _builtins.int
     """Committed rounds up to this one are known already and not sent again."""
     newest_rounds: _builtins.int
-    """Of the rounds committed by now, send the newest so many; 0 for all."""
+    """Number of committed rounds to send, newest first; 0 for all."""
     def __init__(
         self,
         *,
@@ -1242,7 +1242,7 @@ class ListRunsRequest(_message.Message):
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
-    """At most so many of them; 0 for all that are left."""
+    """Maximum number to return; 0 for all that are left."""
     page_token: _builtins.str
     """Where an earlier answer ended; empty to begin with the newest."""
     def __init__(
@@ -1302,7 +1302,7 @@ class ListClientsRequest(_message.Message):
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
-    """At most so many of them; 0 for all that are left."""
+    """Maximum number to return; 0 for all that are left."""
     page_token: _builtins.str
     """Where an earlier answer ended; empty to begin with the first."""
     def __init__(
@@ -2245,7 +2245,7 @@ class AuditedSum(_message.Message):
     """A serialised SecureVerdict, by which everybody can check that."""
     @_builtins.property
     def hosts(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """The host of each client in it, or invited to it where there is no sum."""
+        """The host of each client in the sum, or of each client invited to it."""
 
     @_builtins.property
     def refusals(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:

@@ -186,28 +186,28 @@ class OperatorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def FetchProfiles(self, request, context):
-        """What a run's clients have disclosed, as its selector sees it.
+        """Profiles of a run's clients, in the form in which its selector reads them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AuditLabels(self, request, context):
-        """What a run's clients claim of their labels, held against their updates.
+        """Compare the label counts that a run's clients reported with their updates.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AuditDisclosures(self, request, context):
-        """What left the clients of a run: profiles, and the secure sums that they are in.
+        """Data that left the clients of a run: profiles, and the secure sums they took part in.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DescribeCoordinator(self, request, context):
-        """What the coordinator is and how it fares, for whoever looks for a fault.
+        """Version, state and health of the coordinator, for diagnosis.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

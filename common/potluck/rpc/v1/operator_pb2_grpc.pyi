@@ -54,13 +54,13 @@ class OperatorServiceStub:
     SetQuarantine: _grpc.UnaryUnaryMultiCallable[_operator_pb2.SetQuarantineRequest, _operator_pb2.SetQuarantineResponse]
     """Forbids or allows selecting a client, in all runs, from the next selection on."""
     FetchProfiles: _grpc.UnaryStreamMultiCallable[_operator_pb2.FetchProfilesRequest, _operator_pb2.FetchProfilesResponse]
-    """What a run's clients have disclosed, as its selector sees it."""
+    """Profiles of a run's clients, in the form in which its selector reads them."""
     AuditLabels: _grpc.UnaryStreamMultiCallable[_operator_pb2.AuditLabelsRequest, _operator_pb2.AuditLabelsResponse]
-    """What a run's clients claim of their labels, held against their updates."""
+    """Compare the label counts that a run's clients reported with their updates."""
     AuditDisclosures: _grpc.UnaryStreamMultiCallable[_operator_pb2.AuditDisclosuresRequest, _operator_pb2.AuditDisclosuresResponse]
-    """What left the clients of a run: profiles, and the secure sums that they are in."""
+    """Data that left the clients of a run: profiles, and the secure sums they took part in."""
     DescribeCoordinator: _grpc.UnaryUnaryMultiCallable[_operator_pb2.DescribeCoordinatorRequest, _operator_pb2.DescribeCoordinatorResponse]
-    """What the coordinator is and how it fares, for whoever looks for a fault."""
+    """Version, state and health of the coordinator, for diagnosis."""
     InstallRevocations: _grpc.UnaryUnaryMultiCallable[_operator_pb2.InstallRevocationsRequest, _operator_pb2.InstallRevocationsResponse]
     """Takes over the TLS authority's revocation list: who is on it is cut off at once."""
     InstallMembership: _grpc.UnaryUnaryMultiCallable[_operator_pb2.InstallMembershipRequest, _operator_pb2.InstallMembershipResponse]
@@ -94,13 +94,13 @@ class OperatorServiceAsyncStub(OperatorServiceStub):
     SetQuarantine: _aio.UnaryUnaryMultiCallable[_operator_pb2.SetQuarantineRequest, _operator_pb2.SetQuarantineResponse]  # type: ignore[assignment]
     """Forbids or allows selecting a client, in all runs, from the next selection on."""
     FetchProfiles: _aio.UnaryStreamMultiCallable[_operator_pb2.FetchProfilesRequest, _operator_pb2.FetchProfilesResponse]  # type: ignore[assignment]
-    """What a run's clients have disclosed, as its selector sees it."""
+    """Profiles of a run's clients, in the form in which its selector reads them."""
     AuditLabels: _aio.UnaryStreamMultiCallable[_operator_pb2.AuditLabelsRequest, _operator_pb2.AuditLabelsResponse]  # type: ignore[assignment]
-    """What a run's clients claim of their labels, held against their updates."""
+    """Compare the label counts that a run's clients reported with their updates."""
     AuditDisclosures: _aio.UnaryStreamMultiCallable[_operator_pb2.AuditDisclosuresRequest, _operator_pb2.AuditDisclosuresResponse]  # type: ignore[assignment]
-    """What left the clients of a run: profiles, and the secure sums that they are in."""
+    """Data that left the clients of a run: profiles, and the secure sums they took part in."""
     DescribeCoordinator: _aio.UnaryUnaryMultiCallable[_operator_pb2.DescribeCoordinatorRequest, _operator_pb2.DescribeCoordinatorResponse]  # type: ignore[assignment]
-    """What the coordinator is and how it fares, for whoever looks for a fault."""
+    """Version, state and health of the coordinator, for diagnosis."""
     InstallRevocations: _aio.UnaryUnaryMultiCallable[_operator_pb2.InstallRevocationsRequest, _operator_pb2.InstallRevocationsResponse]  # type: ignore[assignment]
     """Takes over the TLS authority's revocation list: who is on it is cut off at once."""
     InstallMembership: _aio.UnaryUnaryMultiCallable[_operator_pb2.InstallMembershipRequest, _operator_pb2.InstallMembershipResponse]  # type: ignore[assignment]
@@ -191,7 +191,7 @@ class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _operator_pb2.FetchProfilesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_operator_pb2.FetchProfilesResponse], _abc.AsyncIterator[_operator_pb2.FetchProfilesResponse]]:
-        """What a run's clients have disclosed, as its selector sees it."""
+        """Profiles of a run's clients, in the form in which its selector reads them."""
 
     @_abc_1.abstractmethod
     def AuditLabels(
@@ -199,7 +199,7 @@ class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _operator_pb2.AuditLabelsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_operator_pb2.AuditLabelsResponse], _abc.AsyncIterator[_operator_pb2.AuditLabelsResponse]]:
-        """What a run's clients claim of their labels, held against their updates."""
+        """Compare the label counts that a run's clients reported with their updates."""
 
     @_abc_1.abstractmethod
     def AuditDisclosures(
@@ -207,7 +207,7 @@ class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _operator_pb2.AuditDisclosuresRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_operator_pb2.AuditDisclosuresResponse], _abc.AsyncIterator[_operator_pb2.AuditDisclosuresResponse]]:
-        """What left the clients of a run: profiles, and the secure sums that they are in."""
+        """Data that left the clients of a run: profiles, and the secure sums they took part in."""
 
     @_abc_1.abstractmethod
     def DescribeCoordinator(
@@ -215,7 +215,7 @@ class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _operator_pb2.DescribeCoordinatorRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.DescribeCoordinatorResponse, _abc.Awaitable[_operator_pb2.DescribeCoordinatorResponse]]:
-        """What the coordinator is and how it fares, for whoever looks for a fault."""
+        """Version, state and health of the coordinator, for diagnosis."""
 
     @_abc_1.abstractmethod
     def InstallRevocations(

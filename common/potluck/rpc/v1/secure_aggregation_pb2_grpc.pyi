@@ -5,7 +5,7 @@ What the parties of a secure sum say to each other. How it is used: docs/securit
 
 A payload is one of these messages, serialised once by its sender; receivers verify the
 signature over those very bytes before they parse them, and refuse a payload that they would
-have serialised differently. Lists of clients are sorted and hold nobody twice.
+have serialised differently. Lists of clients are sorted and without duplicates.
 """
 
 from collections import abc as _abc

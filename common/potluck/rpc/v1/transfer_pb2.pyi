@@ -184,7 +184,7 @@ Global___FileTrailer: _TypeAlias = FileTrailer  # noqa: Y015
 
 @_typing.final
 class StoredFile(_message.Message):
-    """Where a file lies in an object store, or is to be put. Whoever has the URL may do that, for a while."""
+    """URL of a file in an object store, to read or write. It grants access for a limited time."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -356,7 +356,7 @@ class MeasuredSum(_message.Message):
     sum: _builtins.float
     """The sum; finite."""
     count: _builtins.int
-    """Over so many."""
+    """Number of samples it is a mean over."""
     def __init__(
         self,
         *,

@@ -170,7 +170,7 @@ def rotate(
         for path in files:
             print_line(console, f"{path}  (secret; mode 0600)")
         print_line(console, "Give them to their hosts, into the folder `next` in that of")
-        print_line(console, "`member_key`; none has to be started anew. Then:")
+        print_line(console, "`member_key`; no host needs a restart. Then:")
         names = " ".join(clients)
         print_line(console, f"  potluck pki rotate {folder} {names} --switch", style="cyan")
         return

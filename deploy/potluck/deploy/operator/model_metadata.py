@@ -69,7 +69,7 @@ def write_metadata(path: Path, metadata: Mapping[str, str]) -> int:
         with path.open("rb") as source, new.open("wb") as target:
             length = int.from_bytes(source.read(LENGTH_BYTES), "little")
             if length > min(_MOST_HEADER_BYTES, path.stat().st_size):
-                raise LayoutError(f"{path} is no safetensors file", path=path)
+                raise LayoutError(f"{path} is not a safetensors file", path=path)
             header = json.loads(source.read(length))
             header["__metadata__"] = {**header.get("__metadata__", {}), **metadata}
             text = json.dumps(header, separators=(",", ":")).encode()
@@ -82,7 +82,7 @@ def write_metadata(path: Path, metadata: Mapping[str, str]) -> int:
         new.replace(path)
         return size
     except (ValueError, AttributeError, TypeError):
-        raise LayoutError(f"{path} is no safetensors file", path=path) from None
+        raise LayoutError(f"{path} is not a safetensors file", path=path) from None
     except OSError as error:
         raise StorageError(f"can't write {new}: {error.strerror}", path=new) from error
     finally:

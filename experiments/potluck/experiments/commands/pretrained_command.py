@@ -41,7 +41,7 @@ def pretrained(
 ) -> None:
     """Convert weights of another model for a run's model.
 
-    Names are torchvision's (MobileNetV2, ResNets) or ours. The last layer is made anew where it
+    Names are torchvision's (MobileNetV2, ResNets) or ours. The last layer is re-created if it
     has other classes; running means and variances are dropped, since our models normalise over
     groups. A .pth file is read by torch's restricted reader, which takes tensors only. Put the
     file into the coordinator's data directory and name it in the run file:

@@ -114,10 +114,10 @@ def contest_notes() -> Iterator[str]:
         "At equal bytes and at equal simulated seconds each run is read as if it had stopped when "
         "the cheapest arm of its seed was done, by the evaluations that it had until then; or when "
         "every arm had had one, where that was later. Bytes "
-        "are those of clients that are machines of their own: a model for whoever trains or is "
-        "asked about it, with what the strategy sends beside it, and the updates. What a run "
-        "spends on pre-training counts, in bytes and in seconds. Answers are not counted, nor what "
-        "attempts at a round took that were given up; answering takes no simulated time."
+        "are counted as if each client were a machine of its own: a model for each client that "
+        "trains or answers, what the strategy sends beside it, and the updates. Pre-training "
+        "counts, in bytes and in seconds. Answers do not count, and neither do abandoned attempts "
+        "at a round; answering takes no simulated time."
     )
     yield (
         "Evenness is 1 less the Gini coefficient of the clients' numbers of picks: 1 where all "
@@ -126,18 +126,18 @@ def contest_notes() -> Iterator[str]:
         "to avoid wrong labels has a correlation below 0 there."
     )
     yield (
-        "An arm is told apart from the baseline of its contest where p is below 5 % in a paired t "
-        "test over seeds, as Holm corrects it for all arms of that contest; each reading is a "
-        "family of tests by itself. `all settings` compares the means over all settings, by seed: "
-        "it holds for these settings, not for others. Intervals are of 95 % each, uncorrected."
+        "An arm differs significantly from the baseline of its contest if p is below 5 % in a "
+        "paired t test over seeds, corrected by Holm for all arms of that contest; each reading "
+        "is a family of tests. `all settings` compares the means over all settings, by "
+        "seed; it holds for these settings, not for others. Intervals are 95 % each, uncorrected."
     )
     yield (
-        "Mean ranks: 1 is the best; whoever had no evaluation by then is last. Arms whose mean "
+        "Mean ranks: 1 is the best; an arm without an evaluation by then is last. Arms whose mean "
         "ranks differ by less than the critical difference (Nemenyi, 5 %) from the best are bold: "
-        "they are not told apart from it. Where Friedman's p is above 5 % nobody is told apart. "
-        "Each column is tested by itself, and nothing corrects for how many columns there are. "
-        "Seeds of one setting are no independent data sets, so that the table over all cells "
-        "tells more apart than it should, and the one over settings is the careful one."
+        "they do not differ from it significantly. If Friedman's p is above 5 %, no arms differ. "
+        "Each column is tested by itself, without a correction for the number of columns. "
+        "Seeds of one setting are not independent data sets. So the table over all cells finds "
+        "more differences than it should; the one over settings is the careful one."
     )
 
 
@@ -213,7 +213,7 @@ def contest_sections(
     reading = summary.experiment.reading
     told = told_apart_table(reading, contests)
     if told:
-        yield "Told apart from the baseline", told
+        yield "Significantly different from the baseline", told
         for name in dict.fromkeys([LAST, *(EQUAL + each for each in BUDGETS if each != "rounds")]):
             lines = difference_table(reading, contests, reading.metric, name)
             if lines:

@@ -101,7 +101,7 @@ def told_apart_table(reading: Reading, contests: Sequence[Contest]) -> list[str]
                 rows.append([f"{MEASURES[measure]}, {name}", *counts])
     if not rows:
         return []
-    heads = ["told apart from the baseline", *(contest.column for contest in contests)]
+    heads = ["significantly different", *(contest.column for contest in contests)]
     return [line(heads), rule(1, len(contests)), *(line(row) for row in rows)]
 
 

@@ -70,7 +70,7 @@ img { max-width: 100%; height: auto; }
 <p class="quiet">The first seed of each.</p>
 <img alt="who was included when" src="{{ rasters }}">
 {% if maps %}<h2>What arms come to, and whom they pick</h2>
-<p class="quiet">In percent; blue is better than the baseline, bold is told apart from it.
+<p class="quiet">In percent; blue is better than the baseline, bold differs from it significantly.
 Of picks: how evenly they are shared out, and how they go with what the experiment knows of the
 clients; red is avoided.</p>
 {% for name, picture in maps.items() %}<img alt="{{ name }} of each arm" src="{{ picture }}">

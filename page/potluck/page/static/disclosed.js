@@ -7,7 +7,7 @@ import { behind, card, facts, table } from "./parts.js";
 
 const HEIGHT = 190, BOTTOM = 24, WHOLE = 46, GAP = 14;
 
-/** Colours of so many classes, calm and apart from their neighbours. */
+/** A muted colour per class, different from its neighbours. */
 function classColours(classes) {
   const dark = matchMedia("(prefers-color-scheme: dark)").matches;
   return Array.from({ length: classes }, (_, place) =>
@@ -118,7 +118,7 @@ export function mixCard() {
   function tell() {
     const round = at === null ? null : mix.rounds[at];
     const shares = round?.selected?.map((share, label) => [share, label]).sort(([one], [other]) => other - one).slice(0, 4);
-    text(readout, round === null ? "" : shares ? `Round ${round.round}: entropy ${round.entropy.toFixed(2)} bit; most of ${shares.map(([share, label]) => `class ${label} ${(100 * share).toFixed(0)} %`).join(", ")}` : `Round ${round.round}: nobody in it disclosed labels`);
+    text(readout, round === null ? "" : shares ? `Round ${round.round}: entropy ${round.entropy.toFixed(2)} bit; most of ${shares.map(([share, label]) => `class ${label} ${(100 * share).toFixed(0)} %`).join(", ")}` : `Round ${round.round}: no client in it disclosed labels`);
   }
 
   const resized = new ResizeObserver(redraw);

@@ -41,7 +41,7 @@ export function table(caption, columns, rows, { kind = "", rowKind = () => undef
       h("td", { class: [each.right ? "right" : "", each.kind ?? ""].join(" ").trim() || undefined }, each.cell(row)))))));
 }
 
-/** A table behind a picture, made when it is opened, and anew while it is open. */
+/** A table behind a picture, made when it is opened, and again with each update while it is open. */
 export function behind(label, make) {
   const place = h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": label });
   const element = h("details", { class: "table" }, h("summary", {}, label), place);

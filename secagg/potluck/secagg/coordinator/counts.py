@@ -91,7 +91,7 @@ class SumOutcome:
         whys += [f"{len(record.missing)} did not answer"] * bool(record.missing and not whys)
         return (
             f"aborted at stage {record.stage} by rule {record.rule}, {record.have} of "
-            f"{record.need}; {'; '.join(whys[:3]) or 'nobody said why'}"
+            f"{record.need}; {'; '.join(whys[:3]) or 'no host gave a reason'}"
             + f"; and {len(whys) - 3} more"
             * (len(whys) > 3)
         )

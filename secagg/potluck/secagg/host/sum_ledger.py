@@ -162,8 +162,8 @@ class SumLedger:
 
     def _damaged(self, path: Path) -> StorageError:
         return StorageError(
-            f"{path} is no ledger of secure sums; restore it from a backup: without it this client "
-            "would forget what was released",
+            f"{path} is not a ledger of secure sums; restore it from a backup: without it this "
+            "client would forget what was released",
             path=path,
         )
 

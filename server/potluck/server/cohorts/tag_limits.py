@@ -42,7 +42,7 @@ def ineligible(tags: Mapping[str, str], eligible: Mapping[str, Sequence[str]]) -
             has = f"is {tags[name]!r}" if name in tags else "is not given"
             return (
                 f"the tag {name} of its host {has}, and the run's selector_limits.eligible takes "
-                f"{', '.join(map(repr, values))}; change one of them, a host's in its "
-                "configuration, and start it anew"
+                f"{', '.join(map(repr, values))}; change one of them; a host needs "
+                "a restart after a change of its configuration"
             )
     return ""

@@ -19,7 +19,7 @@ from potluck.server.store.records import (
     UpdateRow,
 )
 
-SELECTED_ANEW = "it was selected anew"
+SELECTED_AGAIN = "it was selected again"
 
 
 @dataclass(kw_only=True)

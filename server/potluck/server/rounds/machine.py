@@ -313,7 +313,7 @@ class RoundMachine:
         if not back:
             return []
         self.pool.spared.difference_update(back)
-        said = f"{counted(len(back))} may be selected again, started anew: {listed(back)}"
+        said = f"{counted(len(back))} may be selected again after a restart: {listed(back)}"
         return [Readmit(back), PublishNotice(said), *self._select_if_ready(now)]
 
     # Training ---------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ class LeftOutClients:
             return ""
         return (
             f"{left} of {counted(len(roster))} can take part, at least {needed} must; "
-            f"{self.summary()}; put that right, start these hosts anew, then resume the run"
+            f"{self.summary()}; fix that, restart these hosts, then resume the run"
         )
 
 

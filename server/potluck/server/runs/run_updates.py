@@ -14,7 +14,7 @@ from potluck.server.hosts.announce import announce_dropped
 from potluck.server.hosts.attendance import Attendance
 from potluck.server.hosts.instructions import train_instruction_id
 from potluck.server.rounds import events as rounds
-from potluck.server.rounds.lateness import SELECTED_ANEW, LateRegister
+from potluck.server.rounds.lateness import SELECTED_AGAIN, LateRegister
 from potluck.server.rounds.plan import RunPlan
 from potluck.server.store.records import (
     AttemptKey,
@@ -216,7 +216,7 @@ class Updates:
 
     async def give_up(self, client: str) -> None:
         """Stop awaiting the late update of a client that was selected again."""
-        row = self.late.drop(client, SELECTED_ANEW)
+        row = self.late.drop(client, SELECTED_AGAIN)
         if row is not None:
             await self._in_store(lambda store: store.set_late([row]))
             self.let_go([row])

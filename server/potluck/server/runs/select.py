@@ -78,11 +78,11 @@ def _provenance(attendance: Attendance, client: str) -> Provenance:
 
 def _works(selection: Selection) -> Sequence[MemberWork]:
     """Return the work that the selector set for each client it chose."""
-    nobody = [None] * len(selection.rows)
-    quotas = nobody if selection.quotas is None else selection.quotas.tolist()
-    weights = nobody if selection.weights is None else selection.weights.tolist()
-    epochs = nobody if selection.epochs is None else selection.epochs.tolist()
-    dropped = nobody if selection.dropped is None else selection.dropped
+    unset = [None] * len(selection.rows)
+    quotas = unset if selection.quotas is None else selection.quotas.tolist()
+    weights = unset if selection.weights is None else selection.weights.tolist()
+    epochs = unset if selection.epochs is None else selection.epochs.tolist()
+    dropped = unset if selection.dropped is None else selection.dropped
     return [
         MemberWork(
             quotas=tuple(most or ()),

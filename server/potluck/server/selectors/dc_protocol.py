@@ -55,7 +55,7 @@ class StepByStep(Selector):
             raise RunError("there is no sum of the federation's label counts to steer by")
         cohort, generator = begin(context, self.added)
         target = np.rint(self.target(context.population))
-        why = "drawn uniformly: there is nobody else"
+        why = "drawn uniformly: no other client is left"
         while cohort.missing:
             others = np.setdiff1d(context.available, cohort.rows)
             if not len(others):
@@ -69,7 +69,7 @@ class StepByStep(Selector):
             answers = yield Ask(rows=others, kind=LABEL_DISTANCE, parameters=parameters)
             told = _plausible(answers)
             if not len(told.rows):
-                why = "drawn uniformly: nobody told a distance"
+                why = "drawn uniformly: no client sent a distance"
                 break
             distances = told.values[LABEL_DISTANCE]
             place = largest(-distances, generator)

@@ -70,7 +70,7 @@ class PowerOfChoice(Selector):
         )
         others = np.setdiff1d(context.available, asked)
         cohort.draw(cohort.missing, "in place of a candidate without a loss", others)
-        cohort.draw(cohort.missing, "gave no loss; nobody else is left")
+        cohort.draw(cohort.missing, "sent no loss; no other client is left")
         return cohort.selection()
 
     def _drawn(self, context: SelectionContext, generator: np.random.Generator) -> Rows:

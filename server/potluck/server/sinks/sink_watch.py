@@ -112,7 +112,7 @@ class SinkProcess:
             except TimeoutError:
                 return f"it was silent for {limit:g} s in the midst of work, and was killed"
             except ValueError:  # the line is too long for asyncio
-                return "its process wrote what is no report, and was killed"
+                return "its process wrote something that is not a report, and was killed"
             if not line:
                 code = await process.wait()
                 how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"

@@ -68,7 +68,7 @@ class Profiles(Part):
             try:
                 decode_json(row[column])
             except ValueError as error:
-                raise self._disagreement(profile, f"{column} is no JSON: {error}") from error
+                raise self._disagreement(profile, f"{column} is not JSON: {error}") from error
         table = schema.profiles
         query = select(table).where(*(table.c[column] == row[column] for column in _KEY))
         with self._database.transaction() as connection:

@@ -79,7 +79,7 @@ def test_who_drops_out_is_late_at_about_its_chance() -> None:
 
     assert 250 < late("client-1", range(1, 1001)) < 350
     assert late("client-2", range(1, 1001)) == 0
-    assert late("client-0", range(1)) == 0, "before round 1 nobody trains"
+    assert late("client-0", range(1)) == 0, "before round 1 no client trains"
     assert clock.drop_out_chance("client-0") == 0.3
 
 

@@ -78,7 +78,7 @@ def test_models_that_come_with_potluck_can_be_concatenated(name: str) -> None:
     [
         ({}, "it must be a table with the name of another model"),
         ({"name": "concatenation"}, "it must be a table with the name of another model"),
-        ({"name": "nobody"}, "'nobody' is not installed"),
+        ({"name": "unknown"}, "'unknown' is not installed"),
         ({"name": "perceptron", "inputs": "many"}, "model perceptron: option 'inputs'"),
     ],
 )

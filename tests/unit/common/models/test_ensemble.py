@@ -62,7 +62,7 @@ def test_members_have_the_kinds_in_turn() -> None:
         ([], "name at least one model"),
         ([{"name": "ensemble"}], "it must be a table with the name of another model"),
         ({"name": "concatenation"}, "it must be a table with the name of another model"),
-        ({"name": "nobody"}, "'nobody' is not installed"),
+        ({"name": "unknown"}, "'unknown' is not installed"),
     ],
 )
 def test_what_it_can_not_be_made_of_is_refused(of: dict[str, object], message: str) -> None:

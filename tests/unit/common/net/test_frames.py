@@ -88,5 +88,5 @@ def test_what_is_required_must_be_there() -> None:
     assert require(Up(), "a header") == Up()
     with pytest.raises(ProtocolError, match="a header was expected on the stream, not a chunk"):
         require(memoryview(b"x"), "a header")
-    with pytest.raises(ProtocolError, match="bytes that are no message"):
+    with pytest.raises(ProtocolError, match="bytes that are not a message"):
         require(None, "a header")

@@ -162,16 +162,16 @@ def test_a_million_clients_are_allowed() -> None:
 @pytest.mark.parametrize(
     ("uri", "message"),
     [
-        ("https://f/host/h", "is no Potluck identity"),
-        ("potluck://f/host", "is no Potluck identity"),
-        ("potluck://f/host/h?clients=", "is no Potluck identity"),
+        ("https://f/host/h", "is not a Potluck identity"),
+        ("potluck://f/host", "is not a Potluck identity"),
+        ("potluck://f/host/h?clients=", "is not a Potluck identity"),
         ("potluck://f/host/h?clients=a&more=b", "neither a client id"),
         ("potluck://f/host/h?clients=a,,b", "neither a client id"),
         ("potluck://f/admin/h", "role 'admin' is unknown"),
         ("potluck://F/host/h", "federation name 'F' is not allowed"),
         ("potluck://f/host/..%2f", "host name"),
         ("potluck://f/operator/o?clients=a", "only a host or a relay speaks"),
-        ("potluck://f/host/h?clients=" + "a," * MAXIMUM_URI_BYTES, "is no Potluck identity"),
+        ("potluck://f/host/h?clients=" + "a," * MAXIMUM_URI_BYTES, "is not a Potluck identity"),
     ],
 )
 def test_uris_that_are_refused(uri: str, message: str) -> None:

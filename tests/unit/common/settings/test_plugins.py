@@ -34,7 +34,7 @@ def test_one_installed_after_the_start_asks_for_a_new_start(
     with pytest.raises(PluginError, match=r"'late' is not installed; installed: .*digits"):
         plugins.create(Task, "late", {})
     install(tmp_path)
-    said = "potluck.tasks: 'late' was installed after this process had started; start it anew"
+    said = "potluck.tasks: 'late' was installed after this process had started; restart it"
     for look_up in (
         lambda: plugins.create(Task, "late", {}),
         lambda: check_installed(plugins.TASKS, "late"),

@@ -166,7 +166,7 @@ def test_colored_digits_can_be_split_over_other_numbers(clients: int, samples: i
         ("digits", {"clients": "24"}, "'clients' is '24'; it must be a whole number"),
         ("digits", {"alpha": 0}, "'alpha' is 0; it must be greater than 0"),
         ("digits", {"held_out": 0.6}, "'held_out' is 0.6; it must be less than or equal to 0.5"),
-        ("digits", {"central_test": False}, "nobody could evaluate; set held_out"),
+        ("digits", {"central_test": False}, "no data to evaluate on; set held_out"),
         (
             "digits",
             {"colour": "red"},

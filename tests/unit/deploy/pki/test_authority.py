@@ -187,7 +187,7 @@ def test_certificates_without_one_identity_are_refused(
 ) -> None:
     with pytest.raises(IdentityError, match="holds 0 Potluck identities"):
         credential_from_pem(federation.operator.authority.read_bytes())
-    with pytest.raises(IdentityError, match="is no certificate in PEM form"):
+    with pytest.raises(IdentityError, match="is not a certificate in PEM form"):
         credential_from_pem(b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
     key = ec.generate_private_key(ec.SECP256R1())
     uris = [f"potluck://f/operator/{name}" for name in ("a", "b")]

@@ -86,5 +86,5 @@ def test_deviations_are_squared_distances_from_the_mean(
 
 def test_shares_are_of_the_largest() -> None:
     assert shares_of_largest(np.array([1.0, 4.0])).tolist() == [0.25, 1.0]
-    assert shares_of_largest(np.zeros(2)).tolist() == [0.0, 0.0], "nobody deviates"
+    assert shares_of_largest(np.zeros(2)).tolist() == [0.0, 0.0], "no client deviates"
     assert shares_of_largest(np.zeros(0)).tolist() == []

@@ -101,7 +101,7 @@ def test_a_sketch_is_linear_and_another_with_each_seed() -> None:
     first = sketches(1, one, other, one + 2 * other)
     assert (first[0] + 2 * first[1] == first[2]).all()
     assert not (first[0] == sketches(2, one)[0]).all()
-    assert (first[1] == sketches(1, other)[0]).all(), "whoever else takes part"
+    assert (first[1] == sketches(1, other)[0]).all(), "with any other participants"
 
 
 def test_the_bias_of_the_output_layer_moves() -> None:

@@ -208,7 +208,7 @@ def test_whatever_happens_a_run_ends_or_waits_for_something(data: st.DataObject)
             event = rounds.SumFailed(machine.round, machine.attempt, "no sum", troubles)
             outstanding = []
         elif choice == 5 and machine.phase is Phase.SELECTING:
-            event, outstanding = rounds.TooFewEligible("nobody has a profile"), []
+            event, outstanding = rounds.TooFewEligible("no client has a profile"), []
         elif outstanding:
             event = outstanding.pop()
         elif wakeup is not None:

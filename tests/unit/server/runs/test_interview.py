@@ -45,9 +45,9 @@ def test_stored_answers_come_back() -> None:
     answers = stored_answers({"rows": [3, 1], "values": {"loss": [0.1, 0.2]}}, KEY)
     assert answers.rows.tolist() == [3, 1]
     assert answers.values["loss"].tolist() == [0.1, 0.2]
-    nobody = stored_answers({"rows": [], "values": {"loss": []}}, KEY)
-    assert nobody.rows.dtype == "int64"
-    assert len(nobody.values["loss"]) == 0
+    empty = stored_answers({"rows": [], "values": {"loss": []}}, KEY)
+    assert empty.rows.dtype == "int64"
+    assert len(empty.values["loss"]) == 0
 
 
 def test_a_sum_among_the_answers_is_of_no_client() -> None:

@@ -129,7 +129,7 @@ def test_without_a_sum_or_an_answer_the_rest_is_drawn() -> None:
     assert "could not be summed" in no_sum.reasons[-1]
     silent, _ = interviewed(selector, context(federation, 4), counts, tell=lambda *_: {})
     assert len(silent.rows) == 4
-    assert "nobody told" in silent.reasons[-1]
+    assert "no client sent" in silent.reasons[-1]
 
 
 @pytest.mark.parametrize("lie", [-0.5, 1.5, -1e9])

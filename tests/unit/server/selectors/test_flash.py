@@ -315,10 +315,10 @@ def test_reasons_say_by_which_round_s_context() -> None:
     assert all("round 1" not in reason for reason in selection.reasons)
     state = selector.observe(state, outcome(1, selection, answers))
 
-    def nobody(ask: Ask) -> Answers:
+    def no_answers(ask: Ask) -> Answers:
         return Answers(rows=ask.rows[:0], values={})
 
-    later = select(selector, state, context(federation, 2, number=2), nobody)
+    later = select(selector, state, context(federation, 2, number=2), no_answers)
     assert all("told in round 1" in reason for reason in later.reasons)
 
 

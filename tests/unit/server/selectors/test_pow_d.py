@@ -101,11 +101,11 @@ def test_a_candidate_without_a_loss_is_not_available(nonsense: float) -> None:
 def test_others_take_the_place_of_candidates_that_do_not_answer() -> None:
     federation = population(10)
 
-    def nobody(ask: Ask) -> Answers:
+    def no_answers(ask: Ask) -> Answers:
         return Answers(rows=ask.rows[:0], values={})
 
     selector = PowerOfChoice(candidates=4)
-    selection, _ = played(selector, State(), context(federation, 3), nobody)
+    selection, _ = played(selector, State(), context(federation, 3), no_answers)
     assert set(selection.rows.tolist()).isdisjoint(asked(selector, federation, 3))
     assert len(selection.rows) == 3
 

@@ -38,7 +38,7 @@ async def test_a_line_that_is_too_long_ends_the_process_and_not_the_watch(
     talking.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(talking))
     reason = await first_reason(tmp_path)
-    assert reason == "its process wrote what is no report, and was killed"
+    assert reason == "its process wrote something that is not a report, and was killed"
 
 
 async def test_what_a_report_does_not_say_stays_as_it_was(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def test_each_group_averages_by_itself_and_then_all_train_the_head(tmp_path: Pat
     before = found[f"encoders.{other}.w"]
     rounds.play({"a": Sent(weights=model(5.0))})
     assert float(rounds.model[f"encoders.{own}.w"][0]) == pytest.approx(5.0)
-    assert float(rounds.model[f"encoders.{other}.w"][0]) == before, "nobody of it was there"
+    assert float(rounds.model[f"encoders.{other}.w"][0]) == before, "none of its clients took part"
 
     assert groups_of(strategy, rounds.state, "abc") == [2, 2, 2]
     rounds.play(

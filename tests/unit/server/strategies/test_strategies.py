@@ -351,7 +351,7 @@ def test_which_strategies_can_be_had_from_sums_alone() -> None:
         ("fedatt", {"step_size": -1.2}, "'step_size' is -1.2"),
         ("trimmed-mean", {"trim": 0.5}, "'trim' is 0.5; it must be less than 0.5"),
         ("clipped-mean", {"clip": 0}, "'clip' is 0"),
-        ("scaffold", {"keeper": "nobody"}, "it must be 'clients' or 'coordinator'"),
+        ("scaffold", {"keeper": "unknown"}, "it must be 'clients' or 'coordinator'"),
         ("scaffold", {"weights": "n_k"}, "it must be 'equal' or 'samples'"),
         ("scaffold", {"step": 3}, "'step' is 3; it must be a text or a table"),
         ("scaffold", {"step": {"beta": 1}}, "a strategy's name, or a table"),
@@ -376,8 +376,8 @@ def test_an_unknown_option_lists_the_valid_ones(name: str) -> None:
 def test_scaffold_with_fednova_is_refused_with_the_reason() -> None:
     with pytest.raises(ConfigurationError, match="scaffold and fednova are not compatible"):
         strategy("scaffold", step="fednova")
-    with pytest.raises(PluginError, match="'nobody' is not installed; installed: clipped-mean"):
-        strategy("scaffold", step="nobody")
+    with pytest.raises(PluginError, match="'unknown' is not installed; installed: clipped-mean"):
+        strategy("scaffold", step="unknown")
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw"])

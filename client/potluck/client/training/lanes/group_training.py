@@ -171,7 +171,7 @@ def _explained(
         return train()
     except torch.OutOfMemoryError as error:
         raise DeviceMemoryError(
-            f"{device} has too little memory to train so many clients at once; set "
+            f"{device} has too little memory to train these clients at once; set "
             "training.batched = false, or use another device",
             device=device,
         ) from error

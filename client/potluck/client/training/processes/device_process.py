@@ -341,7 +341,7 @@ def _import_path() -> str:
 
 
 def _stopping() -> RoundClosedError:
-    return RoundClosedError("the host stops; nobody waits for the training")
+    return RoundClosedError("the host stops; the training is no longer awaited")
 
 
 @contextmanager

@@ -58,7 +58,7 @@ class ProgressBoard:
 
 
 def _shared_memory() -> int:
-    """Return the descriptor of new shared memory, or of an unnamed file if there is no memfd."""
+    """Return the descriptor of new shared memory; without memfd, of an unnamed file."""
     try:
         if hasattr(os, "memfd_create"):
             descriptor = os.memfd_create("potluck-board")

@@ -48,7 +48,7 @@ def _norm(context: QuestionContext) -> float:
     positions = torch.arange(len(samples), device=samples.labels.device)
     for batch in torch.split(positions, _AT_ONCE):
         if context.cancelled():
-            raise RoundClosedError("the question was withdrawn; nobody waits for the answer")
+            raise RoundClosedError("the question was withdrawn; the answer is no longer awaited")
         labels = samples.labels.index_select(0, batch).to(device)
         logits = model(samples.inputs_at(batch).to(device))
         loss = functional.cross_entropy(logits, labels, reduction="sum") / len(samples)

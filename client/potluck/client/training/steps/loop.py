@@ -259,7 +259,7 @@ class _Loop:
             loss_sum = torch.zeros((), dtype=torch.float64, device=device)
             for indices in batches:
                 if cancelled():
-                    raise RoundClosedError("the training was cancelled; nobody waits for it")
+                    raise RoundClosedError("the training was cancelled; it is no longer awaited")
                 loss_sum.add_(self.step(indices), alpha=len(indices))
                 self.taken += 1
                 if self.taken % report_every == 0:

@@ -158,9 +158,7 @@ def derive_masks(state: Shared, message: Delivery, situation: Situation) -> Answ
     partners = sorted(roster.neighbours[me].intersection(message.sharers))
     found = [each.client for each in message.shares]
     check_names(found, "the delivered shares")
-    require(
-        found == partners, Rule.SHARE, "shares are missing, or from clients that are no sharers"
-    )
+    require(found == partners, Rule.SHARE, "shares are missing, or from clients that do not share")
     number = roster.participants[me].number
     held = {me: state.own_pair}
     for each in message.shares:

@@ -143,7 +143,7 @@ def _certifies(
         require(
             each.client in shown.clients and each.client in view.clients,
             Rule.CERTIFICATE,
-            "a consent of nobody in the certified set",
+            "a consent of a client outside the certified set",
         )
         if each.client in roster.participants:
             envelope = Envelope(MessageType.CONSENT, payload, each.signature)
@@ -210,7 +210,7 @@ def _known(header: Header, earlier: Collection[str]) -> str:
 
 def _unsettled(upload: Upload) -> str:
     if upload.view is None:
-        return "this input is in sums that protect it from nobody"
+        return "this input is in sums that do not protect it"
     needed, clients = upload.view.renouncers_needed, len(upload.view.clients)
     return (
         f"an earlier sum of this input, for run {upload.run[:40]!r}, may have been completed: "

@@ -274,4 +274,6 @@ def _check_form(header: Header, policy: ClientPolicy) -> None:
         require(header.noise.sensitivity in (1, 2), Rule.MALFORMED, "a sensitivity is 1 or 2")
         rate = header.noise.epsilon / header.noise.sensitivity
         require(rate >= LEAST_RATE, Rule.MALFORMED, f"ε/Δ = {rate:g} is below {LEAST_RATE:g}")
-        require(header.noise.contributors >= 1, Rule.MALFORMED, "nobody contributes to the noise")
+        require(
+            header.noise.contributors >= 1, Rule.MALFORMED, "no client contributes to the noise"
+        )

@@ -118,7 +118,7 @@ def _lift(public: bytes) -> _Point:
     u = int.from_bytes(public, "little") % 2**255 % _P
     point = None if u == _P - 1 else _with_y((u - 1) * pow(u + 1, -1, _P) % _P, 0)
     if point is None:
-        raise BrokenRuleError(Rule.KEY, "an X25519 public key is no point of the curve")
+        raise BrokenRuleError(Rule.KEY, "an X25519 public key is not a point of the curve")
     return point
 
 

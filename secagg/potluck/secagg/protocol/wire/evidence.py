@@ -123,7 +123,9 @@ def verdict_bytes(roster: Roster, shares: Envelope, evidence: Envelope) -> bytes
 
 def _signed_for(roster: Roster, sender: str, receiver: str, shares: Envelope) -> bytes:
     """Return the ciphertext that a client has signed for another. Raises BrokenRuleError."""
-    require(shares.type is MessageType.SHARES, Rule.EVIDENCE, "what is shown are no shares")
+    require(
+        shares.type is MessageType.SHARES, Rule.EVIDENCE, "the evidence is not a message of shares"
+    )
     verify(roster.participants[sender].key, shares, sender)
     message = decode(Shares, shares.payload)
     require(

@@ -81,13 +81,13 @@ def why_not_audited(plan: RunPlan) -> str:
     run_file = plan.run_file
     if LABEL_COUNTS not in {str(signal) for signal in plan.selector.needs}:
         return (
-            f"nobody was asked for label counts, which selector '{run_file.selector.name}' does "
+            f"no client was asked for label counts, which selector '{run_file.selector.name}' does "
             "not need"
         )
     if run_file.secure_aggregation:
-        return "updates are masked, so nobody knows how a single one moved the output bias"
+        return "updates are masked, so the change of the output bias by a single one is unknown"
     if run_file.host_sums.enabled:
-        return "hosts send sums of updates, so nobody knows how one moved the output bias"
+        return "hosts send sums of updates, so the change of the output bias by one is unknown"
     if run_file.model is not None and run_file.model.divides:
         key = "keep" if run_file.model.keep else "trainable"
         return f"`{key}` of [model] divides it, and the output bias may not be in clients' updates"

@@ -31,18 +31,18 @@ def shapley_values(
     coalition, all values are 0. permutations: their maximum number, rounded up to a multiple of
     players. Stops earlier if the last means differ by at most 5 % on average.
     """
-    nobody = yield ()
-    everybody = yield tuple(range(players))
-    known: dict[Coalition, float] = {(): nobody, tuple(range(players)): everybody}
-    if abs(everybody - nobody) <= tolerance:
+    of_none = yield ()
+    of_all = yield tuple(range(players))
+    known: dict[Coalition, float] = {(): of_none, tuple(range(players)): of_all}
+    if abs(of_all - of_none) <= tolerance:
         return np.zeros(players)
     total, means = np.zeros(players), list[Floats]()
     while len(means) < permutations and not _converged(means):
         for leader in range(players):
             others = generator.permutation([each for each in range(players) if each != leader])
-            members, worth = list[int](), nobody
+            members, worth = list[int](), of_none
             for player in (leader, *others.tolist()):
-                if abs(everybody - worth) <= tolerance:
+                if abs(of_all - worth) <= tolerance:
                     break
                 members.append(int(player))
                 coalition = tuple(sorted(members))

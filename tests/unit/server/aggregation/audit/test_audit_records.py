@@ -177,7 +177,7 @@ def test_changes_are_those_of_the_last_bias(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("run", "why"),
     [
-        (plan(selector="uniform"), "nobody was asked"),
+        (plan(selector="uniform"), "no client was asked"),
         (plan("transport.up.encoding = 'int8'"), "int8"),
         (plan("transport.down.encoding = 'bfloat16'"), "transport.down.encoding = 'float32'"),
         (plan("strategy.name = 'scaffold'"), "strategy 'scaffold' corrects the steps of clients"),

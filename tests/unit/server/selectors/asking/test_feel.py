@@ -144,9 +144,9 @@ def test_draws_with_replacement_are_unbiased() -> None:
 
 def test_where_nobody_tells_draws_with_replacement_are_uniform() -> None:
     clients = federation([100, 200, 300])
-    nobody = answering([np.nan] * 3, [np.nan] * 3)
+    none = answering([np.nan] * 3, [np.nan] * 3)
     feel = Feel(unbiased=True)
-    selection = select(feel, feel.init(clients), context(clients, 200), nobody)
+    selection = select(feel, feel.init(clients), context(clients, 200), none)
     assert selection.weights is not None
     assert selection.rows.tolist() == [0, 1, 2]
     assert selection.weights.sum() == pytest.approx(1.0)
