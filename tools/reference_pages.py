@@ -63,10 +63,14 @@ def marked(text: str, mark: str, content: str) -> str:
     return between.sub(lambda _: f"<!-- {mark} -->\n{content}\n<!-- /{mark} -->", text, count=1)
 
 
+_NOTHING = {"none", "no limit"}
+"""Values of facts that a page omits."""
+
+
 def filled(group: str, name: str, text: str) -> str:
     """Return the page of a plug-in, with its facts and options from the code."""
     facts = selector_facts(name) if group == plugins.SELECTORS else strategy_facts(name)
-    rows = "\n".join(f"| {what} | {value} |" for what, value in facts)
+    rows = "\n".join(f"| {what} | {value} |" for what, value in facts if value not in _NOTHING)
     text = marked(text, "facts", f"| with the default options | |\n|---|---|\n{rows}")
     return marked(text, "options", option_table(plugins.find(group, name), text))
 

@@ -318,7 +318,7 @@ async def test_hosts_are_found_and_runs_compared(
         await page.get_by_label("Compare coffee 77777777").check()
         await compare.click()
         await expect(page.get_by_role("table", name="Runs side by side")).to_contain_text("80.0 %")
-        await expect(page.get_by_text("None: the run files are alike")).to_be_visible()
+        await expect(page.get_by_text("None: the run files differ only in their names")).to_be_visible()
         await page.get_by_role("link", name="Runs", exact=True).click()
         await page.get_by_label("Find a run").fill("cof")
         await expect(page.get_by_role("link", name="tea")).to_have_count(0)

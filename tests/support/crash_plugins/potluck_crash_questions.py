@@ -84,7 +84,7 @@ class Asking:
         reasons = [f"loss {second.values['loss'][second.rows == row][0]:.6f}" for row in best]
         return Selection(
             rows=np.concatenate([best, others]),
-            reasons=[*reasons, *(["gave no loss"] * len(others))],
+            reasons=[*reasons, *(["sent no loss"] * len(others))],
             quotas=np.full((len(best) + len(others), 3), self.quota),
         )
 

@@ -59,9 +59,9 @@ def test_what_was_written_is_read(tmp_path: Path, shard_bytes: int, name: str) -
     [
         ({"weight_map": {"a": "../b.safetensors"}}, "files beside it"),
         ({"weight_map": {"a": "b.bin"}}, "files beside it"),
-        ({"weight_map": {"a": 3}}, "no index of shards"),
-        ({"weight_map": {}}, "no index of shards"),
-        ([], "no index of shards"),
+        ({"weight_map": {"a": 3}}, "not an index of shards"),
+        ({"weight_map": {}}, "not an index of shards"),
+        ([], "not an index of shards"),
         ({"weight_map": {"b": "s.safetensors"}}, "lacks tensor 'b'"),
     ],
 )

@@ -95,7 +95,7 @@ def test_a_candidate_without_a_loss_is_not_available(nonsense: float) -> None:
     assert selection.rows.tolist() == [2, 1]
     only = select(PowerOfChoice(), State(), context(population(3), 3), losses)
     assert only.rows.tolist() == [2, 1, 0]
-    assert "gave no loss" in only.reasons[2]
+    assert "sent no loss" in only.reasons[2]
 
 
 def test_others_take_the_place_of_candidates_that_do_not_answer() -> None:
