@@ -2,7 +2,7 @@
 
     .venv/bin/python tools/page_pictures.py docs/images
 
-Two runs with different selectors are finished, and a third one is running.
+Both runs of `potluck demo` are finished, and a third one is running.
 """
 
 from __future__ import annotations
@@ -31,13 +31,9 @@ from potluck.rpc.v1.operator_pb2 import RunState
 CHROMIUM = "/usr/bin/chromium"
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run")
 WIDE, PHONE = 1180, 390
-ROUNDS = 30
-# Ten classes and skewed labels. Of colored-digits' 24 clients, 20 hold both classes evenly, so that
-# no further client raises the entropy and all reasons are +0.00 bit.
-UNDER_WAY = (
-    *("name=under-way", "selector.name=fedentopt", "rounds=12", "training.epochs=400"),
-    *("task.name=digits", "task.alpha=0.1"),
-)
+ROUNDS = 40
+SEED = 7
+UNDER_WAY = ("name=under-way", "selector.name=fedentopt", "rounds=12", "training.epochs=400")
 
 
 async def finished(client: OperatorClient, run_id: str) -> None:
@@ -70,15 +66,17 @@ def write_texts(path: Path, texts: Mapping[str, list[str]]) -> None:
 async def take(folder: Path) -> None:
     """Write all pictures into `folder`."""
     options = DemoOptions(
-        task="colored-digits",
+        task="digits",
+        task_options={"alpha": 0.1, "digit_groups": True, "seed": SEED},
         selector="uniform",
         strategy="fedavg",
         clients=24,
         hosts=4,
-        count=9,
+        count=6,
         rounds=ROUNDS,
-        seed=7,
+        seed=SEED,
         device="cpu",
+        disclosure={"simulation_seed": SEED},
         root=True,
     )
     with tempfile.TemporaryDirectory(prefix="potluck-pictures-") as place:
@@ -111,10 +109,10 @@ async def pictures(
             browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
             async with tab(browser, access, origin, "light", WIDE) as page:
                 await page.goto(f"{origin}/runs/{under_way}")
-                await page.wait_for_selector("#live .members tr:nth-child(9)")
+                await page.wait_for_selector("#live .members tr:nth-child(6)")
                 await page.wait_for_function(
                     "() => [...document.querySelectorAll('#live .bar')]"
-                    ".filter((each) => each.ariaValueNow > 20).length > 3"
+                    ".filter((each) => each.ariaValueNow > 20).length > 2"
                 )
                 await page.screenshot(path=folder / "page-round.png")
                 texts = {
@@ -127,7 +125,7 @@ async def pictures(
                 await page.wait_for_selector("#mix canvas")
                 await page.screenshot(path=folder / "page-run.png", full_page=True)
                 await page.goto(f"{origin}/start")
-                await page.fill("#field-count", "0")
+                await page.fill("#field-clients_per_round", "0")
                 await page.wait_for_selector("[aria-invalid=true]")
                 await page.screenshot(path=folder / "page-start.png")
                 await page.goto(f"{origin}/compare?run={runs[0]}&run={runs[1]}")

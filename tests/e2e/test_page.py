@@ -161,7 +161,7 @@ async def test_a_run_from_the_list_down_to_why_a_client_was_chosen(
         curve = page.get_by_role("img", name="accuracy from 55.0 % to 80.0 % in round 2")
         await curve.focus()
         await page.keyboard.press("ArrowRight")
-        await expect(page.get_by_role("region", name="Measures")).to_contain_text(
+        await expect(page.get_by_role("region", name="Metrics")).to_contain_text(
             "Round 1: accuracy 55.0 % · worst group"
         )
         await page.get_by_text("Shares, more is better, as a table").click()
@@ -401,7 +401,7 @@ async def test_pictures_are_read_with_the_mouse_and_rounds_searched(
         full = (await dots(curve))[2:]  # of both lines, round 2
         assert [fill for fill, _ in full] == [stroke for _, stroke in full] != [paper] * 2
         await curve.hover(position={"x": 60, "y": 60})
-        measures = page.get_by_role("region", name="Measures")
+        measures = page.get_by_role("region", name="Metrics")
         await expect(measures).to_contain_text(f"Round 1: accuracy 55.0 % ({behind})")
         traffic = page.get_by_role("region", name="Time and traffic")
         await traffic.get_by_role("img", name="down").focus()
@@ -476,7 +476,7 @@ async def test_a_fault_and_too_many_windows_are_said_and_pass_by_themselves(
             fault = page.get_by_role("main").get_by_role("alert")
             await expect(fault).to_contain_text("ZeroDivisionError: no members")
             await expect(fault).to_contain_text("what was known before")
-            await expect(page.get_by_role("region", name="Measures")).to_be_visible()
+            await expect(page.get_by_role("region", name="Metrics")).to_be_visible()
         await expect(page.get_by_role("region", name="Round 3")).to_be_visible()
         await expect(fault).to_have_count(0)
 

@@ -48,7 +48,7 @@ export function showCompare(place, { title, query }) {
     put(body,
       card("Side by side", { id: "figures" }, h("div", { class: "scroll" }, table("Runs side by side", columns(), figures))),
       card("Settings that differ", { id: "settings", aside: "of their run files" }, settings.length ? h("div", { class: "scroll" }, table("Settings that differ", columns(), settings)) : h("p", { class: "quiet" }, "None: the run files differ only in their names.")),
-      card("Measures", { id: "measures" }, [...measures.values()].map((each) => chart(each, runs).element), measures.size ? null : h("p", { class: "quiet" }, "No round of these runs was evaluated.")));
+      card("Metrics", { id: "measures" }, [...measures.values()].map((each) => chart(each, runs).element), measures.size ? null : h("p", { class: "quiet" }, "No round of these runs was evaluated.")));
     for (const [chosen, draw] of charts) chosen.draw(draw);
   }
 

@@ -29,7 +29,7 @@ export function showRun(place, { run: wanted, go, title }) {
     h("div", { class: "actions" }, stop, resume, again));
   const summary = h("div", { class: "card", hidden: true });
   const live = liveRound();
-  const curves = card("Measures", { id: "measures" });
+  const curves = card("Metrics", { id: "measures" });
   const curvesPlace = h("div", { class: "charts" });
   const unmeasured = h("p", { class: "quiet", hidden: true }, UNMEASURED);
   curves.append(curvesPlace, unmeasured);
