@@ -216,7 +216,7 @@ def test_missing_and_broken_files_are_named(tmp_path: Path, federation: TestFede
     for field in ("certificate", "key", "authority"):
         with pytest.raises(ConfigurationError, match=r"absent\.pem can't be read \(No such file"):
             with_files(files, **{field: absent}).load()
-        with pytest.raises(ConfigurationError, match=r"broken\.pem is no .* in PEM form"):
+        with pytest.raises(ConfigurationError, match=r"broken\.pem is not an? .* in PEM form"):
             with_files(files, **{field: broken}).load()
     with pytest.raises(ConfigurationError, match="potluck pki issue"):
         with_files(files, certificate=absent).load()
