@@ -176,7 +176,7 @@ async def test_too_few_that_are_left_end_the_run_and_a_resume_goes_on(
 
 async def test_what_the_coordinator_can_see_is_refused_at_once(federation: Federation) -> None:
     before = len(await federation.operator.list_runs())
-    with pytest.raises(ConfigurationError, match="coordinator has no data directory to find it in"):
+    with pytest.raises(ConfigurationError, match="the coordinator has no data directory"):
         await federation.start_run('initial_model="none.safetensors"')
     with pytest.raises(
         ConfigurationError, match="'expected_clients' is 6, but task 'digits' has data for 5"

@@ -106,7 +106,7 @@ async def test_who_tells_too_many_samples_counts_with_few(
         moved = await ballast_of(federation, run_id, tmp_path) - file.arrays["ballast"]
     # No other client changes the ballast, so its difference shows the weight of the lie.
     assert moved == pytest.approx(counts / (counts + 2 * SAMPLES), rel=1e-5)
-    alarm = f"{ME} ({MOST_SAMPLES}, counts with {counts}), beyond the run's sample_limits"
+    alarm = f"{ME} ({MOST_SAMPLES}, weighted by {counts}), beyond the run's sample_limits"
     assert alarm in federation.files.log("coordinator").read_text()
 
 

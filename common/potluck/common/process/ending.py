@@ -78,7 +78,8 @@ class Ending:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Leave the block after everything is closed; threads then have `LAST_WORK_SECONDS`."""
+        """Leave the block, after everything is closed. If threads still run `LAST_WORK_SECONDS`
+        later, exit the process without waiting for them."""
         signal.set_wakeup_fd(-1)
         self._tells.close()
         self.leave_after(LAST_WORK_SECONDS, self.code if kind is None else FAILED)

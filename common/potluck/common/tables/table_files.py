@@ -25,10 +25,11 @@ def check_table_name(path: Path) -> None:
 
 
 def write_table(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, object]]) -> None:
-    """Write a table atomically: a reader sees the earlier file, or the complete new one.
+    """Write a table atomically: a reader sees either the earlier file or the complete new one.
 
-    A row may lack columns. Cells of missing columns and of NaN are empty. Raises ConfigurationError
-    for another suffix, OSError if the disk refuses.
+    A row may lack columns. A missing value and NaN are written as an empty cell. Raises
+    ConfigurationError if the suffix is neither .csv nor .parquet, OSError if the file can't be
+    written.
     """
     check_table_name(path)
     temporary = path.with_name(f".{path.name}.new")

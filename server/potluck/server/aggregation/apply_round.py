@@ -1,5 +1,4 @@
-"""Computes the next model: measures, weights and reduces a round's updates, then applies the
-strategy."""
+"""Computes the next model: weights and combines a round's updates, then applies the strategy."""
 
 from __future__ import annotations
 
@@ -37,9 +36,10 @@ from potluck.server.strategy import (
 class RoundNumbers:
     """Facts about a round that a strategy gets in addition to its updates.
 
-    round: from 1. clients: K, number of the run's clients so far. buffers: floating-point tensors
-    of the model that are not parameters. limits: limits on the number of samples by which a client
-    is weighted. weights: the updates' weights by client, if the selector sets them instead.
+    round: number of the round, from 1. clients: K, number of clients that have joined the run.
+    buffers: names of floating-point tensors of the model that are not parameters. limits: minimum
+    and maximum number of samples that a client's weight may be based on. weights: weight of each
+    client's update, if the selector sets the weights; else empty.
     """
 
     round: int
@@ -60,7 +60,7 @@ class RoundNumbers:
 class OpenUpdates:
     """The open updates of a round, in client order, followed by the late ones.
 
-    factors: factor on each update's weight; None without late updates.
+    factors: factor by which each update's weight is multiplied; None without late updates.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class OpenUpdates:
         self._updates, self._files, self._opened, self._model = updates, files, opened, model
 
     def without(self, clients: Collection[str]) -> OpenUpdates:
-        """Return the updates of all other clients."""
+        """Return these updates without those of `clients`."""
         kept = [place for place, client in enumerate(self.clients) if client not in clients]
         if len(kept) == len(self.clients):
             return self
@@ -98,10 +98,10 @@ class OpenUpdates:
         encoded: Sequence[EncodedUpdate],
         factors: Sequence[float],
     ) -> OpenUpdates:
-        """Return these updates, followed by these late ones.
+        """Return these updates, followed by the late `updates`.
 
         encoded: the late updates, rebased to the round's model. factors: weight of each late
-        update, relative to a fresh one.
+        update, relative to an update that is not late.
         """
         both = OpenUpdates(self._updates, self._files, self._opened, self._model)
         both.rows += [update.row for update in updates]
@@ -113,7 +113,7 @@ class OpenUpdates:
         return both
 
     def auxiliary(self, name: str) -> list[EncodedUpdate]:
-        """Return one auxiliary of all updates."""
+        """Return the auxiliary with this name from every update."""
         return [self._files.auxiliary(file, name) for file in self._opened]
 
     def single(self) -> list[OneUpdate]:
@@ -128,10 +128,10 @@ class OpenUpdates:
 def opened(
     updates: Sequence[SpooledUpdate], files: UpdateFiles, model: Tensors | None
 ) -> Iterator[OpenUpdates]:
-    """Open the updates' files while the block runs.
+    """Open the updates' files; close them at the end of the block.
 
-    model: the round's model, with the tensors that updates have; may be None if updates are
-    complete weights.
+    model: the round's model, restricted to the tensors that updates have; may be None if updates
+    are complete weights.
     """
     with contextlib.ExitStack() as stack:
         found = [
@@ -154,9 +154,10 @@ def apply_round(
 ) -> tuple[Weights, State]:
     """Return the next model and the strategy's next state.
 
-    current: the whole model. draft: a file for the result of the reduction, in the layout of the
-    updates. The returned model may be views of this file, the state must not be. Raises PluginError
-    if the strategy returns an invalid request, NotFiniteError if the result overflows.
+    current: the whole model. draft: file in which the combined update is stored, in the layout of
+    the updates. The returned model may contain views of this file, the returned state must not.
+    Raises PluginError if the strategy returns an invalid request, NotFiniteError if the result
+    overflows.
     """
     before = NamedTensors.some(current, updates.encoded[0].layout)
     statistics = _statistics(strategy.needs, updates, before, numbers, state)
@@ -207,7 +208,8 @@ def _auxiliaries(
     unknown = sorted(set(combine.auxiliary) - names)
     if unknown:
         raise PluginError(
-            f"the strategy sets weights for auxiliary '{unknown[0]}', which it does not have"
+            f"the strategy sets weights for auxiliary '{unknown[0]}', which is not one of its "
+            "auxiliaries"
         )
     found: dict[str, Weights] = {}
     count = len(updates.clients)

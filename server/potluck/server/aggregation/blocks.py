@@ -1,4 +1,4 @@
-"""Processes the floating-point vector of models, block by block in several threads.
+"""Processes the floating-point vector of a model block by block, in several threads.
 
 Blocks are independent, so the result has the same bits, whichever thread processes which block.
 """
@@ -22,9 +22,8 @@ from potluck.common.tensors.tensor_drafts import TensorDraft
 BLOCK_ELEMENTS: Final = 2**18
 """Number of elements processed at once, 28 bytes each.
 
-This is more than a core's cache holds, and slower than fewer elements for a single thread. But each
-step on a block ends with a wait for the interpreter's lock: with short steps, four threads would
-mostly wait.
+These don't fit a core's cache, so a single thread would be faster with fewer. But each step on a
+block ends with a wait for the interpreter's lock: with short steps, four threads would mostly wait.
 """
 
 _MAXIMUM_THREADS: Final = 4
@@ -36,8 +35,8 @@ def for_each_block(
     combiner: Callable[[], Callable[[int, int], None]],
     threads: int | None,
 ) -> None:
-    """Create a function with `combiner()` in each thread; call it with (begin, end) of every block
-    of [0, size)."""
+    """Call `combiner()` once in each thread, and the function it returns with (begin, end) of
+    blocks of [0, size). Each block is processed once."""
     # `next` of a range's iterator is atomic: no block is processed twice.
     begins = iter(range(0, size, block))
     check = interruption()
@@ -57,7 +56,7 @@ def for_each_block(
 
 
 class Result:
-    """A model that is computed block by block, into a draft if there is one, else into an array."""
+    """A model that is computed block by block, in a draft file if one is given, else in memory."""
 
     def __init__(self, layout: Layout, draft: TensorDraft | None) -> None:
         self._layout = layout
@@ -79,8 +78,8 @@ class Result:
             self._draft.put_flat(begin, block)
 
     def arrays(self, carried: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
-        """Return all tensors after all blocks are computed. carried: tensors of other types;
-        copied."""
+        """Return all tensors, after all blocks are computed. carried: the tensors that are not
+        floating-point, which are copied."""
         if self._draft is None:
             copies = {name: array.copy() for name, array in carried.items()}
             return unflatten(self._vector, copies, self._layout)

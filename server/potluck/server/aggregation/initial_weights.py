@@ -21,18 +21,20 @@ def load_weights(
     only: Container[str] | None = None,
     left_out: Collection[str] = (),
 ) -> None:
-    """Overwrite a network's weights with those of a file, or of shards, in the data directory.
+    """Overwrite a network's weights with those of a file, or of several shards, in the data
+    directory.
 
-    only: names of the tensors to load, which must exist; by default all of the network. left_out:
-    names of tensors that the file may have and that are not loaded.
+    name: path in the data directory. only: names of the tensors to load, which must exist; by
+    default all of the network. left_out: names of tensors that the file may have and that are not
+    loaded.
 
     Raises ConfigurationError if the file does not exist or lies outside the directory, and
-    LayoutError, naming the tensor, if it holds another model.
+    LayoutError, naming the tensor, if the file holds another model.
     """
     if data is None:
         raise ConfigurationError(
-            f"initial_model is '{name}', and the coordinator has no data directory to find it in; "
-            "set data_directory in its configuration file",
+            f"initial_model is '{name}', but the coordinator has no data directory; set "
+            "data_directory in its configuration file",
             name=name,
         )
     path = (data / name).resolve()

@@ -1,4 +1,4 @@
-"""Has the selector judge a round's updates, before they are weighted. Blocking."""
+"""Runs the selector's `judge` on a round's updates, before they are weighted. Blocking."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from potluck.server.state import State
 class UpdatesSeen:
     """A round's updates as the selector sees them.
 
-    state: the selector's state. places: the row of each update's client, in client order. weights:
-    by client, the weight of its update, if the selector set weights when it chose.
+    state: the selector's state. places: row of each client with an update, in client order.
+    weights: weight of each client's update, if the selector set weights when it chose; else empty.
     """
 
     state: State
@@ -35,7 +35,7 @@ class UpdatesSeen:
 
     @property
     def rows(self) -> Rows:
-        """The rows of the updates' clients, in client order."""
+        """Rows of the clients with an update, in client order."""
         return np.array(list(self.places.values()), dtype=np.int64)
 
     def clients(self, rows: Collection[int]) -> list[str]:
@@ -53,7 +53,7 @@ def judged(
 ) -> Judgement:
     """Return the selector's judgement on the updates. name: the selector's name, for errors.
 
-    Raises RunError, naming the selector, if its judgement is not valid.
+    Raises RunError, naming the selector, if the judgement is not valid.
     """
     said: Any = selector.judge(state, facts)
     if isinstance(said, Generator):
@@ -70,7 +70,7 @@ def judged(
 def _led(
     generator: Generator[Any, Any, Any], name: str, facts: UpdateFacts, loss_of_mean: LossOfMean
 ) -> Any:
-    """Run the generator to its end; return its result."""
+    """Run the selector's generator to its end, answering its requests; return its result."""
     loss: float | None = None
     try:
         while True:
@@ -95,7 +95,8 @@ def _advance(generator: Generator[Any, Any, Any], loss: float | None) -> tuple[b
 
 
 def _mean(wanted: MeasureMean, facts: UpdateFacts, name: str) -> tuple[list[int], Floats]:
-    """Return the positions of the updates in a mean, and their weights, which sum to 1."""
+    """Return the positions of the updates in the requested mean, and their weights, which sum to
+    1."""
     rows, places = np.asarray(wanted.rows), {row: i for i, row in enumerate(facts.rows.tolist())}
     known = rows.ndim == 1 and all(row in places for row in rows.tolist())
     if not known or len(set(rows.tolist())) != len(rows):
@@ -111,8 +112,8 @@ def _mean(wanted: MeasureMean, facts: UpdateFacts, name: str) -> tuple[list[int]
     total = float(weights.sum()) if sound else math.inf
     if not math.isfinite(total):
         raise RunError(
-            f"selector '{name}' has a mean of {len(rows)} updates measured with weights "
-            f"{weights.tolist()}; give a finite one above 0 for each",
+            f"selector '{name}' requests a mean of {len(rows)} updates with weights "
+            f"{weights.tolist()}; give each a finite weight above 0",
             selector=name,
         )
     return chosen, weights / total if chosen else weights

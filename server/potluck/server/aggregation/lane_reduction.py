@@ -1,4 +1,4 @@
-"""The reduction of sums from hosts: integers are added, then divided once.
+"""Combines sums that hosts have computed: integers are added, then divided once.
 
 Integer addition is exact, so the model has the same bits for any grouping of clients into sums, and
 any order of arrival.
@@ -26,7 +26,7 @@ from potluck.server.aggregation.update_files import SpooledUpdate
 
 @dataclass(frozen=True, kw_only=True)
 class LaneSum:
-    """The sum over open files of sums; see `Total`."""
+    """The total of all hosts' sums, read from their open files; see `Total`."""
 
     files: Sequence[LaneFile]
     terms: LaneTerms
@@ -60,11 +60,11 @@ def opened_lane_sum(
     *,
     normalized: bool,
 ) -> Iterator[LaneSum]:
-    """Open the files of sums while the block runs.
+    """Open the files of the sums; close them at the end of the block.
 
     updates: the updates in the sums, in client order. update_ids: their ids. vectors: sizes of the
-    vectors in the run's updates, by name. normalized: True if differences are divided by each
-    client's normalizer. Raises RunError unless the sums hold exactly these updates; LayoutError,
+    vectors in the run's updates, by name. normalized: True if each client's difference is divided
+    by its normalizer. Raises RunError unless the sums hold exactly these updates; LayoutError,
     StorageError.
     """
     members: dict[Path, list[str]] = {}

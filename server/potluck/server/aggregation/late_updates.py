@@ -2,8 +2,8 @@
 
 A late update is rebased: its client's difference is added to the round's model, model + (update −
 the client's old model). Running statistics are used unchanged. Fresh updates have the weight 1. The
-weight of a late one falls with its age, and rises with its distance from the mean of the fresh
-ones: it may have information that they lack.
+weight of a late update falls with its age. It rises with its distance from the mean of the fresh
+updates, because a distant update may have information that they lack.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class LateUpdate:
-    """A late update that joins a round. age: τ ≥ 1, rounds late. model_blake3: its starting
-    model."""
+    """A late update that joins a round. age: τ ≥ 1, number of rounds it is late. model_blake3:
+    digest of the model from which its client started."""
 
     update: SpooledUpdate
     age: int
@@ -47,7 +47,7 @@ class RebasedUpdate(EncodedUpdate):
         current: Tensors,
         buffers: Collection[str] = (),
     ) -> None:
-        """began_with: the model that the client trained from. current: the round's model.
+        """began_with: the model from which the client started. current: the round's model.
 
         Raises LayoutError if a model does not have the update's layout.
         """
@@ -60,11 +60,11 @@ class RebasedUpdate(EncodedUpdate):
         self._borders, self._buffers = TensorBorders(late.layout), frozenset(buffers)
 
     def block(self, begin: int, end: int, scratch: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return weights [begin, end), in `scratch`."""
+        """Return elements [begin, end) of the rebased weights; uses `scratch`."""
         return self.read(begin, end, scratch[: end - begin])
 
     def read(self, begin: int, end: int, out: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return weights [begin, end), in `out`."""
+        """Write elements [begin, end) of the rebased weights into `out`, and return it."""
         self._late.read(begin, end, out)
         parts = self._borders.parts(begin, end) if self._buffers else ()
         kept = [(place, out[place].copy()) for place, name in parts if name in self._buffers]
@@ -76,15 +76,18 @@ class RebasedUpdate(EncodedUpdate):
 
 
 def staleness_weight(age: int, deviation: float, beta: float) -> float:
-    """Return a late update's weight, (1 − β)/(τ + 1) + β(1 − exp(−Λ/Λ_max)); a fresh one has 1.
+    """Return a late update's weight, (1 − β)/(τ + 1) + β(1 − exp(−Λ/Λ_max)), in [0, 1).
 
-    age: τ ≥ 1. deviation: Λ/Λ_max in [0, 1]. beta: in [0, 1]. The result is in [0, 1).
+    A fresh update has the weight 1. age: τ ≥ 1. deviation: Λ/Λ_max in [0, 1]. beta: β in [0, 1].
     """
     return (1 - beta) / (age + 1) + beta * -math.expm1(-deviation)
 
 
 def shares_of_largest(deviations: Floats) -> Floats:
-    """Return Λ/Λ_max, the same for Λ = ‖u − ū‖²/‖ū‖² and for ‖u − ū‖²; 0 if all are 0."""
+    """Return Λ/Λ_max of each late update; zeros if all Λ are 0.
+
+    deviations: ‖u − ū‖². The paper's Λ = ‖u − ū‖²/‖ū‖² gives the same quotients.
+    """
     largest = float(deviations.max(initial=0.0))
     return deviations / largest if largest > 0 else np.zeros(len(deviations))
 
@@ -100,7 +103,7 @@ def deviations_from_mean(
     """Return ‖u_s − ū‖² of each late update: its squared distance from the mean of fresh ones.
 
     The mean is unweighted. Sums are over parameters, in float64, block by block. The rebased
-    updates and the fresh ones share the starting model, which cancels out.
+    updates and the fresh ones have the same starting model, which cancels out.
     """
     borders, elements = TensorBorders(current.layout), current.layout.parameters
     squares = np.zeros((len(late), -(-elements // BLOCK_ELEMENTS)))

@@ -1,4 +1,4 @@
-"""The computations of a round: models, updates and evaluation. Blocking; runs in worker threads."""
+"""The computations of a round on models and updates. Blocking; runs in worker threads."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ _EVALUATION_DATA = "the coordinator's evaluation data"
 
 @dataclass(frozen=True, kw_only=True)
 class MovedModel:
-    """The model after a round's updates, and facts about these for the selector.
+    """The next model, and facts about the round's updates for the selector.
 
     late_weights: the weight of each late update, relative to a fresh one.
     """
@@ -107,16 +107,18 @@ class ModelWork:
     # Models -----------------------------------------------------------------------------------
 
     def initial_model(self) -> ModelVersion:
-        """Create the model before round 1, with weights from the run's seed or from the run's file.
+        """Create the model before round 1: from the run's seed, or from the run's file of weights.
 
-        Raises ConfigurationError or LayoutError for the file."""
+        Raises ConfigurationError or LayoutError if the file can't be used.
+        """
         made = self._made_model()
         self._start_from_file(made)
         self._layout, self._buffer_names = made.layout, buffer_names(made.network)
         return self._publish(made.arrays(), None, 0)
 
     def check_start(self) -> None:
-        """Check that initial weights exist and fit, and that the strategy can train the model.
+        """Check that the initial weights exist and fit the model, and that the strategy can train
+        it.
 
         Raises ConfigurationError or LayoutError.
         """
@@ -136,7 +138,8 @@ class ModelWork:
             strategy.check_model(made.layout)
 
     def _check_measuring(self, selector: str) -> None:
-        """Raise ConfigurationError if the selector needs evaluation data that are missing."""
+        """Raise ConfigurationError if the selector evaluates updates and the evaluation data are
+        missing."""
         trainer, task = self._plan.trainer, self._plan.run_file.task.name
         why = ""
         if self._own_samples() is None:
@@ -154,7 +157,7 @@ class ModelWork:
             )
 
     def base_blake3(self) -> str:
-        """Digest of the part of the model that is not sent; empty if all of it is sent.
+        """Digest of the part of the model that hosts load themselves; empty if all of it is sent.
 
         Raises ConfigurationError, LayoutError.
         """
@@ -185,7 +188,8 @@ class ModelWork:
     def _made_model(self) -> DividedModel:
         """Return a model of the task.
 
-        It is kept for later evaluations, because allocating it takes longer than filling it.
+        The object is reused in later evaluations, because allocating it takes longer than filling
+        it.
         """
         made = self._made or self._new_model()
         keeps = self._plan.run_file.evaluation.every or self._plan.selector.measures
@@ -223,8 +227,8 @@ class ModelWork:
         return UpdateFiles(returned, run_file.transport.up, strategy.auxiliary)
 
     def largest_upload(self) -> int:
-        """Maximum bytes of an update; more than it needs, so that errors of wrong updates can name
-        the cause."""
+        """Maximum size of an update in bytes. The limit leaves room, so that errors can name what
+        is wrong with a slightly larger file."""
         return self._updates.largest
 
     def check_update(
@@ -236,7 +240,8 @@ class ModelWork:
         finite: bool = False,
         dropped: Sequence[str] = (),
     ) -> None:
-        """Check that a received file is an update of the model: layout and numbers.
+        """Check a received file: whether it has the layout of this model's updates, and finite
+        numbers.
 
         finite: True if a `FiniteScreen` read the whole file and found only finite numbers. dropped:
         the tensors that the update must omit. Raises LayoutError, NotFiniteError, TooLargeError.
@@ -269,12 +274,12 @@ class ModelWork:
         seen: UpdatesSeen,
         late: Sequence[LateUpdate] = (),
     ) -> MovedModel:
-        """Reduce a round's updates, in the order given, and compute the next model.
+        """Combine a round's updates, in the order given, and compute the next model.
 
         clients: number of clients that have joined the run. seen: the updates as the selector sees
         them. late: updates of earlier rounds that join this one; the selector sees none of them. If
-        the strategy trains on the coordinator, the result is its starting point; hosts can't fetch
-        it yet.
+        the strategy also trains on the coordinator, the result is the start of that training; hosts
+        can't fetch it yet.
         """
         if not updates:
             raise RunError(f"round {round_number} has no updates to reduce")
@@ -320,7 +325,7 @@ class ModelWork:
     def _judge(
         self, updates: OpenUpdates, before: Tensors, numbers: RoundNumbers, seen: UpdatesSeen
     ) -> tuple[UpdateFacts, Judgement]:
-        """Return the facts that the selector gets about the updates, and its judgement."""
+        """Return the facts about the updates that the selector gets, and its judgement on them."""
         selector, run_file = self._plan.selector, self._plan.run_file
         read = read_facts(
             selector.learns,
@@ -353,8 +358,8 @@ class ModelWork:
         return facts, judged(selector, run_file.selector.name, seen.state, facts, loss_of_mean)
 
     def publish_trained(self, path: Path, model: ModelVersion, round_number: int) -> ModelVersion:
-        """Publish the round's model after training on the coordinator. model: the model before
-        training.
+        """Publish the model that the strategy trained on the coordinator. model: the model before
+        that training.
 
         Raises LayoutError if the file holds other tensors.
         """
@@ -373,7 +378,8 @@ class ModelWork:
     ) -> tuple[ModelVersion, State, SomeTotal]:
         """Compute the next model from a sum over exactly these clients, in client order.
 
-        Returns the model, the strategy's next state and the closed sum."""
+        Returns the model, the strategy's next state, and the sum after it was closed.
+        """
         strategy = self._plan.strategy
         numbers = RoundNumbers(
             round=round_number, clients=max(clients, len(included)), buffers=self._buffers()
@@ -423,7 +429,7 @@ class ModelWork:
             self._bias_records.write(round_number, changes)
 
     def step_norm(self, before: ModelVersion, after: ModelVersion) -> float:
-        """Return the L2 distance of two models' floating-point tensors."""
+        """Return the L2 distance between two models, over their floating-point tensors."""
         with (
             self._files.opened(before.blake3, self.layout) as old,
             self._files.opened(after.blake3, self.layout) as new,
@@ -433,13 +439,14 @@ class ModelWork:
     # Evaluation -------------------------------------------------------------------------------
 
     def clients_evaluate(self) -> bool:
-        """Return True if this run evaluates models on the clients' held-out samples."""
+        """True if this run evaluates models on the clients' held-out samples."""
         if not self._plan.run_file.evaluation.every:
             return False
         return bool(self._plan.client_models) or self._own_samples() is None
 
     def _own_samples(self) -> Any:
-        """Return the coordinator's own held-out data; None if it can't evaluate a model on any."""
+        """Return the coordinator's own held-out data; None if it has none, or can't evaluate a
+        model."""
         table = self._plan.run_file.model
         if table is not None and table.keep:
             return None  # the coordinator has no whole model
@@ -459,8 +466,8 @@ class ModelWork:
             return self._evaluated(file.arrays, examples)
 
     def _loss(self, arrays: Mapping[str, NDArray[Any]]) -> float:
-        """Return a model's loss on the coordinator's held-out data; infinite if not finite or
-        undefined.
+        """Return a model's loss on the coordinator's held-out data; infinite if it is undefined or
+        not finite.
 
         Raises TrainingError.
         """
@@ -490,8 +497,8 @@ class ModelWork:
     def _measure(
         self, trainer: Trainer, arrays: Mapping[str, NDArray[Any]], data: Any
     ) -> MeasureSums:
-        """Evaluate a model with the task's own trainer, which may hang; other runs don't wait for
-        it."""
+        """Evaluate a model with the task's own trainer. If the trainer hangs, other runs don't wait
+        for it."""
         name = self._plan.run_file.task.name
         if not self._measuring.acquire(blocking=False):
             raise TrainerError(

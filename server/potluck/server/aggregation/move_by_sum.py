@@ -1,4 +1,4 @@
-"""Computes the next model from a sum: of masked updates, or of lanes added by hosts.
+"""Computes the next model from a sum: of masked updates, or of updates that hosts added up.
 
 Single updates are never read. The sum is read block by block; private memory is a few blocks for
 each thread.
@@ -32,15 +32,15 @@ from potluck.server.strategy import (
 )
 
 BLOCK_ELEMENTS: Final = 2**18
-"""Number of elements read at once; large enough that starting the masks' keystreams costs
-little."""
+"""Number of elements read at once; so large that starting the masks' keystreams takes little
+time."""
 BlockReader = Callable[[int, int], NDArray[np.float64]]
 """Function that reads elements [begin, end) of a vector; begin is a multiple of `BLOCK_ELEMENTS`.
 Thread-safe."""
 
 
 class Total(Protocol):
-    """The sum of a round's updates, and means over their trainings."""
+    """The sum of a round's updates, and weighted means of the clients' losses and normalizers."""
 
     @property
     def weight(self) -> float:
@@ -58,11 +58,11 @@ class Total(Protocol):
         ...
 
     def mean(self) -> BlockReader:
-        """Return a reader of the weighted mean difference from the model."""
+        """Return a reader of the weighted mean of the clients' differences from the model."""
         ...
 
     def sum(self, auxiliary: str) -> BlockReader:
-        """Return a reader of an auxiliary's unweighted sum."""
+        """Return a reader of the unweighted sum of one auxiliary."""
         ...
 
 
@@ -79,8 +79,8 @@ def move_by_sum(
     """Return the next model and the strategy's next state, from a sum over these clients.
 
     The strategy gets statistics in which all clients have equal values. draft: as for
-    `apply_round`. Raises PluginError if the strategy sets different weights, NotFiniteError if the
-    result overflows.
+    `apply_round`. Raises PluginError if the strategy sets weights that differ by client,
+    NotFiniteError if the result overflows.
     """
     combine = strategy.weigh(_alike(total, clients, numbers.buffers, state))
     _check_combine(combine, len(clients))
@@ -138,7 +138,7 @@ def _factors(
     current: TensorFile,
     buffers: frozenset[str],
 ) -> dict[str, float]:
-    """Return, by tensor, the factor on its mean difference."""
+    """Return, for each tensor, the factor by which its mean difference is multiplied."""
     normalized = strategy.summation is Summation.NORMALIZED
     factors: dict[str, float] = {}
     for tensor in current.layout.tensors:
@@ -160,8 +160,8 @@ def _reduced(
     on_top: bool,
     draft: TensorDraft | None,
 ) -> Weights:
-    """Return factor · mean difference by tensor, in the model's layout; `on_top`: added to the
-    model."""
+    """Return factor · mean difference for each tensor, in the model's layout. on_top: True to add
+    it to the model."""
     layout = current.layout
     base, borders = FlatVector(current.arrays, layout), TensorBorders(layout)
     result = Result(layout, draft)

@@ -26,8 +26,8 @@ _FACTORIES: Final[frozenset[Callable[..., Any]]] = _ZEROS | {
 class NetworksInFiles(TorchFunctionMode):
     """Context manager that puts each large tensor created by a torch function into a file.
 
-    Values don't change. Tensors computed from others use private memory, one at a time. Applies to
-    the thread that enters it. Raises StorageError if the disk is full.
+    The values stay the same. Tensors computed from other tensors are in private memory first, one
+    at a time. Applies to the thread that enters it. Raises StorageError if the disk is full.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -80,7 +80,7 @@ def _is_large(found: object) -> bool:
 
 
 def _shares(found: Tensor, arguments: Iterable[object]) -> bool:
-    """Return True if a tensor shares an argument's memory: a view, or an in-place result."""
+    """Return True if a tensor shares memory with an argument: a view, or an in-place result."""
     own = found.untyped_storage().data_ptr()
     return any(
         isinstance(each, Tensor)

@@ -1,5 +1,7 @@
-"""Updates that omit whole tensors. An omitted tensor is read as unchanged, and the update is
-excluded from the tensor's mean."""
+"""Updates that omit whole tensors.
+
+An omitted tensor is read as unchanged, and the update is excluded from the mean of that tensor.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from potluck.server.strategy import Combine
 
 
 class PartialUpdate(EncodedUpdate):
-    """An update without some tensors, which are read as the round's model has them."""
+    """An update that omits some tensors. These are read with the values of the round's model."""
 
     def __init__(
         self,
@@ -30,10 +32,10 @@ class PartialUpdate(EncodedUpdate):
         *,
         delta: bool,
     ) -> None:
-        """model: the round's model, with the tensors of whole updates. delta: True if the file
-        holds differences from it.
+        """model: the round's model, with the tensors of complete updates. delta: True if the file
+        holds differences from the model.
 
-        Raises LayoutError if the file has other tensors than the remaining ones.
+        Raises LayoutError if the file's tensors aren't exactly those that are not dropped.
         """
         left = model.layout.without_names(dropped)
         base = NamedTensors.some(model, left) if delta else None
@@ -42,8 +44,8 @@ class PartialUpdate(EncodedUpdate):
         self._model = FlatVector(model.arrays, model.layout)
         self._borders = TensorBorders(model.layout)
         self._missing: dict[str, int] = {}
-        """By tensor, the number of elements by which its offset in the file is smaller; -1 if
-        omitted."""
+        """For each tensor, the number of elements by which its offset in the file is smaller than
+        in the complete layout; -1 if omitted."""
         ahead = 0
         for tensor in model.layout.tensors:
             if tensor.floating:
@@ -68,9 +70,9 @@ class PartialUpdate(EncodedUpdate):
 
 
 def shares_sent(layout: Layout, dropped: Sequence[Collection[str]]) -> Floats:
-    """Return, for each update, the share of the model's floating-point numbers that it has.
+    """Return, for each update, the share of the model's floating-point elements that it contains.
 
-    layout: layout of whole updates.
+    layout: layout of complete updates.
     """
     sizes = {tensor.name: tensor.elements for tensor in layout.tensors if tensor.floating}
     missing = np.array([sum(sizes[name] for name in names) for names in dropped])
@@ -79,10 +81,10 @@ def shares_sent(layout: Layout, dropped: Sequence[Collection[str]]) -> Floats:
 
 
 def renormalized(combine: Combine, dropped: Sequence[Collection[str]]) -> Combine:
-    """Return the same reduction with each tensor averaged over the updates that have it.
+    """Return the reduction with each tensor averaged over only the updates that have it.
 
-    dropped: for each update, the tensors that it omits. The weights of the others are scaled to the
-    same sum. A tensor that no weighted update has does not change.
+    dropped: for each update, the tensors that it omits. The weights of the remaining updates are
+    scaled to the same sum. A tensor that no weighted update has does not change.
     """
     names = sorted(set[str]().union(*dropped))
     if not names:

@@ -28,8 +28,8 @@ def publish(
 ) -> ModelVersion:
     """Write a model's files, in the precision in which the run sends it.
 
-    If this rounds the weights, the rounded weights become the model, so that all clients train from
-    the same one. draft: a file that may hold the model.
+    If this precision rounds the weights, the rounded weights become the model, so that all clients
+    start from the same weights. draft: a file that may hold the model.
     """
     down = run_file.transport.down
     with_base = down.delta and base is not None
@@ -84,5 +84,5 @@ def _publish_encoded(
         )
     ]
     if base_file is not None or down.compress:
-        renditions.append(Rendition.whole(digest))  # for hosts that can't use the other form
+        renditions.append(Rendition.whole(digest))  # for hosts that can't use the encoded form
     return files.publish(digest, renditions)

@@ -6,7 +6,7 @@ result has the same bits for any order of arrival and any assignment of blocks t
 are written to a file block by block: private memory is a few blocks for each thread (for median and
 trimmed mean one block of every update, at most 8 MiB in all).
 
-Tensors that are not floating-point are taken from the first update in client order, never
+Tensors that are not floating-point are taken from the first update in client order; they are never
 averaged.
 """
 
@@ -89,7 +89,8 @@ def reduce(
 
 
 def clip_scales(norms: NDArray[np.float64], clip: float | None) -> NDArray[np.float64]:
-    """Return factors that limit differences with these norms to the norm `clip`."""
+    """Return the factors that scale differences with these norms down to at most the norm
+    `clip`."""
     if clip is None or not 0 < clip < math.inf:
         raise PluginError(f"the strategy's clip is {clip}; it must be above 0 and finite")
     return clip / np.maximum(norms, clip)
@@ -141,7 +142,8 @@ def _combiner(
 
 
 class _Scales:
-    """Factors on each update's elements: one per update, or one per update and tensor."""
+    """Factors by which elements of each update are multiplied: one per update, or one per update
+    and tensor."""
 
     def __init__(
         self,
@@ -156,7 +158,8 @@ class _Scales:
         }
 
     def of(self, begin: int, end: int) -> list[tuple[slice, list[float]]]:
-        """Return the slices of a block [begin, end), each with one factor for every update."""
+        """Split block [begin, end) into slices, and return each with its factors, one per
+        update."""
         if self._borders is None:
             return [(slice(0, end - begin), self._factors)]
         return [
@@ -173,8 +176,8 @@ def _sum(
     *,
     on_top: bool,
 ) -> _Combiner:
-    """Return a combiner for Σ scale · update; with a base, Σ scale · (update − base), `on_top` of
-    it if True."""
+    """Return a combiner for Σ scale · update. With a base: for Σ scale · (update − base), added to
+    the base if `on_top`."""
     scratch = np.empty(block, np.float32)
     origins, sums, product = np.empty(block), np.empty(block), np.empty(block)
 
@@ -200,10 +203,10 @@ def _sum(
 
 
 def _middle(decoders: list[EncodedUpdate], trimmed: int, block: int) -> _Combiner:
-    """Return a combiner for each coordinate's mean without the `trimmed` smallest and largest
+    """Return a combiner for the mean of each coordinate without its `trimmed` smallest and largest
     values.
 
-    The median is the case that leaves one value, or two if the number of updates is even.
+    For the median, one value remains, or two if the number of updates is even.
     """
     kept = range(trimmed, len(decoders) - trimmed)
     network = selection_network(len(decoders), kept.start, kept.stop)

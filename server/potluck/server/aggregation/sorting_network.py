@@ -1,7 +1,7 @@
-"""Sorting networks: fixed lists of pairs to compare, independent of the values.
+"""Sorting networks: fixed lists of comparisons, which don't depend on the values.
 
-Sorting a few values for each of millions of coordinates is fastest with a fixed list of
-comparisons, each done for a whole block of coordinates at once by numpy's minimum and maximum.
+They are the fastest way to sort a few values for each of millions of coordinates: numpy's minimum
+and maximum do each comparison for a whole block of coordinates at once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The spool: received updates on disk until they are reduced, one file per client and attempt."""
+"""The spool: a folder of received updates until they are combined, one file per client and
+attempt."""
 
 from __future__ import annotations
 
@@ -36,8 +37,8 @@ class Spool:
         return folder / f"{client}@{blake3[:16]}.safetensors"
 
     def find(self, round_number: int, attempt: int, blake3: str) -> Path | None:
-        """Return a file of an attempt by its digest, as for a sum of many clients; None if not
-        found."""
+        """Return a file of an attempt by its digest; None if not found. Use it for a sum of many
+        clients, whose file has the name of one."""
         folder = self._folder / f"{round_number}.{attempt}"
         return next(iter(sorted(folder.glob(f"*@{blake3[:16]}.safetensors"))), None)
 
@@ -46,10 +47,11 @@ class Spool:
         client = path.name.partition("@")[0]
         for other in path.parent.glob(f"{client}@*"):
             if not other.name.startswith(path.name):
-                other.unlink(missing_ok=True)  # it may have been renamed just now
+                other.unlink(missing_ok=True)  # a concurrent upload may have renamed it just now
 
     def take_spare(self) -> Path | None:
-        """Return a file of an earlier round to overwrite; None if there is none."""
+        """Return a file of an earlier round that a new update may overwrite; None if there is
+        none."""
         return self._spare.take()
 
     def clear(
@@ -60,11 +62,13 @@ class Spool:
         *,
         keep: Collection[str] = (),
     ) -> None:
-        """Delete an attempt's updates; later updates overwrite the `spent` files.
+        """Delete an attempt's updates. Files in `spent` are kept apart, for later updates to
+        overwrite.
 
         keep: clients whose updates are kept.
 
-        Other files may still be open for a check of a late update, so they are deleted, not reused.
+        Other files may still be open, for a check of a late update, so they are deleted and not
+        overwritten.
         """
         self._spare.clear()
         with contextlib.suppress(FileNotFoundError):
@@ -84,10 +88,10 @@ class Spool:
                 _remove(folder)
 
     def clear_except(self, kept: Mapping[tuple[int, int], Collection[str]]) -> None:
-        """Delete all updates except those of some attempts, for example after a crash.
+        """Delete the updates of all attempts except the given ones, for example after a crash.
 
-        kept: by round and attempt, the clients whose updates are kept; all clients if the
-        collection is empty.
+        kept: (round, attempt) → clients whose updates are kept; all clients if the collection is
+        empty.
         """
         if not self._folder.is_dir():
             return
@@ -111,7 +115,7 @@ def _remove(folder: Path) -> None:
     """
     doomed = folder.with_name(f"{folder.name}.over")
     try:
-        if doomed.exists():  # left by a kill
+        if doomed.exists():  # the process was killed before it could delete this folder
             shutil.rmtree(doomed)
         folder.rename(doomed)
         shutil.rmtree(doomed)

@@ -25,8 +25,8 @@ def still_spooled(
 ) -> Mapping[str, SpooledUpdate]:
     """Return, by client, the received updates whose files are still intact after a restart.
 
-    A crash of the machine may damage files. A sum is only returned if all its members are among the
-    given ones: a member may have left after the sum was stored.
+    A crash of the machine may damage files. A sum is only returned if all its members are among
+    `members`: a client may have left the cohort after the sum was stored.
 
     update_id: function that returns the id of a client's update in the attempt. missed: True to
     include updates that missed the round.
@@ -58,7 +58,7 @@ def still_spooled(
 
 
 def intact(path: Path, blake3: str) -> bool:
-    """Return True if a spooled file still has its verified digest."""
+    """Return True if a spooled file still has the digest that was verified at its upload."""
     try:
         return file_digest(path).blake3 == blake3
     except StorageError:

@@ -1,4 +1,4 @@
-"""Stores the arrays of the selector's and the strategy's state in a file. Blocking."""
+"""Stores the arrays of the selector's and the strategy's states in a file. Blocking."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class States:
 
 
 def write_states(files: ModelFiles, states: States) -> str | None:
-    """Write the arrays of both states; return the file's digest, None without arrays."""
+    """Write the arrays of both states. Return the file's digest; None if there are no arrays."""
     arrays = {
         f"{owner}/{name}": np.ascontiguousarray(array)
         for owner, state in (("selector", states.selector), ("strategy", states.strategy))

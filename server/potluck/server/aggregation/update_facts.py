@@ -1,6 +1,6 @@
-"""Facts about a round's updates for selectors, from one pass over them, by blocks in float64.
+"""Computes facts about a round's updates for selectors, in one pass, by blocks in float64.
 
-An update is its difference from the round's model, over the floating-point tensors that are
+An update here is its difference from the round's model, over the floating-point tensors that are
 parameters. Sums are computed within spans of the vector, then over spans in order, so the result
 has the same bits, whichever thread processes which span.
 """
@@ -24,7 +24,7 @@ from potluck.server.aggregation.update_files import Update, decoders_of
 from potluck.server.selection import SKETCH_SIZE, Floats, UpdateFact
 
 _BLOCK_NUMBERS: Final = 2**20
-"""Number of elements, over all updates, that each thread processes at once."""
+"""Number of elements, summed over all updates, that each thread processes at once."""
 _SPANS: Final = 64
 _MIX: Final = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
@@ -69,7 +69,7 @@ def _sums(
     wanted: Collection[UpdateFact],
     threads: int | None,
 ) -> dict[UpdateFact, Floats]:
-    """Return the Gram matrix, the sketches and the norms; zeros for unwanted ones."""
+    """Return the Gram matrix, the sketches and the norms; zeros for facts that are not wanted."""
     pairs, sketched = UpdateFact.GRAM in wanted, UpdateFact.SKETCH in wanted
     measured = UpdateFact.NORM in wanted
     base = FlatVector(model.arrays, model.layout)
@@ -118,10 +118,10 @@ def _sums(
 
 
 def _projection(seed: int, begin: int, end: int) -> tuple[NDArray[np.int64], Floats]:
-    """Return, for elements [begin, end) of the vector, each one's index in a sketch and its sign.
+    """Return, for each element of [begin, end), its index in a sketch and its sign.
 
-    Both are computed by the mixing function of SplitMix64 (Steele et al. 2014), so they are not
-    stored.
+    Both are computed with the mixing function of SplitMix64 (Steele et al. 2014), so they need not
+    be stored.
     """
     add, first, second = (np.uint64(word) for word in _MIX)
     with np.errstate(over="ignore"):

@@ -1,4 +1,4 @@
-"""Files of updates: checks and reads them. Blocking."""
+"""Checks and reads files of updates. Blocking."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class UpdateFiles:
         self._expected = update_layout(layout, up.encoding, self._auxiliaries)
 
     def leaving_out(self, dropped: Sequence[str]) -> UpdateFiles:
-        """Return the form of an update without these tensors."""
+        """Return the form of an update that omits these tensors."""
         if not dropped:
             return self
         left = self.layout.without_names(dropped)
@@ -58,8 +58,8 @@ class UpdateFiles:
 
     @property
     def largest(self) -> int:
-        """Maximum bytes of an update; more than it needs, so that errors of wrong updates can name
-        the cause."""
+        """Maximum size of an update in bytes. The limit leaves room, so that errors can name what
+        is wrong with a slightly larger file."""
         return 2 * self._expected.file_bytes + (1 << 20)
 
     @property
@@ -70,11 +70,10 @@ class UpdateFiles:
     def check(
         self, path: Path, base: Tensors | None, *, compressed: bool, finite: bool = False
     ) -> None:
-        """Check that a received file is an update: layout and numbers. `base`: the round's model,
-        of the same layout.
+        """Check a received file: whether it has the layout of an update, and valid numbers.
 
-        finite: True if a `FiniteScreen` found only finite numbers. Raises LayoutError,
-        NotFiniteError, OutOfBoundsError, TooLargeError.
+        base: the round's model, of the same layout. finite: True if a `FiniteScreen` found only
+        finite numbers. Raises LayoutError, NotFiniteError, OutOfBoundsError, TooLargeError.
         """
         plain = self._up.encoding is Encoding.FLOAT32 and not self._up.delta and not compressed
         with self.open(path, compressed=compressed) as file:
@@ -101,7 +100,8 @@ class UpdateFiles:
     def partial_weights(
         self, file: TensorFile, model: Tensors, dropped: Sequence[str]
     ) -> PartialUpdate:
-        """Return such a reader for an update that omits tensors. model: the round's model."""
+        """Return a reader that decodes the weights of an open update that omits tensors. model: the
+        round's model."""
         delta, encoding = self._up.delta, self._up.encoding
         return PartialUpdate(weights_of(file), model, dropped, encoding, delta=delta)
 
@@ -142,7 +142,8 @@ class OneUpdate:
 
 
 def decoders_of(updates: Sequence[Update], layout: Layout) -> list[EncodedUpdate]:
-    """Return readers of the updates. Raises LayoutError if one does not have this layout."""
+    """Return a reader for each update. Raises LayoutError if an update does not have this
+    layout."""
     if not updates:
         raise RunError("a round needs at least one update; wait for a client")
     decoders = [u if isinstance(u, EncodedUpdate) else EncodedUpdate(u, layout) for u in updates]

@@ -1,4 +1,4 @@
-"""Norms of updates and distances of models, computed in float64 block by block."""
+"""Norms of updates and distances between models, computed in float64 block by block."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def update_norms(
 
 
 def distance(first: Tensors, second: Tensors, *, threads: int | None = None) -> float:
-    """Return the L2 distance of two models' floating-point tensors, summed in float64."""
+    """Return the L2 distance between two models' floating-point tensors, summed in float64."""
     one, other = FlatVector(first.arrays, first.layout), FlatVector(second.arrays, first.layout)
     squares = np.zeros(-(-len(one) // BLOCK_ELEMENTS))
 
@@ -75,7 +75,7 @@ def distance(first: Tensors, second: Tensors, *, threads: int | None = None) -> 
 def tensor_norms(
     updates: Sequence[Update], model: Tensors, *, threads: int | None = None
 ) -> dict[str, NDArray[np.float64]]:
-    """Return the norms of `update_norms` for each floating-point tensor, by name."""
+    """Return the L2 norm of update − model for each floating-point tensor: one value per update."""
     decoders = decoders_of(updates, model.layout)
     base = FlatVector(model.arrays, model.layout)
     borders = TensorBorders(model.layout)
@@ -104,7 +104,7 @@ def tensor_norms(
 
     for_each_block(len(base), BLOCK_ELEMENTS, combiner, threads)
     totals = {t.name: np.zeros(len(decoders)) for t in model.layout.tensors if t.floating}
-    for block in found:  # in order, whichever thread computed which
+    for block in found:  # in order of blocks, so the sum always has the same bits
         for name, squares in block:
             totals[name] += squares
     return {name: np.sqrt(total) for name, total in totals.items()}

@@ -15,16 +15,17 @@ from potluck.server.selection import Population, Rows
 Floats = NDArray[np.float64]
 
 LEAST_CLIENTS = 5
-"""Minimum number of clients in a mean of triplets; with fewer, it would reveal too much about
-each."""
+"""Minimum number of clients in a mean of triplets. A mean over fewer would reveal too much about
+each client."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CohortLabels:
-    """Metrics of the summed labels of each round's cohort; NaN if no client disclosed any.
+    """Metrics of each cohort's summed labels, one value per cohort; NaN if no client of it
+    disclosed any.
 
-    entropy: bits. to_balanced, to_federation: 1 − cosine of the angle to equal numbers of each
-    class, and to the sum of all clients' labels.
+    entropy: in bits. to_balanced: cosine distance (1 − cosine) to equal numbers of each class.
+    to_federation: cosine distance to the sum of all clients' labels.
     """
 
     entropy: Floats
@@ -33,7 +34,7 @@ class CohortLabels:
 
 
 def cohort_labels(label_counts: Floats, cohorts: Mapping[int, Rows]) -> CohortLabels:
-    """Measure each cohort by the label counts (K × classes; rows of NaN are ignored)."""
+    """Return the metrics of each cohort. label_counts: K × classes; rows of NaN are ignored."""
     known = np.nan_to_num(label_counts).clip(min=0.0)
     sums = np.array([known[rows].sum(axis=0) for rows in cohorts.values()])
     sums[sums.sum(axis=1) == 0] = np.nan
@@ -53,8 +54,9 @@ def _distances(sums: Floats, target: Floats) -> Floats:
 def heterogeneity(population: Population) -> dict[str, float]:
     """Return the federation's heterogeneity, by the names of `HETEROGENEITIES`, each in [0, 1].
 
-    All six are computed from interaction matrices. From triplets, the means over clients are
-    returned. Empty if fewer than `LEAST_CLIENTS` have disclosed either.
+    All six values are computed if clients have disclosed interaction matrices. If they have
+    disclosed triplets, the means over clients are returned. Empty if fewer than `LEAST_CLIENTS`
+    clients have disclosed one of the two.
     """
     matrices, triplets = population.interaction_matrices, population.triplets
     if matrices is not None:

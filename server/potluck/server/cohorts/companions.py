@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 LARGEST_GROUP = 64
-"""Maximum size of a group. Each instruction names its whole group, so traffic grows with the square
-of the size."""
+"""Maximum size of a group. Each client's instruction names the whole group, so traffic grows with
+the square of the size."""
 
 
 def companions(
     members: Iterable[tuple[str, str, int | None]],
 ) -> Mapping[str, tuple[str, ...]]:
-    """Return the group of each client that has companions, itself included.
+    """Return, for each client that has companions, its group, which includes itself.
 
-    members: clients, their hosts and their numbers of passes, in the order of the groups; a client
-    whose host is "" has no companions. Clients of a host with the same number of passes form groups
-    of at most `LARGEST_GROUP`, in that order.
+    members: (client, host, number of passes), in the order that groups will have; a client whose
+    host is "" has no companions. Clients of a host with the same number of passes form groups of at
+    most `LARGEST_GROUP`.
     """
     of_host: dict[tuple[str, int | None], list[str]] = {}
     for client, host, passes in members:

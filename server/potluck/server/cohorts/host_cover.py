@@ -9,7 +9,8 @@ import numpy as np
 from potluck.server.selection import Rows
 
 TagLimits = Sequence[tuple[Sequence[str], int]]
-"""As in `tag_limits.narrowed`. All clients of a host have the same tags."""
+"""For each limited tag: its value for each row, and the maximum number of clients with one value,
+as in `tag_limits.narrowed`. All clients of a host have the same tags."""
 
 
 def cover(
@@ -23,9 +24,10 @@ def cover(
     """Add candidates on further hosts to `begin` until `least` hosts are covered; None if
     impossible.
 
-    If at most one tag is limited, a cover is found for any order of the candidates if one exists.
+    If at most one tag is limited, a cover is found whenever one exists, for any order of the
+    candidates.
 
-    begin: one row per host. hosts: per row of the run's clients; empty if unknown.
+    begin: one row per host. hosts: host of each row of the run's clients; "" if unknown.
     """
     taken = list(begin)
     covered = {hosts[row] for row in taken}
@@ -50,10 +52,11 @@ def on_enough_hosts(
 ) -> Rows | None:
     """Return `chosen` if it is on `least` hosts, else a completed cohort; None if impossible.
 
-    The first chosen client of each host stays. Clients on further hosts are drawn and come last. If
-    the cohort already has `count` clients, they replace other clients, last chosen first.
+    The first chosen client of each host stays. Clients on further hosts are drawn at random and
+    come last. If the cohort already has `count` clients, the added clients replace others, the last
+    chosen first.
 
-    chosen: in the order chosen, within the limits. count: maximum number of clients, at least
+    chosen: rows in the order chosen, within the limits. count: maximum number of clients, at least
     `least`.
     """
     rows: list[int] = chosen.tolist()

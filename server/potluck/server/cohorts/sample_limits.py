@@ -1,4 +1,4 @@
-"""Limits on the number of samples that a client is weighted by. Pure."""
+"""Limits on the number of samples by which a client's update is weighted. Pure."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ Samples = NDArray[np.int64]
 
 
 def counted(samples: Samples, limits: SampleLimits) -> Samples:
-    """Return numbers of samples, limited by `maximum` and `maximum_multiple` times the others'
-    median.
+    """Return the numbers of samples, limited by `maximum` and by `maximum_multiple` × the median of
+    the others.
 
     Each result is at least 1. The median is over all other clients: a client's own report must not
     raise its limit, even with few clients.
@@ -26,7 +26,8 @@ def counted(samples: Samples, limits: SampleLimits) -> Samples:
 
 
 def _medians_of_others(samples: Samples) -> NDArray[np.float64]:
-    """Return, for each number, the median of the others; infinity if there is only one."""
+    """Return, for each number, the median of all other numbers; infinity if there is only one
+    number."""
     others = len(samples) - 1
     if others < 1:
         return np.full(len(samples), np.inf)
@@ -34,7 +35,7 @@ def _medians_of_others(samples: Samples) -> NDArray[np.float64]:
     ranks = np.empty(len(samples), np.int64)
     ranks[np.argsort(samples, kind="stable")] = np.arange(len(samples))
     low, high = (others - 1) // 2, others // 2
-    # Without the number of rank r, all later ranks fall by one.
+    # If the number of rank r is removed, all later ranks fall by one.
     lower, upper = (ordered[place + (ranks <= place)] for place in (low, high))
     medians: NDArray[np.float64] = (lower.astype(np.float64) + upper.astype(np.float64)) / 2
     return medians

@@ -11,14 +11,14 @@ from potluck.common.names import is_name
 from potluck.server.selection import Ask, AskSum, Selection, SelectionContext, Selector
 
 MOST_NAMES = 1024
-"""Maximum number of numbers in one answer."""
+"""Maximum number of numbers that a selector may request in one question."""
 
 MOST_EPOCHS = 10**6
 """Maximum number of passes of one client in a round."""
 
 
 def check_selection(selection: Selection, context: SelectionContext, name: str) -> None:
-    """Raise RunError, naming the selector, unless it chose available clients, none twice."""
+    """Raise RunError, naming the selector, unless it chose available clients, each at most once."""
     rows = [int(row) for row in selection.rows]
     if not rows:
         raise RunError(
@@ -116,14 +116,14 @@ def _check_dropped(selection: Selection, context: SelectionContext, name: str) -
         set(names) < known for names in dropped if names
     ):
         raise RunError(
-            f"selector '{name}' must name for each chosen client the tensors to omit: some of the "
-            f"{len(known)} parameters that updates have, not all",
+            f"selector '{name}' must return, for each chosen client, the tensors to omit from its "
+            f"update: none or some of the {len(known)} parameters, but not all",
             selector=name,
         )
 
 
 def check_ask(ask: object, context: SelectionContext, name: str) -> None:
-    """Raise RunError, naming the selector, unless the question is valid and for available
+    """Raise RunError, naming the selector, unless its question is valid and asks available
     clients."""
     if not isinstance(ask, Ask | AskSum):
         raise RunError(

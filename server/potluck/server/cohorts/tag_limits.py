@@ -12,17 +12,17 @@ from potluck.server.selection import Rows
 def narrowed(
     chosen: Rows, available: Rows, limits: Sequence[tuple[Sequence[str], int]]
 ) -> Rows | None:
-    """Return the rows for another choice if too many chosen clients share a tag's value.
+    """Return the rows for a repeated choice if too many chosen clients share a tag's value.
 
-    Of the clients with such a value, only those chosen first stay. Returns None if the cohort is
-    within all limits.
+    If too many chosen clients have a value, only the first of them and clients with other values
+    remain in the rows. Returns None if the cohort is within all limits.
 
-    Repeated choices end: each time, fewer clients with the value are left, and a value with at most
-    its limit of clients can't exceed the limit. So this works with any selector, and its first
+    Repeated choices end: each time, fewer clients with the value remain, and a value that at most
+    its limit of clients have can't exceed the limit. So this works with any selector, and its first
     choices are kept.
 
-    chosen: in the order chosen. limits: for each limited tag, the value of every row of the run's
-    clients, and the maximum number of clients with the same value.
+    chosen: rows in the order chosen. limits: for each limited tag, the value of every row of the
+    run's clients, and the maximum number of clients with the same value.
     """
     excess = np.zeros(0, dtype=np.int64)
     for values, most in limits:
@@ -39,10 +39,10 @@ def ineligible(tags: Mapping[str, str], eligible: Mapping[str, Sequence[str]]) -
     """Return why clients of a host with these tags are excluded; empty if they are not."""
     for name, values in eligible.items():
         if tags.get(name) not in values:
-            has = f"is {tags[name]!r}" if name in tags else "is not given"
+            has = f"is {tags[name]!r}" if name in tags else "is not set"
             return (
-                f"the tag {name} of its host {has}, and the run's selector_limits.eligible takes "
-                f"{', '.join(map(repr, values))}; change one of them; a host needs "
-                "a restart after a change of its configuration"
+                f"the tag {name} of its host {has}, and the run's selector_limits.eligible accepts "
+                f"{', '.join(map(repr, values))}; change the run's setting, or the tag in the "
+                "host's configuration and restart the host"
             )
     return ""

@@ -1,4 +1,4 @@
-"""Eligibility for selection: everything that excludes a client is decided here.
+"""Eligibility for selection: decides which clients are excluded, for any reason.
 
 Imports `hosts`, `profiles` and the store. Takes the connected clients, returns the rows to select
 among, and posts events about excluded clients.

@@ -1,5 +1,8 @@
-"""Alarms about clients that are picked too often, that report more samples than they are weighted
-by, or that count as one site because their site's tag is missing."""
+"""Alarms about suspicious clients and missing tags.
+
+An alarm is raised about clients that are picked too often, about clients that report more samples
+than the run's limits, and about clients that count as one site because their site's tag is missing.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from potluck.server.selection import Rows
 _SHOWN = 3
 
 TagLimit = tuple[str, Sequence[str], int]
-"""A tag, its value for each row of the roster (empty: not set), and the maximum number of clients
+"""A tag, its value for each row of the roster ("" if not set), and the maximum number of clients
 with one value."""
 
 
@@ -37,17 +40,20 @@ class SelectionAlarms:
         self._boasters: set[str] = set()
         self._untagged: set[str] = set()
         self.largest_weight: float | None = None
-        """Largest share of one client in the weights of the newest round."""
+        """The largest weight of a client in the newest round, as a share of all weights; None if
+        unknown."""
 
     def choosing(self, available: Rows) -> None:
-        """Record the clients among which the next committed round's cohort is chosen."""
+        """Record the available clients, among which the cohort of the next committed round is
+        chosen."""
         self._available = available
 
     def look_at_picks(self, cohort: Sequence[str]) -> None:
-        """Raise an alarm for clients picked far more often than by chance among those available.
+        """Raise an alarm about clients picked far more often than by chance among the available
+        clients.
 
-        cohort: clients of the round that was just committed. Rounds begun before a restart don't
-        count.
+        cohort: clients of the round that was just committed. A round that began before a restart
+        does not count.
         """
         available, self._available = self._available, None
         if available is None or not len(available):
@@ -76,11 +82,11 @@ class SelectionAlarms:
             )
 
     def look_at_tags(self, limits: Sequence[TagLimit], chosen: int, count: int) -> None:
-        """Raise an alarm for tags that hosts don't set, if they made a cohort smaller than
+        """Raise an alarm about a tag that hosts don't set, if it made a cohort smaller than
         requested.
 
-        limits: limits of the run's at_most_per. chosen, count: numbers of clients in the cohort,
-        and requested.
+        limits: limits of the run's at_most_per. chosen: number of clients in the cohort. count:
+        number of clients requested.
         """
         for tag, values, most in limits:
             untagged = sum(not value for value in values)
@@ -88,13 +94,14 @@ class SelectionAlarms:
                 self._untagged.add(tag)
                 self._warn(
                     f"the cohort has {chosen} of {count} clients: the hosts of {untagged} clients "
-                    f"do not give the tag '{tag}', and selector_limits.at_most_per takes {most} of "
-                    "these together; set it in the [tags] of hosts, or correct its name"
+                    f"do not set the tag '{tag}', and selector_limits.at_most_per accepts {most} "
+                    "of these clients together; set the tag in the [tags] of hosts, or correct "
+                    "its name"
                 )
 
     def look_at_samples(self, disclosed: Mapping[str, int]) -> None:
-        """Raise an alarm for clients beyond the run's limits. disclosed: samples by client of the
-        newest round."""
+        """Raise an alarm about clients that report more samples than the run's limits. disclosed:
+        number of samples of each client in the newest round."""
         samples = np.array(list(disclosed.values()), dtype=np.int64)
         counts = counted(samples, self._limits)
         self.largest_weight = float(counts.max() / counts.sum()) if disclosed else None
@@ -107,9 +114,10 @@ class SelectionAlarms:
         self._boasters.update(new)
         if new:
             each = [
-                f"{client} ({less[client][0]}, counts with {less[client][1]})" for client in new
+                f"{client} ({less[client][0]}, weighted by {less[client][1]})" for client in new
             ]
             self._warn(
-                f"too many samples are told: by {listed(each, _SHOWN)}, beyond the run's "
-                "sample_limits; raise them if that is true, else see `potluck clients quarantine`"
+                f"too many samples are reported: by {listed(each, _SHOWN)}, beyond the run's "
+                "sample_limits; raise the limits if the numbers are true, else see `potluck "
+                "clients quarantine`"
             )

@@ -1,6 +1,6 @@
-"""Label counts of a run's clients from secure sums, as the core sees them.
+"""Interface to the label counts of a run's clients that come from secure sums.
 
-`potluck.secagg` computes the sums. The coordinator finds it by name, in the group
+`potluck.secagg` computes the sums. The coordinator finds it by name, in the entry point group
 `potluck.secure_sums`.
 """
 
@@ -22,22 +22,22 @@ from potluck.server.store.store_thread import InStore
 Counts = NDArray[np.float64]
 
 Say = Callable[..., None]
-"""Publishes a text for the operators; with `warning` a text to look into."""
+"""Function that publishes a text for the operators; `warning=True` for a problem."""
 
 PhaseObserver = Callable[[str, float, int], None]
-"""Called after each phase of a sum: its name, its seconds, the number of clients that dropped out
-in it."""
+"""Function called after each phase of a sum, with the phase's name, its seconds, and the number of
+clients that dropped out in it."""
 
 NO_SUMS = "this coordinator lacks the package potluck.secagg; install all of potluck"
-"""The reason for a missing collector, with the remedy."""
+"""The reason why there is no collector, with the remedy."""
 
 
 class LabelSums:
-    """The label counts of one run that come from secure sums; this class has none. Lives on the
-    event loop.
+    """The label counts of one run that come from secure sums. This class is for runs without any.
+    Used on the event loop.
 
-    totals: of all clients. cell_counts: by client, the mean of its cell; None if label counts do
-    not come by cell.
+    totals: label counts summed over all clients. cell_counts: for each client, the mean label
+    counts of its cell; None if label counts are not summed by cell.
     """
 
     def __init__(self) -> None:
@@ -45,12 +45,12 @@ class LabelSums:
         self.cell_counts: dict[str, Counts] | None = None
 
     async def find(self, clients: Sequence[str], present: Callable[[str], bool]) -> None:
-        """Find or compute the wanted sums over these clients. Raises RunError if the run can't
-        continue without."""
+        """Find or compute the wanted sums over these clients. Raises RunError if they fail and the
+        run can't continue without them."""
 
 
 class SumCollector(Protocol):
-    """Asks clients for secure sums of label counts. Lives on the event loop."""
+    """Asks clients for secure sums of label counts. Used on the event loop."""
 
     observe: PhaseObserver
 
@@ -66,7 +66,7 @@ class SumCollector(Protocol):
         present: Callable[[str], bool],
         say: Say,
     ) -> tuple[Sequence[str], NDArray[np.int64]] | None:
-        """Return the clients in the sum over these clients, and the sum.
+        """Return a secure sum of label counts over these clients, with the clients that are in it.
 
         Returns None, after a notice, if the sum failed.
         """
@@ -76,7 +76,7 @@ class SumCollector(Protocol):
 def open_collector(
     attendance: Attendance, in_store: InStore, trust: Trust, observe: PhaseObserver
 ) -> SumCollector | None:
-    """Return what collects secure sums; None if secure aggregation is not installed."""
+    """Return a collector of secure sums; None if secure aggregation is not installed."""
     if not collects_sums():
         return None
     make: Callable[..., Any] = plugins.find_callable(plugins.SECURE_SUMS, COLLECTOR)

@@ -1,9 +1,9 @@
 """The rules on which clients may be selected in a run, in one place.
 
-A client is excluded if it is in quarantine, if its host can't train it, if it has not disclosed a
-profile that the selector needs, if it is in no cell although label counts are summed by cell, or if
-it was picked too often. Used on the event loop, between the state machine, which knows the
-connected clients, and the selector.
+A client is excluded if it is in quarantine, if its host can't train it, or if it was picked too
+often. It is also excluded if it has not disclosed a profile that the selector needs, or is in no
+cell although label counts are summed by cell. Used on the event loop, between the state machine,
+which knows the connected clients, and the selector.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SHOWN = 3
 
 
 class ScarceError(RunError):
-    """Too few clients may be selected now."""
+    """The clients that may be selected now are too few."""
 
 
 @dataclass(kw_only=True)
@@ -65,7 +65,7 @@ class Eligibility:
 
     @property
     def _includes_all(self) -> bool:
-        """Return True if clients without a profile are selected too."""
+        """True if clients without a profile may be selected too."""
         return self.plan.run_file.profiles.missing is MissingProfiles.INCLUDE
 
     def quarantine(self, clients: Collection[str]) -> None:
@@ -95,10 +95,11 @@ class Eligibility:
         return under_cap(rows, counts, cap=cap, count=count, hosts=hosts, least_hosts=least)
 
     async def in_label_sums(self, rows: Rows, present: Callable[[str], bool]) -> Rows:
-        """Find or compute the sums of label counts. Return the rows of clients in a summed cell.
+        """Find or compute the secure sums of label counts. Return the rows of clients in a summed
+        cell.
 
-        Return all rows if label counts are not summed by cell, or if clients without a profile are
-        selected too.
+        Returns all rows if label counts are not summed by cell, or if clients without a profile may
+        be selected too.
         """
         await self.label_sums.find(self.roster.clients(rows), present)
         cells = self.label_sums.cell_counts
@@ -109,7 +110,8 @@ class Eligibility:
     async def _with_profile(
         self, clients: list[str], action: rounds.Select, present: Callable[[str], bool]
     ) -> list[str]:
-        """Return the clients that have disclosed the needed profiles, or need not disclose any."""
+        """Return the clients that have disclosed the needed profiles, or don't need to disclose
+        any."""
         asked = [client for client in clients if client not in self.refused]
         tag = f"{action.round}.{action.attempt}/profile"
         collected = await self.profiling.collect(asked, tag=tag, present=present)
@@ -136,7 +138,8 @@ class Eligibility:
         return left
 
     def _handle_refusals(self, refused: Mapping[str, str], *, first: bool) -> None:
-        """Continue without the profiles of these clients. Raises RunError if the run can't."""
+        """Continue without the profiles of these clients. Raises RunError if the run needs all
+        profiles."""
         whys = list(dict.fromkeys(refused.values()))
         shown = "; ".join(whys[:_SHOWN]) + (
             f"; and {len(whys) - _SHOWN} more" * (len(whys) > _SHOWN)

@@ -1,7 +1,7 @@
 """Asks hosts whether they can train in a run, before their clients are selected.
 
-This finds missing software and refusals of owners before round 1, or when a host joins, instead of
-by selecting clients until all have failed. Used on the event loop.
+So missing software and refusals of owners are found before round 1, or when a host joins. Otherwise
+each affected client would be found only by failing after it was selected. Used on the event loop.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from potluck.server.rounds.events import Select
 from potluck.server.rounds.plan import RunPlan
 
 _CHECK_SECONDS: Final = 30.0
-"""Seconds to wait for an answer; clients of a host that is busy for longer are selected
+"""Seconds to wait for an answer. If a host is busy for longer, its clients can be selected
 unchecked."""
 
 _LARGEST_LAYOUT: Final = 1 << 20
-"""Maximum bytes of a layout to send; hosts check larger models only when they train."""
+"""Maximum size in bytes of a layout to send; for a larger model, hosts check the layout only when
+they train."""
 
 
 class HostChecks:
@@ -76,7 +77,7 @@ class HostChecks:
         return tuple(client for client in action.available if client not in self._left_out)
 
     def _unasked(self, clients: Sequence[str]) -> list[list[str]]:
-        """Return the clients of each host that has not been asked yet."""
+        """Return the clients of each host that has not been asked yet, one list per host."""
         groups: dict[tuple[str, str], list[str]] = {}
         for client in clients:
             session = self._attendance.session_of(client)

@@ -1,4 +1,4 @@
-"""Clients that can't take part in a run until their host is restarted, with the reasons."""
+"""Excludes clients that can't take part in a run until their host is restarted."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class LeftOutRegister:
         self._rows |= {row.client_id: row for row in rows}
 
     def add(self, troubles: Mapping[str, str]) -> None:
-        """Exclude clients. They must be stored before the state machine selects again."""
+        """Exclude clients. Store them before the state machine selects again."""
         new = {client: why for client, why in troubles.items() if client not in self._rows}
         for client, why in new.items():
             session = self._attendance.session_of(client)
@@ -85,8 +85,8 @@ class LeftOutRegister:
         if back:
             self._post(rounds.Readmitted(tuple(back)))
         why = (
-            f"task '{self._task}' is not installed on its host; install it there and "
-            "restart the host"
+            f"task '{self._task}' is not installed on its host; install it there and restart the "
+            "host"
         )
         attending = {client: session for client, session in sessions.items() if session}
         self.add({c: why for c, each in attending.items() if not each.offers(self._task)})
@@ -94,7 +94,7 @@ class LeftOutRegister:
         self.add({client: why for client, why in unfit.items() if why})
 
     async def store(self, clients: Sequence[str]) -> None:
-        """Store that clients are excluded."""
+        """Store that these clients are excluded."""
         rows = [self._rows[client] for client in clients if client in self._rows]
         await self._in_store(lambda store: store.leave_out(self._run_id, rows))
 

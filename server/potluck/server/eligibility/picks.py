@@ -13,7 +13,7 @@ from potluck.server.selection import Rows
 
 
 class PickRecord:
-    """The number of committed cohorts with each client of a run."""
+    """For each client of a run, the number of committed cohorts that it was in."""
 
     def __init__(self, roster: RunRoster) -> None:
         self._roster = roster
@@ -28,11 +28,11 @@ class PickRecord:
         return self._counts
 
     def add(self, cohort: Sequence[str]) -> None:
-        """Count a committed round with this cohort."""
+        """Count the cohort of a committed round."""
         self.counts[self._roster.rows(cohort)] += 1
 
     def restore(self, picks: Mapping[str, int]) -> None:
-        """Load the numbers of picks from before a restart."""
+        """Load the numbers of picks that were stored before a restart."""
         for client, count in picks.items():
             self.counts[self._roster.row(client)] = count
 
@@ -43,7 +43,7 @@ class PickRecord:
 
 
 def cap_on_picks(maximum_share: float, round_number: int) -> int:
-    """Return the maximum number of picks of a client after a round: ⌈share · round⌉."""
+    """Return the maximum number of picks that a client may have after a round: ⌈share · round⌉."""
     return math.ceil(maximum_share * round_number - 1e-9)
 
 
@@ -56,11 +56,12 @@ def under_cap(
     hosts: Sequence[str] = (),
     least_hosts: int = 0,
 ) -> Rows:
-    """Return the rows of `available`, sorted, that stay within `cap` with one more pick.
+    """Return the rows of `available`, sorted, whose clients have at most `cap` picks if picked
+    again.
 
-    picks: K, by row. If these rows are fewer than `count`, the rows picked least are added, lower
-    rows first. If they are on fewer than `least_hosts` of the `hosts` (K, by row), rows on other
-    hosts are added.
+    picks: number of picks of each of the K rows. If fewer than `count` rows remain, the rows picked
+    least are added, lower rows first. If the rows are on fewer than `least_hosts` of the `hosts`
+    (host of each of the K rows), rows on other hosts are added.
     """
     kept = available[picks[available] < cap]
     missing = min(count, len(available)) - len(kept)

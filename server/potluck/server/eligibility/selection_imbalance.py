@@ -19,11 +19,13 @@ Expected = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class SelectionImbalance:
-    """The inequality of the picks of K clients.
+    """How unequally K clients were picked.
 
-    gini: 0 if all have the same number, near 1 if a few clients have all picks. busiest: the row
-    with most picks. times_fair: its picks over the mean, 1 if all are equal. unlikely: rows picked
-    more often than uniform selection would pick any client with the given probability.
+    gini: Gini coefficient of the numbers of picks: 0 if all clients have the same number, near 1 if
+    a few clients have all picks. busiest: row of the client with most picks. times_fair: number of
+    picks of that client over the mean number. unlikely: rows of clients with an improbable number
+    of picks: under uniform selection, the probability that any client reaches this number is at
+    most the given one.
     """
 
     gini: float
@@ -35,15 +37,16 @@ class SelectionImbalance:
 def selection_imbalance(
     picks: Picks, *, expected: Expected | None = None, chance: float = 1e-3
 ) -> SelectionImbalance | None:
-    """Measure the inequality of picks (K ≥ 1, by row). Returns None before the first pick.
+    """Return how unequal the picks are; None before the first pick. picks: number of picks of each
+    of K ≥ 1 rows.
 
     expected: average number of picks of each row under uniform selection among the clients that
     were available; by default the same for all.
 
-    Under uniform selection a client's picks have a mean m and at most Poisson spread, so P(picks ≥
-    x) ≤ exp(−m) (e·m/x)^x for x > m (Chernoff). A row is unlikely if K times that bound is at most
-    `chance`. With uniform selection, the probability of an alarm about any client is then at most
-    `chance`.
+    Under uniform selection, a client's number of picks has a mean m and at most the spread of a
+    Poisson distribution, so P(picks ≥ x) ≤ exp(−m) (e·m/x)^x for x > m (Chernoff). A row is
+    unlikely if K times that bound is at most `chance`. With uniform selection, the probability of
+    an alarm about any client is then at most `chance`.
     """
     total = int(picks.sum())
     if total == 0:

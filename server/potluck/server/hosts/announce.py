@@ -1,4 +1,4 @@
-"""Announces a closed round to its clients, which then delete their data of this round."""
+"""Informs clients that a round is closed; they then delete their data of this round."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from potluck.server.hosts.instructions import train_instruction_id
 from potluck.server.store.records import AttemptKey, LateRow, MemberState, RoundRow
 
 SETTLE_SECONDS: Final = 3600.0
-"""Seconds for which the announcement waits for a client's host."""
+"""Seconds for which the message is kept for a client whose host is disconnected."""
 
 
 def announce_closed(attendance: Attendance, row: RoundRow, awaited: Collection[str] = ()) -> None:
-    """Inform the cohort of a committed round whose updates are part of the model.
+    """Inform the cohort of a committed round which updates are part of the model.
 
-    Also inform clients whose late updates of earlier rounds are part of it. awaited: members whose
-    update may still join a later round; they are informed then.
+    Also inform clients of earlier rounds whose late updates are part of it. awaited: members of the
+    cohort whose update may still join a later round; they are not informed yet.
 
-    A client that gets the message twice ignores the second one.
+    A client that receives the message twice ignores the second one.
     """
     for member in row.members:
         if member.client_id not in awaited:

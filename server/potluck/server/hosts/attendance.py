@@ -1,4 +1,4 @@
-"""The connected hosts, their clients, and the instructions under way.
+"""The connected hosts, their clients, and the pending instructions.
 
 Used on the event loop; no gRPC, and only the clock that is passed in. An instruction is pending
 until it is retired, at the latest soon after its deadline. It is sent when its client's host is
@@ -25,10 +25,10 @@ LOOK_SECONDS = 10.0
 """Seconds between checks for instructions whose deadline has passed."""
 
 LONGEST_TASK_NAME = 64
-"""Maximum number of characters kept of a task's name."""
+"""Length at which a task's name is cut off, in characters."""
 
 LARGEST_EPOCH = 1 << 53
-"""Largest version number of a host's data, which its owner increments."""
+"""Maximum version number of a host's data; the host's owner increments this number."""
 
 _NEVER = datetime.min.replace(tzinfo=UTC)
 
@@ -42,7 +42,7 @@ class HostSession:
     device: str
     tasks: frozenset[str]
     data_epoch: int = 0
-    """Version number of its clients' data."""
+    """Version number of the data of the host's clients."""
     software_version: str = ""
     """Release of Potluck on the host."""
     process_id: str = ""
@@ -54,7 +54,7 @@ class HostSession:
     """Set when the host sends a message or disconnects. The waiting code clears it."""
     certificate_expires: datetime | None = None
     membership_epoch: int = 0
-    """Epoch of the newest membership that the host has, or is being sent."""
+    """Epoch of the newest member list that the host has, or that is being sent to it."""
     tags: Mapping[str, str] = field(default_factory=dict)
     """Tags that the host's owner has set, such as its site."""
     relay: str = ""
@@ -65,7 +65,7 @@ class HostSession:
     """Messages to send to the host; None ends the stream."""
 
     def offers(self, task: str) -> bool:
-        """True if a task is installed on the host."""
+        """Return True if a task is installed on the host."""
         return task[:LONGEST_TASK_NAME] in self.tasks
 
     def hear(self, at: datetime) -> None:
@@ -88,7 +88,7 @@ class Pending:
 
 
 AttendanceListener = Callable[[tuple[str, ...], bool], None]
-"""Function called with clients, and with True if they connected, False if they disconnected."""
+"""Function called with clients, and with True if they connected or False if they disconnected."""
 
 
 class Attendance:
@@ -129,7 +129,7 @@ class Attendance:
         return self._tags.get(client_id, {})
 
     def listen(self, listener: AttendanceListener) -> Callable[[], None]:
-        """Register `listener` for clients that connect and disconnect; call the result to
+        """Register a listener for clients that connect or disconnect. Call the returned function to
         unregister it."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
@@ -163,8 +163,8 @@ class Attendance:
         self._tell(session.client_ids, joined=True)
 
     def detach(self, session: HostSession) -> bool:
-        """Record that a host's stream has ended; return False if a newer session has replaced
-        it."""
+        """Record that a host's stream has ended. Return False if a newer session has already
+        replaced this one."""
         if self._hosts.get(session.host_id) is not session:
             return False
         del self._hosts[session.host_id]
@@ -173,7 +173,8 @@ class Attendance:
         return True
 
     def spread(self, epoch: int, document: bytes) -> None:
-        """Send a membership to all hosts with an older one, now and when they connect."""
+        """Send this member list to every host that has an older one: now if the host is connected,
+        else when it connects."""
         self._membership = (epoch, document)
         for session in self._hosts.values():
             self._send_membership(session)
@@ -192,7 +193,7 @@ class Attendance:
         session.outbox.put_nowait(coordinator_pb2.AttendResponse(membership=membership))
 
     def close(self) -> None:
-        """End every host's stream, because the coordinator stops."""
+        """End every host's stream, because the coordinator is shutting down."""
         for session in self._hosts.values():
             session.outbox.put_nowait(None)
 
@@ -217,9 +218,12 @@ class Attendance:
         on_answer: Callable[[coordinator_pb2.Answer], None] | None = None,
         until_acknowledged: bool = False,
     ) -> None:
-        """Send an instruction to a host, now or when it connects; ignore a known id.
+        """Send an instruction to a client's host: now if the host is connected, else when it
+        connects.
 
-        until_acknowledged: True if the acknowledgement of the instruction retires it.
+        An instruction whose id is already pending is ignored. deadline: time of the clock after
+        which the instruction is retired. until_acknowledged: True if the host's acknowledgement
+        retires the instruction.
         """
         if instruction.id in self._pending:
             return
@@ -237,11 +241,12 @@ class Attendance:
             self._send(pending, session)
 
     def pending(self, instruction_id: str) -> Pending | None:
-        """Return a pending instruction; None if it is not pending."""
+        """Return the pending instruction with this id; None if there is none."""
         return self._pending.get(instruction_id)
 
     def retire(self, instruction_ids: Iterable[str], *, abandon: bool = False) -> None:
-        """Drop instructions; with `abandon`, also instruct hosts to stop working on them."""
+        """Stop tracking instructions. abandon: True to also instruct hosts to stop working on
+        them."""
         abandoned: dict[HostSession, list[str]] = {}
         for instruction_id in instruction_ids:
             pending = self._pending.pop(instruction_id, None)
@@ -260,8 +265,8 @@ class Attendance:
             session.outbox.put_nowait(coordinator_pb2.AttendResponse(instruction=instruction))
 
     async def watch_deadlines(self) -> None:
-        """Retire instructions when their deadlines pass, as hosts may never reconnect; until
-        cancelled."""
+        """Retire instructions whose deadlines have passed, because their hosts may never reconnect.
+        Runs until cancelled."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             now = self._clock()
@@ -295,13 +300,15 @@ class Attendance:
             pending.progress = progress
 
     def answer(self, session: HostSession, answer: coordinator_pb2.Answer) -> None:
-        """Record a host's result of an instruction; ignore repeats."""
+        """Pass a host's result of an instruction to its `on_answer`; ignore an instruction that is
+        not pending."""
         pending = self._of(session, answer.instruction_id)
         if pending is not None and pending.on_answer is not None:
             pending.on_answer(answer)
 
     def _of(self, session: HostSession, instruction_id: str) -> Pending | None:
-        """Return a pending instruction if it is for a client of this host; None otherwise."""
+        """Return the pending instruction with this id if it is for a client of this host; else
+        None."""
         pending = self._pending.get(instruction_id)
         if pending is None or pending.instruction.client_id not in session.client_ids:
             return None

@@ -1,8 +1,9 @@
-"""Handles two host processes with one certificate: the connected one stays if it is alive.
+"""Handles a second host process that connects with the certificate of a connected one.
 
-A restarted host has the same certificate as its old process, whose stream may still look open if a
-machine or a network failed without closing it. So the new process waits until the other one sends a
-message, or has been silent for longer than any live host.
+The connected process stays if it is alive. A restarted host has the same certificate as its old
+process, whose stream may still look open if a machine or a network failed without closing it. So
+the new process waits until the old one sends a message, or has been silent for longer than any live
+host.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from potluck.server.hosts.attendance import Attendance, HostSession
 log = structlog.get_logger()
 
 _HEARTBEATS = 3
-"""Number of successive missed heartbeats after which a host counts as silent."""
+"""Number of heartbeats missed in a row after which a host counts as silent."""
 _MOST_SECONDS = 20.0
-"""Maximum wait; a host that connects has a longer timeout, but a limited one."""
+"""Maximum seconds to wait; shorter than the timeout of the host that connects."""
 
 
 class DuplicateHostGuard:
@@ -36,7 +37,7 @@ class DuplicateHostGuard:
         self._told: dict[str, tuple[str, str]] = {}
 
     async def make_way(self, session: HostSession) -> None:
-        """Wait until this process may connect. Raises AttendsElsewhereError if another one
+        """Wait until this process may connect. Raises AttendsElsewhereError if the other process
         stays."""
         while (other := self._other(session)) is not None:
             heard = await self._heard(other)
@@ -62,7 +63,8 @@ class DuplicateHostGuard:
         return False
 
     def _other(self, session: HostSession) -> HostSession | None:
-        """Return another connected process of the same host. Processes without an id are equal."""
+        """Return the other connected process of the same host; None if there is none. Two processes
+        on the same path are taken for one if an id is missing."""
         other = self._attendance.host(session.host_id)
         if other is None:
             return None

@@ -12,7 +12,7 @@ from potluck.rpc.v1 import coordinator_pb2
 from potluck.server.hosts.attendance import Attendance
 
 _PRESENCE_SECONDS = 0.5
-"""Seconds between checks whether clients that have not answered may still reconnect."""
+"""Seconds between checks whether clients without an answer are still `present`."""
 
 
 async def gather(
@@ -22,10 +22,11 @@ async def gather(
     seconds: float,
     present: Callable[[str], bool] = lambda _: True,
 ) -> dict[str, coordinator_pb2.Answer]:
-    """Send instructions to hosts and return the answers by client.
+    """Send instructions to hosts; return the answers by client.
 
-    Wait at most `seconds` for every client that is `present`, even if its host is briefly
-    disconnected. Clients that do not answer in time are missing from the result.
+    Wait at most `seconds` for every client that is `present`. A host that is briefly disconnected
+    gets its instruction when it reconnects. Clients that do not answer in time are missing from the
+    result.
     """
     answers: dict[str, coordinator_pb2.Answer] = {}
     changed = asyncio.Event()

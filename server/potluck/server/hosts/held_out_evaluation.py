@@ -1,5 +1,7 @@
-"""Evaluation on the clients' held-out samples: without evaluation data on the coordinator, or for
-the spread over clients."""
+"""Evaluates models on the clients' held-out samples.
+
+This is done if the coordinator has no evaluation data, or to show the spread over clients.
+"""
 
 from __future__ import annotations
 
@@ -43,10 +45,10 @@ log = structlog.get_logger()
 class HeldOut:
     """Metrics over many clients, without the values of single clients.
 
-    metrics: values over all held-out samples, by name; empty if no client has any. spreads: spread
-    over clients, by the metric's name; empty if not requested, or if too few clients measured.
-    coverage: numbers of clients and samples for each metric, by name, also for metrics that no
-    client could measure.
+    metrics: value of each metric over all held-out samples; empty if no client has any samples.
+    spreads: spread of each metric over clients; empty if not requested, or if too few clients
+    evaluated. coverage: numbers of clients and samples behind each metric, also for metrics that no
+    client could compute.
     """
 
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -70,16 +72,16 @@ async def evaluate_on_clients(
     """Evaluate a model on the clients' held-out samples and return the combined metrics.
 
     Clients' counts are summed in the given order. Sums are exact, so the metrics are those of all
-    held-out samples together. kept: function that returns the client's kept state for the model.
-    warn: gets one line about clients that did not answer, and one about a spread that is not shown.
-    subject: the model that clients derive from this one before they evaluate; it is part of the
-    metrics' names.
+    held-out samples together. kept: function that returns the reference to a client's stored state
+    for the model. warn: function called with one line about clients that did not answer, and one
+    about a spread that is not shown. subject: the model to evaluate: this one, or one that clients
+    derive from it; it is part of the metrics' names.
     """
     reference = model_reference(model)
     instructions = [
         evaluate_instruction(
             plan,
-            # The id has the attempt, because a resumed run may evaluate another model.
+            # The id contains the attempt, because a resumed run may evaluate a different model.
             f"{key.run_id}/{key.round}.{key.attempt}/{subject}evaluate/{client}",
             key.run_id,
             key.round,
@@ -109,7 +111,7 @@ async def evaluate_on_clients(
     if missing:
         warn(notice(key.round, subject, missing, coverage))
     total: Any = None
-    for each in found:  # all of the same kind
+    for each in found:  # all EvaluationCounts or all MeasureSums
         total = each if total is None else total + each
     metrics = {} if total is None else total.means()
     spreads_of = _spreads(plan, key, found, warn)
@@ -129,7 +131,7 @@ async def evaluate_on_clients(
 
 
 def _names(plan: RunPlan) -> Sequence[str]:
-    """Return the names of the metrics that clients are asked for."""
+    """Return the names of the metrics that clients are asked to compute."""
     if plan.trainer is not None:
         return list(plan.measures)
     return [name for name in CLASSIFICATION if plan.task.groups or name != WORST_GROUP]
@@ -164,7 +166,8 @@ def _answered(
     present: Callable[[str], bool],
     seconds: float,
 ) -> EvaluationCounts | MeasureSums | MissingEvaluation | None:
-    """Return a client's counts, or why they are missing; None if it has no held-out samples."""
+    """Return a client's counts, or why they are missing; None if the client has no held-out
+    samples."""
     if answer is None:
         return silent(client, present=present(client), seconds=seconds)
     if answer.HasField("failure"):
@@ -183,7 +186,7 @@ def _answered(
 
 
 def _measures(plan: RunPlan, measures: coordinator_pb2.MeasuredSums, client: str) -> MeasureSums:
-    """Return the sums of a client's trainer. Raises TrainerError if they are not valid."""
+    """Return the sums computed by a client's trainer. Raises TrainerError if they are not valid."""
     found = checked_measures(measured(measures.sums), plan.measures, f"what '{client}' measured")
     return MeasureSums(measures=found)
 

@@ -1,4 +1,4 @@
-"""Admits hosts that connect, and stores when each was last heard."""
+"""Registers hosts that connect, and stores when each was last in contact."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class HostRegistry:
 
     @contextlib.asynccontextmanager
     async def attending(self, session: HostSession) -> AsyncIterator[None]:
-        """Register a host that has connected, until the block ends.
+        """Keep a host that has connected registered while the block runs.
 
-        Raises IdentityError if another process is connected in its place.
+        Raises IdentityError if another process is connected as this host.
         """
         await self._duplicates.make_way(session)
         self._attendance.attach(session)
@@ -78,9 +78,10 @@ class HostRegistry:
             log.warning("last contact not stored", host=session.host_id, why=error.message)
 
     async def _see(self, session: HostSession) -> None:
-        """Store the time when a host's clients were last heard.
+        """Store the time at which a host's last message arrived.
 
-        Only when the host connects and disconnects: one write per heartbeat would be too many.
+        This is done only when the host connects and disconnects: one write per heartbeat would be
+        too many.
         """
         seen = [
             ClientSeen(

@@ -27,9 +27,9 @@ ENCODINGS = {
     Encoding.INT8: transfer_pb2.ENCODING_INT8,
 }
 MASKED = transfer_pb2.ENCODING_MASKED_UINT32
-"""Encoding of masked updates, of any number of bits; their file records the number."""
+"""Encoding of masked updates, for any number of bits; the file contains the number."""
 SUM = transfer_pb2.ENCODING_SUM
-"""Encoding of the sums that hosts make, also over one client."""
+"""Encoding of sums that hosts compute, even if a sum has only one client."""
 WEIGHTINGS = {
     Weighting.EXACT: coordinator_pb2.WEIGHTING_EXACT,
     Weighting.BUCKETED: coordinator_pb2.WEIGHTING_BUCKETED,
@@ -38,7 +38,7 @@ WEIGHTINGS = {
 
 
 def model_reference(model: ModelVersion) -> transfer_pb2.ModelReference:
-    """Return the reference to a model and the files in which hosts may fetch it."""
+    """Return the reference to a model, with the files in which hosts may fetch it."""
     return transfer_pb2.ModelReference(
         blake3=model.blake3,
         size=model.size,
@@ -56,12 +56,12 @@ def model_reference(model: ModelVersion) -> transfer_pb2.ModelReference:
 
 
 def plugin(table: PluginTable) -> coordinator_pb2.Plugin:
-    """Return the message for a plug-in and its options."""
+    """Return the message that names a plug-in and its options."""
     return coordinator_pb2.Plugin(name=table.name, options_json=json.dumps(table.options))
 
 
 def task_plugin(run_file: RunFile) -> coordinator_pb2.Plugin:
-    """Return the message for a run's task, with the model that replaces the task's own."""
+    """Return the message that names a run's task, with the model that replaces the task's own."""
     message = plugin(run_file.task)
     if run_file.model is not None:
         table = run_file.model.with_seed(run_file.seed)
@@ -88,8 +88,8 @@ def train_instruction(
 ) -> coordinator_pb2.Instruction:
     """Return the instruction for a client to train.
 
-    member: the work that the selector set for it. companions: ids of the instructions of the
-    clients that it may be trained together with, its own included.
+    member: the work that the selector set for the client. companions: ids of the instructions of
+    all clients that may be trained together with this one, its own included.
     """
     train = _train(plan, round_number, client, model)
     train.quotas.extend(member.quotas)
@@ -117,7 +117,8 @@ def check_instruction(
     """Return the instruction that asks a host whether it can train and answer the run's questions.
 
     layout: layout of the run's model; may be empty. evaluates: True if clients evaluate on held-out
-    samples."""
+    samples.
+    """
     least_group = plan.run_file.evaluation.disclosed_group if evaluates else 0
     train = _train(plan, round_number, client, transfer_pb2.ModelReference())
     _add_personal(train, plan)
@@ -146,8 +147,8 @@ def question_instruction(
     model: transfer_pb2.ModelReference,
     kept: coordinator_pb2.KeptState | None,
 ) -> coordinator_pb2.Instruction:
-    """Return a question to a client before a round's selection. kept: None if clients keep
-    nothing."""
+    """Return a question to a client before a round's selection. kept: reference to the client's
+    stored state; None if clients store nothing."""
     question = coordinator_pb2.Question(
         kind=ask.kind,
         parameters_json=canonical_json(ask.parameters),
@@ -167,7 +168,8 @@ def question_instruction(
 def question_before_upload(
     asked: BeforeUpload, training: coordinator_pb2.Instruction
 ) -> coordinator_pb2.Question:
-    """Return the question about the model that results from a training."""
+    """Return the question about the model that a training results in, to be answered before its
+    upload."""
     return coordinator_pb2.Question(
         kind=asked.kind,
         parameters_json=canonical_json(asked.parameters),
@@ -187,10 +189,10 @@ def evaluate_instruction(
     kept: coordinator_pb2.KeptState | None,
     subject: MeasuredModel = MeasuredModel.ROUND,
 ) -> coordinator_pb2.Instruction:
-    """Return the instruction for a client to evaluate a model, or one derived from it, on its
-    held-out samples.
+    """Return the instruction for a client to evaluate a model on its held-out samples.
 
-    kept: None if clients keep nothing.
+    kept: reference to the client's stored state; None if clients store nothing. subject: the model
+    to evaluate: this one, or one that the client derives from it.
     """
     evaluate = coordinator_pb2.Evaluate(
         model=model,
@@ -212,8 +214,8 @@ def evaluate_instruction(
 def _train(
     plan: RunPlan, round_number: int, client: str, model: transfer_pb2.ModelReference
 ) -> coordinator_pb2.Train:
-    """Return a client's training, without the parts that differ between clients and auxiliary
-    files."""
+    """Return a client's training, without the work that the selector set for it and without
+    auxiliary files."""
     run_file = plan.run_file
     up, masked = run_file.transport.up, run_file.secure_aggregation
     summed = run_file.host_sums.enabled
@@ -239,7 +241,7 @@ def _train(
 
 
 def privacy_terms(settings: PrivateUpdates, rounds: int) -> coordinator_pb2.Privacy:
-    """Return the noise of a training. rounds: number of rounds of the run."""
+    """Return the settings of a training's noise. rounds: number of rounds of the run."""
     return coordinator_pb2.Privacy(
         unit=settings.unit,
         noise_multiplier=settings.noise_multiplier or 0.0,
@@ -251,7 +253,7 @@ def privacy_terms(settings: PrivateUpdates, rounds: int) -> coordinator_pb2.Priv
 
 
 def _how_to_train(plan: RunPlan, round_number: int, client: str) -> coordinator_pb2.Train:
-    """Return the settings that, with the initial weights, determine the trained weights."""
+    """Return the settings that determine the trained weights, together with the initial weights."""
     run_file = plan.run_file
     return coordinator_pb2.Train(
         objective=plugin(run_file.objective[0]),
@@ -263,7 +265,7 @@ def _how_to_train(plan: RunPlan, round_number: int, client: str) -> coordinator_
 
 
 def _add_personal(train: coordinator_pb2.Train, plan: RunPlan) -> None:
-    """Add the training of the client's own model, if the run has such models."""
+    """Add the settings for training the client's own model, if the run has such models."""
     settings = plan.run_file.personal
     if settings.method == "ditto":
         train.personal.pull = settings.pull
@@ -271,7 +273,8 @@ def _add_personal(train: coordinator_pb2.Train, plan: RunPlan) -> None:
 
 
 def _training_json(plan: RunPlan, epochs: int | None) -> str:
-    """Return the run's local training as JSON; `epochs`, if given, replaces the run's number."""
+    """Return the run's local training as JSON. epochs: number of passes that replaces the run's;
+    None: the run's."""
     changes = {} if epochs is None else {"epochs": epochs, "steps": None}
     return plan.training.model_copy(update=changes).as_json()
 

@@ -29,7 +29,7 @@ class Limits:
 
 
 class Admission:
-    """Counts the calls and transfers of each peer."""
+    """Counts the open calls and the transfers of each peer."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -38,7 +38,7 @@ class Admission:
 
     @contextlib.contextmanager
     def call(self, peer: str) -> Iterator[None]:
-        """Count a call while the block runs. Raises OverloadedError if the peer has too many
+        """Count a call while the block runs. Raises OverloadedError if the peer has too many open
         calls."""
         most = self._limits.calls_per_peer
         if self._calls[peer] >= most:
@@ -63,23 +63,24 @@ class Admission:
 
 
 class TransferSlots:
-    """Limits the number of files that move at full speed at once.
+    """Limits the number of files that are transferred at full speed at once.
 
-    Many files at once take the same total time, but each holds messages in memory and in the
-    processor's caches. A slow file must not delay the others: its turn ends, and it continues
-    without a turn.
+    Transferring many files at once takes the same total time, but each holds messages in memory and
+    in the processor's caches. A slow file must not delay the others: its turn ends, and its
+    transfer continues without a turn.
     """
 
     def __init__(self, at_once: int, *, seconds: float, least_bytes: int) -> None:
-        """A turn ends if fewer than `least_bytes` were moved within `seconds`."""
+        """seconds, least_bytes: a turn ends if fewer than `least_bytes` were transferred within
+        `seconds`."""
         self._free = asyncio.Semaphore(at_once)
         self._seconds = seconds
         self._least_bytes = least_bytes
 
     @contextlib.asynccontextmanager
     async def turn(self, moved: Callable[[], int]) -> AsyncIterator[None]:
-        """Wait for a turn, which ends with the block at the latest. moved: returns the bytes moved
-        so far."""
+        """Wait for a turn, and hold it while the block runs, unless the transfer is too slow.
+        moved: function that returns the number of bytes transferred up to now."""
         await self._free.acquire()
         looking = asyncio.create_task(self._while_fast(moved))
         looking.add_done_callback(lambda _: self._free.release())
@@ -98,7 +99,7 @@ class TransferSlots:
 async def with_first_message(
     requests: AsyncIterator[Message], limits: Limits
 ) -> AsyncIterator[Message]:
-    """Yield the messages of a stream. Raises ProtocolError if the first one comes too late."""
+    """Yield the messages of a stream. Raises ProtocolError if the first message comes too late."""
     requests = aiter(requests)
     try:
         async with asyncio.timeout(limits.first_message_seconds):
@@ -120,7 +121,7 @@ async def not_too_slow(
     size_of: Callable[[Message], int],
     clock: Callable[[], float],
 ) -> AsyncIterator[Message]:
-    """Yield the messages of an upload. Raises TruncatedError if it is too slow.
+    """Yield the messages of an upload. Raises TruncatedError if the upload is too slow.
 
     Only the time spent waiting for the peer counts.
     """
@@ -150,7 +151,8 @@ async def not_too_slow(
 async def not_left_unread(
     responses: AsyncIterator[Message], limits: Limits
 ) -> AsyncIterator[Message]:
-    """Yield the messages of a download; cancel it if its peer reads nothing for `stall_seconds`."""
+    """Yield the messages of a download. Cancel the download if its peer reads nothing for
+    `stall_seconds`."""
     call = asyncio.current_task()
     loop = asyncio.get_running_loop()
     async for response in responses:

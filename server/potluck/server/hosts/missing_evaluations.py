@@ -1,4 +1,4 @@
-"""Evaluations missing from clients, and the notice about those of a round. Pure."""
+"""Records of evaluations that clients did not deliver, and a round's notice about them. Pure."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _MOST_GROUPS = 3
 class MissingEvaluation:
     """A client that was asked to evaluate a model, and did not.
 
-    why: a short text, the same for clients with the same trouble. message: the client's own error;
-    empty if it sent none.
+    why: a short text, the same for all clients with the same problem. message: the client's own
+    error; empty if it sent none.
     """
 
     client: str
@@ -30,7 +30,8 @@ class MissingEvaluation:
 
 
 def failed(client: str, reason: str, message: str) -> MissingEvaluation:
-    """Return the record of a client that answered with a failure, as it sent it."""
+    """Return the record of a client that answered with a failure. reason, message: as the client
+    sent them."""
     kind = "refused" if reason == DisclosureRefusedError.reason else "failed"
     return MissingEvaluation(
         client=client,
@@ -40,7 +41,7 @@ def failed(client: str, reason: str, message: str) -> MissingEvaluation:
 
 
 def malformed(client: str, message: str) -> MissingEvaluation:
-    """Return the record of a client whose numbers can't be those of an evaluation."""
+    """Return the record of a client whose numbers can't be the result of an evaluation."""
     return MissingEvaluation(
         client=client, why="sent invalid numbers", message=plain(message, _LONGEST_MESSAGE)
     )
@@ -58,9 +59,10 @@ def notice(
     missing: Sequence[MissingEvaluation],
     coverage: Mapping[str, Coverage],
 ) -> str:
-    """Return one line about the evaluations of one kind that are missing in a round.
+    """Return one line about the missing evaluations of one model in a round.
 
-    missing: at least one. coverage: numbers of clients and samples for all metrics of that kind.
+    missing: at least one record. coverage: numbers of clients and samples for all metrics of that
+    model.
     """
     widest = max(coverage.values(), key=lambda each: (each.clients, each.samples))
     metrics = f"the {subject or 'model'} metrics".replace("_ ", " ")

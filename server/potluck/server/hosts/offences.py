@@ -1,4 +1,4 @@
-"""Clients that keep sending updates without usable numbers are put into quarantine."""
+"""Puts clients that keep sending updates without usable numbers into quarantine."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ class Offences:
     """Counts refused updates over all runs of a coordinator process. Used on the event loop."""
 
     def __init__(self, quarantine: Callable[[str, str], Awaitable[None]]) -> None:
-        """`quarantine` is called with a client and the reason."""
+        """quarantine: function called with a client and the reason."""
         self._quarantine = quarantine
         self._counts: Counter[str] = Counter()
 
     async def add(self, clients: Iterable[str]) -> dict[str, str]:
-        """Count refused updates; return the clients that were put into quarantine, and why.
+        """Count refused updates. Return the clients that were put into quarantine, with the
+        reasons.
 
-        Call it for an attempt in which updates of other clients were accepted: then the run itself
-        can be trained, and the refused updates are the clients' fault.
+        Call it only for an attempt in which updates of other clients were accepted: then the run
+        itself can be trained, and the refused updates are the clients' fault.
         """
         self._counts.update(clients)
         excluded = {

@@ -1,4 +1,4 @@
-"""The profile phase of a run: asks clients for disclosures, checks and stores them.
+"""The profile phase of a run: asks clients for profiles, checks and stores them.
 
 Imports `hosts`, `aggregation` and the store. Takes signed profiles from hosts, returns the columns
 of a `Population`.

@@ -1,8 +1,8 @@
 """The profile phase of a run: asks clients once for the profiles that its selector needs.
 
-Used on the event loop. A profile is stored before it is used. A stored profile, from this or
-another run, is used again if it was made with the parameters of this run. So no client discloses
-anything twice, even after a kill.
+Used on the event loop. A profile is stored before it is used. A stored profile, from this or an
+earlier run, is reused if its parameters are those of this run. So no client discloses the same
+profile twice, even if the coordinator is killed.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ _ASKED_BY_NAME = 500
 class Collected:
     """The outcome of a request for profiles.
 
-    unable: reasons by client, of clients that can't take part. refused: reasons by client, of
-    clients that decline. silent: the clients that have not answered.
+    unable: clients that can't take part in the run, each with the reason. refused: clients that
+    declined, each with the reason. silent: clients that did not answer in time.
     """
 
     unable: dict[str, str] = field(default_factory=dict)
@@ -67,7 +67,8 @@ class Collected:
 
 @dataclass(frozen=True)
 class _Held:
-    """A profile in use. The newest data epoch takes precedence, then the profile received last."""
+    """A stored profile's numbers. Among several profiles of a client, the one with the newest data
+    epoch is used, then the one received last."""
 
     data_epoch: int
     received_at: datetime
@@ -93,8 +94,8 @@ class Profiling:
     ) -> None:
         needs = {str(signal) for signal in plan.selector.needs | plan.strategy.needs_profiles}
         self.by_cell = LABEL_COUNTS in needs and plan.run_file.profiles.disclosure == "cells"
-        """True if label counts come from sums over cells, so single clients are not asked for
-        theirs."""
+        """True if label counts are summed over cells; single clients are then not asked for their
+        label counts."""
         self.needs = tuple(sorted(needs - {LABEL_COUNTS} if self.by_cell else needs))
         self._run_id = run_id
         self._plan = plan
@@ -114,7 +115,7 @@ class Profiling:
         self.observe: Callable[[str, ProfileOutcome, int], None] = lambda *_: None
         """Function called with a signal, an outcome and the number of clients with it."""
         self.largest_epsilon: float | None = None
-        """The largest ε that a client has spent on the profiles in use; None without profiles."""
+        """The largest total ε of one client's profiles in use; None without profiles."""
 
     @property
     def needs_model(self) -> bool:
@@ -145,7 +146,7 @@ class Profiling:
         for profile in stored:
             try:
                 self._hold(profile, self._read(profile))
-            except ProtocolError as error:  # made with other parameters
+            except ProtocolError as error:  # its parameters differ from this run's
                 log.debug("stored profile does not match the run", why=error.message)
 
     def population(
@@ -157,9 +158,10 @@ class Profiling:
     ) -> Population:
         """Return the roster with the profiles that its clients have disclosed.
 
-        limits: limits on the samples by which a client is weighted, for selectors; None for the
-        disclosed numbers, for audits. cell_counts: counts by client that replace label counts if
-        these are summed by cell.
+        limits: limits on the number of samples by which a client is weighted, for selectors; None
+        for the disclosed numbers, for audits. label_totals: label counts summed over all clients.
+        cell_counts: mean label counts of each client's cell, which replace its own if label counts
+        are summed by cell.
         """
         samples = self.roster.samples()
         if limits is not None:
@@ -179,7 +181,8 @@ class Profiling:
         )
 
     def _column(self, signal: str) -> Floats:
-        """Return a signal's numbers by row; NaN for clients that have not disclosed it."""
+        """Return a signal's numbers, one row per client; NaN for clients that have not disclosed
+        it."""
         column = self._columns[signal]
         joined = len(self.roster) - len(column)
         if joined:
@@ -188,7 +191,8 @@ class Profiling:
         return column
 
     def noise_rates(self, signal: str) -> Mapping[str, float]:
-        """Return, by client, ε / Δ₁ of the noise in its profile; infinite without noise."""
+        """Return ε / Δ₁ of the noise in each client's profile of this signal; infinite without
+        noise."""
         return {
             client: held[signal].noise_rate for client, held in self._held.items() if signal in held
         }
@@ -208,7 +212,11 @@ class Profiling:
         return self._signals[signal].shape(self._plan.task.classes)
 
     def _hold(self, profile: Profile, numbers: Floats, *, present: bool = False) -> None:
-        """Use a profile if it is newer than the one in use, or known to be of the current data."""
+        """Use a profile if it is newer than the client's profile in use.
+
+        present: True if the profile is known to be of the client's current data; it is then always
+        used.
+        """
         parameters = parse_parameters(profile.parameters_json)
         held = _Held(
             profile.data_epoch,
@@ -267,8 +275,8 @@ class Profiling:
     async def _take_or_explain(
         self, client: str, signal: str, answer: coordinator_pb2.Answer
     ) -> str:
-        """Store the profile in an answer; return the reason if there is none, else an empty
-        text."""
+        """Store the profile in an answer and return an empty text. If there is no valid profile,
+        return the reason."""
         if answer.WhichOneof("outcome") == "failure":
             return f"{answer.failure.message[:500]} ({answer.failure.reason[:80]})"
         try:
@@ -352,7 +360,8 @@ class Profiling:
 
 
 def is_unable(answer: coordinator_pb2.Answer) -> bool:
-    """Return True if a client's host lacks the means to answer.
+    """Return True if an answer reports that the client's host lacks the means to compute the
+    profile.
 
     A host that declines is not unable: it may still train.
     """

@@ -1,4 +1,4 @@
-"""Verifies the signatures that the coordinator requires."""
+"""Verifies the signatures of members on profiles."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from potluck.server.store.records import Profile
 
 @dataclass(kw_only=True)
 class Trust:
-    """The members whose signatures are verified; `membership` is None without a federation root.
+    """The members whose signatures are accepted.
 
-    independent: True if the operator declared that the root is kept apart from the coordinator.
+    membership: the newest member list; None without a federation root. independent: True if the
+    operator declared that the root is kept apart from the coordinator.
     """
 
     federation: str
@@ -27,12 +28,12 @@ class Trust:
 
     @property
     def members(self) -> Members | None:
-        """Return the members of the newest membership; None without a federation root."""
+        """The members in the newest member list; None without a federation root."""
         return None if self.membership is None else self.membership.members
 
     def is_member(self, client: str) -> bool:
-        """Return True if a client has a record that is valid now; without a root, for all
-        clients."""
+        """Return True if a client has a member record that is valid now. Without a federation root,
+        return True for every client."""
         members = self.members
         if members is None:
             return True
@@ -43,11 +44,13 @@ class Trust:
         return True
 
     def listen(self, listener: MembersListener) -> Callable[[], None]:
-        """Register `listener` for every newer membership; call the result to unregister it."""
+        """Register a listener for every newer member list. Call the returned function to unregister
+        it."""
         return (lambda: None) if self.membership is None else self.membership.listen(listener)
 
     def verify(self, profile: Profile) -> None:
-        """Raise IdentityError unless a member signed this profile; without a root, accept all."""
+        """Raise IdentityError unless a member signed this profile. Without a federation root,
+        accept every profile."""
         if self.members is None:
             return
         signed = profile_statement(

@@ -14,7 +14,7 @@ class AttemptCount:
         self.number = number
         self.spent = spent
         self._most = most
-        self._failures = 0  # consecutive failed attempts
+        self._failures = 0  # number of failed attempts in a row
         self._excused: set[str] = set()  # clients whose exclusion ended an attempt
 
     def next_round(self) -> None:
@@ -22,7 +22,7 @@ class AttemptCount:
         self.number, self.spent, self._failures = 1, 0, 0
 
     def begin_anew(self) -> None:
-        """Replace the current attempt by another; the replaced one does not count."""
+        """Start another attempt; the current one does not count."""
         self.number += 1
         self.spent += 1
 
@@ -32,9 +32,10 @@ class AttemptCount:
         return attempt_pause(self._failures)
 
     def excuse(self, clients: Collection[str]) -> bool:
-        """Return True if one of these clients was excluded for the first time.
+        """Return True if one of these clients has ended an attempt for the first time, by being
+        excluded.
 
-        The attempt does then not count.
+        The attempt then does not count.
         """
         new = set(clients) - self._excused
         self._excused |= new
@@ -42,5 +43,5 @@ class AttemptCount:
 
     @property
     def used_up(self) -> bool:
-        """True once the round has had the maximum number of attempts."""
+        """True if the round has had the maximum number of attempts."""
         return self.number - self.spent >= self._most

@@ -1,8 +1,9 @@
 """Tracks a run's clients, and decides whether they suffice for a round. No clock.
 
-A selection waits for disconnected clients that may still come back, so that a host that restarts
-between two rounds does not change the cohort. Then it uses the connected clients. If these are too
-few, it waits for more: for the run file's time at the start of a run, later without limit.
+A selection first waits for disconnected clients that may still reconnect, so that a host that
+restarts between two rounds does not change the cohort. Then it uses the connected clients. If these
+are too few, it waits for more clients. This wait is limited by the run file until the run has
+selected its first cohort; later it has no limit.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ _LONG_AGO = -math.inf
 
 
 class ClientPool:
-    """The clients of one run, and whether they suffice. under_way: True if the run has selected a
-    cohort before."""
+    """The clients of one run, and whether they suffice for a round.
+
+    under_way: True if the run has already selected a cohort.
+    """
 
     def __init__(self, rules: RoundRules, roster: RunRoster, *, under_way: bool) -> None:
         self.rules = rules
@@ -38,20 +41,22 @@ class ClientPool:
         self.left_out = LeftOutClients()
         """Clients that can't take part."""
         self.still_training: frozenset[str] = frozenset()
-        """Clients that still train for a closed round; only selected if the others are too few."""
+        """Clients that still train for a closed round. They are only selected if the other clients
+        are too few."""
         self.spared: set[str] = set()
-        """Clients that failed an attempt at this round; only selected if the others are too few."""
+        """Clients that failed an attempt at this round. They are only selected if the other clients
+        are too few."""
         self.waiting: Waiting | None = None
-        """The wait for more clients, as `ready` found it; None if there are enough."""
+        """The current wait for more clients; None if there are enough."""
         self.wake: float | None = None
         """Time of the next check if nothing happens."""
         self.given_up = ""
         """Reason why a run that never selected a cohort has stopped waiting; empty before."""
-        self._last = _LONG_AGO  # end of the wait of a run that never selected a cohort
-        self._returning_until = _LONG_AGO  # for disconnected clients
+        self._last = _LONG_AGO  # when a run that never selected a cohort stops waiting
+        self._returning_until = _LONG_AGO  # until when disconnected clients are waited for
         self._pause = _LONG_AGO
-        self._refused: set[str] = set()  # joined too late
-        self._short = False  # too few were connected at the last check
+        self._refused: set[str] = set()  # clients that connected too late to join
+        self._short = False  # True if too few were connected at the last check
 
     def start(self, now: float) -> None:
         """Start the run, or resume it after a restart; give its earlier clients time to
@@ -69,8 +74,8 @@ class ClientPool:
         self._returning_until = max(self._returning_until, now + 2 * self.rules.grace_seconds)
 
     def _expect_everybody(self, now: float) -> None:
-        """Wait for all clients of the roster: after a common failure, hosts reconnect one by
-        one."""
+        """Wait for all clients of the roster. After a failure that disconnects all hosts, they
+        reconnect one by one."""
         if self.roster:
             self._returning_until = now + max(REATTACH_SECONDS, self.rules.grace_seconds)
             self.presence.expect(self.roster, self._returning_until)
@@ -98,12 +103,15 @@ class ClientPool:
         )
 
     def is_present(self, client: str, now: float) -> bool:
-        """Return whether a client is connected, or may still come back in time."""
+        """Return whether a client is connected, or may still reconnect in time."""
         return self.presence.attends(client) or now < self.presence.back_by(client)
 
     def admit_late(self, clients: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the clients that join a run with a fixed roster, and those that are too late;
-        sorted."""
+        """Admit new clients to a run that has a roster; return the admitted and the refused
+        clients, sorted.
+
+        If the run refuses late joiners, all new clients are refused.
+        """
         known = self._refused | self.left_out.troubles.keys()
         new = tuple(sorted(c for c in clients if c not in self.roster and c not in known))
         if not self.roster:
@@ -119,7 +127,7 @@ class ClientPool:
     def first_roster(self, now: float) -> tuple[str, ...]:
         """Return all connected clients once they are enough to start the run; empty before."""
         attending = self.presence.attending
-        if not self.rules.expected_clients:  # else excluded clients count too
+        if not self.rules.expected_clients:  # with a fixed number, excluded clients count too
             attending = attending - self.left_out.troubles.keys()
         wanted = self.rules.expected_clients or self.rules.clients_per_round
         quorum = self._quorum(attending, wanted)
@@ -155,7 +163,7 @@ class ClientPool:
         return ()
 
     def is_overdue(self, now: float) -> bool:
-        """Return whether a run that never selected a cohort has waited long enough."""
+        """Return whether a run that never selected a cohort has waited for its maximum time."""
         return not self.under_way and now >= self._last
 
     def suffices(self, clients: Sequence[str], needed: int) -> bool:
@@ -163,7 +171,8 @@ class ClientPool:
         return self._quorum(clients, needed).suffices
 
     def lost_its_hosts(self, cohort: RoundCohort) -> bool:
-        """Return True if only its disconnected members make the cohort too small."""
+        """Return True if the cohort is too small only because some of its members are
+        disconnected."""
         there = [
             client
             for client, member in cohort.members.items()
@@ -205,7 +214,8 @@ class ClientPool:
     # Waiting ----------------------------------------------------------------------------------
 
     def _wait_for_more(self, quorum: QuorumStatus, now: float) -> None:
-        """Wait for more clients; a run that never selected a cohort gives up after a time."""
+        """Wait for more clients. A run that never selected a cohort gives up after its maximum
+        time."""
         if self.is_overdue(now):
             attended = f"attended after {self.rules.start_timeout_seconds:g} s"
             self.given_up = (

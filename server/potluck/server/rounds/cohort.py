@@ -64,7 +64,7 @@ class RoundCohort:
 
     @property
     def pending(self) -> list[str]:
-        """Members that the round still waits for, in the order chosen."""
+        """Members whose update the round still waits for, in the order chosen."""
         return [client for client in self.members if self.waits_for(client)]
 
     def waits_for(self, client: str) -> bool:
@@ -126,8 +126,8 @@ class RoundCohort:
         return actions
 
     def drop_late(self) -> list[Action]:
-        """Drop updates past the simulated deadline, then the slowest if there are more than
-        wanted."""
+        """Drop updates that missed the simulated deadline. If more than wanted remain, also drop
+        the slowest."""
         if not self._rules.simulated:
             return []
         actions: list[Action] = []
@@ -143,7 +143,7 @@ class RoundCohort:
         return actions
 
     def spare(self, clients: Sequence[str]) -> list[Action]:
-        """Continue without these members, since the round has enough updates."""
+        """Continue without these members, because the round has enough updates."""
         why = "the round had enough updates without it"
         awaited = {client for client in clients if self._may_come_late(client)}
         return self.spare_upload([(client, why) for client in clients], awaited)
@@ -153,8 +153,8 @@ class RoundCohort:
     ) -> list[Action]:
         """Continue without the updates of these clients, which skip their upload.
 
-        spared: each client, with the reason. awaited: the clients whose update may join a later
-        round.
+        spared: each client, with the reason. awaited: those of the clients whose update may join a
+        later round.
         """
         actions: list[Action] = []
         for client, why in spared:
@@ -182,12 +182,13 @@ class RoundCohort:
     # What is said at the end ------------------------------------------------------------------
 
     def rest(self) -> list[Action]:
-        """Return the unpublished messages about members that have finished or failed."""
+        """Return notices about members that have finished or failed, if they were not published
+        before."""
         return [
             PublishNotice(f"round {self._round}: {text}", warning=True)
             for text in self._notices.rest()
         ]
 
     def troubles(self) -> list[str]:
-        """Each distinct trouble once, with the number of clients that have it."""
+        """Return each distinct trouble once, with the number of clients that have it."""
         return self._notices.summary()

@@ -20,7 +20,7 @@ STOPPED_BY_OPERATOR = "stopped by an operator"
 
 @dataclass(frozen=True)
 class Started:
-    """The run starts, or resumes after a restart."""
+    """A run starts, or resumes after the coordinator was restarted."""
 
 
 @dataclass(frozen=True)
@@ -75,14 +75,15 @@ class Selected:
 
 @dataclass(frozen=True)
 class TooFewEligible:
-    """Too few of the available clients are eligible; more may be eligible later."""
+    """Too few of the available clients may be selected now; more may be later."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class StoredAnswersInvalid:
-    """Answers from before a restart are no longer valid; the attempt must start again."""
+    """The stored answers of an interrupted attempt are no longer valid; the attempt must start
+    again."""
 
     reason: str
 
@@ -114,7 +115,8 @@ class UpdateReady:
 
 @dataclass(frozen=True)
 class UploadsDecided:
-    """The selector has decided which clients skip their upload. spared: each, with the reason."""
+    """The selector has decided which clients skip their upload. spared: each such client, with the
+    reason."""
 
     round: int
     attempt: int

@@ -1,8 +1,9 @@
 """Tracks updates that missed their round and may join a later one. Pure.
 
-A client has at most one such training. From its round's commit on, the run waits for it, for the
-number of rounds that the run file allows. On a real clock, an update joins the round under way when
-it comes. On a virtual clock, it joins the round in whose simulated time it would have arrived.
+A client has at most one such training. After the commit of its round, the run waits for the update,
+for as many further rounds as the run file allows. On a real clock, an update joins the round that
+is under way when the update arrives. On a virtual clock, it joins the round in whose simulated time
+it would have arrived.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ SELECTED_AGAIN = "it was selected again"
 
 @dataclass(kw_only=True)
 class LateRegister:
-    """The late trainings of one run that may still join a round.
+    """The trainings of one run that missed their round, and whose updates may still join a later
+    one.
 
     simulated: True on a virtual clock. most_rounds: maximum number of rounds by which an update may
     be late.
@@ -37,13 +39,13 @@ class LateRegister:
 
     @classmethod
     def of(cls, rows: Iterable[LateRow], *, simulated: bool, most_rounds: int) -> LateRegister:
-        """Return a register with the trainings that a run awaited before a restart."""
+        """Return a register of the trainings that the run awaited before a restart."""
         awaited = {row.client_id: row for row in rows if row.state is LateState.AWAITED}
         return cls(simulated=simulated, most_rounds=most_rounds, _awaited=awaited)
 
     @property
     def awaited(self) -> Sequence[LateRow]:
-        """Awaited trainings, by client."""
+        """The trainings whose updates are awaited, sorted by client."""
         return [self._awaited[client] for client in sorted(self._awaited)]
 
     def find(self, client: str) -> LateRow | None:
@@ -51,33 +53,34 @@ class LateRegister:
         return self._awaited.get(client)
 
     def receive(self, client: str, update: UpdateRow) -> None:
-        """Record that an update has arrived; it may be known already."""
+        """Record that a late update has arrived. Does nothing if it is not awaited."""
         row = self._awaited.get(client)
         if row is not None:
             self._awaited[client] = replace(row, update=update)
 
     def lose(self, client: str) -> None:
-        """Note that the coordinator no longer has an update; its client still has it."""
+        """Record that the coordinator no longer has a late update, but its client has."""
         row = self._awaited.get(client)
         if row is not None:
             self._awaited[client] = replace(row, update=None)
 
     def drop(self, client: str, trouble: str) -> LateRow | None:
-        """Stop awaiting a client's training; return what must be stored of it."""
+        """Stop awaiting a client's training. Return the row to store; None if it was not
+        awaited."""
         row = self._awaited.pop(client, None)
         return None if row is None else replace(row, state=LateState.DROPPED, trouble=trouble)
 
     def fail(self, client: str, trouble: str) -> LateRow | None:
-        """As `drop`, but the result is stored with the next round; after a kill the training fails
-        again."""
+        """Stop awaiting a training that failed. The row is stored with the next round; if the
+        coordinator is killed before, the training fails again."""
         row = self.drop(client, trouble)
         self._failed += [] if row is None else [row]
         return row
 
     def joining(self, round_seconds: float) -> Sequence[LateRow]:
-        """Return the late trainings whose update joins the current round, by client.
+        """Return the late trainings whose update joins the current round, sorted by client.
 
-        round_seconds: simulated seconds from its start to its end.
+        round_seconds: simulated duration of the current round.
         """
         return [
             row
@@ -95,12 +98,12 @@ class LateRegister:
         round_seconds: float,
         work: Mapping[str, MemberWork],
     ) -> Sequence[LateRow]:
-        """Close a committed round; return the trainings to be stored with it.
+        """Close a committed round; return the rows of late trainings to store with it.
 
-        joined: by client, the weights of late updates in its model. missed: its own clients whose
-        update may still join a later round, each with the update if it has arrived. model_blake3:
-        digest of the model that the round's clients started from. round_seconds: as for `joining`.
-        work: the work that the selector set for each client.
+        joined: weight of each late update in the round's model, by client. missed: clients of the
+        round whose update may still join a later round, each with the update if it has arrived.
+        model_blake3: digest of the model from which the round's clients started. round_seconds:
+        simulated duration of the round. work: the work that the selector set for each client.
         """
         changed, self._failed = self._failed, []
         for row in self.awaited:
@@ -131,7 +134,8 @@ class LateRegister:
         return max(0.0, seconds - passed) if self.simulated else 0.0
 
     def _aged(self, row: LateRow, committed: int) -> LateRow:
-        """Return the training, marked as dropped if it would be too late for the next round."""
+        """Return the training's row, marked as dropped if its update would be too late for the next
+        round."""
         if row.state is LateState.AWAITED and committed + 1 - row.round > self.most_rounds:
             trouble = f"not within {self.most_rounds} more rounds"
             return replace(row, state=LateState.DROPPED, trouble=trouble)

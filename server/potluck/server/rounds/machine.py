@@ -81,12 +81,12 @@ class Phase(StrEnum):
 class Resumption:
     """The state of a run when its coordinator ended.
 
-    available and cohort are those of the interrupted attempt; both are empty if there was none.
-    cohort maps clients, in the order chosen, to their state. spent: number of attempts at this
-    round that don't count, such as those before the run failed. seconds: durations of the trainings
-    whose updates have arrived. left_out: clients that can't take part, with the reasons.
-    uploads_decided: True if clients had offered their updates, and the selector had their answers.
-    why_over: as in `Committed`, of the last committed round.
+    available, cohort: clients of the interrupted attempt; both empty if there was none. cohort maps
+    clients, in the order chosen, to their state. spent: number of attempts at this round that don't
+    count, such as those before the run failed. seconds: durations of the trainings whose updates
+    have arrived. left_out: clients that can't take part, with the reasons. uploads_decided: True if
+    clients had offered their updates, and the selector had their answers. why_over: reason why the
+    run ends early with the last committed round; empty if it does not.
     """
 
     roster: RunRoster = field(default_factory=RunRoster)
@@ -121,7 +121,7 @@ class RoundMachine:
             }
         )
         self._started = False
-        self._stored_available = () if was.cohort else was.available  # only of this round
+        self._stored_available = () if was.cohort else was.available  # of this round only
         self._said_waiting = False
         self._round_deadline = 0.0
         self._decided = was.uploads_decided
@@ -134,7 +134,7 @@ class RoundMachine:
 
     @property
     def waiting(self) -> Waiting | None:
-        """The wait of the run; None while a round is under way."""
+        """The current wait of the run for clients; None while a round is under way."""
         return self.pool.waiting if self.phase is Phase.WAITING else None
 
     def next_wakeup(self) -> float | None:
@@ -151,7 +151,7 @@ class RoundMachine:
     # Events -----------------------------------------------------------------------------------
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """Handle an event and return the resulting actions; none if the event no longer matters."""
+        """Handle an event and return the resulting actions; empty if the event is outdated."""
         if self.phase is Phase.ENDED:
             return []
         match event:
@@ -275,7 +275,8 @@ class RoundMachine:
         return [PublishNotice(f"round {self.round}: {waiting.what}{whom}", warning=True)]
 
     def _select_later(self, reason: str, now: float) -> list[Action]:
-        """Pause before the next selection, as for disconnected clients."""
+        """Pause before the next selection. A run that never selected a cohort fails if it has
+        waited too long."""
         self.phase = Phase.WAITING
         if self.pool.is_overdue(now):
             return self._end(RunEnding.FAILED, reason)
@@ -304,7 +305,7 @@ class RoundMachine:
             return []
         actions: list[Action] = [LeaveOut(tuple(new))]
         now_said = {c: why for c, why in new.items() if not self.cohort.waits_for(c)}
-        if now_said:  # others are reported at the attempt's end
+        if now_said:  # clients still waited for are reported when the attempt ends
             actions.append(PublishNotice(each_once(now_said, "left out"), warning=True))
         return actions + self._select_if_ready(now)
 
@@ -326,7 +327,7 @@ class RoundMachine:
         self.phase = Phase.TRAINING
         self.pool.under_way = True
         self._round_deadline = now + self.rules.policy.deadline_seconds
-        if self._decided:  # before a restart; stored states tell which clients skip
+        if self._decided:  # decided before a restart: the stored states contain the decision
             self._decided, self.cohort.deciding = False, True
             return [DecideUploads(self.round, self.attempt, ())]
         trains: list[Action] = [Train(client) for client in self.cohort.pending]
@@ -335,8 +336,7 @@ class RoundMachine:
     def _ask_for_uploads(self, spared: Sequence[tuple[str, str]], now: float) -> list[Action]:
         """Request the updates of the members that must upload.
 
-        They have as much time as for training, because a member that has lost its update trains
-        again.
+        The time limit is that of training, because a member that has lost its update trains again.
         """
         cohort = self.cohort
         cohort.undecided = cohort.deciding = False
@@ -361,7 +361,7 @@ class RoundMachine:
         return actions + self._go_on(now)
 
     def _go_on(self, now: float) -> list[Action]:
-        """Reduce the updates or start another attempt, if the outcome is known."""
+        """If the outcome of the attempt is known, combine the updates or start another attempt."""
         if self.phase is not Phase.TRAINING:
             return []
         cohort = self.cohort
@@ -382,8 +382,8 @@ class RoundMachine:
         return actions
 
     def _without_sum(self, event: SumFailed, now: float) -> list[Action]:
-        """Give up the attempt; the next one avoids clients that prevented the sum, if others
-        suffice."""
+        """Give up the attempt. The next one avoids the clients that prevented the sum, if other
+        clients suffice."""
         if self.phase not in (Phase.TRAINING, Phase.REDUCING):
             return []
         actions: list[Action] = []
@@ -407,7 +407,7 @@ class RoundMachine:
         elif pool.lost_its_hosts(cohort):
             again = "trying again; hosts went away, so the attempt does not count"
             self.attempts.spent += 1
-            to_spare.remove(MemberState.LOST)  # selectable once reconnected
+            to_spare.remove(MemberState.LOST)  # lost clients are selectable once they reconnect
         pool.spared |= {
             client for client, member in cohort.members.items() if member.state in to_spare
         }

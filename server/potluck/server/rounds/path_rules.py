@@ -1,8 +1,8 @@
 """The requirements of an update path on the plan of a run.
 
-A path leads the updates of a run from their announcement to the round's model: open, summed at the
-hosts, or masked. It is a plug-in of the group `potluck.update_paths`. `runs.update_path` has the
-part that works while the run is under way; a plan asks only what is here.
+A path is how the updates of a run become a model: as single updates, as sums from hosts, or masked.
+It is a plug-in of the group `potluck.update_paths`. `runs.update_path` has the part that works
+while the run is under way; a plan asks only the methods below.
 """
 
 from __future__ import annotations
@@ -20,27 +20,28 @@ from potluck.common.settings.plugins import Plugin
 OPEN, SUMMED, MASKED = "open", "summed", "masked"
 
 COLLECTOR = "coordinator"
-"""Name of what collects secure sums of label counts, in the group `potluck.secure_sums`."""
+"""Name of the plug-in that collects secure sums of label counts, in the group
+`potluck.secure_sums`."""
 
 
 class PathRules(Plugin):
-    """The requirements of a path. This class requires nothing."""
+    """The requirements of a path on a run. This base class requires nothing."""
 
     group = plugins.UPDATE_PATHS
 
     resumes: ClassVar[bool] = True
-    """False if an attempt is given up when the coordinator restarts."""
+    """False if a coordinator that restarts must give up the current attempt."""
     members_only: ClassVar[bool] = False
     """True if only clients with a valid member record can be selected."""
 
     @classmethod
     def check_sizes(cls, run_file: RunFile) -> None:
-        """Raise ConfigurationError if the run's cohorts or rounds have sizes that the path does not
-        allow."""
+        """Raise ConfigurationError if the path does not allow the run's cohort size or number of
+        rounds."""
 
     @classmethod
     def policy(cls, run_file: RunFile) -> RoundPolicy:
-        """Return the run's round policy as the path needs it."""
+        """Return the run's round policy, changed as the path requires."""
         return run_file.round
 
     @classmethod
@@ -51,9 +52,9 @@ class PathRules(Plugin):
 
     @classmethod
     def suffices(cls, hosts: Sequence[str], run_file: RunFile) -> bool:  # noqa: ARG003  # likewise
-        """Return whether a cohort can end in a model if none of its clients is lost.
+        """Return whether a cohort can result in a model if none of its clients is lost.
 
-        hosts: one entry per client; empty if unknown.
+        hosts: host of each client; empty if unknown.
         """
         return True
 
@@ -68,7 +69,8 @@ def path_name(run_file: RunFile) -> str:
 def path_of(run_file: RunFile) -> type[PathRules]:
     """Return the path that a run's updates take.
 
-    Raises ConfigurationError if the run wants secure sums and can't have them on this coordinator.
+    Raises ConfigurationError if the run requests secure sums and this coordinator can't compute
+    them.
     """
     name, disclosure = path_name(run_file), run_file.profiles.disclosure
     if disclosure in ("cells", UNSAFE_STEPWISE) and not collects_sums():

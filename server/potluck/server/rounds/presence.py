@@ -12,7 +12,7 @@ class Presence:
     def __init__(self, grace: float) -> None:
         self.grace = grace
         self._attending: set[str] = set()
-        self._back_by: dict[str, float] = {}  # disconnected clients that may reconnect
+        self._back_by: dict[str, float] = {}  # disconnected client → latest time to reconnect
         self._host_of: dict[str, str] = {}
 
     @property
@@ -36,7 +36,7 @@ class Presence:
         return {client: by for client, by in self._back_by.items() if now < by}
 
     def host_of(self, client: str) -> str:
-        """Return the host that has a client, or had it last; empty if none ever had it."""
+        """Return the host that has or last had this client; empty if no host ever had it."""
         return self._host_of.get(client, "")
 
     def hosts(self, clients: Iterable[str]) -> frozenset[str]:
@@ -57,7 +57,7 @@ class Presence:
             self._back_by[client] = now + self.grace
 
     def expect(self, clients: Iterable[str], until: float) -> None:
-        """Let those of these clients that are not connected reconnect until this time."""
+        """Allow those of these clients that are disconnected to reconnect until this time."""
         for client in clients:
             if client not in self._attending:
                 self._back_by[client] = until

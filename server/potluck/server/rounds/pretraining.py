@@ -1,7 +1,7 @@
 """Pre-training: a few rounds of plain FedAvg before round 1, for FedDiverse's triplets.
 
-They don't count as rounds of the run. They are a separate run, hidden from listings, which survives
-kills like any run; its models are kept until the main run has copied them.
+These rounds don't count as rounds of the run. They form a separate run, which listings hide. It
+survives kills like any run; its models are kept until the main run has copied them.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ _PREFIX = "pre-"
 
 
 def pretraining_id(run_id: str) -> str:
-    """Return the id of the run that pre-trains for another. Neither id is a prefix of the other."""
+    """Return the id of the pre-training run for this run. Neither id is a prefix of the other."""
     return _PREFIX + run_id
 
 
 def is_pretraining(run_id: str) -> bool:
-    """Return whether a run pre-trains for another."""
+    """Return whether a run is the pre-training of another run."""
     return run_id.startswith(_PREFIX)
 
 
 def pretraining_run(run_id: str, run_file: RunFile, *, clients: int, at: datetime) -> NewRun:
-    """Return the run that pre-trains for `run_id`: T₀ rounds of FedAvg, uniform selection.
+    """Return the pre-training run for `run_id`: T₀ rounds of FedAvg with uniform selection.
 
-    clients: number of clients, for full participation. Its seed differs from the run's, so round 1
-    does not repeat these batches.
+    clients: number of clients, all of which train in each round. The seed differs from the main
+    run's, so round 1 does not repeat these batches.
     """
     settings = run_file.profiles.triplet
     count = run_file.clients_per_round

@@ -32,7 +32,7 @@ class RunRoster:
         return client in self._row_of
 
     def append(self, clients: Iterable[str]) -> None:
-        """Admit clients, in this order."""
+        """Add clients to the roster, in this order."""
         for client in clients:
             self._row_of[client] = len(self.ids)
             self.ids.append(client)
@@ -42,15 +42,16 @@ class RunRoster:
         return self._row_of[client]
 
     def rows(self, clients: Sequence[str]) -> Rows:
-        """Return the rows of clients, in the given order."""
+        """Return the rows of these clients, in the given order."""
         return np.array([self._row_of[client] for client in clients], dtype=np.int64)
 
     def clients(self, rows: Rows) -> tuple[str, ...]:
-        """Return the clients of rows, in the given order."""
+        """Return the clients in these rows, in the given order."""
         return tuple(self.ids[row] for row in np.asarray(rows).tolist())
 
     def note_samples(self, disclosed: Mapping[str, int]) -> None:
-        """Store the numbers of training samples that clients disclosed, in place of older ones."""
+        """Store the numbers of training samples that clients disclosed; they replace earlier
+        numbers."""
         self._samples |= disclosed
 
     def samples(self) -> NDArray[np.int64]:

@@ -14,8 +14,8 @@ class RoundRules:
 
     hosts: minimum number of hosts that a round's clients must be on; 0 for no minimum. simulated:
     True if a virtual clock times the rounds. The round then waits for all clients; a client is in
-    time if it took at most `simulated_deadline` simulated seconds. offers: True if clients keep
-    their updates until the selector has decided which are wanted.
+    time if it took at most `simulated_deadline` simulated seconds. offers: True if clients wait
+    with their upload until the selector has decided which updates are wanted.
     """
 
     rounds: int
@@ -40,10 +40,10 @@ class RoundRules:
         return max(self.policy.needed(self.clients_per_round), self.hosts)
 
     def awaits_late(self, *, received: bool) -> bool:
-        """Return whether an update that missed its round may still join a later one.
+        """Return whether an update that missed its round may still join a later round.
 
-        received: True if it has arrived. On a virtual clock, an update that has not arrived never
-        will.
+        received: True if the update has arrived. On a virtual clock, an update that has not arrived
+        is never awaited.
         """
         return self.policy.late_updates.rounds > 0 and (received or not self.simulated)
 

@@ -68,7 +68,8 @@ class TroubleNotices:
         self._all: dict[str, str] = {}
 
     def over(self, client: str, state: MemberState, trouble: str, *, left_out: bool) -> str:
-        """Record a member's final state; return the notice to publish now, or an empty text."""
+        """Record a member's final state. Return the notice to publish now; empty if there is
+        none."""
         self._all[client] = trouble
         if left_out:
             self._left_out[client] = trouble
@@ -102,8 +103,8 @@ class TroubleNotices:
 
 
 def sentence(client: str, trouble: str) -> str:
-    """Return a client's trouble without the client's id, so that equal troubles have equal
-    texts."""
+    """Return a client's trouble without the client's id, so that the same trouble has the same text
+    for all clients."""
     return trouble.replace(f"'{client}'", "'…'")
 
 
@@ -116,7 +117,8 @@ def alike(troubles: Mapping[str, str]) -> Mapping[str, Sequence[str]]:
 
 
 def each_once(troubles: Mapping[str, str], fate: str) -> str:
-    """Return each trouble once, with the number of clients and some ids: '3 clients FATE: …'."""
+    """Return each trouble once, with the number of clients and some of their ids: '3 clients FATE:
+    …'."""
     found = list(alike(troubles).items())
     parts = [
         f"{counted(len(clients))} {fate}: {_shown(clients, trouble)} ({listed(clients)})"
@@ -127,7 +129,7 @@ def each_once(troubles: Mapping[str, str], fate: str) -> str:
 
 
 def _shown(clients: Sequence[str], trouble: str) -> str:
-    """Return the trouble, with the client's id if only one client has it."""
+    """Return the trouble, with the client's id added if only one client has it."""
     return trouble.replace("'…'", f"'{clients[0]}'") if len(clients) == 1 else trouble
 
 
@@ -137,6 +139,6 @@ def counted(clients: int) -> str:
 
 
 def listed(clients: Sequence[str], most: int = _SHOWN) -> str:
-    """Return a text with the first `most` clients and the number of the others."""
+    """Return a text with the first `most` clients and the number of the remaining ones."""
     shown = ", ".join(clients[:most])
     return shown if len(clients) <= most else f"{shown} and {len(clients) - most} more"

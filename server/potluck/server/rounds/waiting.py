@@ -10,11 +10,12 @@ LONGEST_PAUSE_SECONDS = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Waiting:
-    """The wait of a run for clients.
+    """The current wait of a run for clients.
 
-    what: one line, without a time. until: time when the wait ends and the run continues or fails;
-    None for no limit. clients, hosts: numbers of clients and hosts that may be selected now.
-    clients_needed, hosts_needed: the minimum numbers; 0 hosts if they are not counted.
+    what: description in one line, without a time. until: time when the wait ends and the run
+    continues or fails; None for no limit. clients, hosts: numbers of clients and hosts that may be
+    selected now. clients_needed, hosts_needed: minimum numbers; hosts_needed is 0 if hosts are not
+    counted.
     """
 
     what: str
@@ -29,8 +30,8 @@ class Waiting:
 class QuorumStatus:
     """Numbers of clients and hosts that may be selected, and the minimum numbers.
 
-    at_least: True if more than the minimum would be selected. excluded: number of clients,
-    connected or not, that can't be selected.
+    at_least: True if a selection would use more clients than the minimum. excluded: number of
+    clients, connected or not, that can't be selected.
     """
 
     clients: int
@@ -68,6 +69,7 @@ class QuorumStatus:
 
 
 def attempt_pause(failures: int) -> float:
-    """Return the seconds before a round is tried again, after successive failed attempts."""
+    """Return the pause in seconds before the next attempt. failures: number of failed attempts in a
+    row."""
     doubled = FIRST_PAUSE_SECONDS * 2.0 ** min(failures - 1, 30)
     return min(doubled, LONGEST_PAUSE_SECONDS)

@@ -1,5 +1,5 @@
-"""A run in progress: it is resumed, then selects, trains and commits round by round.
+"""Drives a run: resumes it, then selects, trains and commits round by round.
 
-Imports every subpackage except `service`. Reads the run's stored state, and commits rounds, which
-it announces to hosts and watchers.
+Imports every subpackage except `service`. Reads the run's stored state, commits rounds, and
+announces them to hosts and watchers.
 """

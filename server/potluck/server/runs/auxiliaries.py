@@ -31,8 +31,8 @@ class AuxiliaryFiles:
         return {digest for file in files for digest in file.digests}
 
     async def message(self, client: str, round_number: int) -> coordinator_pb2.Auxiliary | None:
-        """Return the part of a client's instruction that names its auxiliary files; None if there
-        are none."""
+        """Return the part of a client's instruction that names its auxiliary files; None if the
+        strategy sends none."""
         strategy, models = self._strategy, self._models
         correction = strategy.correction
         if correction is None:
@@ -53,8 +53,8 @@ class AuxiliaryFiles:
         return message
 
     async def _shared_file(self, round_number: int) -> ModelVersion:
-        """Return the file common to all clients, written once per round; a restart writes the same
-        file."""
+        """Return the file that all clients receive. It is written once per round; after a restart,
+        the same file is written again."""
         models = self._models
         if self._shared is None or self._shared[0] != round_number:
             with self._files.large_arrays():

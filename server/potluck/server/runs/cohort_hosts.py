@@ -1,4 +1,4 @@
-"""The hosts of a cohort: enough of them for the path that its updates take."""
+"""Ensures that a cohort is on enough hosts for the path that its updates take."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from potluck.server.selection import Rows, Selection, SelectionContext
 
 
 def check_hosts(selecting: Selecting, plan: RunPlan, round_number: int, available: Rows) -> None:
-    """Raise ScarceError if no cohort of these clients is on enough hosts for the round."""
+    """Raise ScarceError if no cohort of the available clients is on enough hosts for the round."""
     least = plan.rules.hosts
     if not least:
         return
@@ -33,10 +33,11 @@ def check_hosts(selecting: Selecting, plan: RunPlan, round_number: int, availabl
 def complete(
     selecting: Selecting, plan: RunPlan, selection: Selection, context: SelectionContext
 ) -> Selection:
-    """Return the selection, completed if its hosts are too few for the path of its updates.
+    """Return the selection. If its hosts are too few for the path of its updates, complete it with
+    clients on further hosts.
 
-    Added clients have that as their reason. If more clients are selected than the round waits for,
-    their hosts must also be even enough for its quorum, as far as there are hosts.
+    The reason of an added client is "needed for N hosts". Hosts are added until the path can make a
+    model of the cohort's updates, or until there are no further hosts.
     """
     run_file, least = plan.run_file, plan.rules.hosts
     if not least:

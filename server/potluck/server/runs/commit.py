@@ -1,4 +1,4 @@
-"""The end of a round: reduces its updates, evaluates the new model and commits the round."""
+"""The end of a round: combines its updates, evaluates the new model and commits the round."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def reduce(run: Run, path: UpdatePath, clients: tuple[str, ...]) -> None:
     """Combine the updates of these clients, in this order, into the round's model."""
     updates = [run.updates.received[client] for client in clients]
     run.updates.join(_simulated_seconds(run, clients), run.machine.pool.selectable)
-    await asyncio.to_thread(give_back_freed_memory)  # before more is allocated
+    await asyncio.to_thread(give_back_freed_memory)  # before combining the updates allocates more
     result = await path.reduce(updates)
     if result is not None:
         run.models.result = result
@@ -74,12 +74,13 @@ async def reduce(run: Run, path: UpdatePath, clients: tuple[str, ...]) -> None:
 
 
 async def evaluate(run: Run) -> None:
-    """Evaluate the round's model on the coordinator's data, or on the clients' if it has none."""
+    """Evaluate the round's model on the coordinator's data, or on the clients' data if it has
+    none."""
     model, own_failed = run.models.result.model, False
     counts: EvaluationCounts | MeasureSums | None = None
     try:
         counts = await _on_own_data(run.plan, run.models.work, model)
-    except TrainerError as error:  # the round's model is still valid
+    except TrainerError as error:  # the round is committed without metrics: its model is valid
         run.record.warn(f"round {run.machine.round} is not evaluated: {error.message}")
         own_failed = True
     wanted = list(run.plan.client_models)
@@ -104,7 +105,8 @@ async def evaluate(run: Run) -> None:
 
 
 async def _on_clients(run: Run, model: ModelVersion, subject: MeasuredModel) -> HeldOut:
-    """Evaluate the model, or one derived from it, on all connected clients' held-out samples."""
+    """Evaluate the round's model, or one that clients derive from it, on the held-out samples of
+    all connected clients."""
     return await evaluate_on_clients(
         run.services.attendance,
         run.plan,
@@ -122,9 +124,9 @@ async def _on_clients(run: Run, model: ModelVersion, subject: MeasuredModel) -> 
 async def _on_own_data(
     plan: RunPlan, work: ModelWork, model: ModelVersion
 ) -> EvaluationCounts | MeasureSums | None:
-    """Evaluate the model on the coordinator's data; None if it has none.
+    """Evaluate the model on the coordinator's data; return None if it has none.
 
-    Raises TrainerError if a task's own trainer takes longer than a round's deadline.
+    Raises TrainerError if the task's own trainer takes longer than a round's deadline.
     """
     seconds = None if plan.trainer is None else plan.run_file.round.deadline_seconds
     try:
@@ -132,8 +134,8 @@ async def _on_own_data(
             return await in_thread(work.evaluate, model)
     except TimeoutError:
         raise TrainerError(
-            f"the trainer of task '{plan.run_file.task.name}' has not measured the model "
-            f"within {seconds:g} s; see why it hangs, or raise round.deadline_seconds"
+            f"the trainer of task '{plan.run_file.task.name}' has not evaluated the model within "
+            f"{seconds:g} s; find out why it hangs, or raise round.deadline_seconds"
         ) from None
 
 
@@ -221,7 +223,7 @@ def _best(run: Run, metrics: Metrics, coverage: Mapping[str, Coverage]) -> BestS
 
 
 def _close_late(run: Run, action: rounds.Commit) -> Sequence[LateRow]:
-    """Record which late updates are in the round, and which are awaited from now on."""
+    """Record which late updates are part of the round, and which are awaited from now on."""
     return run.updates.close_round(
         run.key,
         run.models.result.late_weights,
@@ -269,7 +271,8 @@ def _outcome(run: Run, action: rounds.Commit) -> RoundOutcome:
 
 
 def _prolonged(plan: RunPlan, attempt: Attempt) -> NDArray[np.float64]:
-    """Return each client's factor on its passes, by cohort; empty if all made the run's number."""
+    """Return each client's number of passes over the run's number, in cohort order; empty if no
+    client has its own number."""
     epochs = [member.work.epochs for member in attempt.cohort.values()]
     if not any(epochs):
         return np.zeros(0)
@@ -278,8 +281,8 @@ def _prolonged(plan: RunPlan, attempt: Attempt) -> NDArray[np.float64]:
 
 
 def _deadline(plan: RunPlan, seconds: NDArray[np.float64]) -> float:
-    """Return the minimum seconds of failed clients. seconds: durations of the cohort, not all
-    NaN."""
+    """Return the seconds after which a client counts as failed. seconds: durations of the cohort's
+    trainings, not all NaN."""
     run_file = plan.run_file
     if not run_file.virtual_clock.enabled:
         return run_file.round.deadline_seconds
@@ -294,7 +297,7 @@ def _round_seconds(run: Run, included: Sequence[str]) -> float:
 
 
 def _simulated_seconds(run: Run, included: Sequence[str]) -> float:
-    """Return the round's duration on a virtual clock, 0 on a real one. included: clients in
+    """Return the round's duration on a virtual clock; 0 on a real clock. included: clients in
     time."""
     if not run.plan.run_file.virtual_clock.enabled:
         return 0.0
@@ -318,24 +321,24 @@ def _announce(run: Run, row: RoundRow) -> None:
 
 
 class PostCommitTasks:
-    """The work after a commit, done during the next round. Used on the event loop."""
+    """The work that follows a commit and is done during the next round. Used on the event loop."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self._task: asyncio.Task[None] | None = None
 
     def begin(self, row: RoundRow, spent: Sequence[Path], late: Sequence[LateRow]) -> None:
-        """Start the work after a commit. spent: files of the round's updates. late: changed late
-        trainings."""
+        """Start the work after a commit. spent: files of the round's updates. late: rows of late
+        trainings that the commit changed."""
         self._task = asyncio.create_task(self._follow(row, spent, late))
 
     async def settled(self) -> None:
-        """Wait until the work is done. Raises the error with which it failed."""
+        """Wait until the work is done. Raises the error with which the work failed."""
         if self._task is not None:
             await asyncio.shield(self._task)  # it continues if the caller is cancelled
 
     def stop(self) -> None:
-        """Cancel the work: the run is no longer driven."""
+        """Cancel the work, because this coordinator no longer drives the run."""
         if self._task is not None:
             self._task.cancel()
 
@@ -355,7 +358,7 @@ class PostCommitTasks:
         await run.services.tidy(row.key.round)
 
     async def _observe(self, row: RoundRow) -> None:
-        """Observe the round for the metrics on its clients' data."""
+        """Record the round in the metrics about its clients' data."""
         run, observer = self._run, self._run.services.observer
         included = [member.client_id for member in row.included]
         population, rows = run.selecting.population(), {row.key.round: run.roster.rows(included)}
@@ -383,8 +386,8 @@ def _reported(row: UpdateRow | None, name: str) -> float:
 def _of_trainings(
     plan: RunPlan, result: RoundModel, reports: Sequence[UpdateRow]
 ) -> tuple[dict[str, float], dict[str, Coverage]]:
-    """Return metrics of the trainings in the model, and the numbers of clients and samples for
-    each."""
+    """Return metrics of the trainings that are part of the model, and the coverage of each
+    metric."""
     means, coverage = training_means(reports), training_coverage(reports)
     every = plan.run_file.evaluation.every
     if plan.trainer is None and wants_training_loss(result.metrics, every):

@@ -1,8 +1,8 @@
 """Drives one run from its start to its end.
 
-Runs on the event loop. Blocking work runs in threads: calls of the store in its own thread, the
-heavy part of a round (`aggregation/model_work.py`) in any. State is stored before the coordinator
-acts on it.
+Runs on the event loop. Blocking work runs in threads: calls of the store in the store's own thread,
+the heavy part of a round (`aggregation/model_work.py`) in any thread. State is stored before the
+coordinator acts on it.
 
 `resume.py` prepares the run; `round_loop.py` takes it through its rounds.
 """
@@ -36,7 +36,7 @@ _STATE_AFTER = {
 
 
 class RunDriver:
-    """Prepares a run, drives it and ends it. Gives the run's status meanwhile."""
+    """Prepares a run, drives it and ends it. Has the run's status at any time."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class RunDriver:
 
     @property
     def _run(self) -> Run | None:
-        """The prepared run; None before."""
+        """The prepared run; None until it is prepared."""
         return None if self._loop is None else self._loop.run
 
     @property
@@ -78,7 +78,7 @@ class RunDriver:
         return run_status(self.row) if self._run is None else status(self._run)
 
     def waiting(self) -> operator_pb2.Waiting | None:
-        """The wait of the run; None while a round is under way."""
+        """The current wait of the run; None while a round is under way."""
         return None if self._run is None else waiting(self._run)
 
     def away_hosts(self) -> list[str]:
@@ -94,19 +94,19 @@ class RunDriver:
         return "" if self._run is None else self._run.selecting.left_out.troubles.get(client, "")
 
     async def inbox(self) -> UpdateInbox | None:
-        """Return the inbox of the run, once it is prepared; None if the run ended before."""
+        """The inbox of the run; None until the run is prepared, and if it ended before."""
         await self._prepared.wait()
         return None if self._loop is None else self._loop.inbox
 
     # Files ------------------------------------------------------------------------------------
 
     def serves(self, blake3: str) -> bool:
-        """Return True if hosts may fetch this file for this run."""
+        """Return True if hosts may fetch the file with this digest for this run."""
         return self._loop is not None and self._loop.serves(blake3)
 
     def files_in_use(self) -> set[str]:
-        """Return the digests of files that must not be deleted now. Retention decides for ended
-        runs."""
+        """Return the digests of files that must not be deleted now; empty once the run has ended,
+        when retention decides."""
         return set() if self._over or self._loop is None else self._loop.files_in_use()
 
     def count_down(self, blake3: str, sent: int) -> None:
@@ -124,11 +124,12 @@ class RunDriver:
 
     async def exclusion_changed(self) -> None:
         """Read again which clients are in quarantine and which are members."""
-        if self._run is not None:  # an unprepared run reads it later
+        if self._run is not None:  # if the run is not prepared yet, the preparation reads them
             await self._run.selecting.read_quarantine()
 
     async def drive(self) -> None:
-        """Continue until the run ends, or the task is cancelled (the coordinator stops)."""
+        """Drive the run until it ends, or until the task is cancelled because the coordinator
+        stops."""
         try:
             run = await resume(
                 self._record, self._plan, self._work, self._spool, self._services, self._events
@@ -156,7 +157,7 @@ class RunDriver:
             self.feed.close()
 
     async def _fail(self, reason: str) -> None:
-        """End the run with a failure that is unknown to the state machine."""
+        """End the run with a failure that did not come from the state machine."""
         if self._loop is not None:
             await self._loop.fail(reason)
         else:
@@ -169,11 +170,11 @@ class RunDriver:
                 await self._loop.settle()
                 self._services.files.let_go(self.files_in_use())
             self._over = True
-            await self._services.tidy(self.row.committed_rounds)  # a kill may have prevented it
+            await self._services.tidy(self.row.committed_rounds)  # if a kill prevented it
         except (PotluckError, OSError) as error:
             self._record.warn(f"the last round's files were not tidied up: {error}")
         run_id, in_store = self.row.run_id, self._services.in_store
-        try:  # first: it frees space on a full disk
+        try:  # deleting comes first: it frees space on a full disk
             await asyncio.to_thread(self._spool.remove)
         except (PotluckError, OSError) as error:
             self._record.warn(f"the run's spool was not removed: {error}")

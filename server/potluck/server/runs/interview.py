@@ -1,8 +1,8 @@
-"""Questions to clients before a selection: sends a selector's questions, returns the answers to it.
+"""Asks clients a selector's questions before a selection, and passes the answers to the selector.
 
 A question is stored before it is sent, and its answers are stored before the selector gets them.
 After a restart, the coordinator sends the stored answers into a new generator and continues from
-there. Hosts repeat the answers that they gave.
+there. Hosts send an answer again if they are asked the same question again.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ from potluck.server.selection import Answers, Ask, AskSum, Selection, SelectionC
 from potluck.server.store.records import AttemptKey, Exchange, JsonObject
 
 MOST_QUESTIONS = 100
-"""Maximum number of questions in one round; a selector with more might never choose."""
+"""Maximum number of questions in one round: a selector that asks more might never choose."""
 
 OFFERS = "offers"
 """Key of a stored question: true if it was asked about trained models."""
 
 _AGAIN = "again"
-"""Key of a stored question: how often the selector had been called again before."""
+"""Key of a stored question: number of additional calls of the selector before it."""
 
 
 class ReplayError(RunError):
-    """The stored answers of an attempt don't belong to the questions asked now."""
+    """The stored answers of an attempt don't match the questions asked after a restart."""
 
 
 async def choose(
     run: Run, context: SelectionContext, key: AttemptKey
 ) -> tuple[Selection, Sequence[Answers]]:
-    """Let the selector ask and choose; return its choice and the answers of clients.
+    """Run the selector, with its questions; return its choice and the answers of clients.
 
-    The selector is called again, with fewer available clients, as long as a cohort has too many
-    clients with the same tag; the answers are then those of the last call that asked. A cohort on
-    too few hosts for a masked round is completed.
+    If a cohort has too many clients with the same tag, the selector is called again with fewer
+    available clients. The answers are those of the last call that asked. A cohort on too few hosts
+    for a masked round is completed.
 
     Raises RunError if the selector fails or its choice is invalid; ReplayError if, after a restart,
     its question differs from the stored one.
@@ -91,8 +91,11 @@ async def _choose_once(
 
 @dataclass(kw_only=True)
 class _Steps:
-    """The questions of one attempt. stored: questions from before a restart. again: number of
-    additional calls of the selector. step: number of the last question, from 1."""
+    """The questions of one attempt.
+
+    stored: questions from before a restart. again: number of additional calls of the selector.
+    step: number of the last question, from 1.
+    """
 
     key: AttemptKey
     stored: Sequence[Exchange]
@@ -100,12 +103,12 @@ class _Steps:
     step: int = 0
 
     def next(self) -> Exchange | None:
-        """Go to the next question; return its stored exchange, None if there is none."""
+        """Count the next question. Return its stored exchange; None if none is stored."""
         self.step += 1
         return self.stored[self.step - 1] if self.step <= len(self.stored) else None
 
     def record(self, question: JsonObject) -> JsonObject:
-        """Return the question to store, with the number of the selector's call."""
+        """Return the question to store, with the number of additional calls added."""
         return {**question, _AGAIN: self.again} if self.again else question
 
 
@@ -116,7 +119,8 @@ async def _interview(
     steps: _Steps,
     given: list[Answers],
 ) -> Any:
-    """Run the generator to its end; return its result. Clients' answers are appended to `given`."""
+    """Run the selector's generator to its end; return its result. Append clients' answers to
+    `given`."""
     name = run.plan.run_file.selector.name
     answers: Answers | Summed | None = None
     try:
@@ -142,7 +146,7 @@ async def _interview(
 
 
 async def _answers(run: Run, ask: Ask, steps: _Steps) -> Answers:
-    """Return the answers to a question: the stored ones, or those that clients send now."""
+    """Return the answers to a question: the stored answers, or those that clients send now."""
     question, in_store = steps.record(_question(ask)), run.services.in_store
     found, step, key = steps.next(), steps.step, steps.key
     _check_replayed(question, step, key, found)
@@ -157,7 +161,7 @@ async def _answers(run: Run, ask: Ask, steps: _Steps) -> Answers:
 
 
 async def _summed(run: Run, ask: AskSum, steps: _Steps) -> Summed | None:
-    """Return the requested sum: the stored one, or a new one."""
+    """Return the requested sum: the stored sum, or a new one."""
     question, in_store = steps.record(_sum_question(ask)), run.services.in_store
     found, step, key = steps.next(), steps.step, steps.key
     _check_replayed(question, step, key, found)
@@ -177,12 +181,14 @@ async def _summed(run: Run, ask: AskSum, steps: _Steps) -> Summed | None:
 
 
 def _collector(run: Run) -> SumCollector:
-    """Return what asks clients for sums. Raises RunError if the run may not ask for them."""
+    """Return the collector of secure sums. Raises RunError if the run's settings don't allow sums
+    at every step."""
     mode = run.plan.run_file.profiles.disclosure
     if mode != UNSAFE_STEPWISE:
         raise RunError(
-            f"selector '{run.plan.run_file.selector.name}' asks for sums at every step, and "
-            f"this run's profiles.disclosure is '{mode}', not '{UNSAFE_STEPWISE}'"
+            f"selector '{run.plan.run_file.selector.name}' asks for sums at every step, but this "
+            f"run's profiles.disclosure is '{mode}'; set it to '{UNSAFE_STEPWISE}', or choose "
+            "another selector"
         )
     sums = run.services.sums
     if sums is None:
@@ -231,7 +237,8 @@ async def _ask(run: Run, ask: Ask, step: int, key: AttemptKey) -> Answers:
 def _advance(
     generator: Generator[Any, Any, Any], answers: Answers | Summed | None
 ) -> tuple[bool, Any]:
-    """Return (True if the generator has ended, its returned or yielded value)."""
+    """Run the generator to its next question. Return (False, question), or (True, result) at its
+    end."""
     try:
         return False, generator.send(answers)
     except StopIteration as stop:
@@ -239,9 +246,10 @@ def _advance(
 
 
 def read_scalars(answer: coordinator_pb2.Answer | None, names: Sequence[str]) -> tuple[float, ...]:
-    """Return a client's numbers, in the order of `names`. Raises ProtocolError with the reason."""
+    """Return a client's numbers, in the order of `names`. Raises ProtocolError with the reason if
+    the answer has none."""
     if answer is None:
-        raise ProtocolError("not in time")
+        raise ProtocolError("no answer in time")
     if answer.WhichOneof("outcome") == "failure":
         raise ProtocolError(f"{answer.failure.message[:300]} ({answer.failure.reason[:80]})")
     if answer.WhichOneof("outcome") != "scalars":
@@ -251,7 +259,7 @@ def read_scalars(answer: coordinator_pb2.Answer | None, names: Sequence[str]) ->
         raise ProtocolError(f"it sent {len(values)} numbers, expected {', '.join(names)}")
     numbers = tuple(values[name] for name in names)
     if not all(map(math.isfinite, numbers)):
-        raise ProtocolError(f"it sent {', '.join(map(str, numbers))}")
+        raise ProtocolError(f"it sent {', '.join(map(str, numbers))}; numbers must be finite")
     return numbers
 
 
@@ -266,9 +274,9 @@ def _columns(numbers: Mapping[int, Sequence[float]], names: Sequence[str]) -> An
 def _check_replayed(
     question: JsonObject, step: int, key: AttemptKey, found: Exchange | None
 ) -> None:
-    """Raise ReplayError if the stored question differs."""
+    """Raise ReplayError if a stored question exists and differs from this one."""
     if found is not None and (found.step, found.question) != (step, question):
-        raise ReplayError(f"question {step} of {key} differs from the one before the restart")
+        raise ReplayError(f"question {step} of {key} differs from the question before the restart")
 
 
 # What is stored ---------------------------------------------------------------------------------
@@ -289,8 +297,7 @@ def _record(answers: Answers) -> JsonObject:
 
 
 def answers_of(exchanges: Sequence[Exchange], key: AttemptKey) -> list[Answers]:
-    """Return the clients' answers from the selector's last call that asked; sums are not
-    included."""
+    """Return the clients' answers to the selector's last call that asked, without sums."""
     answered = [
         each
         for each in exchanges
@@ -305,7 +312,7 @@ def answers_of(exchanges: Sequence[Exchange], key: AttemptKey) -> list[Answers]:
 
 
 def stored_answers(record: JsonObject, key: AttemptKey) -> Answers:
-    """Return stored answers. Raises StorageError if they can't be read."""
+    """Return the answers in a stored record. Raises StorageError if they can't be read."""
     try:
         rows = np.array(record["rows"], dtype=np.int64)
         named: Any = record["values"]
@@ -319,7 +326,7 @@ def stored_answers(record: JsonObject, key: AttemptKey) -> Answers:
 
 
 def _sum_question(ask: AskSum) -> JsonObject:
-    """A question for a sum."""
+    """Return the question to store for a secure sum."""
     return {"kind": SumKind.STEPWISE.value, "sum": ask.rows.tolist()}
 
 
@@ -329,14 +336,15 @@ def _is_sum(question: JsonObject) -> bool:
 
 
 def _sum_record(summed: Summed | None) -> JsonObject:
-    """A sum as it is stored."""
+    """Return the record to store for a sum."""
     if summed is None:
         return {"rows": [], "total": None}
     return {"rows": summed.rows.tolist(), "total": summed.total.tolist()}
 
 
 def stored_sum(record: JsonObject, key: AttemptKey) -> Summed | None:
-    """A sum as it was stored. Raises StorageError if it has been tampered with."""
+    """Return the sum in a stored record; None if the sum failed. Raises StorageError if it can't be
+    read."""
     try:
         if record["total"] is None:
             return None

@@ -1,4 +1,4 @@
-"""The current state of a run for display: its wait, or the progress of its round."""
+"""The current state of a run for display: its wait for clients, or the progress of its round."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def status(run: Run) -> operator_pb2.RunStatus:
 
 
 def waiting(run: Run) -> operator_pb2.Waiting | None:
-    """Return the wait of the run; None while a round is under way."""
+    """Return the current wait of the run for clients; None while a round is under way."""
     found = run.machine.waiting
     if found is None:
         return None

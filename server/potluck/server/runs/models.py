@@ -20,11 +20,12 @@ from potluck.server.store.records import Metrics
 
 @dataclass(frozen=True, kw_only=True)
 class RoundModel:
-    """The model of a round; before the updates are reduced, the previous model.
+    """The model of a round. Until the updates are combined, this is the previous model.
 
-    facts, judgement: the selector's facts about the updates, and its judgement. late_weights:
-    weights of the late updates in it, in the order in which they joined. training_loss: mean of the
-    trainings' losses, if it is only known from a sum of updates.
+    facts: facts about the updates for the selector. judgement: the selector's judgement on them.
+    late_weights: weights of the late updates that are part of the model, in the order in which they
+    joined. training_loss: mean loss of the trainings, if it is known from a sum of updates; else
+    None.
     """
 
     model: ModelVersion
@@ -39,12 +40,12 @@ class RoundModel:
 
 
 class Models:
-    """Own the models of a run, and the states of its selector and its strategy.
+    """Owns the models of a run, and the states of its selector and its strategy.
 
     Used on the event loop. work: computations that run in threads. current: the model that clients
     train from. states: states of selector and strategy after the last committed round. result:
-    result of the current attempt, or of the last round until the next selection. trained: completed
-    share of the training on the coordinator; None if there is none.
+    result of the current attempt; between rounds, of the last round. trained: completed share of
+    the training on the coordinator; None if there is none.
     """
 
     def __init__(
@@ -62,12 +63,12 @@ class Models:
         self.trained: float | None = None
         self._plan = plan
         self._files = files
-        self._before: ModelVersion | None = None  # until its step is measured
+        self._before: ModelVersion | None = None  # previous model, until `last_step` has used it
         self._enrolled: tuple[State, int, State] | None = None  # (rounds, clients, state)
 
     @property
     def digests(self) -> set[str]:
-        """Digests of these models' files, which must not be deleted now."""
+        """Digests of the models' files, which must not be deleted now."""
         models = (self.current, self._before, self.result.model)
         return {digest for model in models if model is not None for digest in model.digests}
 
@@ -88,11 +89,13 @@ class Models:
         self.result = RoundModel(model=self.current, strategy_state=self.states.strategy)
 
     def commit(self, states: States) -> None:
-        """Make the result the model that clients train from. states: the states stored with it."""
+        """Make the result the model that clients train from. states: the states stored with this
+        result."""
         self._before, self.current, self.states = self.current, self.result.model, states
 
     async def last_step(self) -> float | None:
-        """Return the norm of the last committed step, once; None if it was returned before."""
+        """Return the norm of the last committed step. Return None if no new step was committed
+        since the last call."""
         if self._before is None:
             return None
         norm = await in_thread(self.work.step_norm, self._before, self.current)
@@ -100,9 +103,9 @@ class Models:
         return norm
 
     async def enrolled(self, clients: int, population: Callable[[], Population]) -> State:
-        """Return the strategy's state for the round under way, computed once for each roster.
+        """Return the strategy's state for the current round, adapted to the clients in the roster.
 
-        It may depend on the clients in the roster. After a kill it is computed again from the same
+        It is computed once for each roster. After a kill it is computed again from the same
         profiles, with the same result.
         """
         strategy, committed = self._plan.strategy, self.states.strategy

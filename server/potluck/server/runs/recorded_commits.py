@@ -1,6 +1,7 @@
-"""A journal of commits outside the database; at a start it shows commits that the database lost.
+"""A journal of commits outside the database. After a start, it shows which commits the database has
+lost.
 
-The journal holds the number of each committed round. The records have the rounds' rows, from which
+The journal has the number of each committed round. The records have the rounds' rows, from which
 `potluck-server rebuild` restores what a database has lost.
 """
 
@@ -36,19 +37,19 @@ class Commits:
     def __init__(self, state_directory: Path, in_store: InStore) -> None:
         self._journal = Journal(state_directory / JOURNAL)
         self._records = RoundRecords(state_directory / RECORDS)
-        self._rosters: dict[str, int] = {}  # by run, recorded length of its roster
+        self._rosters: dict[str, int] = {}  # by run, number of clients in the recorded roster
         self._in_store = in_store
         self._one_at_a_time = asyncio.Lock()
         self._lost_files: dict[str, set[str]] = {}
 
     @property
     def spared(self) -> set[str]:
-        """Digests of files of rounds that the database lost; a backup or a record may refer to
-        them."""
+        """Digests of files of rounds that the database has lost. A backup or a record may refer to
+        these files."""
         return set[str]().union(*self._lost_files.values())
 
     async def compare(self) -> Mapping[str, LostRounds]:
-        """Return, by run, the rounds that the database has lost. Raises StorageError."""
+        """Return the rounds that the database has lost, by run. Raises StorageError."""
         noted = await asyncio.to_thread(self._journal.read)
         committed: dict[str, int] = await self._in_store(lambda store: store.last_rounds())
         last = {each.run_id: each for each in noted}
@@ -71,7 +72,7 @@ class Commits:
         return found
 
     async def note(self, row: RoundRow) -> None:
-        """Record a committed round; log a warning if the disk can't be written."""
+        """Record a committed round. If the disk can't be written, log a warning."""
         noted = Noted(
             run_id=row.key.run_id,
             round=row.key.round,
@@ -88,14 +89,15 @@ class Commits:
             log.warning("a commit was not noted in the journal", reason=error.message)
 
     async def accept(self, row: RunRow) -> None:
-        """Accept the database's last round of a run, and drop later records. Raises
-        StorageError."""
+        """Accept the database's last round of a run as the last one; delete records of later
+        rounds. Raises StorageError."""
         self._lost_files.pop(row.run_id, None)
         await asyncio.to_thread(self._records.drop_after, row.run_id, row.committed_rounds)
         await self._add(Noted(run_id=row.run_id, round=row.committed_rounds))
 
     async def forget(self, *run_ids: str) -> None:
-        """Record that runs will be deleted, so they don't count as lost. Raises StorageError."""
+        """Record that runs will be deleted, so that their rounds don't count as lost. Raises
+        StorageError."""
         await self._add(*(Noted(run_id=run_id, round=0) for run_id in run_ids))
 
     def close(self) -> None:
@@ -107,9 +109,9 @@ class Commits:
         return bool(rounds) and rounds[-1] > (loss.committed or 0)
 
     async def _record(self, row: RoundRow) -> None:
-        """Record the rows of a round, and of those before it that have no record."""
+        """Record the rows of a round, and of the rounds before it that have no record."""
         run_id, number = row.key.run_id, row.key.round
-        if run_id not in self._rosters:  # rounds after a restored backup are repeated
+        if run_id not in self._rosters:  # if a backup was restored, later rounds are repeated
             await asyncio.to_thread(self._records.drop_after, run_id, number)
         begin = number
         while begin > 1 and not self._records.has(run_id, begin - 1):

@@ -21,7 +21,7 @@ MOST_SAMPLES: Final = 1 << 40
 def check_said(
     plan: RunPlan, attempt: Attempt, client: str, message: transfer_pb2.TrainingReport
 ) -> None:
-    """Check the report of a client of the attempt under way. Raises LayoutError."""
+    """Check what a client of the current attempt reports about its training. Raises LayoutError."""
     report = UpdateReport.from_message(message)
     check_report(report, None if plan.trainer is not None else _training(plan, attempt, client))
     try:
@@ -31,27 +31,29 @@ def check_said(
 
 
 def _training(plan: RunPlan, attempt: Attempt, client: str) -> LocalTraining:
-    """Return the training settings of a client of the cohort."""
+    """Return the training settings of one client of the cohort."""
     training, member = plan.training, attempt.cohort.get(client)
     epochs = None if member is None else member.work.epochs
     return training if epochs is None else training.model_copy(update={"epochs": epochs})
 
 
 def report_said(plan: RunPlan, message: transfer_pb2.TrainingReport) -> UpdateReport:
-    """Return the report of a client, with the selector's numbers that are finite."""
+    """Return the report in a client's message, with those of the selector's numbers that are
+    finite."""
     report = UpdateReport.from_message(message)
     reports = {
         name: report.reports[name]
         for name in sorted(plan.reports)
         if name in report.reports and math.isfinite(report.reports[name])
     }
-    # A message can't leave it out; a training with noise reports none.
+    # The message always has a loss; it means nothing if the training has noise or no loss.
     said = (not plan.measures or "loss" in plan.measures) and plan.run_file.privacy is None
     return replace(report, reports=reports, loss=report.loss if said else None)
 
 
 def check_report(report: UpdateReport, training: LocalTraining | None) -> None:
-    """Check that a client's reported training is possible. Strategies use these numbers as weights.
+    """Check that a client's reported training is possible, because strategies use its numbers as
+    weights.
 
     training: the settings of the built-in loop; None if the task has its own trainer.
 
@@ -75,8 +77,8 @@ def check_report(report: UpdateReport, training: LocalTraining | None) -> None:
     planned = training.planned_steps(report.samples)
     if report.steps > planned:
         raise LayoutError(
-            f"an update from {report.samples} samples reports {report.steps} steps; this run "
-            f"takes {planned} at most",
+            f"an update from {report.samples} samples reports {report.steps} steps; this run takes "
+            f"at most {planned}",
             steps=report.steps,
         )
     most = largest_normalizer(training, planned)

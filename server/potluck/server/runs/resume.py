@@ -1,4 +1,4 @@
-"""Prepares a run: makes its first model, or restores the state in which the coordinator ended."""
+"""Prepares a run: creates its first model, or restores the state in which the coordinator ended."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def resume(
     services: RunServices,
     events: asyncio.Queue[rounds.Event],
 ) -> Run | None:
-    """Return the prepared run; None if an operator stops its pre-training.
+    """Return the prepared run; None if an operator stopped its pre-training.
 
     Loads or creates the model, and reads the states of selector and strategy.
     """
@@ -145,14 +145,14 @@ def _anybody(_: str) -> bool:
 async def _from_files(
     record: RunRecord, files: ModelFiles, read: Callable[..., T], *arguments: object
 ) -> T:
-    """Call `read` in a thread, for files that the store names. Raises StorageError."""
+    """Call `read` in a thread, to load files whose digests the store has. Raises StorageError."""
     try:
         return await in_thread(read, *arguments)
     except NotFoundError as error:
         path = files.path(error.metadata["blake3"])
         raise StorageError(
             f"{path} is missing, and the run can't continue after round "
-            f"{record.row.committed_rounds} without it; restore it from a backup",
+            f"{record.row.committed_rounds} without this file; restore it from a backup",
             path=path,
         ) from error
 
@@ -186,7 +186,7 @@ async def _states(
 async def _first_model(
     record: RunRecord, plan: RunPlan, work: ModelWork, services: RunServices, profiling: Profiling
 ) -> ModelVersion | None:
-    """Create the model before round 1; None if an operator stops its pre-training."""
+    """Create the model before round 1; return None if an operator stopped its pre-training."""
     run_id = record.row.run_id
     for remark in plan.remarks:
         record.warn(remark)
@@ -213,11 +213,12 @@ def _pretrains(run_id: str, plan: RunPlan, *, needs_model: bool) -> bool:
 
 
 async def _profile_model(run_id: str, services: RunServices) -> ModelVersion:
-    """Return the model before round 1, with which triplets of late joiners are estimated too."""
+    """Return the model before round 1. Triplets of clients that join later are estimated with it,
+    too."""
     blake3 = (await services.in_store(lambda store: store.run(run_id))).initial_model_blake3
     try:
         return await asyncio.to_thread(services.files.published, blake3)
-    except NotFoundError:  # old triplets stay valid, new ones can't be estimated
+    except NotFoundError:  # stored triplets stay valid, but no new ones can be estimated
         return ModelVersion(blake3=blake3, size=0, renditions=())
 
 
@@ -232,7 +233,7 @@ async def _go_on(run: Run, last: RoundRow | None) -> None:
     attempt: AttemptRow | None = await in_store(lambda store: store.current_attempt(run_id))
     cohort = [] if attempt is None else [member.client_id for member in attempt.members]
     await run.updates.restore(cohort)
-    if last is not None:  # the coordinator may have ended before
+    if last is not None:  # the coordinator may have ended before it announced the round
         awaited = [each.client_id for each in run.updates.late.awaited if each.key == last.key]
         announce_closed(run.services.attendance, last, awaited)
     run.selecting.left_out.restore(await in_store(lambda store: store.left_out(run_id)))
@@ -258,7 +259,8 @@ async def _go_on(run: Run, last: RoundRow | None) -> None:
 
 
 async def _abandon(run: Run, attempt: AttemptRow) -> None:
-    """Give up an attempt with masks: its keys were lost when the coordinator ended."""
+    """Give up an attempt with masked updates, because its keys were lost when the coordinator
+    ended."""
     key, reason = attempt.key, "the coordinator went down, and with it the keys of the sum"
     await run.services.in_store(lambda store: store.abandon_attempt(key, reason))
     run.say(f"round {key.round}, attempt {key.attempt} is given up: {reason}")
@@ -310,6 +312,7 @@ async def _resume_attempt(run: Run, attempt: AttemptRow, committed: int) -> Resu
 
 
 def _state_now(member: MemberRow, *, whole: bool) -> MemberState:
-    """Return a member's stored state; the update is awaited again if a crash damaged it."""
+    """Return a member's stored state. If a crash damaged its update, the update is awaited
+    again."""
     received = member.state is MemberState.RECEIVED
     return MemberState.SELECTED if received and not whole else member.state

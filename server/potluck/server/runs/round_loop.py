@@ -26,7 +26,7 @@ class RoundLoop:
     """Runs all rounds of a run. Used on the event loop."""
 
     def __init__(self, run: Run, end: Callable[[rounds.End], Awaitable[None]]) -> None:
-        """end: function that carries out the end of the run."""
+        """end: function that carries out the action that ends the run."""
         self.run = run
         self._end = end
         self._attendance = run.services.attendance
@@ -40,7 +40,7 @@ class RoundLoop:
     # Files ------------------------------------------------------------------------------------
 
     def serves(self, blake3: str) -> bool:
-        """Return True if hosts may fetch this file now."""
+        """Return True if hosts may fetch the file with this digest now."""
         served = self.run.models.current.digests | self._training.auxiliaries.digests
         return blake3 in served or any(
             blake3 == row.model_blake3 for row in self.run.updates.late.awaited
@@ -57,7 +57,7 @@ class RoundLoop:
     # Events -----------------------------------------------------------------------------------
 
     async def go(self) -> None:
-        """Continue until the run has ended."""
+        """Run rounds until the run has ended."""
         run = self.run
         await run.selecting.read_quarantine()
         self._stop_listening = self._attendance.listen(self._on_attendance)
@@ -82,7 +82,7 @@ class RoundLoop:
                 self._training.begin_late(row)
 
     async def fail(self, reason: str) -> None:
-        """End the run with a failure that is unknown to the state machine."""
+        """End the run with a failure that did not come from the state machine."""
         actions = self.run.machine.handle(rounds.ActionFailed(reason), now())
         for action in actions or [rounds.End(rounds.RunEnding.FAILED, reason)]:
             await self._carry_out(action)
@@ -98,7 +98,7 @@ class RoundLoop:
         await self._post_commit.settled()
 
     async def stop(self) -> None:
-        """Stop all work: the run is no longer driven."""
+        """Stop all work, because this coordinator no longer drives the run."""
         self._stop_listening()
         if self._slow is not None:
             self._slow.cancel()
@@ -109,7 +109,7 @@ class RoundLoop:
     async def _next_event(self) -> rounds.Event:
         run = self.run
         with contextlib.suppress(asyncio.QueueEmpty):
-            return run.events.get_nowait()  # events come before timers
+            return run.events.get_nowait()  # events have precedence over timers
         wakeup = run.machine.next_wakeup()
         timeout = None if wakeup is None else max(0.0, wakeup - now())
         try:
@@ -192,7 +192,8 @@ class RoundLoop:
 
 
 def _path_of(run: Run) -> UpdatePath:
-    """Open the path that the run's updates take. Raises PluginError if it can't work in a run."""
+    """Open the path that the run's updates take. Raises PluginError if it does not implement
+    UpdatePath."""
     found = run.plan.path
     if not issubclass(found, UpdatePath):
         raise PluginError(f"{found.group}: {found.__name__} must derive from UpdatePath")

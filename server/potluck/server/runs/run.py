@@ -48,11 +48,12 @@ class CohortMember:
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """The current attempt. It is replaced when its cohort is chosen.
+    """The current attempt at a round. Choosing the cohort replaces this object by a new one.
 
-    cohort: in the order chosen; empty while it is being selected. answers: answers of clients
-    before the selection. spared: clients that skip their upload. companions: for each client, the
-    clients on its host that may be trained together with it, in roster order.
+    cohort: chosen clients, in the order chosen; empty until the selector has chosen. answers:
+    clients' answers to the selector's questions. spared: clients that skip their upload.
+    companions: for each client, the clients on its host that may be trained together with it, in
+    roster order.
     """
 
     begun: float = field(default_factory=now)
@@ -102,9 +103,10 @@ class Run:
         return self.machine.pool.roster
 
     def kept_state(self, client: str, *, of_result: bool = False) -> KeptState | None:
-        """Return the client's kept state that fits the run's model; None if clients keep none.
+        """Return the reference to a client's stored state that belongs to the run's model; None if
+        clients store none.
 
-        of_result: True for the state that fits the result of the current attempt instead.
+        of_result: True for the state that belongs to the result of the current attempt.
         """
         if not self.plan.kept:
             return None
@@ -116,12 +118,12 @@ class Run:
     # Committed rounds -------------------------------------------------------------------------
 
     def note_committed(self, row: RoundRow) -> None:
-        """Update the run's records of its clients from a committed round."""
+        """Update the records about the run's clients with a committed round."""
         self.updates.note_included(row)
         self.selecting.note_committed(row)
 
     def recall(self, participations: Sequence[Participation]) -> None:
-        """Load the participations in rounds committed before the run was resumed."""
+        """Load in which earlier rounds each client took part, when the run is resumed."""
         self.updates.recall(participations)
         self.selecting.recall(participations)
 
@@ -134,8 +136,8 @@ class Run:
         self.attempt = Attempt()
 
     def choose_cohort(self, cohort: Mapping[str, CohortMember], answers: Sequence[Answers]) -> None:
-        """Set the current attempt's cohort, in the order chosen, and the clients' answers before
-        it."""
+        """Set the current attempt's cohort, in the order chosen, and the answers that clients gave
+        before the choice."""
         in_order = sorted(cohort, key=self.roster.row)
         together = companions(
             (client, cohort[client].host, cohort[client].work.epochs) for client in in_order
@@ -152,7 +154,8 @@ class Run:
         return train_instruction_id(*self.key, client)
 
     def companions_of(self, client: str) -> list[str]:
-        """Return the ids of the trainings of a client and its companions; none if it has none."""
+        """Return the instruction ids of the client and its companions; empty if it has no
+        companions."""
         key = self.key  # computed once: ids grow with the square of the cohort
         return [
             train_instruction_id(*key, each) for each in self.attempt.companions.get(client, ())

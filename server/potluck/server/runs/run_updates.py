@@ -1,4 +1,4 @@
-"""The updates of a run: those of the current attempt, late ones, and the files of both."""
+"""The updates of a run: those of the current attempt, late ones, and their files."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from potluck.server.store.store_thread import InStore
 
 @dataclass(frozen=True, kw_only=True)
 class Offer:
-    """A client's offer of an update that it keeps. numbers: its answers, in the order of their
-    names."""
+    """A client's offer of an update that it has not sent yet. numbers: the client's answers, in the
+    order of their names."""
 
     numbers: Sequence[float]
     samples: int
@@ -40,8 +40,8 @@ class Updates:
     """The updates of a run, and their files. Used on the event loop.
 
     spool: the updates' files. late: trainings that missed their round and may join a later one.
-    received: updates of the current attempt, by client. offers: offers of updates that clients
-    keep, by client. joining: late trainings whose updates become part of the round's model.
+    received: updates of the current attempt, by client. offers: offers of updates that clients have
+    not sent yet, by client. joining: late trainings whose updates become part of the round's model.
     bytes_down, bytes_up: bytes transferred in the current attempt.
     """
 
@@ -57,8 +57,8 @@ class Updates:
         post: Callable[[rounds.Event], None],
         warn: Callable[[str], None],
     ) -> None:
-        """offended: function that counts offences of clients; returns those now in quarantine, with
-        reasons."""
+        """offended: function that counts offences of clients; it returns the clients that it has
+        put into quarantine, with reasons."""
         self._run_id = run_id
         self._attendance = attendance
         self._in_store = in_store
@@ -92,7 +92,8 @@ class Updates:
         self._instructed.setdefault(client, at)
 
     def note_instructed_late(self, client: str, at: float) -> None:
-        """Record the same for a closed round's training, unless it was recorded in its round."""
+        """Record when a client first received the instruction of a training whose round is closed.
+        The time recorded in that round, if any, has precedence."""
         self._late_since.setdefault(client, self._instructed.get(client, at))
 
     def seconds(self, client: str, at: float, *, late: bool) -> float:
@@ -116,19 +117,21 @@ class Updates:
             self._included[late.client_id] = train_instruction_id(*late.key, late.client_id)
 
     def recall(self, participations: Sequence[Participation]) -> None:
-        """Record the same for all rounds that were committed before the run was resumed."""
+        """Record which updates are part of the model, for the rounds committed before the run was
+        resumed."""
         for each in participations:
             if each.included_round is not None and each.included_attempt is not None:
                 key = (self._run_id, each.included_round, each.included_attempt)
                 self._included[each.client_id] = train_instruction_id(*key, each.client_id)
 
     def note_offender(self, client: str) -> None:
-        """Record that a client's update was refused for its numbers."""
+        """Record that a client's update was refused because its numbers are not finite or out of
+        bounds."""
         self._offenders.add(client)
 
     async def judge_offenders(self) -> None:
-        """Report clients with refused updates to `Offences`, after an attempt with accepted
-        ones."""
+        """Report the clients with refused updates to `Offences`. Call it after an attempt with
+        accepted updates."""
         offenders, self._offenders = self._offenders, set()
         for client, why in (await self._offended(sorted(offenders))).items():
             self._warn(f"{client} is in quarantine: {why}; see `potluck clients`")
@@ -150,7 +153,8 @@ class Updates:
             await self.give_up(client)
 
     def join(self, round_seconds: float, allowed: Callable[[Iterable[str]], Iterable[str]]) -> None:
-        """Choose the late trainings whose updates go into the round's model, in client order.
+        """Choose the late trainings whose updates become part of the round's model, in client
+        order.
 
         round_seconds: simulated duration of the round. allowed: function that returns which of the
         given clients may take part.
@@ -181,10 +185,11 @@ class Updates:
         round_seconds: float,
         work: Mapping[str, MemberWork],
     ) -> Sequence[LateRow]:
-        """Record which late updates are in the round, and which are awaited from now on.
+        """Record which late updates are part of the round, and which are awaited from now on.
 
-        weights: weights of the updates that joined, in their order. missed: clients of the round
-        whose updates are not in it. Other arguments: as in `LateRegister.close_round`.
+        weights: weights of the updates that joined, in the order in which they joined. missed:
+        clients of the round whose updates are not part of it. Other arguments: as in
+        `LateRegister.close_round`.
         """
         joined = zip(self.joining, weights, strict=True)
         changed = self.late.close_round(
@@ -222,13 +227,13 @@ class Updates:
             self.let_go([row])
 
     def let_go(self, rows: Sequence[LateRow]) -> None:
-        """Have hosts stop late trainings that the run no longer awaits."""
+        """Instruct hosts to stop late trainings that the run no longer awaits."""
         ids = [train_instruction_id(*row.key, row.client_id) for row in rows]
         self._attendance.retire(ids, abandon=True)
         announce_dropped(self._attendance, rows)
 
     def post_awaited(self) -> None:
-        """Post to the state machine which clients still train for a closed round."""
+        """Inform the state machine which clients still train for a closed round."""
         self._post(rounds.StillTraining(tuple(row.client_id for row in self.late.awaited)))
 
     def _spooled(self, row: LateRow, update: UpdateRow) -> SpooledUpdate:

@@ -1,4 +1,5 @@
-"""Selection of a round's cohort: the eligible clients, the selector's choice, and its checks."""
+"""Selects a round's cohort: finds the eligible clients, calls the selector, and checks its
+choice."""
 
 from __future__ import annotations
 
@@ -69,7 +70,7 @@ async def _select(run: Run, action: rounds.Select, key: AttemptKey) -> None:
 
 
 def _provenance(attendance: Attendance, client: str) -> Provenance:
-    """Return what a client's host last reported of itself; empty if the host is disconnected."""
+    """Return what a client's host last reported about itself; empty if the host is disconnected."""
     session = attendance.session_of(client)
     if session is None:
         return Provenance()
@@ -105,15 +106,14 @@ def _check_unmasked_work(plan: RunPlan, selection: Selection) -> None:
 
 
 def _check_unmasked(plan: RunPlan, does: str) -> None:
-    """Raise RunError: masked rounds don't allow what the selector `does`. They need equal work from
-    `count` clients."""
+    """Raise RunError if the round is masked: masked rounds need equal work from `count` clients.
+    does: what the selector does, for the message."""
     run_file = plan.run_file
     if run_file.secure_aggregation:
         raise RunError(
-            f"selector {run_file.selector.name} {does}, which masked rounds don't allow: their "
-            "clients do equal work, and their number is that of the run file; choose another "
-            "selector or "
-            "option, or unmasked updates",
+            f"selector {run_file.selector.name} {does}, which masked rounds don't allow: all "
+            "clients of a masked round do equal work, and their number is that of the run file; "
+            "choose another selector or option, or unmasked updates",
             selector=run_file.selector.name,
         )
 
@@ -159,5 +159,5 @@ async def _check_resumable(run: Run, rows: Rows) -> None:
     )
     if attempt is not None and attempt.exchanges and list(attempt.available) != rows.tolist():
         raise ReplayError(
-            f"{attempt.key}: other clients are available than before the restart; asking again"
+            f"{attempt.key}: the available clients have changed since the restart; asking again"
         )

@@ -1,4 +1,4 @@
-"""The clients of a run: their profiles, and which of them may be selected."""
+"""The clients of a run: their profiles, and the rules that decide which may be selected."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from potluck.server.store.store_thread import InStore
 
 
 class Selecting:
-    """Own the profiles of a run's clients, the rules on who may be selected, and the alarms.
+    """Owns the profiles of a run's clients, the rules on which may be selected, and the alarms.
 
     Used on the event loop.
     """
@@ -60,7 +60,7 @@ class Selecting:
         )
 
     def tag_limits(self) -> Sequence[TagLimit]:
-        """The limits on tags, with the value of each row of the roster."""
+        """The limits on tags, with the tag's value for each row of the roster."""
         tags_of = self._attendance.tags_of
         return [
             (tag, [tags_of(client).get(tag, "") for client in self.roster], most)
@@ -72,7 +72,7 @@ class Selecting:
         return [self.eligibility.host_of(client) for client in self.roster]
 
     async def admit(self, clients: Sequence[str]) -> None:
-        """Store that clients joined the roster, in this order, and read what they disclosed."""
+        """Store that clients joined the roster, in this order, and read their stored profiles."""
         run_id = self._run_id
         await self._in_store(lambda store: store.append_to_roster(run_id, clients))
         await self.profiling.admit(clients)
@@ -83,7 +83,7 @@ class Selecting:
         self.eligibility.quarantine([row.client_id for row in rows])
 
     def note_committed(self, row: RoundRow) -> None:
-        """Update the records of the run's clients from a committed round."""
+        """Update the records about the run's clients with a committed round."""
         self.roster.note_samples(row.disclosed_samples)
         self.alarms.look_at_samples(row.disclosed_samples)
         cohort = [member.client_id for member in row.members]
@@ -91,7 +91,7 @@ class Selecting:
         self.alarms.look_at_picks(cohort)
 
     def recall(self, participations: Sequence[Participation]) -> None:
-        """Load the participations in rounds committed before the run was resumed."""
+        """Load in which earlier rounds each client took part, when the run is resumed."""
         for each in participations:
             if each.samples is not None:
                 self.roster.note_samples({each.client_id: each.samples})

@@ -1,4 +1,4 @@
-"""Runs a strategy's training on the coordinator, after the updates are reduced."""
+"""Runs a strategy's training on the coordinator, after the updates are combined."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def train_on_coordinator(
     run_file: str,
     round_number: int,
 ) -> ModelVersion:
-    """Run the strategy's own training on `model` and return its result. Raises RunError.
+    """Run the strategy's own training on `model` and return the resulting model. Raises RunError.
 
     Cancellation kills the training process. After a restart of the coordinator, training starts
     again from the same files, and gives the same model.

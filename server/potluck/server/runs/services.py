@@ -24,19 +24,19 @@ class RunServices:
     files: ModelFiles
     in_store: InStore
     tidy: Callable[[int], Awaitable[None]]
-    """Delete model files that are not needed after the commit of this round."""
+    """Delete model files that are no longer needed after the commit of this round."""
     note_commit: Callable[[RoundRow], Awaitable[None]]
     """Record a committed round outside the store."""
     pretrain: Callable[[str], Awaitable[str | None]]
-    """Train a model before round 1. Takes and returns a digest; None if an operator stops the
-    training."""
+    """Train a model before round 1. Takes the digest of the first model and returns that of the
+    trained one; None if an operator stops the training."""
     offended: Callable[[Iterable[str]], Awaitable[dict[str, str]]]
     """See `Offences.add`."""
     workplace: Workplace
     """Settings for trainings on the coordinator."""
     trust: Trust
     sums: SumCollector | None
-    """Collects sums that hide what each client has; None if secure aggregation is not installed."""
+    """Collects secure sums of label counts; None if secure aggregation is not installed."""
     observer: RunObserver
     """Receives events of runs, for the metrics."""
     spans: RunSpans | None

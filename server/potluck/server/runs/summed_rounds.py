@@ -1,4 +1,5 @@
-"""Rounds in which hosts add up their clients' updates: every upload is a sum over one or more."""
+"""Rounds in which hosts add up their clients' updates: every upload is a sum of one or more
+updates."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ class SummedRounds(UpdatePath):
         self._terms = lane_terms(run.plan.run_file, run.plan.strategy)
 
     def check_header(self, header: transfer_pb2.UpdateHeader) -> None:
-        """Check the form, the members and the values of each member. Raises LayoutError."""
+        """Check an announced sum: its form, its members and each member's report. Raises
+        LayoutError."""
         if (
             header.encoding != SUM
             or not header.delta
@@ -50,14 +52,14 @@ class SummedRounds(UpdatePath):
         members = header.members
         first = (header.client_id, header.update_id)
         if not members or (members[0].client_id, members[0].update_id) != first:
-            raise LayoutError("a sum must name its members, announced under the first one's id")
+            raise LayoutError("a sum must name its members, and have the id of the first member")
         if len({each.client_id for each in members}) != len(members):
-            raise LayoutError("a sum names a client twice; each may be in it once")
+            raise LayoutError("a sum names a client twice; name each client at most once")
         for each in members:
             check_said(self._run.plan, self._run.attempt, each.client_id, each.report)
 
     async def check_file(self, update: ReceivedUpdate) -> None:
-        """Check that the file is a sum, with lanes that its members can have sent."""
+        """Check that the file is a sum, and that its values are possible for its members."""
         ids = [each.update_id for each in update.header.members]
 
         def check() -> None:
@@ -67,11 +69,11 @@ class SummedRounds(UpdatePath):
         await asyncio.to_thread(check)
 
     def report(self, member: transfer_pb2.SumMember) -> UpdateReport:
-        """Return the report of one member, with the selector's numbers that are finite."""
+        """Return the report of one member, with those of the selector's numbers that are finite."""
         return report_said(self._run.plan, member.report)
 
     async def reduce(self, updates: Sequence[SpooledUpdate]) -> RoundModel | None:
-        """Make the round's model of the sums that hold these updates."""
+        """Compute the round's model from the sums that contain these updates."""
         run = self._run
         excess = self._too_heavy(updates)
         if excess:
@@ -111,8 +113,8 @@ class SummedRounds(UpdatePath):
         limits = self._run.plan.run_file.sample_limits
         allowed = counted(weights, limits)
         return {
-            update.client: f"it counts with {weight} samples, and by sample_limits with {most} at "
-            "most; set sample_limits.maximum, which hosts keep to, or raise maximum_multiple"
+            update.client: f"its weight is {weight} samples, and sample_limits allows {most}; set "
+            "sample_limits.maximum, which hosts apply, or raise maximum_multiple"
             for update, weight, most in zip(updates, weights, allowed, strict=True)
             if weight > most
         }

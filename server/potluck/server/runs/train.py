@@ -48,7 +48,7 @@ class Training:
             model_reference(run.models.current),
             auxiliary,
             member=work,
-            # Clients with another number of passes can't be trained in the same batched steps.
+            # Clients with different numbers of passes can't be trained in the same batched steps.
             companions=[] if work.epochs is not None else run.companions_of(client),
         )
         instruction.train.MergeFrom(coordinator_pb2.Train(kept=run.kept_state(client)))
@@ -71,7 +71,7 @@ class Training:
     def begin_late(self, row: LateRow) -> None:
         """Instruct a client to continue a training that missed its round.
 
-        Do nothing if it already has the instruction.
+        Does nothing if the instruction is already pending.
         """
         run, client = self._run, row.client_id
         instruction = train_instruction(
@@ -92,9 +92,10 @@ class Training:
         )
 
     def _seconds(self) -> float:
-        """Return the maximum duration of a training.
+        """Return the maximum duration of a training in seconds.
 
-        A training that misses its round continues for as many more rounds as it may be late.
+        A training that misses its round may continue for as many more rounds as updates may be
+        late.
         """
         late = self._run.updates.late
         more = 0 if late.simulated else late.most_rounds
@@ -130,7 +131,7 @@ class Training:
         self._run.post(rounds.UpdateReady(client))
 
     def abandon(self, action: rounds.Abandon) -> None:
-        """Instruct clients to stop."""
+        """Instruct clients to stop training."""
         ids = [
             train_instruction_id(self._run.id, action.round, action.attempt, client)
             for client in action.clients
@@ -141,7 +142,7 @@ class Training:
         """Record how a client's part in an attempt ended."""
         key = AttemptKey(self._run.id, action.round, action.attempt)
         self._path.lose(action.client)
-        # An update that arrived just before must not overwrite this state.
+        # An update that arrived just before is stored first, so it can't overwrite this state.
         await self._inbox.recorded()
         await self._run.services.in_store(
             lambda store: store.set_member(key, action.client, action.state, trouble=action.trouble)

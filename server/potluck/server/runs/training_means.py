@@ -1,4 +1,4 @@
-"""Means of the metrics of a round's trainings, as metrics of the round."""
+"""Means over a round's trainings, as metrics of the round."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ TRAINING_LOSS: Final = f"{TRAINING}loss"
 
 
 def training_means(reports: Sequence[UpdateReport]) -> dict[str, float]:
-    """Return the mean of each metric that a task's own trainer measured in a round's trainings.
+    """Return the mean of each metric that a task's own trainer computed in a round's trainings.
 
-    reports: reports of the clients in the model. A mean is over all that they counted. Metrics
-    without any count are omitted.
+    reports: reports of the clients in the model. Each mean is over everything that these clients
+    counted for the metric. Metrics without any count are omitted.
     """
     total = added_up(MeasureSums(measures=each.measures) for each in reports)
     return {f"{TRAINING}{name}": mean for name, mean in total.means().items()}
 
 
 def training_coverage(reports: Sequence[UpdateReport]) -> dict[str, Coverage]:
-    """Return the clients and samples behind each of `training_means`, of these clients."""
+    """Return the numbers of these clients and samples behind each mean of `training_means`."""
     return _coverage([MeasureSums(measures=each.measures).counted for each in reports])
 
 
 def loss_coverage(reports: Sequence[UpdateReport]) -> dict[str, Coverage]:
-    """Return the clients and samples behind `training_loss`, of these clients."""
+    """Return the numbers of these clients and samples behind `training_loss`."""
     return _coverage([{} if r.loss is None else {"loss": r.samples} for r in reports])
 
 
@@ -55,9 +55,9 @@ def training_loss(reports: Sequence[UpdateReport]) -> dict[str, float]:
 
 
 def wants_training_loss(measured: Mapping[str, float], every: int) -> bool:
-    """Return True if a round of a classification task needs the loss of its trainings.
+    """Return True if the mean training loss should be a metric of a round of a classification task.
 
-    This is the case if no other loss was measured. measured: metrics of the round's model. every:
+    This is the case if no other loss was computed. measured: metrics of the round's model. every:
     number of rounds from one evaluation to the next.
     """
     return every != 1 or "loss" not in measured

@@ -34,11 +34,11 @@ from potluck.server.store.model_files import ModelVersion
 from potluck.server.store.records import AttemptKey, LateRow, MemberChange, MemberState, UpdateRow
 
 MOST_NAMED = 50
-"""Maximum number of a sum's clients named in an error, which must fit a call's metadata."""
+"""Maximum number of a sum's clients named in an error message, which must fit a call's metadata."""
 
 
 def members_of(header: transfer_pb2.UpdateHeader) -> Sequence[transfer_pb2.SumMember]:
-    """Return the updates in an announced file: one, or those of a sum."""
+    """Return the updates in an announced file: the only one, or the members of a sum."""
     if header.members:
         return header.members
     return [
@@ -50,7 +50,7 @@ def members_of(header: transfer_pb2.UpdateHeader) -> Sequence[transfer_pb2.SumMe
 
 @dataclass(frozen=True)
 class _Arrival:
-    """An update to be recorded, or all updates of one sum."""
+    """An update that is being recorded, or all updates of one sum."""
 
     key: AttemptKey
     changes: Sequence[MemberChange]
@@ -76,8 +76,11 @@ class UpdateInbox:
     # Which updates ----------------------------------------------------------------------------
 
     def has(self, client: str, update_id: str, blake3: str) -> bool:
-        """Return True if this update is spooled in the current attempt. An update in a sum must
-        have arrived in the file with this digest."""
+        """Return True if this update is spooled in the current attempt, or is a late update that
+        has arrived.
+
+        An update in a sum must have arrived in the file with this digest.
+        """
         run, late = self._run, self._late(client, update_id)
         if late is not None:
             return late.update is not None
@@ -87,22 +90,23 @@ class UpdateInbox:
         return update.row.encoding != SUM or update.row.blake3 == blake3
 
     def expects(self, client: str, update_id: str) -> bool:
-        """Return True if the round waits for this update; False until the wanted updates are
-        decided."""
+        """Return True if the round waits for this update. Returns False until the selector has
+        decided which updates are wanted."""
         run, machine = self._run, self._run.machine
         waits = machine.cohort.waits_for(client) and not machine.cohort.undecided
         under_way = machine.phase is not Phase.ENDED and waits
         return under_way and update_id == run.instruction_id(client)
 
     def _late(self, client: str, update_id: str) -> LateRow | None:
-        """Return the late training whose update this is; None if there is none."""
+        """Return the late training that this update results from; None if it is not a late
+        update."""
         late = self._run.updates.late.find(client)
         if late is None or update_id != train_instruction_id(*late.key, client):
             return None
         return late
 
     def _key(self, client: str, update_id: str) -> AttemptKey | None:
-        """Return the attempt that waits for an update; None if no attempt does."""
+        """Return the attempt that waits for an update; None if there is none."""
         run, machine, late = self._run, self._run.machine, self._late(client, update_id)
         if late is not None:
             return None if machine.phase is Phase.ENDED else late.key
@@ -118,7 +122,7 @@ class UpdateInbox:
         self._require([transfer_pb2.SumMember(client_id=client, update_id=update_id)])
 
     def _require(self, members: Iterable[transfer_pb2.SumMember]) -> None:
-        """Raise RoundClosedError, naming the clients, unless attempts wait for all these
+        """Raise RoundClosedError, naming the clients, unless an attempt waits for each of these
         updates."""
         gone = [each for each in members if self._key(each.client_id, each.update_id) is None]
         self._refuse_for(gone)
@@ -141,7 +145,7 @@ class UpdateInbox:
         self._path.check_header(header)
 
     def held_bytes(self, client: str, update_id: str, blake3: str) -> int:
-        """Return the number of bytes received of the client's file with this digest."""
+        """Return the number of bytes already received of the client's file with this digest."""
         return held_bytes(self._file(client, update_id, blake3))
 
     def receiver(self, header: transfer_pb2.UpdateHeader, maximum: int) -> FileReceiver:
@@ -163,7 +167,7 @@ class UpdateInbox:
         )
 
     def check_size(self, header: transfer_pb2.UpdateHeader, maximum: int) -> None:
-        """Check the announced size, as `receiver` would. Raises TooLargeError."""
+        """Raise TooLargeError if the announced size is above `maximum`, as `receiver` would."""
         check_size(header.size, min(self._run.models.work.largest_upload(), maximum))
 
     def count_up(self, received: int) -> None:
@@ -173,7 +177,8 @@ class UpdateInbox:
 
     @contextlib.contextmanager
     def spooling(self, header: transfer_pb2.UpdateHeader) -> Iterator[None]:
-        """End the run if the disk can't store the update: sending it again would not help."""
+        """End the run if the disk can't store the update, because sending it again would not
+        help."""
         folder = self._run.updates.spool.folder
         try:
             try:
@@ -198,7 +203,7 @@ class UpdateInbox:
     # Once it is whole -------------------------------------------------------------------------
 
     async def take(self, update: ReceivedUpdate) -> None:
-        """Check an update and store it; delete its file if it is refused.
+        """Check an update and store it. Delete its file if it is refused.
 
         Raises RoundClosedError, UpdateError, TooLargeError, ProtocolError.
         """
@@ -219,7 +224,7 @@ class UpdateInbox:
         await self.accept({each.update_id: self._spooled(header, each, path) for each in members})
 
     async def accept(self, updates: Mapping[str, SpooledUpdate]) -> None:
-        """Store a verified update, or those of one sum, by their ids; then post them to the
+        """Store a verified update, or those of one sum, by their ids; then post them to the state
         machine.
 
         Raises RoundClosedError if some updates of a sum are no longer awaited.
@@ -238,7 +243,7 @@ class UpdateInbox:
             self._being_recorded.difference_update(updates)
         awaited = [self.expects(each.client, update_id) for update_id, each in updates.items()]
         if not any(awaited):
-            await self._accepted_late(updates)  # no longer awaited
+            await self._accepted_late(updates)  # the round no longer waits for this client
             return
         if not all(awaited):
             self._require(
@@ -252,7 +257,7 @@ class UpdateInbox:
         run.post(rounds.SumArrived(arrived) if summed else rounds.UpdateArrived(*arrived[0]))
 
     async def _accepted_late(self, updates: Mapping[str, SpooledUpdate]) -> bool:
-        """Store an update that may join a later round; return True if it was such an update.
+        """Store an update that may join a later round. Return False if it is not such an update.
 
         Sums never join a later round.
         """
@@ -307,7 +312,7 @@ class UpdateInbox:
 
     def _row(self, header: transfer_pb2.UpdateHeader, member: transfer_pb2.SumMember) -> UpdateRow:
         run, report = self._run, self._path.report(member)
-        if not run.plan.run_file.virtual_clock.enabled:  # otherwise the client reports it
+        if not run.plan.run_file.virtual_clock.enabled:  # else the client reports it
             late = self._late(member.client_id, member.update_id) is not None
             seconds = run.updates.seconds(member.client_id, now(), late=late)
             report = replace(report, seconds=seconds)
@@ -328,8 +333,8 @@ class UpdateInbox:
             await asyncio.wait({self._recording})
 
     async def _record(self, key: AttemptKey, changes: Sequence[MemberChange]) -> None:
-        """Store that updates arrived; updates that arrive during a write are stored together
-        next."""
+        """Store that updates arrived. Updates that arrive during a write are stored together in the
+        next write."""
         arrival = _Arrival(key, changes, asyncio.get_running_loop().create_future())
         self._arrivals.append(arrival)
         if self._recording is None or self._recording.done():
@@ -340,7 +345,7 @@ class UpdateInbox:
         while self._arrivals:
             batch, self._arrivals = self._arrivals, []
             if len({arrival.key for arrival in batch}) > 1 or not await self._try_record(batch):
-                for arrival in batch:  # each gets the error of its own updates
+                for arrival in batch:  # so that each caller gets its own error
                     await self._try_record([arrival], last=True)
 
     async def _try_record(self, batch: list[_Arrival], *, last: bool = False) -> bool:
@@ -359,7 +364,7 @@ class UpdateInbox:
 
 def _resolve(arrival: _Arrival, error: Exception | None) -> None:
     if arrival.recorded.done():
-        return  # the waiting call was cancelled
+        return  # the call that waited for it was cancelled
     if error is None:
         arrival.recorded.set_result(None)
     else:

@@ -1,4 +1,7 @@
-"""How updates are handled, from announcement to the round's model; this module has open updates."""
+"""How updates are handled, from announcement to the round's model.
+
+This module has the base class, and the path of updates that the coordinator may read.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ from potluck.server.store.model_files import ModelVersion
 class ReceivedUpdate:
     """An update whose file has the announced digest.
 
-    model: the model that the client trained from. finite: True if a `FiniteScreen` found only
+    model: the model from which the client started. finite: True if a `FiniteScreen` found only
     finite numbers in the file.
     """
 
@@ -38,8 +41,8 @@ class ReceivedUpdate:
 
 
 class UpdatePath(PathRules):
-    """Base class of the steps that differ for open, masked and summed updates. Used on the event
-    loop."""
+    """Base class of the steps that differ between open, masked and summed updates. Used on the
+    event loop."""
 
     encoding: str
     """Name of the updates' form in stored rows and metrics."""
@@ -48,33 +51,34 @@ class UpdatePath(PathRules):
         self._run = run
 
     async def begin(self, work: coordinator_pb2.Train) -> None:
-        """Prepare for clients of the current attempt that are about to do this work. Called for
-        each of them."""
+        """Prepare for a client of the current attempt that will receive this instruction. Called
+        once per client."""
 
     @abstractmethod
     def check_header(self, header: transfer_pb2.UpdateHeader) -> None:
-        """Check what is announced. Raises LayoutError."""
+        """Check the announcement of an update. Raises LayoutError."""
 
     @abstractmethod
     async def check_file(self, update: ReceivedUpdate) -> None:
         """Check the file's content. Raises UpdateError, TooLargeError, ProtocolError."""
 
     def check_sender(self, update: ReceivedUpdate) -> None:
-        """Check what the client signed, once its file is found good. Raises ProtocolError.
+        """Check the client's signature, after the file was checked. Raises ProtocolError.
 
-        Without an override, the connection's certificate suffices.
+        By default no signature is needed: the connection's certificate suffices.
         """
 
     @abstractmethod
     def report(self, member: transfer_pb2.SumMember, /) -> UpdateReport:
-        """Return the report of an update, as far as it is of use."""
+        """Return the report about an update, with the numbers that the run uses."""
 
     def lose(self, client: str) -> None:
-        """Stop waiting for a client, on which other updates may depend."""
+        """Stop waiting for this client's update. Other updates may depend on it."""
 
     @abstractmethod
     async def reduce(self, updates: Sequence[SpooledUpdate]) -> RoundModel | None:
-        """Make the round's model. None where it can't be made and the round learns why."""
+        """Compute the round's model. Return None if this is impossible; the state machine has then
+        been informed."""
 
     async def give_up(self) -> None:
         """End the attempt without a model."""
@@ -92,7 +96,7 @@ class OpenRounds(UpdatePath):
         self.encoding = self._up.encoding.value
 
     def check_header(self, header: transfer_pb2.UpdateHeader) -> None:
-        """Check the report and the form. Raises LayoutError."""
+        """Check the announced report and form. Raises LayoutError."""
         check_said(self._run.plan, self._run.attempt, header.client_id, header.report)
         up = self._up
         if (
@@ -120,11 +124,11 @@ class OpenRounds(UpdatePath):
         )
 
     def report(self, member: transfer_pb2.SumMember) -> UpdateReport:
-        """Return the report, with the selector's numbers that are finite."""
+        """Return the report, with those of the selector's numbers that are finite."""
         return report_said(self._run.plan, member.report)
 
     async def reduce(self, updates: Sequence[SpooledUpdate]) -> RoundModel:
-        """Reduce the updates as the strategy requests."""
+        """Combine the updates as the strategy requests."""
         run = self._run
         cohort = run.attempt.cohort
         rows = run.roster.rows([update.client for update in updates]).tolist()

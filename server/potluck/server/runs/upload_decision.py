@@ -1,8 +1,8 @@
 """Decides which clients skip their upload: clients offer updates, the selector chooses.
 
-A client that has trained answers a question about its model and keeps its update. When all have
-answered or are lost, the answers are stored, and then the selector decides. A restarted coordinator
-therefore makes the same decision from the stored answers.
+A client that has trained answers a question about its model and waits with its upload. When all
+clients have answered or are lost, the answers are stored, and then the selector decides. A
+restarted coordinator therefore makes the same decision from the stored answers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def read_offer(plan: RunPlan, answer: coordinator_pb2.Answer) -> Offer:
     """Return a client's offer of its update. Raises ProtocolError with the reason."""
     asked = plan.before_upload
     if asked is None:
-        raise ProtocolError("it keeps its update, but the instruction was to send it")
+        raise ProtocolError("it offers its update, but the instruction was to send it")
     scalars = coordinator_pb2.Answer(scalars=answer.offer.answer)
     numbers = read_scalars(scalars, asked.wanted)
     if answer.offer.samples > _LARGEST_SAMPLES:

@@ -19,8 +19,8 @@ _read_late = Reader(LateRow, "late_updates", ["run_id", "round", "client_id"])
 
 
 class LateTrainings(Part):
-    """Trainings that missed their round; their updates are in the rows of their cohort's
-    members."""
+    """Trainings that missed their round. The table `members` has their updates, in the rows of the
+    clients."""
 
     def awaited(self, run_id: str) -> list[LateRow]:
         """Return the trainings of a run that may still join a round, by client."""

@@ -63,7 +63,7 @@ def test_a_client_is_eligible_with_one_value_of_each_tag() -> None:
     assert "tag scanner of its host is '7t'" in ineligible(
         {"site": "north", "scanner": "7t"}, eligible
     )
-    assert "tag site of its host is not given" in ineligible({"scanner": "3t"}, eligible)
+    assert "tag site of its host is not set" in ineligible({"scanner": "3t"}, eligible)
 
 
 @pytest.mark.parametrize(

@@ -59,4 +59,4 @@ def test_a_tag_that_no_host_gives_is_told_once_where_it_makes_cohorts_small() ->
     for _ in range(2):
         alarms.look_at_tags([("sit", ("",) * 4, 1)], 1, 3)
     [alarm] = said
-    assert "has 1 of 3 clients: the hosts of 4 clients do not give the tag 'sit'" in alarm
+    assert "has 1 of 3 clients: the hosts of 4 clients do not set the tag 'sit'" in alarm

@@ -25,7 +25,7 @@ def test_numbers_come_in_the_order_asked() -> None:
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        (None, "not in time"),
+        (None, "no answer in time"),
         (rpc.Answer(), "its answer has no numbers"),
         (rpc.Answer(evaluation=rpc.EvaluationCounts()), "its answer has no numbers"),
         (scalars(), "it sent 0 numbers, expected a"),

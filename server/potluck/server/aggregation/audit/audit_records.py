@@ -1,8 +1,8 @@
 """The audit of claimed label counts for a run: stores its input and runs it.
 
-`label_audit` has the statistics. Its input is each update's change of the output bias: a few
-numbers per client and round, recorded while updates are reduced, since these are deleted
-afterwards.
+Module `label_audit` has the statistics. The input is how each update changes the output bias: a few
+numbers per client and round. They are recorded while updates are combined, because the updates are
+deleted afterwards.
 """
 
 from __future__ import annotations
@@ -38,17 +38,19 @@ Changes = Mapping[str, Sequence[float]]
 
 _CHANGES: TypeAdapter[dict[str, list[float]]] = TypeAdapter(dict[str, list[float]])
 _ROUNDING: Final = 4 * float(np.finfo(np.float32).eps)
-"""Relative changes up to this may be rounding errors from computing the difference from a model."""
+"""Relative changes up to this value may be rounding errors of the subtraction from the model."""
 
 
 class BiasRecords:
-    """Changes of the output bias by updates, in a file ROUND.json in the run's folder. Blocking."""
+    """Files with each round's changes of the output bias: ROUND.json in the run's folder.
+    Blocking."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def write(self, round_number: int, changes: Changes) -> None:
-        """Record a round; replaces records of an abandoned attempt. Raises OSError."""
+        """Record the changes of a round, and replace those of an abandoned attempt. Raises
+        OSError."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         temporary = self._folder / f".{round_number}.new"
         with temporary.open("wb") as file:
@@ -58,8 +60,8 @@ class BiasRecords:
         temporary.replace(self._path(round_number))
 
     def read(self, round_number: int) -> Changes:
-        """Return a round's records; empty if there are none. Raises StorageError for a damaged
-        file."""
+        """Return the recorded changes of a round; empty if there are none. Raises StorageError if
+        the file is damaged."""
         path = self._path(round_number)
         try:
             return _CHANGES.validate_json(path.read_bytes())
@@ -97,7 +99,7 @@ def why_not_audited(plan: RunPlan) -> str:
 
 
 def _unplain_training(plan: RunPlan) -> str:
-    """Return why the training breaks the audit's assumptions; empty if it does not."""
+    """Return why the run's local training breaks the audit's assumptions; empty if it does not."""
     run_file, training, strategy = plan.run_file, plan.training, plan.strategy
     if plan.trainer is not None:
         return f"task '{run_file.task.name}' trains by a loop of its own, which may be any"
@@ -148,7 +150,8 @@ def check_auditable(plan: RunPlan) -> None:
 def bias_changes(
     updates: Mapping[str, EncodedUpdate], model: Tensors, classes: int
 ) -> dict[str, list[float]]:
-    """Return how each client's update changes the output bias; empty if the model has none."""
+    """Return how each client's update changes the output bias; empty if the model has no such
+    bias."""
     try:
         name = output_bias(forms(model.arrays), classes)
     except ConfigurationError:
@@ -177,9 +180,9 @@ def audit_run(
 ) -> list[ClientAudit]:
     """Return an audit of each client of the population, in its order. Blocking.
 
-    noise_rates: ε / Δ₁ of the claims, by client; missing clients made no claim. The maximum change
-    of a bias is known exactly if clients report their exact number of steps; otherwise a lower
-    bound is used. Raises StorageError.
+    noise_rates: ε / Δ₁ of each client's claimed counts; clients that are missing made no claim. The
+    maximum change of a bias is known exactly if clients report their exact number of steps;
+    otherwise a lower bound is used. Raises StorageError.
     """
     seen = _seen(plan, rounds, records)
     claims = population.label_counts
@@ -187,7 +190,8 @@ def audit_run(
         claims = np.full((len(population), population.classes), np.nan)
     audits: list[ClientAudit] = []
     for row, client in enumerate(population.ids):
-        # One client at a time, with only its rounds: most rounds of a large federation lack it.
+        # Audit one client at a time, with only its rounds: in a large federation, a client misses
+        # most rounds.
         [audit] = audit_labels(
             claims[row : row + 1],
             seen.get(client, []),

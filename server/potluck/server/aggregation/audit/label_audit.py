@@ -2,15 +2,15 @@
 
 With softmax and cross-entropy, a step changes the output bias of class c by learning rate × (share
 of c in the batch − the model's mean probability of c). So without samples of c the bias can only
-fall. A client whose bias of c has risen holds samples of c; the rise gives their minimum number
-(`LocalSteps.fewest_samples`). A client whose bias of c never rises holds few samples of c, if its
-steps were long enough for the model to follow its labels (`LocalSteps.span`). Measurements of
-honest clients agree (docs/research/label-audit.md). Claims outside these bounds are tested against
-the noise that the client is known to have added.
+fall. If a client's bias of c has risen, the client holds samples of c; the rise gives their minimum
+number (`LocalSteps.fewest_samples`). If its bias of c never rises, the client holds few samples of
+c, provided that its steps were long enough to change the model noticeably (`LocalSteps.span`).
+Measurements of honest clients agree (docs/research/label-audit.md). Claims outside these bounds are
+tested against the noise that the client is known to have added.
 
 It needs unmasked updates, so it does not work with secure aggregation. It is valid for steps of
 plain SGD, with or without momentum; `audit_records.why_not_audited` lists the settings that break
-its assumptions. It raises suspicion; it does not prove.
+its assumptions. The audit raises suspicion; it proves nothing.
 """
 
 from __future__ import annotations
@@ -44,12 +44,13 @@ class LocalSteps:
 
     @property
     def span(self) -> float:
-        """The maximum change of the output bias: that of steps with a gradient of 1."""
+        """The maximum change of the output bias, reached if the gradient is 1 in every step."""
         lost = self.momentum * (1 - self.momentum**self.steps) / (1 - self.momentum)
         return self.learning_rate / (1 - self.momentum) * (self.steps - lost)
 
     def fewest_samples(self, changes: Floats) -> Floats:
-        """Return the minimum number of samples of each class that explains its rise; 0 if it fell.
+        """Return, for each class, the minimum number of samples that explains the rise of its bias;
+        0 if it fell.
 
         A sample has the largest effect in the last batch of a pass, which may be small.
         """
@@ -68,10 +69,10 @@ class LocalSteps:
 class BiasUpdates:
     """The changes of the output bias in one round.
 
-    changes: K × C, float64, the output bias after local training − before; a row of NaN for a
+    changes: K × C, float64, output bias after local training minus before; a row of NaN for a
     client that took no part. fewest: K × C, float64, minimum number of samples of the class that
-    each client must have for its change. None if unknown: a rise then proves at least one sample.
-    spans: K, float64, `LocalSteps.span`, or None if they are all long enough.
+    explains the client's change; None if unknown: a rise then proves at least one sample. spans: K,
+    float64, `LocalSteps.span` of each client; None if all are long enough.
     """
 
     changes: Floats
@@ -81,12 +82,13 @@ class BiasUpdates:
 
 @dataclass(frozen=True, kw_only=True)
 class AuditSettings:
-    """Settings of the audit. significance: probability of suspecting an honest client, per audit.
+    """Settings of the audit.
 
-    least_rounds: number of rounds without a rise from which this is evidence. least_span: rounds
-    with a smaller span are not counted among them. unseen_samples, unseen_share: maximum number of
-    samples that a client may hold if its bias never rose, absolute or as a share of its claim; the
-    larger applies.
+    significance: probability of suspecting an honest client, per audit. least_rounds: number of
+    rounds without a rise after which few samples of the class are assumed. least_span: minimum span
+    of a round that counts among them. unseen_samples, unseen_share: maximum number of samples that
+    a client may hold if its bias never rose, absolute or as a share of its claim; the larger
+    applies.
     """
 
     significance: float = 0.01
@@ -117,10 +119,11 @@ class Contradiction(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Suspicion:
-    """A suspicious class of a client. bound: its minimum (HIDDEN) or maximum (INVENTED) of samples.
+    """A class for which a client's claim is suspicious.
 
-    rounds, rises: number of rounds in which the client took part, and in which its bias rose.
-    probability: probability of such a claim or a more extreme one if the client held `bound`
+    bound: minimum (HIDDEN) or maximum (INVENTED) number of its samples, according to the updates.
+    rounds: number of rounds in which the client took part. rises: number of those in which its bias
+    rose. probability: probability of this claim or a more extreme one if the client held `bound`
     samples and added its noise; 0 without noise.
     """
 
@@ -134,8 +137,8 @@ class Suspicion:
 
 
 class LabelVerdict(StrEnum):
-    """Result for one client: CONSISTENT also with little evidence; UNKNOWN without evidence or
-    claim."""
+    """Result for one client. CONSISTENT includes clients with little evidence. UNKNOWN: no evidence
+    or no claim."""
 
     CONSISTENT = "consistent"
     SUSPICIOUS = "suspicious"
@@ -144,10 +147,8 @@ class LabelVerdict(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class ClientAudit:
-    """The audit of a client. row: its row in the table. rounds: number of rounds with its update.
-
-    suspicions: its suspicious classes, least probable first.
-    """
+    """The audit of a client. row: the client's row in the table. rounds: number of rounds with an
+    update of the client. suspicions: its suspicious classes, least probable first."""
 
     row: int
     verdict: LabelVerdict
@@ -164,10 +165,10 @@ def audit_labels(
 ) -> list[ClientAudit]:
     """Return an audit of every client, in the order of rows.
 
-    claimed: K × C, float64, as disclosed; a row of NaN if a client disclosed nothing. noise_rates:
-    K, float64, ε / Δ₁ of each client's discrete Laplace noise; infinite if its counts are exact. A
-    class is suspicious if its probability, times the number of classes with evidence (Bonferroni),
-    is below `settings.significance`.
+    claimed: K × C, float64, label counts as disclosed; a row of NaN if a client disclosed nothing.
+    noise_rates: K, float64, ε / Δ₁ of each client's discrete Laplace noise; infinite if its counts
+    are exact. A class is suspicious if its probability, times the number of classes with evidence
+    (Bonferroni), is below `settings.significance`.
 
     Raises ConfigurationError if shapes don't match, or a rate is not positive.
     """
@@ -187,11 +188,11 @@ def audit_labels(
 
 @dataclass(frozen=True, kw_only=True)
 class _Evidence:
-    """Evidence about one client's labels from the changes of its bias.
+    """Evidence about one client's labels from the changes of its output bias.
 
-    rounds: number of rounds in which its update is known. long_rounds: number of those with a span
-    of at least `least_span`. rises: for each class, the number of rounds in which the bias rose.
-    fewest: for each class, the minimum number of samples that explains these rises.
+    rounds: number of rounds in which the client's update is known. long_rounds: number of those
+    with a span of at least `least_span`. rises: for each class, the number of rounds in which the
+    bias rose. fewest: for each class, the minimum number of samples that explains these rises.
     """
 
     rounds: int
@@ -240,7 +241,7 @@ def _tests(
     claims: Floats, evidence: _Evidence, rate: float, settings: AuditSettings
 ) -> Iterator[Suspicion]:
     """Yield one test for each class about which the updates give evidence."""
-    samples = max(0.0, float(claims.sum()))  # clipping each would bias the sum
+    samples = max(0.0, float(claims.sum()))  # clipping each count would bias the sum
     unseen = max(settings.unseen_samples, math.floor(settings.unseen_share * samples))
     for label, claim in enumerate(claims.tolist()):
         rises = int(evidence.rises[label])
