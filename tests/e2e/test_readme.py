@@ -89,7 +89,7 @@ async def test_a_federation_is_started_by_hand(tmp_path: Path) -> None:
     assert "is not under way, it is finished" in named[1]
     assert gone[0] == 1
     assert "round 1 of run" in gone[1]
-    assert "is not kept any more; [retention] in a run file says which are" in gone[1]
+    assert "was deleted; [retention] in a run file sets which models are kept" in gone[1]
     assert "is finished; 10 of 10 rounds committed" in said
     assert (tmp_path / "model.safetensors").stat().st_size > 100_000
     with safe_open(tmp_path / "model.safetensors", "np") as model:

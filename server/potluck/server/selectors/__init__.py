@@ -1,1 +1,1 @@
-"""The selectors that come with Potluck. They are entry points of the group `potluck.selectors`."""
+"""The selectors that are part of Potluck: entry points of the group `potluck.selectors`."""

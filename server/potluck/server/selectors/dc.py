@@ -31,11 +31,12 @@ from potluck.server.state import State
 
 @dataclass(frozen=True, kw_only=True)
 class _Steered(Selector):
-    """Draws some clients uniformly, then adds the one that brings the cohort nearest to a target.
+    """Draws some clients uniformly, then adds those that bring the cohort's labels nearest to a
+    target.
 
     added: number of clients of `count` that are chosen by the target, one after another.
-    stop_early: choose no more once no client brings the cohort nearer by more than 1e-12; it then
-    stays smaller than `count`.
+    stop_early: True to stop once no client brings the cohort nearer by more than 1e-12; the cohort
+    is then smaller than `count`.
 
     Clients without a profile can only be drawn uniformly, or fill a cohort if no others are left.
     O(added · K · classes).
@@ -57,7 +58,7 @@ class _Steered(Selector):
 
     @abstractmethod
     def target(self, population: Population) -> Floats:
-        """Return the target label distribution: classes, ≥ 0."""
+        """Return the target label distribution: one number ≥ 0 per class."""
 
     def select(self, state: State, context: SelectionContext) -> Selection:
         """Return `count` clients, of which `added` are chosen by the target."""
@@ -85,8 +86,8 @@ class DcReal(_Steered):
     """Steers towards the label distribution of the whole federation."""
 
     wants_label_totals = True
-    """The selector uses the label totals of all clients, from a secure sum if the run can have
-    one."""
+    """True: the selector uses the label counts summed over all clients, from a secure sum if the
+    run can have one."""
 
     def target(self, population: Population) -> Floats:
         """Return the sum of all clients' label counts."""
@@ -103,9 +104,9 @@ class DcBalanced(_Steered):
 
 @dataclass(frozen=True, kw_only=True)
 class DcRandom(Selector):
-    """Draws all clients uniformly: the baseline of the other `dc` selectors.
+    """Draws all clients uniformly: the baseline for the other `dc` selectors.
 
-    added: number of clients of `count` in the second of two draws. Needs no profile.
+    added: number of clients of `count` that come from the second of two draws. Needs no profile.
     """
 
     added: NonNegativeInt = 5
@@ -118,7 +119,7 @@ class DcRandom(Selector):
 
 
 class _Steering:
-    """Distances to a target after adding each of K clients (counts: K × classes) to a sum."""
+    """Distances to a target if each of K clients is added to a sum. counts: K × classes."""
 
     def __init__(self, counts: Floats, base: Floats, target: Floats) -> None:
         self._counts = counts
@@ -135,9 +136,9 @@ class _Steering:
         return distance(self._base, self._target)
 
     def distances(self, run: Pass) -> Floats:
-        """Return the distance of the sum with each client added.
+        """Return, for each client, the distance of the sum with this client added.
 
-        It is infinite for clients already taken. The next call overwrites the array.
+        It is infinite for clients already taken. The next call overwrites the returned array.
         """
         base_along = float(self._base @ self._target)
         base_square = float(self._base @ self._base)

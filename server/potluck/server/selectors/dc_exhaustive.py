@@ -30,7 +30,7 @@ _TARGETS = {"balanced": balanced, "real": federation_total}
 
 @dataclass(kw_only=True)
 class DcExhaustive(Selector):
-    """Draws some clients, then adds the set that brings labels nearest to a target.
+    """Draws some clients, then adds the set of clients that brings the labels nearest to a target.
 
     added: number of clients in the set. target: `balanced` or `real`, as in `dc-balanced` and
     `dc-real`. Tries every subset; refuses more than 10^8 subsets.
@@ -42,7 +42,7 @@ class DcExhaustive(Selector):
     needs = frozenset({Signal.LABEL_COUNTS})
 
     def __post_init__(self) -> None:
-        self.wants_label_totals = self.target == "real"  # as dc-real does
+        self.wants_label_totals = self.target == "real"  # as in dc-real
 
     def select(self, state: State, context: SelectionContext) -> Selection:
         """Select `count` clients; raise ConfigurationError if there are too many subsets."""
@@ -69,10 +69,11 @@ class DcExhaustive(Selector):
 def nearest_subset(
     counts: Floats, base: Floats, target: Floats, size: int, generator: np.random.Generator
 ) -> Rows:
-    """Return the positions of the `size` clients whose label counts, added to base, are nearest.
+    """Return the positions of the `size` clients whose label counts, added to `base`, are nearest
+    to `target`.
 
-    counts: n × classes. base: counts of the clients chosen before. Nearest: to target. Ties are
-    broken uniformly. 1 ≤ size ≤ n. Takes seconds for 10^8 subsets.
+    counts: n × classes. base: label counts of the clients chosen before. Ties are broken uniformly.
+    1 ≤ size ≤ n. Takes seconds for 10^8 subsets.
     """
     search = _Search(counts, base, target, size)
     best = np.array([search.distances(head).min() for head in search.heads()])
@@ -92,8 +93,8 @@ def nearest_subset(
 class _Search:
     """Enumerates the subsets of one size: each is a head plus a tail from a table.
 
-    Tails are in lexicographic order. The tails that may follow a head are therefore consecutive
-    rows at the end of the table, and one product scores them all.
+    Tails are in lexicographic order. So the tails that may follow a head are consecutive rows at
+    the end of the table, and one matrix product scores them all.
     """
 
     def __init__(self, counts: Floats, base: Floats, target: Floats, size: int) -> None:
@@ -116,7 +117,7 @@ class _Search:
         return combinations(range(len(self._counts) - self._tail), self._head)
 
     def distances(self, head: tuple[int, ...]) -> Floats:
-        """Return the distance of the sum with a head and each tail that may follow it."""
+        """Return the distances of the sums of a head with each tail that may follow it."""
         start = self._start(head)
         base = self._base + self._counts[list(head)].sum(axis=0)
         squares = self._sums[start:] @ (2 * base)
@@ -127,8 +128,8 @@ class _Search:
         return result
 
     def subset(self, head: tuple[int, ...], tail: int) -> Rows:
-        """Return the positions of a head and of the tail at this index among those that may follow
-        it."""
+        """Return the positions of a subset: a head, and the tail with index `tail` among those that
+        may follow the head."""
         return np.array([*head, *self._tails[self._start(head) + tail]], dtype=np.int64)
 
     def _start(self, head: tuple[int, ...]) -> int:

@@ -1,7 +1,7 @@
-"""The DC procedure as in its paper: sums and distances at every step.
+"""The DC procedure as its paper describes it: secure sums and distances at every step.
 
 Düsing and Cimiano, "Distribution-Controlled Client Selection to Improve Federated Learning
-Strategies", §3. `potluck.common.learning.step_by_step` lists what it reveals.
+Strategies", §3. `potluck.common.learning.step_by_step` lists what the procedure reveals.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ from potluck.server.state import State
 class StepByStep(Selector):
     """Draws clients uniformly, then adds the one that reports the smallest distance to a target.
 
-    target: the target label distribution. wants_label_totals: True if it is the federation's.
-    added, stop_early: as in the selector that chooses from label counts; with the same counts, both
-    choose the same clients. Every step is a secure sum over the cohort so far and a question to all
-    other clients. Without a sum, or without answers, the rest of the cohort is drawn uniformly.
+    target: function that returns the target label distribution. wants_label_totals: True if the
+    target is the federation's distribution. added, stop_early: as in the selector that chooses from
+    label counts; from the same counts, both choose the same clients. Every step is a secure sum
+    over the cohort chosen up to then, and a question to all other clients. Without a sum, or
+    without answers, the rest of the cohort is drawn uniformly.
     """
 
     target: Callable[[Population], Floats]
@@ -52,7 +53,10 @@ class StepByStep(Selector):
         """Return `count` clients, of which `added` are chosen by the distances that clients
         report."""
         if self.wants_label_totals and context.population.label_totals is None:
-            raise RunError("there is no sum of the federation's label counts to steer by")
+            raise RunError(
+                "no sum of the federation's label counts is available as a target; choose "
+                "dc-balanced, or another disclosure"
+            )
         cohort, generator = begin(context, self.added)
         target = np.rint(self.target(context.population))
         why = "drawn uniformly: no other client is left"
@@ -82,7 +86,7 @@ class StepByStep(Selector):
 
 
 def _plausible(answers: Answers) -> Answers:
-    """Return the answers that can be distances: from 0 to 1, since counts are never negative."""
+    """Return the answers that can be distances: from 0 to 1, because counts are never negative."""
     values = answers.values[LABEL_DISTANCE]
     good = (values >= -TIE) & (values <= 1 + TIE)
     return Answers(rows=answers.rows[good], values={LABEL_DISTANCE: values[good]})

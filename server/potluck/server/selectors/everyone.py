@@ -7,16 +7,16 @@ from potluck.server.state import State
 
 
 class Everyone(Selector):
-    """All available clients train, however many the run asks for.
+    """Selects all available clients, independent of how many the run requests.
 
-    The run's `count` is the number of clients that it waits for before a round; with fewer, the
-    quorum is a share of it. This selector is the upper limit to compare selections with, at the
-    cost of every client's training. FedDiverse runs FedNova like this. Needs no profile. O(K) per
-    round.
+    The run's `count` is the number of clients that the run waits for before a round; if there are
+    fewer, the quorum is a share of it. This selector is an upper limit to compare other selectors
+    with; every client trains in every round. FedDiverse runs FedNova like this. Needs no profile.
+    O(K) per round.
     """
 
     def everybody(self, round_number: int) -> bool:
-        """Return True: in every round."""
+        """Return True, for every round."""
         return True
 
     def select(self, state: State, context: SelectionContext) -> Selection:

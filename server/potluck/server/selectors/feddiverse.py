@@ -29,12 +29,12 @@ _ROTATION = (2, 0, 1)
 class FedDiverse(Selector):
     """Combines clients whose classes and attributes complement one another.
 
-    Draws a client by a component of its triplet, adds its complement, then one that both lack.
-    rotation: when the component changes: each round (`round`, Alg. 6), or after every three clients
-    (`triplet`, the paper's text). cross_product: the third client is the one furthest along the
-    cross product of the first two, in either direction (`absolute`, which reproduces the paper's
-    figures), or in its own direction (`signed`, as printed). triplets: `estimated` by the clients,
-    or `known`, computed from their interaction matrices.
+    Draws a client by a component of its triplet, adds its complement, then a client with what both
+    lack. rotation: when the component changes: each round (`round`, Alg. 6), or after every three
+    clients (`triplet`, the paper's text). cross_product: the third client is the one furthest along
+    the cross product of the first two, in either direction (`absolute`, which reproduces the
+    paper's figures), or in the direction of the product only (`signed`, as printed). triplets:
+    `estimated` by the clients, or `known`, computed from their interaction matrices.
 
     Clients without a triplet are chosen only if no other client is left. O(count · K).
     """
@@ -92,8 +92,8 @@ class FedDiverse(Selector):
 
 
 class _Candidates:
-    """Clients with triplets; each can be taken once. Positions are indices into the given
-    arrays."""
+    """Clients with triplets; each can be taken once. Positions are indices into the arrays given at
+    creation."""
 
     def __init__(self, triplets: Floats, generator: np.random.Generator) -> None:
         self._weights = np.ascontiguousarray(triplets.T)
@@ -112,11 +112,14 @@ class _Candidates:
         return self._take(-1 if position is None else position)
 
     def complement(self, first: int) -> int:
-        """Take the client whose triplet has the smallest projection on that of `first`."""
+        """Take the client whose triplet has the smallest projection on the triplet of `first`."""
         return self._best(-(self._directions[:, first] @ self._directions))
 
     def furthest(self, first: int, second: int, *, signed: bool) -> int:
-        """Take the client furthest along the normal of the plane of two others."""
+        """Take the client furthest along the normal of the plane of two other clients' triplets.
+
+        signed: True to look in the direction of the cross product only.
+        """
         normal = np.cross(self._directions[:, first], self._directions[:, second])
         scores = normal @ self._directions
         return self._best(scores if signed else np.abs(scores, out=scores))

@@ -1,4 +1,4 @@
-"""A selector that makes the labels of a cohort together as even as possible (FedEntOpt)."""
+"""A selector that makes the summed labels of a cohort as even as possible (FedEntOpt)."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from potluck.server.state import State
 
 @dataclass(frozen=True, kw_only=True)
 class FedEntOpt(Selector):
-    """Draws a client, then always adds the one that makes the labels most even.
+    """Draws a client, then repeatedly adds the one that makes the cohort's labels most even.
 
-    Labels are the more even, the higher their entropy. buffer: number of last selected clients that
-    pause; by default, half of the initial clients. If no other client is available, those longest
-    in the buffer leave it first. A client that was selected and failed pauses like the others.
-    Clients without a profile can only be the random first, or fill a cohort if no others are left.
-    O(count · K · classes).
+    Labels with a higher entropy are more even. buffer: number of last selected clients that pause;
+    by default, half of the initial clients. If no other client is available, the clients that have
+    paused longest can be chosen again. A client that was selected and failed pauses like the
+    others. Clients without a profile can only be drawn first, or fill a cohort if no others are
+    left. O(count · K · classes).
     """
 
     buffer: NonNegativeInt | None = None
@@ -41,13 +41,14 @@ class FedEntOpt(Selector):
     needs = frozenset({Signal.LABEL_COUNTS})
 
     def init(self, population: Population) -> State:
-        """Return the state: `buffer`, the pausing rows, oldest first; `capacity`, their maximum
-        number."""
+        """Return the initial state. buffer: rows of the pausing clients, oldest first. capacity:
+        their maximum number."""
         capacity = len(population) // 2 if self.buffer is None else self.buffer
         return _state(Buffer((), capacity))
 
     def select(self, state: State, context: SelectionContext) -> Selection:
-        """Return the cohort, chosen greedily by entropy; each pick enters the buffer at once."""
+        """Return the cohort, chosen greedily by entropy. Each chosen client enters the buffer at
+        once."""
         generator = context.generator("fedentopt")
         cohort = Cohort(context, generator)
         buffer = _buffer(state)
@@ -97,7 +98,7 @@ class FedEntOpt(Selector):
 
 
 class Buffer:
-    """First in, first out: the clients selected last, oldest first."""
+    """First-in-first-out buffer of the clients selected last, oldest first."""
 
     def __init__(self, rows: Iterable[int], capacity: int) -> None:
         self.rows = dict.fromkeys(rows)
@@ -119,7 +120,8 @@ class Buffer:
         return fallen
 
     def release(self, among: Rows) -> int | None:
-        """Remove and return the oldest row of the buffer that is in `among` (sorted), if any."""
+        """Remove and return the oldest row of the buffer that is in `among` (sorted); None if there
+        is none."""
         row = next((row for row in self.rows if _place(among, row) is not None), None)
         if row is not None:
             del self.rows[row]
@@ -127,9 +129,9 @@ class Buffer:
 
 
 class _Pool:
-    """The clients with label counts: those that can be chosen next, and the sum of the chosen.
+    """The clients with label counts: which can be chosen next, and the sum over the chosen ones.
 
-    closed: added to a client's score: 0 if it can be chosen, else −∞.
+    closed: number added to each client's score: 0 if the client can be chosen, else −∞.
     """
 
     def __init__(self, rows: Rows, counts: Floats, buffer: Buffer) -> None:
@@ -144,8 +146,8 @@ class _Pool:
         self._open = len(rows) - int(np.count_nonzero(resting))
 
     def choose(self, row: int) -> None:
-        """Add a client to the chosen and to the buffer; rows that leave the buffer can be chosen
-        again."""
+        """Add a client to the chosen ones and to the buffer. Rows that leave the buffer can be
+        chosen again."""
         self._chosen.add(row)
         place = self._places.get(row)
         if place is not None:
@@ -156,7 +158,8 @@ class _Pool:
                 self._reopen(fallen)
 
     def is_open(self) -> bool:
-        """Return whether a client can be chosen; if none can, first release the buffer's oldest."""
+        """Return whether a client can be chosen. If none can, first release the buffer's oldest
+        client."""
         if self._open:
             return True
         waiting = self._rows[~np.isin(self._rows, np.fromiter(self._chosen, dtype=np.int64))]
@@ -178,9 +181,10 @@ class _Pool:
 
 
 def _reachable(rows: Rows, buffer: Buffer, picks: int) -> Rows:
-    """Return the rows of `rows` (sorted) that may be chosen in the next picks.
+    """Return those of `rows` (sorted) that may be chosen in the next `picks` picks.
 
-    Each pick releases at most one row of the buffer, the oldest first; the others need no scores.
+    Each pick releases at most one row of the buffer, the oldest first. So the later rows of the
+    buffer need no scores.
     """
     resting = buffer.array()
     out_of_reach = resting[np.isin(resting, rows)][picks:]

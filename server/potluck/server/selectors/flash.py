@@ -1,9 +1,9 @@
 """FLASH: a bandit on each client's losses and speed.
 
-"Federated Learning Across Simultaneous Heterogeneities": differing data, wrong labels and slow
-clients at once. Before each round, clients report their losses under the round's model. From these,
-and from the durations of their trainings, linear Thompson sampling learns the expected change of a
-client's loss per second.
+"Federated Learning Across Simultaneous Heterogeneities" is about clients that have different data,
+wrong labels and slow hardware at once. Before each round, clients report their losses under the
+round's model. From these, and from the durations of their trainings, linear Thompson sampling
+learns the expected change of a client's loss per second.
 """
 
 from __future__ import annotations
@@ -35,25 +35,24 @@ from potluck.server.state import State
 class Flash(Selector):
     """Selects the clients whose loss a bandit expects to change most per second.
 
-    The reward is expected from coefficients that are drawn in each round. A client's context: its
-    robust loss and its validation loss, each as a ratio to its first one; the duration of its last
-    training; and the last change of its robust loss, per second. The reward of a round is that
-    change, for each client whose update was included. It becomes known, and is credited, when
-    clients answer the next question.
+    The expected reward is computed from coefficients that are drawn in each round. A client's
+    context has four numbers: its robust loss and its validation loss, each as a ratio to the first
+    one reported; the duration of its last training; and the last change of its robust loss, per
+    second. The reward of a round is that change, for each client whose update was included. It
+    becomes known, and is credited, when clients answer the next question.
 
     alpha, beta: weights of the robust loss, CE(labels) + alpha · CE(own predictions) + beta ·
     reverse CE(labels). regularization, delta: λ and δ of the bandit. scale: `standardised` divides
-    durations and changes by their running means, `raw` takes seconds and nats as they are. reward:
-    `absolute`, as in the paper, also rewards a rising loss; `signed` rewards only a falling one.
-    refresh: which clients are asked: `all`, or those just `selected` and those that never answered.
-    start: the clients that train in round 1: `count` of them, or `everybody`, as in the paper.
-    crediting: a cohort is credited with the change that it caused (`delayed`), or with the change
-    before it, as Algorithm 1 prints it (`literal`); its context then has the reward before that.
-    without: features that the bandit does not use: up to three of robust, validation, seconds and
-    reward.
+    durations and changes by their running means, `raw` uses seconds and nats. reward: `absolute`,
+    as in the paper, also rewards a rising loss; `signed` rewards only a falling one. refresh: which
+    clients are asked: `all`, or those just `selected` and those that never answered. start: the
+    clients that train in round 1: `count` of them, or `everybody`, as in the paper. crediting: a
+    cohort is credited with the change that it caused (`delayed`), or with the change before it, as
+    Algorithm 1 prints it (`literal`); its context then has the reward before that. without:
+    features that the bandit does not use: up to three of robust, validation, seconds and reward.
 
-    A client that gives no finite losses keeps its last context; one that never gave any comes last.
-    O(K).
+    If a client reports no finite losses, its last context is used; a client that never reported any
+    comes last. O(K).
     """
 
     alpha: NonNegativeFloat = 1.0
@@ -130,7 +129,7 @@ class Flash(Selector):
         return cohort.selection()
 
     def observe(self, state: State, outcome: RoundOutcome) -> State:
-        """Credit the round before; store this round's durations, and which clients are due a
+        """Credit the previous round; store this round's durations, and which clients will get a
         reward."""
         rows = [outcome.selected, *(answers.rows for answers in outcome.answers)]
         highest = max(int(each.max(initial=-1)) for each in rows)

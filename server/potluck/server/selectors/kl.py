@@ -14,14 +14,15 @@ from potluck.server.state import State
 
 @dataclass(frozen=True, kw_only=True)
 class KullbackLeibler(Selector):
-    """Goes through clients by size; adds those that have the scarcest class so far.
+    """Goes through the clients by size, and adds those that have the scarcest class.
 
-    Deterministic except for the uniform draws: the same available clients give the same set every
-    round. Clients of equal size stay in row order. Of equally scarce classes, the first is used.
+    Deterministic except for the uniform draws: the same available clients give the same cohort
+    every round. Clients of equal size stay in row order. If several classes are equally scarce, the
+    first is used.
 
-    theta: stop when the Kullback–Leibler divergence from uniform falls below it, in nats; the rest
-    of the cohort is drawn uniformly. truncate: True if clients must not train on more samples of
-    a class than the method counts (`Selection.quotas`).
+    theta: Kullback–Leibler divergence from uniform, in nats, below which the method stops; the rest
+    of the cohort is drawn uniformly. truncate: True if clients must not train on more samples of a
+    class than the method counts (`Selection.quotas`).
 
     O(K · (log K + classes)).
     """
@@ -58,8 +59,11 @@ class KullbackLeibler(Selector):
 
 @dataclass(frozen=True, kw_only=True)
 class Accepted:
-    """An accepted client (row of the counts), the class it was taken for, and its counted samples
-    by class."""
+    """An accepted client.
+
+    position: row of the counts. wanted: class for which the client was accepted. counted: number of
+    its samples that count, per class.
+    """
 
     position: int
     wanted: int
@@ -67,7 +71,11 @@ class Accepted:
 
 
 class Walk:
-    """Alg. 2: v is the samples counted so far by class; no class may exceed the first's largest."""
+    """Alg. 2: goes through clients by falling number of samples, and accepts some of them.
+
+    v is the number of samples counted up to now, per class. In no class does it exceed the largest
+    count of the first client.
+    """
 
     def __init__(self, counts: Floats) -> None:
         self._counts = counts
@@ -104,8 +112,11 @@ class Walk:
         return Accepted(position=position, wanted=scarcest, counted=taken)
 
     def _after(self, scarcest: int) -> int | None:
-        """Return the next place, cyclically, of a client not yet taken that has the class; None if
-        none is left."""
+        """Return the position in the order of the next client that has the class and was not taken;
+        None if there is none.
+
+        The search is cyclic.
+        """
         if scarcest not in self._holders:
             has = self._counts[self._order, scarcest] > 0
             self._holders[scarcest] = np.flatnonzero(has)

@@ -13,10 +13,10 @@ from potluck.server.state import State
 class KnownMatrix(Selector):
     """Draws clients by weights that make classes and attributes most even.
 
-    The weighted sum of the clients' matrices is then most even. The weights are computed again for
-    the available clients of each round. Few clients may have a weight above 0. These are drawn
-    first, the rest of the cohort uniformly; the reasons include the number of clients with a
-    weight. Clients without a matrix can only be drawn uniformly. O(K · classes²).
+    With these weights, the sum of the clients' matrices is as even as possible. The weights are
+    computed again for the available clients of each round. Often few clients have a weight above 0.
+    These are drawn first, the rest of the cohort uniformly; the reasons include the number of
+    clients with a weight. Clients without a matrix can only be drawn uniformly. O(K · classes²).
     """
 
     needs = frozenset({Signal.INTERACTION_MATRIX})

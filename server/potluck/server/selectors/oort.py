@@ -1,7 +1,7 @@
 """Oort: prefers clients with large losses and short trainings.
 
-Lai et al., "Oort: Efficient Federated Learning via Guided Participant Selection", OSDI 2021; what
-the paper leaves open is as in its authors' programs.
+Lai et al., "Oort: Efficient Federated Learning via Guided Participant Selection", OSDI 2021.
+Details that the paper leaves open follow its authors' programs.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ samples B."""
 _FACTOR = 100.0
 _NARROW = 1e-9
 _FLAT, _SHARP = 0.1, 5.0
-"""Relative changes of the utility for the pacer: up to the first it is flat, from the second on
-large."""
+"""Relative changes of the utility, for the pacer: up to the first one the utility is flat, from the
+second one on its change is large."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scoring:
-    """Options that score clients. penalty: exponent for slow clients. clip: quantile that limits
-    utilities."""
+    """Options of the clients' scores. penalty: exponent of the penalty for slow clients. clip:
+    quantile to which utilities are limited."""
 
     penalty: float
     clip: float
 
     def scores(self, utilities: Floats, rounds: Floats, *, round_number: int) -> Floats:
-        """Return (min(U, clip) − min) / range + √(0.1 ln R / L), ≥ 0. rounds: L ≥ 1, when last
-        seen."""
+        """Return (min(U, clip) − min) / range + √(0.1 ln R / L), ≥ 0. rounds: L ≥ 1, the round in
+        which each client was last seen."""
         return self.exploited(utilities) + staleness(rounds, round_number)
 
     def exploited(self, utilities: Floats) -> Floats:
@@ -66,8 +66,8 @@ class Scoring:
         return scaled
 
     def speed(self, seconds: Floats, preferred: float) -> Floats:
-        """Return (T / t)^penalty if a client takes t > T seconds; 1 otherwise, or if t is
-        unknown."""
+        """Return (T / t)^penalty if a client takes t > T seconds; return 1 for other clients, and
+        if t is unknown. preferred: T."""
         slower = seconds > preferred
         result = np.ones(len(seconds))
         result[slower] = (preferred / seconds[slower]) ** self.penalty
@@ -75,14 +75,15 @@ class Scoring:
 
 
 def staleness(rounds: Floats, round_number: int) -> Floats:
-    """Return √(0.1 ln R / L): older knowledge is less certain. rounds: L ≥ 1, when last seen."""
+    """Return √(0.1 ln R / L): older knowledge is less certain. rounds: L ≥ 1, the round in which
+    each client was last seen."""
     bonus: Floats = np.sqrt(0.1 * math.log(round_number) / rounds)
     return bonus
 
 
 def preferred_seconds(seconds: Floats, percentile: float) -> float:
-    """Return T, this percentile of the known durations; infinite from the 100th, or if none is
-    known."""
+    """Return T, this percentile of the known durations. T is infinite from the 100th percentile on,
+    or if no duration is known."""
     known = seconds[~np.isnan(seconds)]
     if not len(known) or percentile >= 100:
         return math.inf
@@ -91,19 +92,19 @@ def preferred_seconds(seconds: Floats, percentile: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Oort(Selector):
-    """Selects clients with high utility per second, and some never selected before.
+    """Selects clients with high utility per second, and some that were never selected before.
 
-    A client's utility is a number that it derived from its losses when it last trained.
-    exploration: the initial share of new clients in a cohort; it is multiplied by exploration_decay
-    in each round, down to exploration_minimum. penalty: the exponent for clients slower than the
-    preferred duration. percentile: initial percentile of the durations that is the preferred one.
-    After every pacer_rounds rounds, pacer_step is added to it if the cohorts' utility has become
-    flat, and subtracted if it changed fivefold. cutoff: clients whose score is at least this share
-    of the last chosen client's take part in the draw. clip: the quantile above which utilities
-    count as equal.
+    A client's utility is a number that the client computed from its losses in its last training.
+    exploration: initial share of new clients in a cohort; it is multiplied by exploration_decay in
+    each round, down to exploration_minimum. penalty: exponent for clients slower than the preferred
+    duration. percentile: the preferred duration is this percentile of the durations, at the start.
+    After every pacer_rounds rounds, pacer_step is added to the percentile if the cohorts' utility
+    has become flat, and subtracted if it changed fivefold. cutoff: clients whose score is at least
+    this share of the last chosen client's score take part in the draw. clip: quantile above which
+    utilities count as equal.
 
-    A client that failed keeps its utility, and its duration is the deadline; a client that reports
-    no utility has none. Needs no profile. O(K).
+    A client that failed keeps its utility, and the deadline is used as its duration. A client that
+    reports no utility has none. Needs no profile. O(K).
     """
 
     exploration: Share = 0.9
@@ -125,8 +126,9 @@ class Oort(Selector):
     def init(self, population: Population) -> State:
         """Return a state in which no client was selected.
 
-        For each row, it has the utility, the seconds (NaN: unknown) and the round when last seen
-        (0: never). It also has the exploited utility of the last 2 · pacer_rounds rounds.
+        For each row, it has the utility, the seconds (NaN: unknown) and the round when the client
+        was last seen (0: never). It also has the exploited utility of the last 2 · pacer_rounds
+        rounds.
         """
         clients = len(population)
         return State(
@@ -147,7 +149,8 @@ class Oort(Selector):
     # Selecting --------------------------------------------------------------------------------
 
     def select(self, state: State, context: SelectionContext) -> Selection:
-        """Return (1 − ε) · count clients by score, and the others among those never seen."""
+        """Return (1 − ε) · count clients by score; the others are drawn from the clients never
+        seen."""
         generator = context.generator("oort")
         cohort = Cohort(context, generator)
         table = _grown(state, len(context.population)).arrays
@@ -216,7 +219,7 @@ class Oort(Selector):
         )
 
     def _paced(self, state: State, window: Floats, round_number: int) -> float:
-        """Return the percentile of the preferred duration for the next rounds."""
+        """Return the percentile of the durations that is preferred in the next rounds."""
         percentile = float(state.scalars["percentile"] or 0.0)
         if len(window) < 2 * self.pacer_rounds or round_number % self.pacer_rounds:
             return percentile

@@ -1,4 +1,4 @@
-"""Power of choice (pow-d): selects, among some candidates, those with the largest loss.
+"""Power of choice (pow-d): selects the clients with the largest loss among some candidates.
 
 Cho, Wang and Joshi, "Towards Understanding Biased Client Selection in Federated Learning".
 """
@@ -35,15 +35,17 @@ _FACTOR = 100.0
 
 @dataclass(frozen=True, kw_only=True)
 class PowerOfChoice(Selector):
-    """Asks random candidates for their loss, and selects those with the largest.
+    """Asks random candidates for their loss, and selects those with the largest losses.
 
     The loss is that of the round's model. candidates: number of clients asked, at least the
-    cohort's size and at most all available clients; 0 for twice the cohort's size. draw: with
-    probability ∝ `samples` (unknown numbers count as the mean of the others), or `uniform`. order:
-    `desc` selects the largest losses; `asc` the smallest, as some papers print it.
+    cohort's size and at most all available clients; 0 for twice the cohort's size. draw: how
+    candidates are drawn: with probability ∝ `samples` (unknown numbers are replaced by the mean of
+    the others), or `uniform`. order: `desc` selects the largest losses; `asc` the smallest, as some
+    papers print it.
 
     Candidates that don't answer with a number ≥ 0 are replaced by other clients, drawn uniformly.
-    They are selected only if no others are left. O(K + candidates · log candidates).
+    Such candidates are selected only if no other clients are left. O(K + candidates · log
+    candidates).
     """
 
     candidates: NonNegativeInt = 0

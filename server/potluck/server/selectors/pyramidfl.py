@@ -1,7 +1,7 @@
 """PyramidFL: selects as Oort does, and adapts the work of each selected client.
 
 Li et al., "PyramidFL: A Fine-grained Client Selection Framework for Efficient Federated Learning",
-MobiCom 2022; what the paper leaves open is as in its authors' program.
+MobiCom 2022. Details that the paper leaves open follow its authors' program.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class PyramidFL(Oort):
 
     prolong: True if clients that would finish before the round's end make as many additional passes
     as fit, up to `longest` times the run's number. drop: True if clients omit whole tensors from
-    their updates, redrawn in each round. Of the cohort's clients whose last update is known, the
-    one with the largest ‖Δ‖ · samples omits a share of `least_dropped`, the one with the smallest
-    `most_dropped`, the others equally spaced shares between. Clients seen for the first time train
-    and upload as usual.
+    their updates; which tensors is drawn again in each round. Among the cohort's clients whose last
+    update is known, the one with the largest ‖Δ‖ · samples omits the share `least_dropped` of the
+    tensors, the one with the smallest omits `most_dropped`, and the others omit equally spaced
+    shares between. Clients seen for the first time train and upload as usual.
 
     A round lasts until its last client is done, not counting spares (`round.over_selection`).
     Durations are for the run's number of passes: if a client made more passes, its duration is
@@ -106,9 +106,9 @@ class PyramidFL(Oort):
         seconds = _known(within_reason(state.arrays["seconds"]), chosen)
         last = len(chosen.rows) - context.spares
         until = round_seconds(seconds, last)
-        # Only the sum of training and transfer is measured; it is used as the training time. If a
-        # client made more passes, it was divided by their factor: the more passes, the less
-        # transfer is in it.
+        # Only the sum of training and transfer time is measured, and used as the training time. #
+        # If a client made more passes, this sum was divided by the factor of the passes: with more
+        # # passes, transfer has a smaller share of it.
         return passes(seconds, seconds, until, context.epochs, longest=self.longest)
 
     def _dropped(
@@ -128,8 +128,8 @@ def passes(
 ) -> NDArray[np.int64]:
     """Return E + min(longest · E, ⌊(T − t) / (t_comp / E)⌋): the number of passes that fit a round.
 
-    seconds: t, the total time of a client for E passes, above 0; the result is E if it is NaN or
-    not below T. computing: t_comp, the part of it that training takes. until: T. epochs: E.
+    seconds: t, total time of a client for E passes, above 0; the result is E if t is NaN or not
+    below T. computing: t_comp, the part of t that training takes. until: T. epochs: E.
     """
     quick = seconds < until
     more = np.zeros(len(seconds))
@@ -140,8 +140,8 @@ def passes(
 
 
 def round_seconds(seconds: Floats, last: int) -> float:
-    """Return the seconds of a round that waits for the `last` quickest clients; −∞ if none is
-    known."""
+    """Return the seconds of a round that waits for the `last` quickest clients; −∞ if no duration
+    is known."""
     known = np.sort(seconds[~np.isnan(seconds)])
     return float(known[min(max(last, 1), len(known)) - 1]) if len(known) else -math.inf
 
@@ -162,8 +162,8 @@ def gradient_utilities(facts: UpdateFacts) -> Floats:
 def dropped_shares(gradients: Floats, least: float, most: float) -> Floats:
     """Return the share of tensors that each client omits.
 
-    It is `least` for the largest gradient, `most` for the smallest, equally spaced between. Equal
-    gradients get equal shares; NaN gets 0.
+    It is `least` for the largest gradient, `most` for the smallest, and equally spaced between.
+    Equal gradients get equal shares; NaN gets 0.
     """
     known = ~np.isnan(gradients)
     ordered = np.sort(gradients[known])
@@ -183,7 +183,8 @@ def _drawn(names: Sequence[str], count: int, generator: np.random.Generator) -> 
 
 
 def _known(column: Floats, chosen: Selection) -> Floats:
-    """Return a column's values for the cohort; NaN for clients that have joined since."""
+    """Return the values of a column for the cohort's clients; NaN for clients that have joined
+    since."""
     found = np.full(len(chosen.rows), np.nan)
     there = chosen.rows < len(column)
     found[there] = column[chosen.rows[there]]

@@ -1,4 +1,4 @@
-"""A selector that selects all clients in turn (the baseline of FedDiverse)."""
+"""A selector that selects all clients in turn (a baseline in the FedDiverse paper)."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ Counts = NDArray[np.int64]
 
 
 class RoundRobin(Selector):
-    """Selects the clients selected least often so far, ties broken at random.
+    """Selects the clients that were selected least often, with ties broken at random.
 
     Failed selections count too, so a client that always fails is not selected forever. Clients that
-    were disconnected or joined late catch up by at most one slot per round. Needs no profile. O(K).
+    were disconnected or joined late catch up by at most one selection per round. Needs no profile.
+    O(K).
     """
 
     def init(self, population: Population) -> State:
-        """Return a state in which no client was selected. `selections`: number of times for each
+        """Return a state in which no client was selected. selections: number of selections of each
         row."""
         return State(arrays={"selections": np.zeros(len(population), dtype=np.int64)})
 
@@ -43,7 +44,7 @@ class RoundRobin(Selector):
         return cohort.selection()
 
     def observe(self, state: State, outcome: RoundOutcome) -> State:
-        """Count the selected; rows of late joiners are appended."""
+        """Count the selections of this round's cohort; add rows for clients that have joined."""
         rows = outcome.selected
         before = state.arrays["selections"]
         selections = _grown(before, max(len(before), int(rows.max(initial=-1)) + 1))

@@ -8,7 +8,7 @@ from potluck.server.state import State
 
 
 class Uniform(Selector):
-    """Draws the cohort uniformly without replacement; keeps no state.
+    """Draws the cohort uniformly without replacement; has no state.
 
     Needs no profile. O(count) per round.
     """

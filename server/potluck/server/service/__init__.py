@@ -1,4 +1,4 @@
-"""The coordinator as a server: the services that hosts and operators call.
+"""The coordinator as a server: the gRPC services that hosts and operators call.
 
-Imports all other subpackages; none imports it. Every call passes `guard`.
+Imports all other subpackages; none of them imports this one. Every call passes `guard`.
 """

@@ -1,4 +1,4 @@
-"""Queries of operators about stored runs, clients and disclosures."""
+"""Answers operators' queries about stored runs, clients and disclosures."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _ROUNDS_AT_ONCE = 100
 
 
 class SumRecord(BaseModel):
-    """The end of one secure sum, as far as operators read it; the store keeps more.
+    """The end of one secure sum, with the fields that operators read; the store has more.
 
-    clients: clients in the sum, or without a sum the invited ones; each with its host. refusals:
-    the rule that each client named. have, need: numbers of what `rule` counts, if the session was
-    aborted. convicted: client that is proven to have sent a share that does not open, with the
-    client that proved it. verdict: the proof in base64. epsilon: ε of the sum; None for an exact
-    one.
+    clients: clients in the sum, or the invited ones if the sum was aborted; each with its host.
+    refusals: each client that refused, with the rule that it named. have, need: found and needed
+    numbers of what `rule` counts, if the sum was aborted. convicted: client that is proven to have
+    sent a share that can't be decrypted, with the client that proved it. verdict: the proof in
+    base64. epsilon: ε of the sum; None if the sum is exact.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -67,8 +67,9 @@ class SumRecord(BaseModel):
 class Disclosures:
     """All data that left the clients of a run and that the coordinator received.
 
-    sums: secure sums with clients of the run, in any run, oldest first. profiles: profiles of its
-    clients. independent: True if the coordinator's operator does not hold the federation root.
+    sums: secure sums that include clients of the run, from any run, oldest first. profiles:
+    profiles of the run's clients. independent: True if the coordinator's operator does not hold the
+    federation root.
     """
 
     sums: tuple[SumRecord, ...]
@@ -94,7 +95,7 @@ class Archive:
         self._attendance = attendance
         self._trust = trust
         self.lost: dict[str, str] = {}
-        """Runs that are missing in the database, each with an explanation."""
+        """Runs that are missing in the database, by id, each with an explanation."""
 
     async def run(self, run_id: str) -> RunRow:
         """Return a run by its id, a prefix of the id, or its name; see `Store.run`. Raises
@@ -109,20 +110,20 @@ class Archive:
         return row
 
     async def runs(self, *, before: int | None = None, limit: int | None = None) -> list[RunRow]:
-        """Return all runs or a page of them, newest first, including pre-training runs."""
+        """Return all runs or one page of them, newest first, including pre-training runs."""
         rows: list[RunRow] = await self._in_store(partial(Store.runs, before=before, limit=limit))
         return rows
 
     async def clients(self, *, after: str = "", limit: int | None = None) -> list[ClientRow]:
-        """Return all known clients, or a page of them."""
+        """Return all known clients, or one page of them."""
         rows: list[ClientRow] = await self._in_store(
             partial(Store.clients, after=after, limit=limit)
         )
         return rows
 
     async def committed_rounds(self, run_id: str, *, after: int = 0) -> AsyncIterator[RoundRow]:
-        """Yield a run's rounds with numbers above `after`, in order, including rounds committed
-        meanwhile."""
+        """Yield a run's rounds with numbers above `after`, in order. Rounds that are committed
+        meanwhile are included."""
         while True:
             page: list[RoundRow] = await self._in_store(
                 partial(Store.rounds, run_id=run_id, after=after, limit=_ROUNDS_AT_ONCE)
@@ -136,10 +137,12 @@ class Archive:
     async def model_of(
         self, run_id: str, round_number: int, *, best: bool = False
     ) -> tuple[RunRow, int, str, RoundRow | None]:
-        """Return a run, the number of its round, the digest of that round's model, and the round.
+        """Return a run, the number of the requested round, the digest of that round's model, and
+        the round.
 
         Round 0 means the last one. Before the first commit, the result is round 0 with the initial
-        model and without a round. best: the run's best model instead. Raises NotFoundError.
+        model and without a round. best: True to request the round with the run's best model. Raises
+        NotFoundError.
         """
         row = await self.run(run_id)
         number = self._best_round(row) if best else round_number or row.committed_rounds
@@ -152,15 +155,16 @@ class Archive:
         if blake3 is None:
             which = f"round {number}" if number else "any round"
             raise NotFoundError(
-                f"run {row.run_id} has no model of {which} yet; request one of a committed round",
+                f"run {row.run_id} has no model of {which} yet; request the model of a committed "
+                "round",
                 run=row.run_id,
             )
         try:
             self._files.existing(blake3)
         except NotFoundError:
             raise NotFoundError(
-                f"the model of round {number} of run {row.run_id} is not kept any more; "
-                "[retention] in a run file says which are",
+                f"the model of round {number} of run {row.run_id} was deleted; [retention] in a "
+                "run file sets which models are kept",
                 run=row.run_id,
             ) from None
         return row, number, blake3, committed
@@ -172,13 +176,13 @@ class Archive:
         rule = self._plan(row).stop_rule
         if rule is None:
             raise NotFoundError(
-                f"run {row.run_id} does not know its best model: its run file has no metric in "
-                "stop.measure or retention.keep_best; request the last model, or a round's",
+                f"run {row.run_id} has no best model: its run file has no metric in stop.measure "
+                "or retention.keep_best; request the last model, or the model of a round",
                 run=row.run_id,
             )
         waits = f" after round {rule.opening}" if rule.opening else ""
         raise NotFoundError(
-            f"run {row.run_id} has no best model yet: no evaluation{waits} has had {rule.measure}",
+            f"run {row.run_id} has no best model yet: no evaluation{waits} included {rule.measure}",
             run=row.run_id,
         )
 
@@ -188,9 +192,10 @@ class Archive:
         return (await self._stored_profiles(row, self._plan(row))).population()
 
     async def audit_labels(self, run_id: str) -> tuple[Population, list[ClientAudit]]:
-        """Compare the labels that a run's clients claim with their updates of the output bias.
+        """Compare the label counts that a run's clients claim with how their updates change the
+        output bias.
 
-        Raises NotFoundError, RunError if the run can't be audited.
+        Raises NotFoundError; RunError if the run can't be audited.
         """
         row = await self.run(run_id)
         plan = self._plan(row)
@@ -221,7 +226,7 @@ class Archive:
 
 
 def bias_records(config: CoordinatorConfig, run_id: str) -> BiasRecords:
-    """Return the records of output bias changes by a run's updates."""
+    """Return the file access to records of how a run's updates change the output bias."""
     return BiasRecords(config.state_directory / "bias-updates" / run_id)
 
 

@@ -1,4 +1,4 @@
-"""Makes a backup of a coordinator, also while it commits rounds.
+"""Makes a backup of a coordinator, even while the coordinator commits rounds.
 
 First, a snapshot of the database is copied; then the model files that its rows reference. No model
 file is deleted meanwhile, see `store/file_hold.py`.
@@ -55,8 +55,8 @@ class _Named(References, Rounds, Runs):
 
 @dataclass(frozen=True, kw_only=True)
 class _Needed:
-    """Files to copy. named: files that rows reference. last: by run, the files that it needs to
-    continue."""
+    """Files to copy. named: digests that rows reference. last: by run, digests of the files that
+    the run needs to continue."""
 
     named: set[str]
     last: dict[str, set[str]]
@@ -65,15 +65,15 @@ class _Needed:
 def back_up(config: CoordinatorConfig, folder: Path) -> Iterator[str]:
     """Make a backup in a new folder; yield lines to show to the operator.
 
-    The folder appears when the backup is complete. Raises ConfigurationError if the folder exists
-    or lies in the state directory, StorageError if the database or a disk fails.
+    The folder appears only when the backup is complete. Raises ConfigurationError if the folder
+    exists or is inside the state directory, StorageError if the database or a disk fails.
     """
     folder, state = folder.absolute(), config.state_directory.resolve()
     if folder.exists():
         raise ConfigurationError(f"{folder} already exists; name a new folder", path=folder)
     if folder.resolve().is_relative_to(state):
         raise ConfigurationError(
-            f"{folder} lies in the state directory; name a folder outside it", path=folder
+            f"{folder} is inside the state directory; name a folder outside it", path=folder
         )
     if not state.is_dir():
         raise ConfigurationError(
@@ -122,7 +122,7 @@ def _removed_on_failure(folder: Path) -> Iterator[None]:
 
 
 def _copy_database(url: str, target: Path) -> tuple[str, _Needed]:
-    """Copy the database; return the name of the copy, and the files that its rows reference."""
+    """Copy the database. Return the name of the copy, and the files that its rows reference."""
     parsed = parse_url(url)
     if parsed.get_backend_name() == "sqlite":
         _copy_sqlite(Path(parsed.database or "").resolve(), target / SQLITE)
@@ -132,14 +132,14 @@ def _copy_database(url: str, target: Path) -> tuple[str, _Needed]:
 
 
 def _copy_sqlite(source: Path, target: Path) -> None:
-    """Copy a snapshot of a database, also while a coordinator writes to it."""
+    """Copy a snapshot of a database, even while a coordinator writes to it."""
     try:
         with (
             contextlib.closing(_connected(source)) as original,
             contextlib.closing(sqlite3.connect(target)) as made,
         ):
             original.backup(made)
-            # A backup is a single file, without a log, also when it is read.
+            # A backup must stay a single file, without a log, even while it is read.
             made.execute("PRAGMA journal_mode = DELETE")
             [damage] = made.execute("PRAGMA integrity_check(1)").fetchone()
     except sqlite3.Error as error:
@@ -173,7 +173,7 @@ def _needed(url: str) -> _Needed:
 def _copy_models(state: Path, target: Path, named: set[str]) -> Iterator[tuple[str, str]]:
     """Copy the existing files with these digests, and their lists of renditions.
 
-    Return the path and digest of each copy whose content matches its name.
+    Yield the path and digest of each copy whose content matches its name.
     """
     models = state / MODELS
     wanted = set(named)
@@ -194,8 +194,8 @@ def _copy_models(state: Path, target: Path, named: set[str]) -> Iterator[tuple[s
 
 
 def _copy_others(config: CoordinatorConfig, state: Path, target: Path) -> Iterator[tuple[str, str]]:
-    """Copy all other files of the state directory that a coordinator needs; yield path and
-    digest."""
+    """Copy all other files of the state directory that a coordinator needs. Yield the path and
+    digest of each."""
     database = Path(parse_url(config.database_url()).database or "").resolve()
     left_out = {LOCK, JOURNAL, f"{MODELS}.hold", f"{JOURNAL}.new"}
     folders = {MODELS, f"{MODELS}.spare", "spool"}

@@ -25,7 +25,8 @@ _CHUNK = 1 << 20
 
 
 class BackupList(BaseModel):
-    """The contents of a backup. files: digest by path. database: its path."""
+    """The contents of a backup. files: digest of each file, by path. database: path of the
+    database."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -58,7 +59,8 @@ def read_list(folder: Path) -> BackupList:
 
 
 def verify(folder: Path, found: BackupList) -> None:
-    """Verify all files of a backup. Raises StorageError if one is missing or damaged."""
+    """Compare all files of a backup with their digests. Raises StorageError if one is missing or
+    damaged."""
     for name, digest in found.files.items():
         if digest_of(folder / name) != digest:
             raise StorageError(
@@ -82,7 +84,7 @@ def digest_of(path: Path) -> str:
 
 
 def copy(source: Path, target: Path) -> str:
-    """Copy a file, synced to disk; return the digest of the copied bytes.
+    """Copy a file and sync the copy to disk; return the digest of the copied bytes.
 
     Raises OSError.
     """
@@ -104,7 +106,7 @@ def copy(source: Path, target: Path) -> str:
 
 
 def sync_folder(folder: Path) -> None:
-    """Sync the names in a folder to disk. Raises OSError."""
+    """Sync a folder's list of names to disk. Raises OSError."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

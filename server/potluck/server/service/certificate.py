@@ -1,6 +1,7 @@
 """The certificate of a server process, reloaded when its files change.
 
-A renewal therefore closes no connection and ends no round."""
+So a renewal closes no connection and ends no round.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +20,11 @@ log = structlog.get_logger()
 
 
 class ServerCertificate:
-    """The certificate for new connections. Open connections keep the one they started with.
+    """The certificate for new connections. An open connection uses the certificate with which it
+    started.
 
-    Files that can't be used (for example, while they are being replaced) are logged once and tried
-    again when they change. The previous certificate is used until then.
+    Files that can't be used (for example, while they are being replaced) are logged once, and read
+    again when they change. Until then, the previous certificate is used.
     """
 
     def __init__(self, files: TlsFiles, role: Role = Role.COORDINATOR) -> None:
@@ -40,12 +42,12 @@ class ServerCertificate:
 
     @property
     def authority_expires(self) -> datetime:
-        """Time when the certificate of its TLS authority expires."""
+        """Time when the certificate of the TLS authority expires."""
         return self._material.authority_expires
 
     def credentials(self) -> grpc.ServerCredentials:
-        """Return credentials that are reloaded from the files. Peers must have a certificate of the
-        authority."""
+        """Return credentials that are reloaded from the files. Peers must have a certificate of
+        this TLS authority."""
         return grpc.dynamic_ssl_server_credentials(
             _configuration(self._material),
             self._fetch,  # type: ignore[arg-type]  # the stubs forget None, which grpc documents
@@ -53,7 +55,7 @@ class ServerCertificate:
         )
 
     def refresh(self) -> bool:
-        """Read the files again if they have changed; return True if the certificate in use has
+        """Read the files again if they have changed. Return True if the certificate in use has
         changed."""
         with self._lock:
             seen = self._look()
@@ -72,8 +74,8 @@ class ServerCertificate:
             return changed
 
     def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
-        """Return changed credentials, or None. gRPC calls this in its own thread before every
-        handshake."""
+        """Return changed credentials; None if they are unchanged. gRPC calls this in its own thread
+        before every handshake."""
         return _configuration(self._material) if self.refresh() else None
 
     def _look(self) -> Stamp:

@@ -1,8 +1,8 @@
-"""Counts bytes of files that hosts have confirmed. Pure.
+"""Counts the bytes of files that hosts have confirmed. Pure.
 
 gRPC buffers megabytes before it sends any, and loses them if the connection breaks. So bytes count
-when the host names them as its offset, or when gRPC took the whole file. Each byte of a file counts
-once.
+only when the host requests the file from a later offset, or when gRPC took the whole file. Each
+byte of a file counts once.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 _MOST_REMEMBERED = 10_000
-"""Maximum number of downloads that are remembered until their host requests the rest."""
+"""Maximum number of interrupted downloads that are remembered until their host requests the
+rest."""
 
 
 @dataclass
 class Download:
     """The transfer of one file to one host.
 
-    counted: offset after the last counted byte. handed: offset after the last byte that gRPC took.
+    counted: offset after the last counted byte. handed: offset after the last byte that was handed
+    to gRPC.
     """
 
     counted: int
@@ -42,8 +44,8 @@ class ConfirmedBytes:
         self._downloads: OrderedDict[tuple[str, str], Download] = OrderedDict()
 
     def asked(self, peer: str, file: str, offset: int) -> tuple[Download, int]:
-        """Record a host's request for a file from an offset; return the download and the bytes to
-        count.
+        """Record a host's request for a file from an offset. Return the download, and the number of
+        bytes to count.
 
         Offset 0 starts a new download of the file. A host can't confirm more than gRPC took.
         """

@@ -1,4 +1,4 @@
-"""The coordinator: opens its parts, resumes runs, starts and ends them."""
+"""The coordinator: opens its parts, resumes, starts and ends runs."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ class Coordinator:
     async def opened(
         cls, config: CoordinatorConfig, instruments: Instruments
     ) -> AsyncIterator[Coordinator]:
-        """Open a coordinator: open its store and resume its unfinished runs. Close it when the
-        block ends."""
+        """Open a coordinator: open its store and resume its unfinished runs. Close it at the end of
+        the block."""
         with locked_state(config):
             check_not_interrupted(config.state_directory)
             async with StoreThread.opened(config.database_url()) as store:
@@ -126,14 +126,14 @@ class Coordinator:
                     await coordinator.hosts.close()
 
     def _make_stored(self, instruments: Instruments) -> FileStore | None:
-        """Return the object store, if files go through one."""
+        """Return the object store; None if files don't go through one."""
         if not self.config.files.store:
             return None
         maker = plugins.integration("object-store")
         return cast(FileStore, maker(self.config.files, self.files, instruments))
 
     def _spread(self, membership: MembershipInForce) -> None:
-        """Send hosts the current membership, and every newer one."""
+        """Send hosts the current member list, and every newer one."""
 
         def spread(_: Members) -> None:
             self.attendance.spread(membership.epoch, membership.document)
@@ -143,7 +143,7 @@ class Coordinator:
         self.attendance.spread(membership.epoch, membership.document)
 
     def _members_expire(self) -> datetime | None:
-        """Return the time when the first member record expires; None if there is none."""
+        """Return the time when the first member record expires; None if there are no records."""
         members = self.trust.members
         records = [] if members is None else members.records.values()
         return min((record.not_after for record in records), default=None)
@@ -164,7 +164,7 @@ class Coordinator:
         return row
 
     def _check_members(self, least: int) -> None:
-        """Raise ConfigurationError unless the federation has members on `least` hosts."""
+        """Raise ConfigurationError unless the federation has members on at least `least` hosts."""
         members = self.trust.members
         if members is None:
             raise ConfigurationError(
@@ -192,7 +192,7 @@ class Coordinator:
     async def resume_run(self, run_id: str) -> RunRow:
         """Resume a stopped or failed run after its last committed round.
 
-        Raises NotFoundError, RunError if it is under way or finished, ConfigurationError or
+        Raises NotFoundError; RunError if the run is under way or finished; ConfigurationError or
         PluginError if its run file is no longer valid.
         """
         async with self._resuming:  # simultaneous calls must not drive a run twice
@@ -216,7 +216,7 @@ class Coordinator:
 
     async def delete_run(self, run_id: str) -> RunRow:
         """Delete an ended run; return its row. Raises NotFoundError, RunError."""
-        async with self._resuming:  # it must not be resumed meanwhile
+        async with self._resuming:  # the run must not be resumed meanwhile
             row = await self.archive.run(run_id)
             if row.state in (RunState.WAITING, RunState.RUNNING):
                 raise RunError(
@@ -230,7 +230,7 @@ class Coordinator:
             return row
 
     async def _row(self, run_id: str) -> RunRow:
-        """Return the row of an existing run; wait for the database if needed."""
+        """Return the row of an existing run. Wait if the database is not available."""
         return await self.store.call(lambda store: store.run(run_id))
 
     def _draw_up(self, text: str, source: str) -> RunPlan:
@@ -242,10 +242,10 @@ class Coordinator:
     # Clients ----------------------------------------------------------------------------------
 
     async def set_quarantine(self, client_id: str, reason: str | None) -> None:
-        """Put a client into quarantine, or readmit it if `reason` is None.
+        """Put a client into quarantine; readmit it if `reason` is None.
 
-        Takes effect from the next selection of each run. Raises ConfigurationError if the text is
-        not a client id, NotFoundError if a client to readmit is not in quarantine.
+        Takes effect from the next selection of each run. Raises ConfigurationError if `client_id`
+        is not a valid client id, NotFoundError if a client to readmit is not in quarantine.
         """
         if not is_name(client_id):
             raise ConfigurationError(
@@ -267,7 +267,7 @@ class Coordinator:
     # At the start -----------------------------------------------------------------------------
 
     async def _resume_runs(self) -> None:
-        """Resume unfinished runs, except runs of which the database has lost rounds."""
+        """Resume unfinished runs. Runs of which the database has lost rounds are not resumed."""
         for loss in (await self.runs.commits.compare()).values():
             reason = loss.explain(self.store.name)
             log.error("committed rounds were lost", run=loss.run_id, reason=reason)
@@ -278,7 +278,7 @@ class Coordinator:
                 self.archive.lost[loss.run_id] = reason
         for row in await self.store.call(lambda store: store.unfinished_runs()):
             if is_pretraining(row.run_id):
-                continue  # its main run will resume it
+                continue  # the main run will resume this pre-training run
             try:
                 plan = self._draw_up(row.run_file, "run file")
             except ConfigurationError as error:
@@ -290,9 +290,10 @@ class Coordinator:
             self.runs.begin(row, plan)
 
     async def _announce_ended(self) -> None:
-        """Inform clients of recently ended runs: the coordinator may have ended before it could.
+        """Inform clients about recently ended runs.
 
-        An earlier message may not have reached all of them.
+        The coordinator may have ended before it could send the message, or before it reached all
+        clients.
         """
         since = utc() - timedelta(seconds=SETTLE_SECONDS)
         for run_id in await self.store.call(lambda store: store.runs_ended_since(since)):

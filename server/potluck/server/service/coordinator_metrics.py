@@ -37,29 +37,29 @@ _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 
 _MOST_REMEMBERED = 10_000
-"""Maximum number of remembered transfers that were interrupted, to recognise their next attempts,
-and of remembered peers."""
+"""Maximum number of interrupted transfers that are remembered, to recognise their next attempts.
+Also the maximum number of remembered peers."""
 
 _FORGOTTEN = timedelta(days=1)
-"""A peer's certificate that expired longer ago is not shown."""
+"""Age above which a peer's expired certificate is no longer shown."""
 
 
 class Transfer:
-    """One attempt to move a file."""
+    """One attempt to transfer a file."""
 
     outcome: TransferOutcome | None = TransferOutcome.BROKEN
     moved = 0
-    """Bytes of the file moved in this attempt."""
+    """Bytes of the file that were transferred in this attempt."""
     paused_at = 0
-    """Offset in the file at which this piece ended."""
+    """Offset in the file at which the last piece ended."""
 
     def complete(self) -> None:
         """Record that the whole file has arrived or was sent."""
         self.outcome = TransferOutcome.COMPLETED
 
     def pause(self, at: int) -> None:
-        """Record that a piece has arrived or was sent; the next one starts at `at`, in another
-        stream."""
+        """Record that a piece of the file has arrived or was sent. The next piece starts at offset
+        `at`, in another stream."""
         self.outcome, self.paused_at = None, at
 
 
@@ -90,7 +90,7 @@ class CoordinatorMetrics:
         instruments.refresh_with(self.refresh)
 
     def refresh(self) -> None:
-        """Set the metrics that are measured instead of counted. Thread-safe."""
+        """Set the metrics that are read from the system, and not counted. Thread-safe."""
         instruments = self.instruments
         instruments.set(metrics.HOSTS_ATTENDING, self._attendance.host_count)
         instruments.set(metrics.CLIENTS_ATTENDING, len(self._attendance.clients))
@@ -114,13 +114,13 @@ class CoordinatorMetrics:
         self.instruments.refresh_with(refresh)
 
     def watch_members(self, expire: Callable[[], datetime | None]) -> None:
-        """Show when the first member record expires. expire: returns that time, None without
-        records."""
+        """Show when the first member record expires. expire: function that returns this time, or
+        None without records."""
         self._members_expire = expire
 
     def watch_runs(self, away: Callable[[], Mapping[str, Sequence[str]]]) -> None:
-        """Show the disconnected hosts. away: returns their names by current run; must be
-        thread-safe."""
+        """Show the disconnected hosts. away: function that returns their names for each current
+        run; must be thread-safe."""
         self._away = away
 
     def seen(self, credential: Credential) -> None:
@@ -145,8 +145,8 @@ class CoordinatorMetrics:
         self._shown_away = shown
 
     def _show_peers(self) -> None:
-        """Show, for each role, the certificate that expires first, without those expired long
-        ago."""
+        """For each role, show the certificate that expires first. Certificates that expired long
+        ago are not shown."""
         since = utc() - _FORGOTTEN
         first: dict[Role, tuple[datetime, str]] = {}
         for (role, name), expires in list(self._peers.items()):
@@ -160,7 +160,7 @@ class CoordinatorMetrics:
         self._shown_peers = set(shown)
 
     def description(self) -> operator_pb2.DescribeCoordinatorResponse:
-        """Return the same metrics as a message for operators."""
+        """Return the values of the metrics as a message for operators."""
         usage = shutil.disk_usage(self._state)
         described = operator_pb2.DescribeCoordinatorResponse(
             software_version=software_version(),
@@ -180,7 +180,8 @@ class CoordinatorMetrics:
     # Runs -------------------------------------------------------------------------------------
 
     def observer(self, run_id: str) -> RunObserver:
-        """Return a started or resumed run's observer; delete the oldest runs' series."""
+        """Return the observer of a run that was started or resumed. Delete the metric series of the
+        oldest runs."""
         shown = not is_pretraining(run_id)
         if shown:
             self._runs.pop(run_id, None)
@@ -222,8 +223,8 @@ class CoordinatorMetrics:
             self._refused_peers[reason] = peer
 
     def secure_phase(self, phase: str, seconds: float, dropped: int) -> None:
-        """Record the duration of a phase of secure aggregation, and the clients that dropped
-        out."""
+        """Record the duration of a phase of secure aggregation, and the number of clients that
+        dropped out in it."""
         self.instruments.observe(metrics.SECURE_PHASE_SECONDS, seconds, phase=phase)
         self.instruments.count(metrics.SECURE_DROPOUTS, dropped, phase=phase)
 
@@ -233,8 +234,8 @@ class CoordinatorMetrics:
     def transfer(
         self, direction: Direction, peer: str, file: str, *, offset: int
     ) -> Iterator[Transfer]:
-        """Measure the transfer of a file, or a part of it; it counts as interrupted unless marked
-        complete."""
+        """Measure the transfer of a file or a part of it. The transfer counts as interrupted unless
+        `complete` was called."""
         key = (str(direction), peer, file)
         instruments = self.instruments
         if key in self._broken:
@@ -271,7 +272,8 @@ def _remember(known: OrderedDict[_Key, _Value], key: _Key, value: _Value) -> Non
 
 
 def _size(folder: str | Path) -> int:
-    """Return the bytes of all files below a folder; files may be added and deleted meanwhile."""
+    """Return the number of bytes in all files below a folder. Files may be added and deleted
+    meanwhile."""
     total = 0
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:

@@ -24,7 +24,8 @@ def dump(url: str, path: Path) -> None:
 
 
 def put_back(url: str, path: Path) -> None:
-    """Replace the coordinator's tables in a PostgreSQL database by a dump, in one transaction.
+    """Replace the coordinator's tables in a PostgreSQL database by those of a dump, in one
+    transaction.
 
     Raises ConfigurationError, StorageError.
     """

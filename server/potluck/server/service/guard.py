@@ -1,7 +1,7 @@
 """The guard that every call to a coordinator or relay passes.
 
-It checks the caller's role, that its certificate is still valid, and that each request is a valid
-message. It is also the only place where exceptions become gRPC statuses.
+It checks the caller's role, whether the caller's certificate is still valid, and whether each
+request is a valid message. It is also the only place where exceptions become gRPC statuses.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from potluck.server.hosts.limits import (
 from potluck.server.service.refusal_log import RefusalLog
 
 LOOK_SECONDS = 1.0
-"""Seconds between checks for expired certificates with open calls."""
+"""Seconds between checks whether the certificates of open calls have expired."""
 
 Context = Any  # generated code uses _ServicerContext, which exists only for type checkers
 
@@ -52,7 +52,7 @@ ROLES: Mapping[str, frozenset[Role]] = {
     HOSTS: SPEAKING,
     "potluck.rpc.v1.OperatorService": frozenset({Role.OPERATOR}),
 }
-"""Roles that may call each of a coordinator's services."""
+"""For each service of a coordinator, the roles that may call it."""
 
 
 def credential_of(context: Context) -> Credential:
@@ -66,7 +66,7 @@ def identity_of(context: Context) -> Identity:
 
 
 def check_client(client: str, identity: Identity) -> None:
-    """Raise IdentityError unless this host or relay may send messages for a client."""
+    """Raise IdentityError unless this host or relay may send messages for the client."""
     if not is_name(client) or not identity.may_speak_for(client):
         raise IdentityError(
             f"{identity.role} '{identity.name}' may not send messages for client "
@@ -78,7 +78,7 @@ def check_client(client: str, identity: Identity) -> None:
 
 
 class Guard(grpc.aio.ServerInterceptor):
-    """Checks the caller's role, limits every peer, and converts exceptions into statuses."""
+    """Checks the caller's role, limits every peer, and converts exceptions into gRPC statuses."""
 
     def __init__(
         self,
@@ -88,9 +88,9 @@ class Guard(grpc.aio.ServerInterceptor):
         roles: Mapping[str, frozenset[Role]] = ROLES,
         program: str = "coordinator",
     ) -> None:
-        """`check_credential` raises IdentityError for a certificate that was revoked.
-        `observe_refusal` is called with the reason of every refusal and the peer. `roles`: who may
-        call which service. `program`: name of this process in errors."""
+        """check_credential: function that raises IdentityError for a revoked certificate.
+        observe_refusal: function called with the reason and the peer of every refusal. roles: for
+        each service, the roles that may call it. program: name of this process in errors."""
         self._limits = limits
         self._admission = Admission(limits)
         self._check_revoked = check_credential
@@ -102,13 +102,14 @@ class Guard(grpc.aio.ServerInterceptor):
         self._expiries: dict[int, datetime] = {}  # of certificates with open calls
 
     def cut_off(self, serials: frozenset[int]) -> None:
-        """End every open call with one of these certificates, which are no longer valid."""
+        """End every open call of these certificates, which are no longer valid. serials: their
+        serial numbers."""
         for serial in serials & self._calls.keys():
             for task in self._calls[serial]:
                 task.cancel()
 
     async def watch_expiry(self) -> None:
-        """End the open calls of certificates when these expire, until cancelled."""
+        """End open calls when their certificates expire. Runs until cancelled."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             now = datetime.now(UTC)
@@ -124,7 +125,7 @@ class Guard(grpc.aio.ServerInterceptor):
         ],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """Wrap the method's handler."""
+        """Wrap the method's handler in the checks of this guard."""
         handler = await continuation(handler_call_details)
         if handler is None:
             return handler  # gRPC answers UNIMPLEMENTED
@@ -182,8 +183,8 @@ class Guard(grpc.aio.ServerInterceptor):
     def _admitted(self, context: Context, roles: frozenset[Role] | None) -> Iterator[str]:
         """Admit a call while the block runs; yield the peer's name.
 
-        Raises IdentityError if the peer may not call, also if its certificate is revoked or expires
-        during the call, and OverloadedError.
+        Raises IdentityError if the peer may not call, or if its certificate is revoked or expires
+        during the call; OverloadedError if the peer has too many calls.
         """
         credential = credential_of(context)
         self._check_credential(credential)
@@ -209,7 +210,7 @@ class Guard(grpc.aio.ServerInterceptor):
     def _check_credential(self, credential: Credential) -> None:
         """Raise IdentityError if a certificate has expired or was revoked.
 
-        TLS checks the expiry only when a connection is opened.
+        TLS checks only when a connection is opened whether the certificate has expired.
         """
         if credential.expires < datetime.now(UTC):
             raise CertificateExpiredError(
@@ -222,7 +223,7 @@ class Guard(grpc.aio.ServerInterceptor):
     async def _abort(self, context: Context, error: Exception, method: str) -> NoReturn:
         """End a call with the status of an error, and log it."""
         if isinstance(error, grpc.aio.AbortError) or type(error).__name__ == "ExecuteBatchError":
-            raise error  # a second abort: `logs.py` logs the broken connection
+            raise error  # the call is aborted already: `logs.py` logs the broken connection
         peer = _name_of(context)
         error = open_files_error(error, self._program) or error
         if isinstance(error, PotluckError):
@@ -233,7 +234,7 @@ class Guard(grpc.aio.ServerInterceptor):
         self._observe_refusal(error.reason, peer)
         details = to_status(error).SerializeToString()
         await context.abort(error.code, error.message, (("grpc-status-details-bin", details),))
-        raise AssertionError("abort always raises")
+        raise AssertionError("unreachable: `abort` always raises")
 
     def _paced(self, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
         first = with_first_message(requests, self._limits)
@@ -241,7 +242,8 @@ class Guard(grpc.aio.ServerInterceptor):
 
 
 def _with_fast_frames(handler: Any, method: str) -> Any:
-    """Return the handler; for file transfers, one that uses chunks as bytes (see `frames.py`)."""
+    """Return the handler. For file transfers, it sends and receives chunks as bytes (see
+    `frames.py`)."""
     if method.endswith("/FetchModel"):
         return grpc.unary_stream_rpc_method_handler(
             handler.unary_stream,
@@ -258,10 +260,11 @@ def _with_fast_frames(handler: Any, method: str) -> Any:
 
 
 def _decoding(handler: Any, method: str) -> Callable[[Any, Context], Any]:
-    """Return the handler's behaviour for requests that arrive as bytes.
+    """Return the handler's function, for requests that arrive as bytes.
 
     Requests are decoded inside the guard: an error in a gRPC deserializer would end the call
-    without a reason, and flood the log. Control characters are removed from all texts in them.
+    without a reason, and flood the log. Control characters are removed from all texts in the
+    requests.
     """
     behaviour: Callable[[Any, Context], Any] = (
         handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
@@ -306,7 +309,7 @@ def _rebuild(handler: Any, behaviour: Callable[..., Any]) -> grpc.RpcMethodHandl
 
 
 def _check_role(identity: Identity, roles: frozenset[Role] | None) -> str:
-    """Return the peer's name if its role may call. Raises IdentityError."""
+    """Return the peer's name. Raises IdentityError if the peer's role may not call."""
     if roles is not None and identity.role not in roles:
         article = {Role.OPERATOR: "an"}
         needed = " or ".join(f"{article.get(role, 'a')} {role}" for role in sorted(roles))

@@ -27,7 +27,8 @@ from potluck.server.service.transfers import send_file
 from potluck.server.service.uploads import Uploads
 
 _LONGEST_DEVICE = 160
-"""Maximum number of characters kept of a host's device text; enough for eight GPUs."""
+"""Length at which the text about a host's devices is cut off, in characters; enough for eight
+GPUs."""
 
 
 class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
@@ -159,15 +160,16 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
                     elif isinstance(message, reply) and message.frame.HasField("trailer"):
                         confirmed = download.complete(request.offset + transfer.moved)
                         coordinator.runs.count_down(blake3, confirmed)
-                        transfer.complete()  # a host that has the file may end the call now
+                        transfer.complete()  # the host has the file, so it may end the call now
                     yield message
-            if transfer.outcome is TransferOutcome.BROKEN:  # all requested bytes were sent
+            if transfer.outcome is TransferOutcome.BROKEN:  # the requested part was sent
                 transfer.pause(request.offset + request.limit)
 
     async def _elsewhere(
         self, request: coordinator_pb2.CoordinatorServiceFetchModelRequest, peer: str
     ) -> transfer_pb2.StoredFile | None:
-        """Return a file's location in the object store; None if the coordinator sends it."""
+        """Return the file's location in the object store; None if the coordinator sends the file
+        itself."""
         stored = self._coordinator.stored
         if stored is None:
             return None
@@ -181,19 +183,18 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServiceServicer):
     async def LocateUpload(
         self, request: coordinator_pb2.LocateUploadRequest, context: Context
     ) -> coordinator_pb2.LocateUploadResponse:
-        """Return how much of an update has arrived."""
+        """Return how many bytes of an update have arrived."""
         return await self._uploads.locate(request, identity_of(context))
 
     async def SubmitUpdate(
         self, request_iterator: AsyncIterator[Any], context: Context
     ) -> coordinator_pb2.SubmitUpdateResponse:
-        """Receive an update: a header, chunks as views of their bytes (see `guard.py`), a
-        trailer."""
+        """Receive an update: a header, chunks as views of bytes (see `guard.py`), and a trailer."""
         return await self._uploads.take(request_iterator, identity_of(context))
 
 
 def host_of(hello: coordinator_pb2.Hello, identity: Identity) -> str:
-    """Return the name of a host that connects, directly or through a relay. Raises
+    """Return the name of the host that connects, directly or through a relay. Raises
     IdentityError."""
     if identity.role is not Role.RELAY:
         if hello.behind:

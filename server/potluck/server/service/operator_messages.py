@@ -1,4 +1,4 @@
-"""Messages to operators with profiles and audits."""
+"""Creates the messages to operators about profiles and audits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ _VERDICTS: Mapping[LabelVerdict, operator_pb2.LabelVerdict.ValueType] = {
 
 
 def profile_messages(population: Population) -> Iterator[operator_pb2.FetchProfilesResponse]:
-    """Yield the clients in roster order, several per message; one message if there are none."""
+    """Yield messages with the clients in roster order, several per message; one message if there
+    are none."""
     per_message = max(1, _ENTRIES_PER_MESSAGE // (3 * population.classes + 3))
     for start in range(0, max(1, len(population)), per_message):
         rows = range(start, min(start + per_message, len(population)))
@@ -55,7 +56,8 @@ def _entries(column: NDArray[np.float64] | None, row: int) -> list[float]:
 def audit_messages(
     population: Population, audits: Sequence[ClientAudit]
 ) -> Iterator[operator_pb2.AuditLabelsResponse]:
-    """Yield the audits in roster order, several per message; one message if there are none."""
+    """Yield messages with the audits in roster order, several per message; one message if there are
+    none."""
     for start in range(0, max(1, len(audits)), _AUDITS_PER_MESSAGE):
         some = audits[start : start + _AUDITS_PER_MESSAGE]
         yield operator_pb2.AuditLabelsResponse(
@@ -83,7 +85,8 @@ def _audit(client: str, audit: ClientAudit) -> operator_pb2.LabelAudit:
 
 
 def disclosure_messages(found: Disclosures) -> Iterator[operator_pb2.AuditDisclosuresResponse]:
-    """Yield one message for each sum, then profiles, several per message; at least one message."""
+    """Yield one message for each sum, then messages with several profiles each; at least one
+    message."""
     independent = found.independent
     for record in found.sums:
         yield operator_pb2.AuditDisclosuresResponse(

@@ -1,4 +1,4 @@
-"""The service for operators: runs, clients, models."""
+"""The service for operators: queries and changes of runs, clients and models."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from potluck.server.watching.feed import (
 )
 
 PROGRESS_SECONDS = 0.25
-"""Seconds between progress reports on the current round to a watcher."""
+"""Seconds between two progress reports on the current round to a watcher."""
 
 
 def _number(token: str) -> int:
@@ -44,7 +44,7 @@ def _number(token: str) -> int:
 class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
     """The service for operators. `guard.py` turns exceptions into statuses.
 
-    A started operation on the store is finished, even if the operator disconnects.
+    An operation on the store that has started is finished, even if the operator disconnects.
     """
 
     def __init__(self, coordinator: Coordinator, revoking: Revoking) -> None:
@@ -77,14 +77,14 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
     async def DeleteRun(
         self, request: operator_pb2.DeleteRunRequest, context: Context
     ) -> operator_pb2.DeleteRunResponse:
-        """Delete a run that is over."""
+        """Delete an ended run."""
         row = await shielded(self._coordinator.delete_run(request.run_id))
         return operator_pb2.DeleteRunResponse(status=run_status(row))
 
     async def FetchRunFile(
         self, request: operator_pb2.FetchRunFileRequest, context: Context
     ) -> operator_pb2.FetchRunFileResponse:
-        """Send the run file that a run was started with."""
+        """Send the run file with which a run was started."""
         row = await self._archive.run(request.run_id)
         return operator_pb2.FetchRunFileResponse(run_id=row.run_id, run_file=row.run_file)
 
@@ -139,7 +139,8 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
         driver = self._runs.driver(run_id)
         watcher = driver.feed.watch() if driver is not None else None
         try:
-            # Watching before reading may yield a round twice, but misses none.
+            # Register the watcher before reading the store: rounds may come twice, but none is
+            # missed.
             row = await self._archive.run(run_id)
             status = self._status(row)
             yield Event(status=status)
@@ -189,7 +190,7 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
     async def SetQuarantine(
         self, request: operator_pb2.SetQuarantineRequest, context: Context
     ) -> operator_pb2.SetQuarantineResponse:
-        """Forbid or allow selecting a client."""
+        """Put a client into quarantine, or readmit it."""
         reason = request.reason[:500] or "no reason given"
         reason_or_none = reason if request.quarantined else None
         await shielded(self._coordinator.set_quarantine(request.client_id, reason_or_none))
@@ -206,7 +207,7 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
     async def AuditLabels(
         self, request: operator_pb2.AuditLabelsRequest, context: Context
     ) -> AsyncIterator[operator_pb2.AuditLabelsResponse]:
-        """Compare the labels that a run's clients claim with their updates."""
+        """Compare the label counts that a run's clients claim with their updates."""
         population, audits = await self._archive.audit_labels(request.run_id)
         for message in audit_messages(population, audits):
             yield message
@@ -214,7 +215,7 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
     async def AuditDisclosures(
         self, request: operator_pb2.AuditDisclosuresRequest, context: Context
     ) -> AsyncIterator[operator_pb2.AuditDisclosuresResponse]:
-        """Send a list of all that left the clients of a run."""
+        """Send a list of all data that left the clients of a run."""
         found = await self._archive.audit_disclosures(request.run_id)
         for message in disclosure_messages(found):
             yield message
@@ -241,7 +242,7 @@ class OperatorService(operator_pb2_grpc.OperatorServiceServicer):
     async def InstallMembership(
         self, request: operator_pb2.InstallMembershipRequest, context: Context
     ) -> operator_pb2.InstallMembershipResponse:
-        """Install a membership, and send it to the hosts."""
+        """Install a newer member list, and send it to the hosts."""
         membership = self._coordinator.trust.membership
         if membership is None:
             raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""Rebuilds the rows that a database has lost, from the records of committed rounds.
+"""Rebuilds rows that a database has lost, from the records of committed rounds.
 
 A round is restored if its model is on disk, or if a later round is restored.
 """
@@ -28,8 +28,8 @@ _LOGS = ("-wal", "-shm")
 def rebuild(config: CoordinatorConfig) -> Iterator[str]:
     """Restore rounds that are recorded but not in the database; yield a line to show for each run.
 
-    A damaged SQLite file is renamed, and a new one takes its place. Raises ConfigurationError while
-    a coordinator uses the state directory, StorageError if the database can't be used.
+    A damaged SQLite file is renamed and replaced by a new one. Raises ConfigurationError while a
+    coordinator uses the state directory, StorageError if the database can't be used.
     """
     with locked_state(config):
         check_not_interrupted(config.state_directory)
@@ -41,7 +41,7 @@ def rebuild(config: CoordinatorConfig) -> Iterator[str]:
 
 
 def _without_damage(config: CoordinatorConfig) -> Iterator[str]:
-    """Rename a damaged SQLite file."""
+    """Rename a damaged SQLite file; yield a line to show if one was renamed."""
     url = config.database_url()
     try:
         with Store.open(url) as store:
@@ -53,7 +53,7 @@ def _without_damage(config: CoordinatorConfig) -> Iterator[str]:
         path = Path(parsed.database or "").resolve()
         aside = _free_name(path)
         path.replace(aside)
-        for suffix in _LOGS:  # they don't belong to the new file
+        for suffix in _LOGS:  # these logs don't belong to the new file
             log = path.with_name(path.name + suffix)
             if log.exists():
                 log.replace(aside.with_name(aside.name + suffix))
@@ -90,28 +90,29 @@ def _put_back(store: Store, records: RoundRecords, files: ModelFiles) -> Iterato
         rebuilt = f"rebuilt up to round {end}"
         store.end_put_back(run_id, f"{rebuilt}; `potluck resume {run_id}` continues it", utc())
         yield f"run {run_id} is {rebuilt}"
-    if new:  # no host has connected since it was created
+    if new:  # new database: no host has connected to it yet
         store.put_quarantine(newest)
 
 
 def _in_order(records: RoundRecords) -> list[str]:
-    """Return the runs that have records, in the order in which they were started, if known."""
+    """Return the runs that have records, in the order in which they were started, as far as it is
+    known."""
     numbers: dict[str, int] = {}
     for run_id in records.runs():
         if records.rounds(run_id):
             try:
                 numbers[run_id] = int(_own_row(records, run_id)["number"])
             except StorageError:
-                numbers[run_id] = 0  # reported when its rounds are restored
+                numbers[run_id] = 0  # `_put_back` reports the damage
     return sorted(numbers, key=lambda run_id: numbers[run_id])
 
 
 def _own_row(records: RoundRecords, run_id: str) -> Mapping[str, Any]:
-    """Return a run's own row from its first record. Raises StorageError."""
+    """Return a run's row in the table of runs, from its first record. Raises StorageError."""
     first = records.rounds(run_id)[0]
     for row in records.read(run_id, first).get("runs", ()):
         return row
-    raise StorageError(f"the record of its round {first} lacks the run; restore a backup")
+    raise StorageError(f"the record of its round {first} has no row of the run; restore a backup")
 
 
 def _last_with_files(records: RoundRecords, files: ModelFiles, run_id: str, *, after: int) -> int:

@@ -1,4 +1,4 @@
-"""Logs refused calls, with a limited number of lines."""
+"""Logs refused calls, with a limited number of lines per interval."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from potluck.common.errors import (
 log = structlog.get_logger()
 
 INTERVAL_SECONDS = 30.0
-"""Interval in seconds. A peer's first refusal for a reason is logged immediately, later ones
-together."""
+"""Length of an interval in seconds. A peer's first refusal for a reason is logged immediately,
+later ones together at the end of the interval."""
 
 _OWN_FAULTS = (OpenFilesError, RelayStorageError, StorageError)
 
@@ -29,10 +29,10 @@ class RefusalLog:
 
     def __init__(self, interval_seconds: float = INTERVAL_SECONDS) -> None:
         self._seconds = interval_seconds
-        self._more: dict[tuple[str, str], int] = {}  # in the current interval
+        self._more: dict[tuple[str, str], int] = {}  # refusals in the current interval
 
     def refused(self, peer: str, method: str, error: PotluckError) -> None:
-        """Log a refused call; as a warning if this process is the cause."""
+        """Log a refused call. It is logged as a warning if this process is the cause."""
         write = log.warning if isinstance(error, _OWN_FAULTS) else log.info
         self._log(
             (peer, error.reason),

@@ -1,5 +1,8 @@
-"""Restores a backup. After a kill, the old state is intact, or no coordinator starts until the
-restore was repeated."""
+"""Restores a backup.
+
+If the process is killed during a restore, either the old state is intact, or no coordinator starts
+until the restore is repeated.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,8 @@ from potluck.server.service.state_folders import MODELS, locked_state
 from potluck.server.store.sql.database import locked_sqlite, parse_url
 
 _MARK = "restoring"
-"""Name of a file in the state directory during a restore; it contains the path of the backup."""
+"""Name of a file that exists in the state directory during a restore; it contains the path of the
+backup."""
 
 
 def check_not_interrupted(state: Path) -> None:
@@ -43,12 +47,12 @@ def check_not_interrupted(state: Path) -> None:
 
 
 def restore(config: CoordinatorConfig, folder: Path) -> Iterator[str]:
-    """Replace the state by that of a backup; yield lines to show to the operator.
+    """Replace the state by the state in a backup; yield lines to show to the operator.
 
-    All files are verified first. Existing revocation lists, members and records are kept, because a
-    backup can't have newer ones. Raises ConfigurationError while a coordinator uses the state
-    directory, or if the folder is not a backup; StorageError if one of its files is damaged or a
-    disk fails.
+    All files are verified first. Existing revocation lists, member lists and records are kept,
+    because a backup can't have newer ones. Raises ConfigurationError while a coordinator uses the
+    state directory, or if the folder is not a backup; StorageError if a file of the backup is
+    damaged or a disk fails.
     """
     folder = folder.absolute()
     found, url = read_list(folder), config.database_url()
@@ -56,8 +60,8 @@ def restore(config: CoordinatorConfig, folder: Path) -> Iterator[str]:
     if is_dump != (parse_url(url).get_backend_name() == "postgresql"):
         kind = "PostgreSQL" if is_dump else "SQLite"
         raise ConfigurationError(
-            f"{folder} is a backup of a {kind} database; set `database` in the configuration to "
-            "such a URL",
+            f"{folder} is a backup of a {kind} database; set `database` in the configuration to a "
+            f"{kind} URL",
             path=folder,
         )
     verify(folder, found)
@@ -79,7 +83,7 @@ def restore(config: CoordinatorConfig, folder: Path) -> Iterator[str]:
                     path.with_name(path.name + suffix).unlink(missing_ok=True)
                 made.replace(path)
                 sync_folder(path.parent)
-        # They have rounds after the backup, which will be repeated.
+        # The journal and the spool contain rounds after the backup, which will be repeated.
         (state / JOURNAL).unlink(missing_ok=True)
         shutil.rmtree(state / "spool", ignore_errors=True)
         (state / _MARK).unlink()
@@ -94,7 +98,7 @@ def _mark(state: Path, folder: Path) -> None:
 
 
 def _put(source: Path, target: Path, digest: str) -> None:
-    """Copy a file if the target is missing, or a damaged model."""
+    """Copy a file if the target is missing, or if the target is a damaged model."""
     if target.exists() and (target.parent.name != MODELS or digest_of(target) == digest):
         return
     copy(source, target)

@@ -1,10 +1,11 @@
 """Deletes model files that no run needs any more. Used on the event loop.
 
-A file is kept while a current run uses it, until the run for which it was written has referenced
-it, and while a round that references it is within its run's retention. After a commit, only files
-that may have become unnecessary are checked: new ones, those that leave the retention with this
-round, and the run's previous best model. Files that a coordinator finds at its start are checked
-once, in the background.
+A file is kept while a current run uses it, and until the run for which it was written has
+referenced it. It is also kept while a round that references it is within its run's retention.
+
+After a commit, only files that may have become unnecessary are checked: new files, files that leave
+the retention with this round, and the run's previous best model. Files that a coordinator finds at
+its start are checked once, in the background.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ _AT_ONCE = 500
 """Number of files checked at once; between checks, rounds can use the store."""
 _ATTEMPTS = 10
 _PAUSE_SECONDS = 0.05
-"""Seconds between attempts to empty SQLite's log; another program's read usually ends soon."""
+"""Seconds between attempts to empty SQLite's log. A read by another program, which blocks it,
+usually ends soon."""
 
 
 class Tidying:
-    """Deletes model files that no run needs any more. in_use: returns the digests to keep."""
+    """Deletes model files that no run needs any more. in_use: function that returns the digests to
+    keep."""
 
     def __init__(
         self, files: ModelFiles, in_store: InStore, in_use: Callable[[], set[str]]
@@ -40,14 +43,15 @@ class Tidying:
         self._one_at_a_time = asyncio.Lock()
 
     def begin(self, run_id: str, committed: int) -> None:
-        """Register a run that is driven now; `look_at` handles files of its rounds up to
-        `committed`."""
+        """Register a run that is driven now. Files of its rounds up to `committed` are left to
+        `look_at`."""
         self._done.setdefault(run_id, committed)
 
     async def after_commit(self, run_id: str, retention: Retention, committed: int) -> None:
         """Empty the database's log, then delete files that the run no longer needs.
 
-        After that, damage to the log can't undo the committed round."""
+        Once the log is empty, damage to it can't undo the committed round.
+        """
         async with self._one_at_a_time:
             await self._log_emptied()
             done = self._done.get(run_id, 0)
@@ -58,7 +62,7 @@ class Tidying:
             self._done[run_id] = committed
 
     async def look_at(self, found: Collection[str]) -> None:
-        """Delete files found at the start that are not needed."""
+        """Delete those of the files found at the start that are not needed."""
         files = sorted(found)
         for begin in range(0, len(files), _AT_ONCE):
             async with self._one_at_a_time:
@@ -69,9 +73,9 @@ class Tidying:
     async def _tidy(self, candidates: set[str], run_id: str = "", done: int = 0) -> None:
         """Delete the candidates that are not needed.
 
-        run_id: the run whose rounds after `done` have referenced the files written for them. Rounds
-        of other runs don't count: a file may be written again for a round that will reference it
-        later.
+        run_id, done: the run whose rounds after `done` have referenced the files written for them.
+        Rounds of other runs don't count: a file may be written again for a round that will
+        reference it later.
         """
         in_use = self._in_use()
         self._files.needed(in_use)
@@ -102,7 +106,7 @@ class Tidying:
 
 
 def is_kept(holder: FileHolder) -> bool:
-    """Return True if a run's retention keeps a file of one of its rounds."""
+    """Return True if a run's retention requires that a file of one of its rounds is kept."""
     age = holder.committed_rounds - holder.round
     if holder.of_state or age == 0:
         return age == 0
@@ -117,8 +121,8 @@ def is_kept(holder: FileHolder) -> bool:
 
 @lru_cache(maxsize=1000)
 def _retention(run_file: str) -> Retention | None:
-    """Return a run file's retention; None if it is of another release, so that all files are
-    kept."""
+    """Return the retention in a run file. Return None if another release wrote the run file; all
+    files are then kept."""
     try:
         return parse_run_file(run_file, source="run file").kept_models
     except ConfigurationError:
@@ -128,7 +132,7 @@ def _retention(run_file: str) -> Retention | None:
 def _out_of_retention(
     store: Store, *, run_id: str, keep: int, done: int, committed: int
 ) -> set[str]:
-    """Return the files of a run that may have left the retention with the rounds after `done`."""
+    """Return the files that may have left a run's retention with the rounds after `done`."""
     models = store.model_references(run_id, first=done - keep + 1, last=committed - keep)
     states = store.model_references(run_id, first=done, last=committed - 1)
     of_states = {each.state_blake3 for each in states if each.state_blake3 is not None}

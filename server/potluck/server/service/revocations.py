@@ -1,6 +1,7 @@
-"""Revocations that a running coordinator loads: from a watched file, or from an operator.
+"""Revocations that a running coordinator loads, from a watched file or from an operator.
 
-A revoked peer is disconnected immediately, and refused afterwards."""
+A revoked peer is disconnected immediately, and its calls are refused from then on.
+"""
 
 from __future__ import annotations
 
@@ -27,17 +28,17 @@ LOOK_SECONDS = 1.0
 """Seconds between checks of the watched file; a check needs two system calls."""
 
 KEPT = "revoked.pem"
-"""Name of the file in the state directory with the newest list that an operator sent."""
+"""Name of the file in the state directory with the newest revocation list that an operator sent."""
 
 
 class Revoking:
-    """The revocations of a coordinator. Used on the event loop."""
+    """The revoked certificates of a coordinator. Used on the event loop."""
 
     def __init__(self, state_directory: Path, authority: Path, watched: Path | None) -> None:
         """watched: the configured file to watch; None if there is none.
 
-        Raises ConfigurationError or IdentityError if a list can't be used: without it, the
-        coordinator would admit revoked peers.
+        Raises ConfigurationError or IdentityError if a list can't be used, because without the
+        list, the coordinator would admit revoked peers.
         """
         self._authority = authority
         self._kept = state_directory / KEPT
@@ -55,7 +56,8 @@ class Revoking:
             self._take(read_revocations(watched, authority))
 
     def listen(self, listener: Callable[[frozenset[int]], None]) -> None:
-        """Register `listener`, which is called with the serial numbers of new revocations."""
+        """Register a listener that is called with the serial numbers of newly revoked
+        certificates."""
         self._listeners.append(listener)
 
     def check(self, credential: Credential) -> None:
@@ -63,9 +65,10 @@ class Revoking:
         self._revocations.check(credential.serial, str(credential))
 
     def install(self, pem: bytes) -> tuple[int, int]:
-        """Install an operator's list; return the number of its revocations, and of new ones.
+        """Install an operator's list. Return the number of its revocations, and the number of new
+        ones.
 
-        Raises ConfigurationError, IdentityError for a list of another authority, StorageError.
+        Raises ConfigurationError; IdentityError if another authority signed the list; StorageError.
         """
         found = parse_revocations(pem, self._authority.read_bytes(), source="the list sent")
         if found.number > self._number:
@@ -80,7 +83,7 @@ class Revoking:
         return len(found.revoked), self._take(found)
 
     async def watch(self) -> None:
-        """Reload the watched file when it changes, until cancelled."""
+        """Reload the watched file when it changes. Runs until cancelled."""
         if self._watched is None:
             return
         while True:

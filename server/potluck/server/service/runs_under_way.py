@@ -1,4 +1,4 @@
-"""The current runs: their drivers, their files in use, and their ends."""
+"""The current runs: drives them, knows which files they use, and ends them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class RunsUnderWay:
         offended: Callable[[Iterable[str]], Awaitable[dict[str, str]]],
         tracer: Tracer | None = None,
     ) -> None:
-        """offended: see `Offences.add`. tracer: receives the spans of runs."""
+        """offended: function of `Offences.add`. tracer: receives the spans of runs."""
         self._tracer = tracer
         self._config = config
         self._in_store = in_store
@@ -78,10 +78,10 @@ class RunsUnderWay:
         self.sums = open_collector(attendance, in_store, trust, metrics.secure_phase)
         metrics.watch_runs(self._away_hosts)
         self.broken: asyncio.Future[PotluckError] = asyncio.get_running_loop().create_future()
-        """Future that is set to the error if the coordinator can't continue, because the store has
+        """Future that receives the error if the coordinator can't continue because the store has
         failed."""
         self.changed: Callable[[], None] = lambda: None
-        """Called when a run has started or ended, or a round was committed."""
+        """Function called when a run has started or ended, or a round was committed."""
 
     # Beginning and ending ---------------------------------------------------------------------
 
@@ -128,21 +128,23 @@ class RunsUnderWay:
         task = self._tasks.get(row.run_id)
         if task is None:
             raise RunError(f"run {row.run_id} is not under way, it is {row.state}", run=row.run_id)
-        self._stopping.add(row.run_id)  # its pre-training may start later
+        self._stopping.add(row.run_id)  # the run's pre-training may start after this
         for run_id in (row.run_id, pretraining_id(row.run_id)):
             if run_id in self._drivers:
                 self._drivers[run_id].post(StopRequested())
         await asyncio.wait([task])
 
     async def ended(self, run_id: str) -> None:
-        """Wait until the driver of a run has finished; its end may be stored before."""
+        """Wait until the driver of a run has finished. The end of the run may be stored before
+        that."""
         if run_id in self._tasks:
             await asyncio.wait([self._tasks[run_id]])
 
     async def delete(self, run_id: str) -> None:
-        """Delete an ended run, its pre-training run and the files that no other run needs.
+        """Delete an ended run, its pre-training run, and the files that no other run needs.
 
-        Raises StorageError."""
+        Raises StorageError.
+        """
         run_ids = (run_id, pretraining_id(run_id))
         await self.commits.forget(*run_ids)
         files: set[str] = await self._in_store(lambda store: store.delete_runs(run_ids))
@@ -176,9 +178,11 @@ class RunsUnderWay:
         )
 
     async def _pretrain(self, run_id: str, plan: RunPlan, initial: str) -> str | None:
-        """Pre-train for a run, from the model `initial`; return the digest of the resulting model.
+        """Run the pre-training for a run, from the model `initial`; return the digest of the
+        resulting model.
 
-        Returns None if an operator stops it. Raises RunError if it fails.
+        Returns None if an operator stops the pre-training. Raises RunError if the pre-training
+        fails.
         """
         clients = len(self._attendance.clients)
         wanted = pretraining_run(run_id, plan.run_file, clients=clients, at=utc())
@@ -248,7 +252,8 @@ class RunsUnderWay:
         return {run_id: why for run_id, why in whys.items() if why}
 
     def count_down(self, blake3: str, sent: int) -> None:
-        """Count bytes of a model file that a host received, for the run that uses the file."""
+        """Count bytes of a model file that a host received, in the statistics of the run that uses
+        the file."""
         if not sent:
             return
         for driver in self._drivers.values():
@@ -257,14 +262,15 @@ class RunsUnderWay:
                 return
 
     async def exclusion_changed(self) -> None:
-        """Notify all runs that the clients in quarantine, or the members, have changed."""
+        """Notify all runs that the set of clients in quarantine, or of members, has changed."""
         for driver in list(self._drivers.values()):
             await driver.exclusion_changed()
 
     # Their files ------------------------------------------------------------------------------
 
     async def tidy_up(self, found: set[str]) -> None:
-        """Delete unneeded files of earlier processes, after the runs have loaded their state."""
+        """Delete unneeded files that earlier processes left, after the runs have loaded their
+        state."""
         for driver in list(self._drivers.values()):
             await driver.inbox()
         try:
@@ -280,15 +286,16 @@ class RunsUnderWay:
 def _spans(tracer: Tracer, row: RunRow, plan: RunPlan) -> RunSpans:
     """Create the spans of a run.
 
-    A client's training time reveals its number of samples. So traces have that time only if the
-    coordinator gets the exact number.
+    A client's training time reveals its number of samples. So traces contain this time only if the
+    coordinator gets the exact number anyway.
     """
     exact = plan.run_file.weighting is Weighting.EXACT
     return RunSpans(tracer, row, alike=plan.run_file.secure_aggregation or not exact)
 
 
 def _find_or_add(store: Store, *, run: NewRun, initial: str) -> RunRow:
-    """Return the row of a pre-training run; add it if missing, reset it if stopped or failed."""
+    """Return the row of a pre-training run. Add it if it is missing; reset it if it was stopped or
+    failed."""
     try:
         row = store.run(run.run_id)
     except NotFoundError:

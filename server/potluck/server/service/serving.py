@@ -31,18 +31,19 @@ from potluck.server.service.revocations import Revoking
 log = structlog.get_logger()
 
 STOP_SECONDS = 2.0
-"""Seconds for open calls to end when the coordinator stops."""
+"""Seconds that open calls have to end when the coordinator stops."""
 
 
 @contextlib.asynccontextmanager
 async def serving(
     settings: CoordinatorConfig, broken: Callable[[PotluckError], None] = lambda _: None
 ) -> AsyncIterator[str]:
-    """Serve hosts and operators; yield the address that they can connect to.
+    """Serve hosts and operators; yield the address to which they can connect.
 
-    `broken` is called when the coordinator can't continue; leave the block then, and raise its
-    error. Raises ConfigurationError or IdentityError if certificates can't be used, StorageError if
-    the state directory can't be used, UnreachableError if it can't listen on the address.
+    broken: function called with the error if the coordinator can't continue; leave the block then,
+    and raise this error. Raises ConfigurationError or IdentityError if certificates can't be used,
+    StorageError if the state directory can't be used, UnreachableError if the coordinator can't
+    listen on the address.
     """
     certificate = ServerCertificate(settings.tls)
     if settings.metrics_tls is not None:

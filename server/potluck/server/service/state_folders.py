@@ -1,4 +1,4 @@
-"""The coordinator's state directory, which one process at a time may change."""
+"""The coordinator's state directory, which only one process at a time may change."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ MODELS = "models"
 
 
 def locked_state(config: CoordinatorConfig) -> FolderLock:
-    """Create the state directory if it is missing, and lock it against coordinators.
+    """Create the state directory if it is missing, and lock it so that no coordinator can use it.
 
-    Raises ConfigurationError if a coordinator uses it, StorageError if the disk fails.
+    Raises ConfigurationError if a coordinator uses it already, StorageError if the disk fails.
     """
-    # The store has its own lock, but may lie outside the state directory.
+    # The store has a lock of its own, but may be outside the state directory.
     return FolderLock(
         made_folder(config.state_directory),
         holder="coordinator",
@@ -26,12 +26,12 @@ def locked_state(config: CoordinatorConfig) -> FolderLock:
 
 
 def models_folder(config: CoordinatorConfig) -> Path:
-    """Return the folder of the model files; create it if missing. Raises StorageError."""
+    """Return the folder of the model files. Create it if it is missing. Raises StorageError."""
     return made_folder(config.state_directory / MODELS)
 
 
 def made_folder(path: Path) -> Path:
-    """Return a folder of the state; create it if missing. Raises StorageError."""
+    """Return a folder of the state. Create it if it is missing. Raises StorageError."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:

@@ -1,4 +1,5 @@
-"""Transfers of files: limits on simultaneous ones, and the messages that send a file."""
+"""Transfers of files: limits the number of simultaneous ones, and creates the messages that send a
+file."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from potluck.common.net.protocol import CHUNK_BYTES, FRAMING_VERSION
 from potluck.rpc.v1 import coordinator_pb2, operator_pb2, transfer_pb2
 from potluck.server.hosts.limits import TransferSlots
 
-if TYPE_CHECKING:  # it imports the store, which a relay lacks
+if TYPE_CHECKING:  # the module imports the store, which a relay does not have
     from potluck.server.service.coordinator_metrics import Transfer
 
 Reply = TypeVar(
@@ -26,14 +27,16 @@ Reply = TypeVar(
 )
 
 _TURNS: Final = 4
-"""Number of files that move at full speed at once; more do not increase the total speed."""
+"""Number of files that are transferred at full speed at once; more files do not increase the total
+speed."""
 _TURN_SECONDS: Final = 1.0
 _TURN_BYTES: Final = 16 << 20
-"""A file's turn ends if it moves fewer bytes than this within `_TURN_SECONDS`."""
+"""Minimum number of bytes that a file must move within `_TURN_SECONDS`; otherwise its turn ends."""
 
 
 class Transfers:
-    """Limits the number of transfers, and of those at full speed. Used on the event loop."""
+    """Limits the number of simultaneous transfers, and the number of those at full speed. Used on
+    the event loop."""
 
     def __init__(self, at_once: int) -> None:
         """at_once: see `concurrent_transfers` in `config.py`."""
@@ -42,13 +45,13 @@ class Transfers:
 
     @contextlib.asynccontextmanager
     async def place(self) -> AsyncIterator[None]:
-        """Wait until another transfer is allowed."""
+        """Wait for a place, and occupy it while the block runs."""
         async with self._places:
             yield
 
     @contextlib.asynccontextmanager
     async def turn(self, transfer: Transfer, size: int = 0) -> AsyncIterator[None]:
-        """Wait for a place, then for a turn, which lasts while bytes move.
+        """Wait for a place, then for a turn; hold the turn while bytes move.
 
         size: bytes in this stream, if known. Small transfers need only a place.
         """
@@ -71,13 +74,13 @@ def send_file(
 ) -> Iterator[Message | bytes]:
     """Yield the messages that send a model file from an offset; chunks are already encoded.
 
-    limit: maximum number of bytes, 0 for all. If the file is longer, the trailer is omitted.
+    limit: maximum number of bytes; 0 for all. If more of the file remains, the trailer is omitted.
 
-    Raises ProtocolError for an offset beyond the file's end.
+    Raises ProtocolError if the offset is beyond the file's end.
     """
     size = path.stat().st_size
     if offset > size:
-        raise ProtocolError(f"offset {offset} lies beyond the file's {size} bytes", offset=offset)
+        raise ProtocolError(f"offset {offset} is beyond the file's {size} bytes", offset=offset)
     header = transfer_pb2.FileHeader(
         version=FRAMING_VERSION, blake3=blake3, size=size, offset=offset
     )

@@ -1,7 +1,7 @@
-"""Order of the streams that carry one update: a newer stream ends an older one.
+"""Orders the streams that carry one update: a newer stream ends an older one.
 
-A host that lost its connection sends the rest of its update over another one. Earlier bytes may
-still arrive from the buffers of a proxy. They must not overwrite newer ones.
+A host that lost its connection sends the rest of its update over a new connection. Bytes of the old
+one may still arrive from the buffers of a proxy. They must not overwrite newer bytes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class UploadOrder:
 
     @asynccontextmanager
     async def turn(self, update_id: str, blake3: str, sequence: int) -> AsyncIterator[None]:
-        """Wait until older streams of an update have ended. sequence: 0 for a stream without order.
+        """Wait until older streams of an update have ended. sequence: 0 for a stream without a
+        number.
 
         Raises TruncatedError if a newer stream has started.
         """
@@ -59,13 +60,13 @@ class UploadOrder:
 
     @asynccontextmanager
     async def idle(self, update_id: str) -> AsyncIterator[None]:
-        """Wait until no stream of an update is open; none starts while the block runs."""
+        """Wait until no stream of an update is open; no stream starts while the block runs."""
         async with self._lock(update_id):
             yield
 
     @asynccontextmanager
     async def receiving(self, update_id: str, blake3: str) -> AsyncIterator[None]:
-        """Raise TruncatedError in the block when a newer stream starts. For use within a turn."""
+        """Raise TruncatedError in the block when a newer stream starts. Use it within a turn."""
         file = (update_id, blake3)
         ending = asyncio.timeout(None)
         try:

@@ -33,8 +33,8 @@ from potluck.server.store.model_files import ModelVersion
 
 @dataclass(frozen=True)
 class _Upload:
-    """An update being received. model: its starting model. arrived: monotonic time of its
-    header."""
+    """An update that is being received. model: the model from which the client started. arrived:
+    monotonic time when the header arrived."""
 
     header: transfer_pb2.UpdateHeader
     inbox: UpdateInbox
@@ -44,7 +44,7 @@ class _Upload:
 
     @property
     def is_piece(self) -> bool:
-        """True if its stream ends before the file does."""
+        """True if the stream ends before the file does."""
         return self.header.until != 0
 
 
@@ -58,7 +58,7 @@ class Uploads:
     async def locate(
         self, request: coordinator_pb2.LocateUploadRequest, identity: Identity
     ) -> coordinator_pb2.LocateUploadResponse:
-        """Return how much of an update has arrived."""
+        """Return how many bytes of an update have arrived."""
         check_client(request.client_id, identity)
         inbox = await self._coordinator.runs.inbox_of(request.run_id, request.update_id)
         if inbox.has(request.client_id, request.update_id, request.blake3):
@@ -74,10 +74,10 @@ class Uploads:
     async def _resume(
         self, request: coordinator_pb2.LocateUploadRequest, inbox: UpdateInbox
     ) -> coordinator_pb2.LocateUploadResponse:
-        """End older streams of an update; return how many bytes of it have arrived."""
+        """End older streams of an update. Return how many bytes of the update have arrived."""
         client, update_id, blake3 = request.client_id, request.update_id, request.blake3
         async with self._order.resumed(update_id, blake3) as sequence:
-            if inbox.has(client, update_id, blake3):  # it was verified meanwhile
+            if inbox.has(client, update_id, blake3):  # the update was verified meanwhile
                 return coordinator_pb2.LocateUploadResponse(complete=True)
             held = inbox.held_bytes(client, update_id, blake3)
             return coordinator_pb2.LocateUploadResponse(offset=held, sequence=sequence)
@@ -88,10 +88,10 @@ class Uploads:
         inbox: UpdateInbox,
         identity: Identity,
     ) -> tuple[transfer_pb2.StoredFile | None, bool]:
-        """Return the location in the object store for the announced update.
+        """Return where the host must put the announced update in the object store.
 
-        It is None if the host must send the update to the coordinator. Also return True if the
-        object may exist already.
+        The location is None if the host must send the update to the coordinator. Also return True
+        if the object may exist already.
         """
         stored = self._coordinator.stored
         if stored is None or not request.HasField("header"):
@@ -109,7 +109,7 @@ class Uploads:
     async def take(
         self, frames: AsyncIterator[Any], identity: Identity
     ) -> coordinator_pb2.SubmitUpdateResponse:
-        """Receive one update: its header, its chunks as views of their bytes, its trailer."""
+        """Receive one update: its header, its chunks as views of bytes, and its trailer."""
         frames = aiter(frames)
         header = update_header(await anext(frames, None))
         arrived = time.monotonic()
@@ -128,7 +128,7 @@ class Uploads:
             Direction.UP, identity.name, header.blake3, offset=header.offset
         )
         async with self._order.turn(header.update_id, header.blake3, header.sequence):
-            # It may have been verified before it was sent again.
+            # The update may have been verified before the host sent it again.
             if inbox.has(client, header.update_id, header.blake3):
                 return coordinator_pb2.SubmitUpdateResponse(duplicate=True)
             with counted as transfer, contextlib.ExitStack() as stack:
@@ -140,7 +140,7 @@ class Uploads:
                 try:
                     with inbox.spooling(header):
                         receiver, blake3 = await receive(upload, frames, stack)
-                    # The update is complete: it counts even if its host disconnects now.
+                    # The update is complete, so it counts even if the host disconnects now.
                     await shielded(_finish(upload, receiver, blake3))
                 except DigestMismatchError:
                     if header.stored and self._coordinator.stored is not None:
@@ -151,8 +151,8 @@ class Uploads:
     async def _receive(
         self, upload: _Upload, frames: AsyncIterator[Any], stack: contextlib.ExitStack
     ) -> tuple[FileReceiver, str]:
-        """Receive all bytes of a file; return a receiver that `stack` closes, and the trailer's
-        digest."""
+        """Receive all bytes of a file. Return a receiver, which `stack` closes, and the digest in
+        the trailer."""
         header = upload.header
         async with (
             self._order.receiving(header.update_id, header.blake3),
@@ -169,7 +169,8 @@ class Uploads:
     async def _receive_piece(
         self, upload: _Upload, frames: AsyncIterator[Any], stack: contextlib.ExitStack
     ) -> coordinator_pb2.SubmitUpdateResponse:
-        """Receive the bytes of a file up to this stream's end, which its header names."""
+        """Receive the bytes of a file up to the offset where this stream ends; the header names
+        this offset."""
         header, transfers = upload.header, self._coordinator.transfers
         with upload.inbox.spooling(header):
             async with (
@@ -181,7 +182,9 @@ class Uploads:
                 stack.enter_context(contextlib.closing(receiver))
                 async for frame in frames:
                     if not isinstance(frame, memoryview):
-                        raise ProtocolError("an upload that ends before its file has no trailer")
+                        raise ProtocolError(
+                            "a stream that ends before its file must not have a trailer"
+                        )
                     self._write(upload, receiver, frame)
         if receiver.received != header.until:
             raise _cut_off(receiver.received, header.size)
@@ -207,13 +210,16 @@ class Uploads:
     async def _collect(
         self, upload: _Upload, _: AsyncIterator[Any], stack: contextlib.ExitStack
     ) -> tuple[FileReceiver, str]:
-        """Do the same for a file that its host has put into the object store.
+        """Read a file that its host has put into the object store; return as `_receive` does.
 
-        `stack` deletes the object when it is closed, whether the object is valid or not.
+        `stack` deletes the object when the stack is closed, whether the object is valid or not.
         """
         header, inbox, stored = upload.header, upload.inbox, self._coordinator.stored
         if stored is None:
-            raise ObjectStoreError("this coordinator uses no object store (any more)")
+            raise ObjectStoreError(
+                "this coordinator uses no object store, or no longer; send the update to the "
+                "coordinator"
+            )
 
         def moved(size: int) -> None:
             upload.transfer.moved += size
@@ -238,7 +244,7 @@ def _cut_off(received: int, size: int) -> TruncatedError:
 
 
 async def _finish(upload: _Upload, receiver: FileReceiver, blake3: str) -> None:
-    """Verify the digest of a complete file, and pass it to its run."""
+    """Verify the digest of a complete file, and pass the update to its run."""
     header, inbox, screen = upload.header, upload.inbox, FiniteScreen()
     with inbox.spooling(header):
         path = await asyncio.to_thread(receiver.finish, blake3, see=screen.see)

@@ -1,4 +1,4 @@
-"""FedCor: selects the clients whose losses are most informative about all others'.
+"""FedCor: selects the clients whose losses give most information about the other clients' losses.
 
 Tang, Ning, Wang, Sun, Wang, Li and Chen, "FedCor: Correlation-Based Active Client Selection
 Strategy for Heterogeneous Federated Learning" (CVPR 2022).
@@ -36,19 +36,20 @@ _FACTOR = 100.0
 
 @dataclass(frozen=True, kw_only=True)
 class FedCor(Selector):
-    """Selects the clients that a Gaussian process expects to lower the losses most.
+    """Selects the clients from which a Gaussian process expects the largest decrease of all losses.
 
-    The process learns in uniform rounds how the clients' losses change together.
-    warm_up: number of uniform rounds at the start. refresh: number of rounds after which there is
-    another uniform one, from which the process learns; the authors train an extra cohort for that
-    and discard its updates. dimension: of the points that the process assigns to clients. memory:
-    factor on the weight of a change of losses, per round of its age. discount: a client's expected
-    gain is multiplied by it each time it is selected, until the next refresh. steps, learning_rate:
-    of the fit after the warm-up; a fit at a refresh takes a tenth of the steps.
+    In rounds with a uniform cohort, the process learns how the clients' losses change together.
+    warm_up: number of uniform rounds at the start. refresh: number of rounds from one uniform round
+    to the next after the warm-up; the authors instead train an extra cohort and discard its
+    updates. dimension: number of coordinates of the point that the process assigns to each client.
+    memory: factor on the weight of a change of losses, per round of its age. discount: factor on a
+    client's expected gain for each time it is selected, until the next refresh. steps,
+    learning_rate: settings of the fit after the warm-up; a fit at a refresh takes a tenth of the
+    steps.
 
     In uniform rounds and in the rounds after them, all available clients are asked for their loss.
-    Clients that never reported it in two consecutive rounds come last. Up to 10,000 clients: a fit
-    is O(steps · K · dimension²).
+    Clients that never reported their loss in two consecutive rounds come last. Up to 10,000
+    clients: a fit is O(steps · K · dimension²).
     """
 
     warm_up: Annotated[int, Field(ge=1)] = 15
@@ -70,10 +71,11 @@ class FedCor(Selector):
         return _Known.empty(0, self.dimension).state()  # rows come with the first answers
 
     def select(self, state: State, context: SelectionContext) -> Generator[Ask, Answers, Selection]:
-        """Return the cohort: drawn uniformly in some rounds, else chosen one by one."""
+        """Return the cohort: drawn uniformly in uniform rounds, else chosen one client after
+        another."""
         if len(context.population) > MOST_CLIENTS:
             raise ConfigurationError(
-                f"fedcor learns from up to {MOST_CLIENTS:,} clients, and this run has "
+                f"fedcor supports up to {MOST_CLIENTS:,} clients, and this run has "
                 f"{len(context.population):,}; choose another selector (pow-d, uniform)"
             )
         generator = context.generator("fedcor")
@@ -108,7 +110,8 @@ class FedCor(Selector):
         return number <= self.warm_up or (number - self.warm_up) % self.refresh == 0
 
     def _learns(self, number: int) -> bool:
-        """Return True if the round before was uniform: its effect on losses can be learned now."""
+        """Return True if the previous round was uniform: its effect on losses can be learned
+        now."""
         return number > self.warm_up and (number - self.warm_up - 1) % self.refresh == 0
 
     def _choose(
@@ -138,7 +141,7 @@ class FedCor(Selector):
         )
 
     def _heard(self, known: _Known, heard: Sequence[Answers], number: int) -> _Known:
-        """Return the state after the answers to this round's question, if there was one."""
+        """Return the state, updated with the answers to this round's question if one was asked."""
         if not heard:
             return known
         clients = len(known.losses)
@@ -173,9 +176,10 @@ class FedCor(Selector):
 class _Known:
     """The state of the selector.
 
-    points: K × dimension. changes: changes of losses, rounds × K, NaN if unknown. rounds: the
-    rounds in which they were reported. losses: K, the last losses. heard_in: round of `losses`; 0
-    before the first. discounts: K.
+    points: K × dimension, the clients' points. changes: rounds × K, changes of losses, NaN if
+    unknown. rounds: the rounds in which these changes were reported. losses: K, last loss of each
+    client. heard_in: round in which `losses` was reported; 0 before the first answers. discounts:
+    K, factors on the expected gains.
     """
 
     points: Floats

@@ -34,20 +34,22 @@ from potluck.server.state import State
 _FACTOR = 100.0
 """Maximum plausible loss, as a multiple of the median; larger losses are limited to it."""
 _MOST = 2_000
-"""Maximum number of clients that are linked pairwise; of more clients, an evenly spaced sample."""
+"""Maximum number of clients that are linked pairwise. If there are more, an evenly spaced sample of
+them is linked."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedLecc(Selector):
-    """Clusters clients by labels; each cluster adds those with the largest loss.
+    """Clusters clients by labels; selects the clients with the largest losses in each cluster.
 
-    Clusters take turns, by falling mean loss. clusters: number of clusters, found by average
-    linkage of the Hellinger distances between label distributions. All available clients are asked
-    for their loss in every round; a client that does not answer keeps its last one.
+    Clusters take turns, by falling mean loss; in its turn, a cluster adds its client with the
+    largest remaining loss. clusters: number of clusters, found by average linkage of the Hellinger
+    distances between label distributions. All available clients are asked for their loss in every
+    round. For a client that does not answer, its last loss is used.
 
     The clusters change only when a client joins. With more than 2000 clients, 2000 of them are
-    linked, and the others join the cluster with the nearest mean. Clients that disclosed no labels,
-    or never reported a loss, come last. O(K + min(K, 2000)²).
+    linked, and each other client joins the cluster with the nearest mean. Clients that disclosed no
+    labels, or never reported a loss, come last. O(K + min(K, 2000)²).
     """
 
     clusters: Annotated[int, Field(ge=1, le=1000)] = 10
@@ -99,8 +101,8 @@ class FedLecc(Selector):
 def square_roots(label_counts: Floats) -> Floats:
     """Return square roots of label distributions, n × C.
 
-    The distance of two rows is √2 times their Hellinger distance. Negative counts, from noise,
-    count as 0. A row without labels gives the uniform distribution.
+    The distance of two rows is √2 times their Hellinger distance. Negative counts, which noise may
+    cause, are taken as 0. A row without labels gives the uniform distribution.
     """
     counts = np.clip(label_counts, 0.0, None)
     counts = counts / np.maximum(counts.max(axis=1, keepdims=True), 1e-300)
@@ -110,7 +112,7 @@ def square_roots(label_counts: Floats) -> Floats:
 
 
 def linkage_clusters(roots: Floats, clusters: int) -> NDArray[np.int64]:
-    """Return the cluster of each row, from 0; by average linkage, at most `clusters` clusters."""
+    """Return the cluster of each row, from 0. Average linkage gives at most `clusters` clusters."""
     from scipy.cluster.hierarchy import fcluster, linkage
     from scipy.spatial.distance import pdist
 
@@ -124,14 +126,15 @@ def linkage_clusters(roots: Floats, clusters: int) -> NDArray[np.int64]:
 def turns(
     losses: Floats, cluster: NDArray[np.int64], count: int, generator: np.random.Generator
 ) -> Rows:
-    """Return up to `count` positions: clusters take turns by falling mean loss, each with its
+    """Return up to `count` positions. Clusters take turns by falling mean loss; each adds its
     largest remaining loss.
 
-    losses: finite. cluster: ≥ 0. Ties are broken by the generator.
+    losses: finite. cluster: number of each position's cluster, ≥ 0. Ties are broken by the
+    generator.
     """
     if not len(losses) or not count:
         return np.zeros(0, dtype=np.int64)
-    grouped = np.argsort(cluster.astype(np.int16), kind="stable")  # by counting
+    grouped = np.argsort(cluster.astype(np.int16), kind="stable")  # numpy sorts int16 by counting
     edges = np.flatnonzero(np.diff(cluster[grouped], prepend=-1))[1:]
     means = np.round(_mean_by_cluster(losses, cluster), TIE_DECIMALS)
     groups = np.split(grouped, edges)
@@ -159,7 +162,7 @@ def _mean_by_cluster(losses: Floats, cluster: NDArray[np.int64]) -> Floats:
 
 
 def _last_losses(state: State, clients: int, heard: Sequence[Answers]) -> Floats:
-    """Return the last plausible loss of each client; NaN if it reported none."""
+    """Return the last plausible loss of each client; NaN if the client reported none."""
     known = state.arrays["losses"]
     losses = np.concatenate([known, np.full(max(0, clients - len(known)), np.nan)])
     for answers in heard:

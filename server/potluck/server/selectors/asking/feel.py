@@ -1,4 +1,4 @@
-"""FEEL: prefers clients with long gradients and short trainings.
+"""FEEL: prefers clients with large gradients and short trainings.
 
 Ren, He, Wen, Yu, Huang and Shi, "Scheduling for Cellular Federated Edge Learning With Importance
 and Channel Awareness". Selection probabilities weigh the norm of a client's gradient against its
@@ -36,20 +36,21 @@ _KIND = "gradient-norm"
 _FACTOR = 100.0
 """Maximum plausible gradient norm, as a multiple of the median; larger norms are limited to it."""
 _NOTHING = 1e-100
-"""Smallest share of the total importance; smaller ones count as 0. Its square fits a double."""
+"""Minimum share of the total importance; smaller shares are taken as 0. The square of this number
+is still a valid double."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Feel(Selector):
     """Prefers clients with a large gradient and a short training time.
 
-    Draws the cohort client by client, with probabilities ∝ n‖g‖ √(ρ / ((1 − ρ) T + λ)). n: the
-    client's samples. g: the gradient of its mean loss at the round's model; all clients are asked
-    for its norm in every round. T: seconds of its last training. λ makes the probabilities add up
-    to 1. rho: ρ in (0, 1]; 1 ignores the training time. unbiased: True to draw with replacement and
+    Draws the cohort client by client, with probabilities ∝ n‖g‖ √(ρ / ((1 − ρ) T + λ)). n: number
+    of the client's samples. g: gradient of its mean loss at the round's model; all clients are
+    asked for ‖g‖ in every round. T: seconds of its last training. λ makes the probabilities sum to
+    1. rho: ρ in (0, 1]; 1 ignores the training time. unbiased: True to draw with replacement and
     weight an update by draws · n_k / (n · count · p_k) instead of its samples. The expected sum
     over the draws is then the sum over all clients; cohorts may have fewer than `count` clients.
-    Strategies divide by the sum of the weights, which is only on average 1.
+    Strategies divide by the sum of the weights, which is 1 only on average.
 
     Clients that report no gradient come last; with `unbiased`, they are drawn only if no client
     reports one. O(K).
@@ -109,7 +110,8 @@ class Feel(Selector):
         return State(arrays={"seconds": noted(seconds, outcome)})
 
     def _seconds(self, state: State, clients: int, heard: Sequence[Answers]) -> Floats:
-        """Return the seconds of each client's last training, with rows for clients that joined."""
+        """Return the seconds of each client's last training, also for clients that have joined
+        since."""
         known = state.arrays["seconds"]
         seconds = np.concatenate([known, np.full(max(0, clients - len(known)), np.nan)])
         for answers in heard:

@@ -31,22 +31,23 @@ from potluck.server.selectors.parts.reported import LARGEST
 from potluck.server.state import State
 
 _FACTOR = 100.0
-"""Maximum plausible norm of a sketch, as a multiple of the median; longer sketches are shortened to
-it."""
+"""Maximum plausible norm of a sketch, as a multiple of the median; longer sketches are scaled down
+to this norm."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HcsFed(Selector):
-    """Clusters clients by sketches of an update; each cluster has seats in a cohort.
+    """Clusters clients by sketches of an update; each cluster has a number of seats in the cohort.
 
-    Clusters clients once, by k-means. clusters: number of clusters. seats: `equal` gives all
-    clusters the same number of seats, the remainder to each in turn, and draws uniformly within a
-    cluster. `neyman` gives seats in proportion to size times spread, and draws in proportion to the
-    sketch's norm. sketch: the method that compresses an update. numbers: the size of a sketch.
+    Clusters clients once, by k-means. clusters: number of clusters. seats: `equal` gives each
+    cluster the same number of seats, and the remaining seats to the clusters in turn; clients are
+    drawn uniformly within a cluster. `neyman` gives a cluster seats in proportion to its size times
+    its spread; clients are drawn in proportion to the norms of their sketches. sketch: method that
+    compresses an update. numbers: length of a sketch.
 
-    A cluster that is too small leaves its seats to the largest. A client that joins later is asked
-    then, and joins the cluster with the nearest centre. A client that sent no sketch comes last,
-    and is asked again. O(K).
+    Seats that a small cluster can't fill go to the largest clusters. A client that joins later is
+    asked for a sketch then, and joins the cluster with the nearest centre. A client that sent no
+    sketch comes last, and is asked again. O(K).
     """
 
     clusters: Annotated[int, Field(ge=1, le=1000)] = 3
@@ -57,7 +58,7 @@ class HcsFed(Selector):
     asks = frozenset({"sketch"})
 
     def init(self, population: Population) -> State:
-        """Return a map in which no client has a cluster."""
+        """Return a state in which no client has a cluster."""
         return _Map.empty(len(population), self.numbers).state()
 
     def select(self, state: State, context: SelectionContext) -> Generator[Ask, Answers, Selection]:
@@ -138,9 +139,10 @@ class HcsFed(Selector):
 
 
 def equal_seats(sizes: NDArray[np.int64], count: int, number: int) -> list[int]:
-    """Return the seats of each cluster: the same number for all, and the rest in turn.
+    """Return the seats of each cluster: the same number for all, and the remaining seats in turn.
 
-    count: ≤ Σ sizes. number: of the round; it determines which cluster is first in turn.
+    sizes: numbers of clients. count: number of seats, at most Σ sizes. number: number of the round,
+    which determines the cluster that is first in turn.
     """
     if not len(sizes):
         return []
@@ -151,10 +153,10 @@ def equal_seats(sizes: NDArray[np.int64], count: int, number: int) -> list[int]:
 
 
 def neyman_seats(sizes: NDArray[np.int64], spreads: Floats, count: int) -> list[int]:
-    """Return seats in proportion to size · spread, by largest remainders; by size if all spreads
-    are 0.
+    """Return seats in proportion to size · spread, by largest remainders. If all spreads are 0,
+    they are in proportion to size.
 
-    count: ≤ Σ sizes. spreads: ≥ 0, finite.
+    count: number of seats, at most Σ sizes. spreads: ≥ 0, finite.
     """
     if not len(sizes):
         return []
@@ -182,8 +184,9 @@ def _within(seats: NDArray[np.int64], sizes: NDArray[np.int64], count: int) -> l
 class _Map:
     """The clusters of K clients.
 
-    cluster: K, int64, −1 if unknown. length: K, norm of the client's sketch. away: K, distance of
-    the sketch from its cluster's centre. centres: H × numbers; no rows before the first sketches.
+    cluster: K, int64, number of each client's cluster; −1 if unknown. length: K, norm of the
+    client's sketch. away: K, distance of the sketch from its cluster's centre. centres: H ×
+    numbers; no rows before the first sketches.
     """
 
     cluster: NDArray[np.int64]
@@ -216,8 +219,8 @@ class _Map:
         return State(arrays={field.name: getattr(self, field.name) for field in fields(self)})
 
     def heard(self, answers: Answers, names: Sequence[str], clusters: int) -> _Map:
-        """Return the map after these sketches; ignore sketches that are incomplete or not
-        finite."""
+        """Return the map, updated with these sketches. Sketches that are incomplete or not finite
+        are ignored."""
         if not len(answers.rows) or not all(name in answers.values for name in names):
             return self
         points = np.stack([answers.values[name] for name in names], axis=1)

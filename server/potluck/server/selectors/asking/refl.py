@@ -35,13 +35,15 @@ _KIND = "availability"
 class Refl(Selector):
     """Selects the clients that are least likely to be available soon.
 
-    Soon: between μ and 2μ seconds from now. Ties are broken at random. μ: a moving average of the
-    duration of each round's slowest training, in which the past has the weight `memory`. rest:
-    number of rounds for which a selected client is not asked again if the other clients suffice. If
-    they don't, the clients that have rested longest come first. Clients that report no probability
-    come after those that do. If the run accepts late updates, the cohort is smaller by the number
-    of late updates expected within μ seconds, but never empty. A late update is expected if the
-    client's last training ends by then, or took an unknown time. O(K).
+    Soon: between μ and 2μ seconds from now. Ties are broken at random. μ: moving average of the
+    duration of each round's slowest training. memory: weight of the earlier rounds in this average.
+    rest: number of rounds for which a selected client is not asked again if the other clients
+    suffice. If they don't, the clients that have rested longest come first. Clients that report no
+    probability come after those that do.
+
+    If the run accepts late updates, the cohort is smaller by the number of late updates expected
+    within μ seconds, but never empty. A late update is expected if its training, assumed to take as
+    long as the client's last one, ends by then, or if that duration is unknown. O(K).
     """
 
     rest: NonNegativeInt = 5
@@ -127,17 +129,19 @@ def _number(state: State, name: str) -> float | None:
 
 
 def _sound(seconds: Floats) -> Floats:
-    """Return durations, with NaN for negative or infinite ones."""
+    """Return the durations, with NaN in place of negative or infinite ones."""
     return np.where((seconds >= 0) & (seconds <= LARGEST), seconds, np.nan)
 
 
 def next_mean(mean: float, seconds: float, memory: float) -> float:
-    """Return the moving average after one more round."""
+    """Return the moving average after one more round. seconds: duration of that round's slowest
+    training."""
     return memory * mean + (1 - memory) * seconds
 
 
 def _least(values: Floats, size: int, generator: np.random.Generator) -> list[int]:
-    """Return the positions of the `size` smallest values, ascending, NaN last; ties at random."""
+    """Return the positions of the `size` smallest values, in ascending order. NaN comes last; ties
+    are broken at random."""
     keys = np.where(np.isnan(values), np.inf, values.round(TIE_DECIMALS))
     size = min(size, len(keys))
     if size < 1:
@@ -150,10 +154,10 @@ def _least(values: Floats, size: int, generator: np.random.Generator) -> list[in
 
 
 def _grown(arrays: Mapping[str, NDArray[Any]], clients: int) -> dict[str, NDArray[Any]]:
-    """Return copies, with rows for clients that have joined since.
+    """Return copies of the state's arrays, with rows for clients that have joined since.
 
-    selected_in: round of the last selection, 0 for none. begun: clock time of that selection.
-    seconds: duration of the last training.
+    selected_in: round of the last selection, 0 if there was none. begun: clock time of that
+    selection. seconds: duration of the last training.
     """
     grown: dict[str, NDArray[Any]] = {}
     for name, nothing in (("selected_in", 0), ("begun", 0.0), ("seconds", np.nan)):

@@ -1,4 +1,4 @@
-"""Base of bandits that use the contexts and rewards of `flash`."""
+"""Base class of bandits that use the contexts and rewards of `flash`."""
 
 from __future__ import annotations
 
@@ -26,15 +26,16 @@ from potluck.server.selectors.parts.flash_memory import Memory, Rules
 from potluck.server.state import State
 
 LARGEST = 100.0
-"""Limit of contexts and rewards: larger ones are limited to ±100. Usual values are about 1."""
+"""Maximum absolute value of contexts and rewards; larger ones are limited to it. Usual values are
+about 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lesson:
     """Rewards that became known with the answers to a question.
 
-    rows: n, the clients whose updates were included in the round before. contexts: n × 4, the
-    contexts by which these clients were selected. rewards: n.
+    rows: n, rows of the clients whose updates were included in the previous round. contexts: n × 4,
+    the contexts by which these clients were selected. rewards: n.
     """
 
     rows: Rows
@@ -44,11 +45,11 @@ class Lesson:
 
 @dataclass(frozen=True, kw_only=True)
 class ContextBandit(Selector):
-    """Select the clients with the largest scores; clients that never reported losses come last.
+    """Selects the clients with the largest scores; clients that never reported losses come last.
 
-    alpha, beta: weights of the robust loss. reward: `absolute` change of that loss, or `signed`:
-    the amount by which it fell. It is per second of training; both are divided by their running
-    means, as in `flash`.
+    alpha, beta: weights in the robust loss. reward: `absolute` change of that loss, or `signed`:
+    the amount by which the loss fell. The reward is per second of training; change and duration are
+    divided by their running means, as in `flash`.
     """
 
     alpha: NonNegativeFloat = 1.0
@@ -62,11 +63,11 @@ class ContextBandit(Selector):
 
     @abstractmethod
     def beginning(self) -> State:
-        """Return the bandit's state before the first reward, without a row for any client."""
+        """Return the bandit's state before the first reward, with no rows."""
 
     @abstractmethod
     def learned(self, known: State, lesson: Lesson, clients: int) -> State:
-        """Return the state after learning from a lesson."""
+        """Return the state, updated with the rewards of a lesson."""
 
     @abstractmethod
     def scores(
@@ -74,11 +75,12 @@ class ContextBandit(Selector):
     ) -> tuple[Floats, Floats]:
         """Return the expected reward and the exploration bonus of the clients in `rows`.
 
-        The bonus is infinite for clients that were never tried. contexts: K × 4. number: the round.
+        The bonus is infinite for clients that were never tried. contexts: K × 4. number: number of
+        the round.
         """
 
     def failed(self, known: State, rows: Rows, clients: int) -> State:
-        """Return the state after a round in which these selected clients gave no update."""
+        """Return the state after a round in which these selected clients sent no update."""
         return known
 
     # The seam ---------------------------------------------------------------------------------
@@ -88,7 +90,7 @@ class ContextBandit(Selector):
         return self._together(Memory.empty(len(population), 1.0), self.beginning())
 
     def select(self, state: State, context: SelectionContext) -> Generator[Ask, Answers, Selection]:
-        """Return the `count` clients with the largest scores, after asking for contexts."""
+        """Return the `count` clients with the largest scores; first ask for contexts."""
         generator = context.generator(type(self).__name__)
         cohort = Cohort(context, generator)
         if not cohort.size:
@@ -113,7 +115,7 @@ class ContextBandit(Selector):
         return cohort.selection()
 
     def observe(self, state: State, outcome: RoundOutcome) -> State:
-        """Learn the rewards of the round before, and store the durations of this one."""
+        """Learn the rewards of the previous round, and store the durations of this round."""
         rows = [outcome.selected, *(answers.rows for answers in outcome.answers)]
         memory = Memory.of(state, 1 + max(int(each.max(initial=-1)) for each in rows))
         known = self._own(state)

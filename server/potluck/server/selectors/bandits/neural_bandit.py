@@ -1,4 +1,4 @@
-"""An adaptation of NeuralUCB (Zhou, Li and Gu 2020) to clients."""
+"""NeuralUCB (Zhou, Li and Gu 2020), adapted to the selection of clients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from potluck.server.state import State
 
 _SEED = 0
 _MOST = 10_000
-"""Maximum number of rewards that the network is trained on: the latest ones."""
+"""Maximum number of rewards on which the network is trained; the latest ones are used."""
 _PATTERN_BITS, _PATTERNS = 64, 256
 """Largest number of hidden units for which sets of active units are distinguished; number of such
 sets that are processed at once."""
@@ -30,9 +30,9 @@ class NeuralBandit(ContextBandit):
     """Selects the clients for which a small network predicts the largest reward.
 
     The score is the prediction plus ν √(gᵀ Z⁻¹ g / width). g: the network's gradient at the
-    context, Z = λ I + Σ g gᵀ / width over all rewarded contexts. width: size of the network's
-    hidden layer. exploration: ν. regularization: λ. steps, learning_rate: of Adam on the latest
-    10,000 rewards, in each round. O(K · width²).
+    context. Z = λ I + Σ g gᵀ / width, summed over all rewarded contexts. width: size of the
+    network's hidden layer. exploration: ν. regularization: λ. steps, learning_rate: settings of
+    Adam, which trains on the latest 10,000 rewards in each round. O(K · width²).
     """
 
     width: Annotated[int, Field(ge=1, le=256)] = 32
@@ -42,7 +42,7 @@ class NeuralBandit(ContextBandit):
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 0.01
 
     def beginning(self) -> State:
-        """Return the state with a random network, the same in every run."""
+        """Return the state with a randomly initialised network, which is the same in every run."""
         size = len(FEATURES)
         generator = np.random.Generator(np.random.PCG64(_SEED))
         weights = np.concatenate(
@@ -82,7 +82,7 @@ class NeuralBandit(ContextBandit):
     def scores(
         self, known: State, contexts: Floats, rows: Rows, number: int
     ) -> tuple[Floats, Floats]:
-        """Return the network's expected reward and the bonus of each row, computed in blocks."""
+        """Return the predicted reward and the exploration bonus of each row, computed in blocks."""
         weights, root = known.arrays["weights"], design_root(known.arrays["design"])
         expected, unknown = uncertain(weights, contexts[rows], root)
         return expected, self.exploration * unknown / np.sqrt(self.width)
@@ -100,10 +100,10 @@ class NeuralBandit(ContextBandit):
 
 
 def uncertain(weights: Floats, contexts: Floats, root: Floats) -> tuple[Floats, Floats]:
-    """Return the network's expected rewards of n contexts, and √(gᵀ Z⁻¹ g) for its gradients g.
+    """Return the network's predictions for n contexts, and √(gᵀ Z⁻¹ g) for its gradients g.
 
     For one set of active hidden units, g is linear in the context: g = G x̃, x̃ = (x, 1). If few
-    such sets occur, Gᵀ Z⁻¹ G (5 × 5) is computed once for each.
+    such sets occur, Gᵀ Z⁻¹ G (5 × 5) is computed once for each set.
     """
     layers = Layers.of(weights, contexts.shape[1])
     expected, active = np.empty(len(contexts)), np.empty(len(contexts), dtype=np.uint64)
@@ -192,7 +192,8 @@ class Layers:
 
 
 def network(weights: Floats, contexts: Floats) -> tuple[Floats, Floats]:
-    """Return w₂ · relu(W₁ x + b₁) + b₂ for n contexts, and its gradients by all weights, n × P."""
+    """Return w₂ · relu(W₁ x + b₁) + b₂ for n contexts, and its gradients with respect to all
+    weights, n × P."""
     layers = Layers.of(weights, contexts.shape[1])
     hidden = contexts @ layers.inner.T + layers.shift
     active = np.where(hidden > 0, layers.outer, 0.0)

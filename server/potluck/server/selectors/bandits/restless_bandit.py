@@ -1,7 +1,7 @@
-"""An adaptation of restless bandits to clients.
+"""Restless bandits, adapted to the selection of clients.
 
 FLASH compares itself with a bandit whose rewards depend on a hidden Markov state, but does not
-describe how clients become its arms. Here all clients share one state, derived from each round's
+describe how clients become the arms. Here all clients share one state, derived from each round's
 mean reward.
 """
 
@@ -22,13 +22,13 @@ _FEWEST = 1e-9
 
 @dataclass(frozen=True, kw_only=True)
 class RestlessBandit(ContextBandit):
-    """Selects clients with large rewards in the federation's likely states.
+    """Selects clients with large rewards in the likely next states of the federation.
 
     The score is Σ_s P(s) (mean reward in s + √(2 ln t / n in s)), over shared states s. states:
     number of states. The state of a round is the quantile of its mean reward among all earlier
-    rounds. The next state is predicted from how often states followed one another. discount: factor
-    on all counts for each round of age. In a state in which a client was never seen, its expected
-    reward is its mean in the other states.
+    rounds. The next state is predicted from how often one state followed another. discount: factor
+    on all counts for each round of age. In a state in which a client was never selected, its
+    expected reward is its mean in the other states.
 
     Clients without a reward come first, but a failed round counts as a try. O(K · states).
     """
@@ -37,7 +37,7 @@ class RestlessBandit(ContextBandit):
     discount: Annotated[float, Field(gt=0, le=1)] = 0.99
 
     def beginning(self) -> State:
-        """Return a bandit's state without rewards."""
+        """Return the bandit's state before the first reward."""
         return State(
             scalars={"last_state": 0},
             arrays={
@@ -83,7 +83,7 @@ class RestlessBandit(ContextBandit):
     def scores(
         self, known: State, contexts: Floats, rows: Rows, number: int
     ) -> tuple[Floats, Floats]:
-        """Return expected rewards and bonuses over the states, weighted by the states'
+        """Return each row's expected reward and bonus: means over the states, weighted by their
         probabilities."""
         arrays = _grown(known, len(contexts))
         followed = arrays["transitions"][int(known.scalars["last_state"] or 0)] + 1.0
@@ -97,7 +97,8 @@ class RestlessBandit(ContextBandit):
 
 
 def state_of(mean: float, before: Floats, states: int) -> int:
-    """Return the quantile of a round's mean reward among the earlier ones; 0 if there are none."""
+    """Return which of `states` quantiles of the earlier rounds' mean rewards this round's mean
+    falls into; 0 if there are no earlier rounds."""
     if not len(before):
         return 0
     borders = np.quantile(before, np.arange(1, states) / states)
@@ -107,9 +108,11 @@ def state_of(mean: float, before: Floats, states: int) -> int:
 def upper_bounds(
     counts: Floats, sums: Floats, failures: Floats, likely: Floats, number: int
 ) -> tuple[Floats, Floats]:
-    """Return n expected rewards and n bonuses, infinite for clients never tried.
+    """Return n expected rewards and n bonuses; the bonus of a client that was never tried is
+    infinite.
 
-    counts, sums: n × states. failures: n. likely: probabilities of the states. number: the round.
+    counts, sums: n × states. failures: n. likely: probability of each state. number: number of the
+    round.
     """
     total = counts.sum(axis=1, keepdims=True)
     seen = counts > _FEWEST

@@ -1,4 +1,4 @@
-"""Steps that all selectors share: breaking ties, filling a cohort, giving reasons."""
+"""Functions that all selectors share: they break ties, complete a cohort and give reasons."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ TIE = 1e-12
 """Scores that differ by at most this much are equal; the round's generator decides between them."""
 
 TIE_DECIMALS = 12
-"""Number of decimals to which scores are rounded if many are ranked at once; the same tolerance."""
+"""Number of decimals to which scores are rounded if many are ranked at once; the same tolerance as
+`TIE`."""
 
 
 def largest(scores: Floats, generator: np.random.Generator) -> int:
@@ -57,15 +58,15 @@ def draw_weighted(weights: Floats, size: int, generator: np.random.Generator) ->
 
 
 def samples_or_mean(population: Population, rows: Rows) -> Floats:
-    """Return numbers of samples; unknown ones become the mean of the known, or 1 if none is
-    known."""
+    """Return numbers of samples. Unknown numbers are replaced by the mean of the known ones, or by
+    1 if none is known."""
     samples = population.samples[rows].astype(np.float64)
     known = samples > 0
     return np.where(known, samples, samples[known].mean() if known.any() else 1.0)
 
 
 def disclosed(table: NDArray[np.float64] | None, rows: Rows) -> Rows:
-    """Return the rows of `rows` whose clients disclosed this column (K × …) of the population."""
+    """Return those of `rows` whose clients disclosed this column (K × …) of the population."""
     if table is None:
         return rows[:0]
     present = ~np.isnan(table.reshape(len(table), -1)[:, 0])
@@ -73,12 +74,14 @@ def disclosed(table: NDArray[np.float64] | None, rows: Rows) -> Rows:
 
 
 def profiles(table: Floats, rows: Rows) -> Floats:
-    """Return some rows (sorted, without repeats) of a table; the table itself if these are all."""
+    """Return some rows (sorted, without repeats) of a table. If these are all rows, return the
+    table itself, without a copy."""
     return table if len(rows) == len(table) else table[rows]
 
 
 class Cohort:
-    """A cohort in the making: `size` clients, in the order chosen, each with its reason."""
+    """A cohort that a selector fills: up to `size` clients, in the order chosen, each with its
+    reason."""
 
     def __init__(self, context: SelectionContext, generator: np.random.Generator) -> None:
         self.size = min(context.count, len(context.available))
@@ -98,7 +101,8 @@ class Cohort:
         self._reasons.append(reason)
 
     def draw(self, count: int, reason: str, among: Rows | None = None) -> Rows:
-        """Choose up to `count` more clients uniformly, among all available ones or some of them."""
+        """Choose up to `count` more clients uniformly. among: rows to choose from; None for all
+        available clients."""
         candidates = self._available if among is None else among
         if self.rows:
             candidates = candidates[~np.isin(candidates, self.rows)]

@@ -1,4 +1,4 @@
-"""Parts of the selectors of the DC family: their start, targets and distances."""
+"""Parts of the selectors of the DC family: uniform start, targets and distances."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from potluck.server.selectors.parts.choosing import Cohort, disclosed, profiles
 def begin(context: SelectionContext, added: int) -> tuple[Cohort, np.random.Generator]:
     """Start a cohort: draw all but `added` of its clients uniformly, at least one.
 
-    All `dc` selectors use it. With the same seed they start with the same clients, so that their
-    cohorts can be compared.
+    All `dc` selectors start like this. With the same seed they start with the same clients, so that
+    their cohorts can be compared.
     """
     generator = context.generator("dc")
     cohort = Cohort(context, generator)
@@ -26,7 +26,8 @@ def balanced(population: Population) -> Floats:
 
 
 def federation_total(population: Population) -> Floats:
-    """Return the sum of all clients' label counts: the secure sum, or one computed here."""
+    """Return the sum of all clients' label counts: the secure sum if the run has one, else computed
+    here."""
     if population.label_totals is not None:
         return population.label_totals.clip(min=0.0)
     if population.label_counts is None:
@@ -36,8 +37,8 @@ def federation_total(population: Population) -> Floats:
 
 
 def candidates(context: SelectionContext, cohort: Cohort) -> tuple[Rows, Floats, Floats]:
-    """Return the rows with label counts not chosen yet, their counts, and the sum over the
-    chosen."""
+    """Return the rows with label counts that are not chosen yet, their counts, and the summed
+    counts of the chosen rows."""
     table = context.population.label_counts
     if table is None:
         return context.available[:0], np.zeros((0, 1)), np.zeros(1)
@@ -48,6 +49,7 @@ def candidates(context: SelectionContext, cohort: Cohort) -> tuple[Rows, Floats,
 
 
 def distance(counts: Floats, target: Floats) -> float:
-    """Return 1 − cos of the angle between two label distributions; 1 if one has no samples."""
+    """Return the cosine distance (1 − cosine) between two label distributions; 1 if one of them has
+    no samples."""
     norms = float(np.linalg.norm(counts) * np.linalg.norm(target))
     return 1.0 - float(counts @ target) / norms if norms > 0 else 1.0

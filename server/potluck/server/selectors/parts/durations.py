@@ -1,4 +1,4 @@
-"""Durations of clients' last trainings, as selectors estimate them."""
+"""Estimates of the durations of clients' trainings, for selectors."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from potluck.server.selection import Floats, RoundOutcome
 from potluck.server.selectors.parts.reported import plausible
 
 _FACTOR = 10.0
-"""Maximum plausible duration, as a multiple of the median; longer ones are limited to it."""
+"""Maximum plausible duration, as a multiple of the median; longer durations are limited to it."""
 _LEAST = 1e-6
 
 
 def noted(seconds: Floats, outcome: RoundOutcome) -> Floats:
-    """Return the durations after a round. seconds: one per client, NaN if unknown.
+    """Return the durations, updated with those of a round. seconds: one per client, NaN if unknown.
 
-    A client that failed is given the deadline as its duration, if there is one.
+    If a client failed and the round had a deadline, the deadline is used as its duration.
     """
     result = seconds.copy()
     measured = np.isfinite(outcome.seconds) & (outcome.seconds >= 0)
@@ -27,19 +27,19 @@ def noted(seconds: Floats, outcome: RoundOutcome) -> Floats:
 
 
 def within_reason(seconds: Floats) -> Floats:
-    """Limit durations to between 10⁻⁶ s and ten times the median; NaN if unknown."""
+    """Limit durations to the range from 10⁻⁶ s to ten times the median; unknown ones stay NaN."""
     return np.maximum(plausible(seconds, factor=_FACTOR), _LEAST)
 
 
 def known_or_mean(seconds: Floats) -> Floats:
-    """Fill unknown durations with the mean of the others; 1 s if none is known."""
+    """Replace unknown durations by the mean of the known ones, or by 1 s if none is known."""
     found = within_reason(seconds)
     known = ~np.isnan(found)
     return np.where(known, found, found[known].mean() if known.any() else 1.0)
 
 
 def estimated(seconds: Floats, told: Floats) -> Floats:
-    """Fill unknown durations with the clients' own estimates on a virtual clock.
+    """Replace unknown durations by the clients' own estimates, which exist on a virtual clock.
 
     told: the clients' estimates in seconds; 0 on a real clock.
     """

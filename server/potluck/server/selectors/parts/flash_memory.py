@@ -1,7 +1,7 @@
 """FLASH's state for each client: contexts and rewards, computed from answers and durations.
 
-A context is (robust loss / its first, validation loss / its first, seconds of the last training,
-last reward).
+A context is (robust loss / first robust loss, validation loss / first validation loss, seconds of
+the last training, last reward).
 """
 
 from __future__ import annotations
@@ -30,9 +30,13 @@ _LEAST_LOSS = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """Options of FLASH. standardised: divide durations and rewards by their running means. signed:
-    a reward is the fall of the loss, not its absolute change. literal: credit a cohort with the
-    change that was known when it was chosen. dropped: features that are 0 in all contexts."""
+    """Options of FLASH.
+
+    standardised: True to divide durations and rewards by their running means. signed: True if a
+    reward is the fall of the loss, and not its absolute change. literal: True to credit a cohort
+    with the change that was known when the cohort was chosen. dropped: features that are set to 0
+    in all contexts.
+    """
 
     standardised: bool
     signed: bool
@@ -44,13 +48,13 @@ class Rules:
 class Memory:
     """One row for each of K clients, and the totals of the rewards.
 
-    first: K × 2, the first robust and validation loss reported; NaN before. losses: K × 2, the last
-    ones. seconds: K, duration of the last training; NaN if unknown. rewards: K, raw rewards of the
-    last change; 0 before. earlier: K, the rewards before those. last_heard: K, int64, the round of
-    `losses`; 0 if never. fresh: K, bool, True if the last question gave a reward. awaiting: K,
-    bool, True if the client's reward of the round before has not been credited yet, to the context
-    in `credited` (K × 4). totals: for the running means: Σ seconds and their number, Σ |reward| and
-    their number.
+    first: K × 2, first reported robust and validation loss; NaN before. losses: K × 2, last
+    reported losses. seconds: K, duration of the last training; NaN if unknown. rewards: K, raw
+    rewards of the last change; 0 before. earlier: K, the rewards before those. last_heard: K,
+    int64, round in which `losses` was reported; 0 if never. fresh: K, bool, True if the last
+    question gave a reward. awaiting: K, bool, True if the client's reward of the previous round has
+    not been credited yet. credited: K × 4, the contexts to which these rewards will be credited.
+    totals: Σ seconds and their number, Σ |reward| and their number, for the running means.
     """
 
     first: Floats
@@ -110,9 +114,10 @@ class Memory:
     # Events -----------------------------------------------------------------------------------
 
     def heard(self, answers: Answers, round_number: int, rules: Rules) -> Memory:
-        """Return the memory after the answers to a question, with new contexts and the due rewards.
+        """Return the memory, updated with the answers to a question: new contexts and the due
+        rewards.
 
-        A client whose losses are not finite and ≥ 0 keeps its last ones and gets no reward.
+        A client whose losses are not finite and ≥ 0 keeps its last losses and gets no reward.
         """
         clients = len(self.seconds)
         told = np.stack([column(answers, name, clients) for name in ("robust", "validation")], 1)
@@ -138,7 +143,8 @@ class Memory:
         return updated if rules.literal else updated._credit(self.awaiting & changed, rules)
 
     def trained(self, outcome: RoundOutcome, rules: Rules) -> Memory:
-        """Return the memory after a round: durations, and which clients are due a reward."""
+        """Return the memory, updated with a round's durations and with which clients will get a
+        reward."""
         seconds = self.seconds.copy()
         measured = np.isfinite(outcome.seconds) & (outcome.seconds >= 0)
         seconds[outcome.selected[measured]] = outcome.seconds[measured]
@@ -152,9 +158,10 @@ class Memory:
         return after._credit(awaiting & self.fresh, rules) if rules.literal else after
 
     def settled(self, before: Memory, rules: Rules) -> tuple[Rows, Floats]:
-        """Return the clients whose awaited reward the last question settled, and these rewards.
+        """Return the clients whose awaited reward became known with the last question, and these
+        rewards.
 
-        The rewards are limited to plausible ones, and standardised if the rules require it.
+        The rewards are limited to plausible values, and standardised if the rules require it.
         """
         rows = np.flatnonzero(before.awaiting & self.fresh)
         rewards = _limited(self.rewards)[rows]
@@ -163,8 +170,8 @@ class Memory:
     # Numbers ----------------------------------------------------------------------------------
 
     def contexts(self, rules: Rules) -> Floats:
-        """Return the contexts, K × 4. Unknown durations are the mean one, unknown losses the first
-        ones."""
+        """Return the contexts, K × 4. The mean replaces unknown durations; the first losses replace
+        unknown losses."""
         ratios = np.stack(
             [
                 plausible(losses / np.maximum(first, _LEAST_LOSS), factor=_FACTOR)
@@ -183,7 +190,8 @@ class Memory:
         return found
 
     def _rewards(self, robust: Floats, seconds: Floats, rules: Rules) -> Floats:
-        """Return the change of each robust loss per second of training; NaN if one is unknown."""
+        """Return the change of each robust loss per second of training; NaN if loss or duration is
+        unknown."""
         fall = self.losses[:, 0] - robust
         known = _seconds(seconds)
         duration = np.where(np.isnan(known), self._means()[0], known)
@@ -191,7 +199,7 @@ class Memory:
         return rewards
 
     def _means(self) -> tuple[float, float]:
-        """Return the running means of duration and |reward|; 1 before there are any."""
+        """Return the running means of the durations and of |reward|; 1 if there are none yet."""
         seconds, seconds_known, rewards, rewards_known = self.totals.tolist()
         return (
             seconds / seconds_known if seconds > 0 else 1.0,

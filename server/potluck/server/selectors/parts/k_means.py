@@ -1,4 +1,5 @@
-"""k-means: Lloyd's algorithm from several k-means++ starts, keeping the best (Arthur 2007)."""
+"""k-means: Lloyd's algorithm from several k-means++ starts (Arthur 2007); returns the best
+result."""
 
 from __future__ import annotations
 
@@ -10,14 +11,15 @@ from potluck.server.selection import Floats
 _RESTARTS = 10
 _STEPS = 100
 _MOST = 5_000
-"""Maximum number of points from which centres are computed; of more points, an evenly spaced
-sample."""
+"""Maximum number of points from which centres are computed. If there are more, an evenly spaced
+sample is used."""
 
 
 def k_means(points: Floats, clusters: int, *, seed: int = 0) -> Floats:
-    """Return centres, at most `clusters` × d, fewer if there are fewer different points.
+    """Return at most `clusters` centres (rows of d numbers); fewer if there are fewer distinct
+    points.
 
-    points: n ≥ 1 × d, finite. The same points and seed give the same centres.
+    points: n × d, n ≥ 1, finite. The same points and seed give the same centres.
     """
     scale = float(np.abs(points).max()) or 1.0
     spread = np.linspace(0, len(points) - 1, min(len(points), _MOST)).astype(np.int64)
@@ -33,23 +35,24 @@ def k_means(points: Floats, clusters: int, *, seed: int = 0) -> Floats:
 
 
 def nearest(points: Floats, centres: Floats) -> NDArray[np.int64]:
-    """Return, for each point, the position of its nearest centre; of equally near ones, the
-    first."""
+    """Return, for each point, the position of its nearest centre. If several are equally near, the
+    first one counts."""
     scale = max(float(np.abs(points).max(initial=0)), float(np.abs(centres).max())) or 1.0
     found: NDArray[np.int64] = distances(points / scale, centres / scale).argmin(axis=1)
     return found
 
 
 def distances(points: Floats, centres: Floats) -> Floats:
-    """Return squared distances, n × k, ≥ 0. The squares of all inputs must be finite."""
+    """Return squared distances between points and centres, n × k, ≥ 0. The squares of all inputs
+    must be finite."""
     squares = (points**2).sum(axis=1)[:, None] + (centres**2).sum(axis=1)
     found: Floats = np.maximum(squares - 2 * points @ centres.T, 0.0)
     return found
 
 
 def _beginning(points: Floats, clusters: int, generator: np.random.Generator) -> Floats:
-    """Choose centres by k-means++: draw each next point ∝ its squared distance to the nearest
-    before."""
+    """Choose initial centres by k-means++: draw each point with probability ∝ its squared distance
+    to the nearest centre chosen before."""
     centres: Floats = points[generator.integers(len(points))][None]
     while len(centres) < clusters:
         far = distances(points, centres).min(axis=1)

@@ -1,8 +1,8 @@
 """The entropy of a label distribution after adding each of many clients' counts to it.
 
 The entropy of L + l, with M samples in all, is ln M − (1/M) Σ x ln x over x = L_j + l_j. Scores are
-in double precision, computed in blocks that stay in the cache, on several threads. A million
-clients with ten classes take about 20 ms.
+in double precision, computed in blocks that fit the cache, in several threads. A million clients
+with ten classes take about 20 ms.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from potluck.server.selection import Floats
 from potluck.server.selectors.parts.parallel import Pass
 
 _TINY = 1e-300
-"""Added to every count, so that the logarithm of zero is avoided; too small to change a sum."""
+"""Number added to every count, so that the logarithm of zero is avoided; too small to change a
+sum."""
 
 _BITS = 1 / math.log(2)
 
@@ -29,7 +30,8 @@ def bits(counts: Floats) -> Floats:
 
 
 class Entropies:
-    """Scores K clients by their counts (K × classes, ≥ 0), for a changing sum of chosen clients."""
+    """Scores K clients by their label counts (K × classes, ≥ 0), while the sum of the chosen
+    clients changes."""
 
     def __init__(self, counts: Floats) -> None:
         self._columns = np.ascontiguousarray(counts.T)
@@ -38,8 +40,11 @@ class Entropies:
         self._scratch = threading.local()
 
     def with_each(self, base: Floats, run: Pass) -> Floats:
-        """Return, for each client, the entropy in bits of base (classes) + its counts; the next
-        call overwrites the array."""
+        """Return, for each client, the entropy in bits of `base` (one number per class) plus the
+        client's counts.
+
+        The next call overwrites the returned array.
+        """
         shifted = base[:, None] + _TINY
         base_total = float(base.sum())
 
@@ -63,8 +68,8 @@ class Entropies:
         return self._scores
 
     def _space(self, length: int) -> tuple[Floats, Floats]:
-        """Return two arrays (classes × length) that belong to the calling thread and are reused:
-        allocating them would take as long as the arithmetic."""
+        """Return two arrays (classes × length) that belong to the calling thread. They are reused,
+        because allocating them would take as long as the arithmetic."""
         if getattr(self._scratch, "length", None) != length:
             self._scratch.length = length
             self._scratch.arrays = np.empty((2, len(self._columns), length))

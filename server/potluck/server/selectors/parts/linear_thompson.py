@@ -1,7 +1,8 @@
 """Linear Thompson sampling (Agrawal and Goyal 2013, as in FLASH Alg. 1).
 
-A reward is modelled as linear in a context of d numbers. The posterior of the d coefficients is a
-precision matrix and a response vector; each round uses coefficients drawn from it.
+A reward is modelled as linear in a context of d numbers. The posterior of the d coefficients is
+stored as a precision matrix and a response vector. Each round uses coefficients drawn from the
+posterior.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class Posterior:
         return cls(precision=regularization * np.eye(dimension), response=np.zeros(dimension))
 
     def given(self, contexts: Floats, rewards: Floats) -> Posterior:
-        """Return the posterior after n more rewards. contexts: n × d. rewards: n. All finite."""
+        """Return the posterior after n more rewards. contexts: n × d, finite. rewards: n,
+        finite."""
         return Posterior(
             precision=self.precision + contexts.T @ contexts,
             response=self.response + rewards @ contexts,
@@ -40,7 +42,8 @@ class Posterior:
         return estimate
 
     def sample(self, width: float, normal: Floats) -> Floats:
-        """Return coefficients distributed as N(estimate, width² V⁻¹). normal: d standard normals.
+        """Return coefficients drawn from N(estimate, width² V⁻¹). normal: d standard normal
+        numbers.
 
         V = L Lᵀ is factored, never inverted: the offset is width · L⁻ᵀ normal.
         """

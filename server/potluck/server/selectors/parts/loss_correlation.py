@@ -22,7 +22,8 @@ _SEED = 0
 
 
 def beginning(clients: int, dimension: int) -> Floats:
-    """Return random points of about unit length, clients × dimension; the same at each call."""
+    """Return random points of about unit length, clients × dimension; the same points at each
+    call."""
     generator = np.random.Generator(np.random.PCG64(_SEED))
     points: Floats = generator.standard_normal((clients, dimension)) / np.sqrt(dimension)
     return points
@@ -63,8 +64,8 @@ def fitted(
 
 
 def _alike(changes: Floats, weights: Floats) -> Iterator[tuple[Rows, Floats, Floats]]:
-    """Yield groups of rounds with the same known clients: these, their changes, the rounds'
-    weights."""
+    """Yield groups of rounds in which the losses of the same clients are known: these clients,
+    their changes, and the rounds' weights."""
     known = ~np.isnan(changes)
     for pattern in np.unique(known, axis=0):
         if pattern.any():
@@ -73,9 +74,10 @@ def _alike(changes: Floats, weights: Floats) -> Iterator[tuple[Rows, Floats, Flo
 
 
 def _gradient(points: Floats, changes: Floats, weights: Floats) -> Floats:
-    """Return the gradient of Σ_t w_t (½ r_tᵀ Σ⁻¹ r_t + ½ log det Σ) by the points, n × d.
+    """Return the gradient of Σ_t w_t (½ r_tᵀ Σ⁻¹ r_t + ½ log det Σ) with respect to the points, n ×
+    d.
 
-    Σ is n × n and never computed: Σ⁻¹ X = X A⁻¹ with A = Xᵀ X + noise² I of d × d.
+    Σ is n × n and never computed: Σ⁻¹ X = X A⁻¹, where A = Xᵀ X + noise² I is d × d.
     """
     inner = points.T @ points + NOISE**2 * np.eye(points.shape[1])
     root = cho_factor(inner, lower=True)
@@ -95,8 +97,8 @@ def chosen(
 ) -> tuple[Sequence[int], NDArray[np.float64]]:
     """Return positions chosen one after another, and the expected gain of each.
 
-    Each next position has the largest discount · Σ_i p_i Σ_ik / √Σ_kk; Σ is then conditioned on it.
-    shares: p. O(count · n · (d + count)).
+    Each next position has the largest discount · Σ_i p_i Σ_ik / √Σ_kk; Σ is then conditioned on
+    this position. shares: p. O(count · n · (d + count)).
     """
     variance = (points**2).sum(axis=1) + NOISE**2
     total = points @ (points.T @ shares) + NOISE**2 * shares

@@ -1,13 +1,14 @@
-"""The convex combination of vectors whose entries vary least.
+"""Computes the convex combination of vectors whose entries vary least.
 
-Minimises Var(Σ ω_k N_k) + ridge · ‖ω‖² over ω ≥ 0, Σω = 1; the ridge makes the answer unique and
+Minimises Var(Σ ω_k N_k) + ridge · ‖ω‖² over ω ≥ 0, Σω = 1. The ridge makes the result unique and
 gives equal clients equal weights.
 
-With B the centred vectors over the root of their length, the variance is ‖Bω‖², and the optimum is
-ω = (μ − Bᵀy)₊, for a vector y of that length and a number μ. These minimise φ(y, μ) = ridge/2 ‖y‖²
-+ ½ ‖(μ − Bᵀy)₊‖² − μ, which is convex and piecewise quadratic, so Newton's method ends after some
-steps. If there are many clients, it starts with a few. Clients to which the solution gives a
-positive weight are added until there are none.
+B has the centred vectors N_k as columns, divided by the square root of their length. Then the
+variance is ‖Bω‖², and the optimum is ω = (μ − Bᵀy)₊, for a vector y of that length and a number μ.
+These minimise φ(y, μ) = ridge/2 ‖y‖² + ½ ‖(μ − Bᵀy)₊‖² − μ, which is convex and piecewise
+quadratic, so Newton's method ends after some steps. If there are many clients, it starts with a few
+of them. It then adds the clients to which the solution would give a positive weight, until there
+are none.
 """
 
 from __future__ import annotations
@@ -59,9 +60,9 @@ def _rows(vectors: Floats, rows: NDArray[np.int64]) -> Floats:
 
 
 class _Dual:
-    """The function φ and its minimum; a point is y and μ in one array.
+    """The function φ and its minimum. A point is an array with y and μ.
 
-    The vectors stay as they are: centring them is the same as centring y.
+    The vectors are not centred: centring y has the same effect.
     """
 
     def __init__(self, vectors: Floats, scale: float, ridge: float) -> None:
@@ -88,7 +89,7 @@ class _Dual:
                 length /= 2
             point, value = trial, trial_value
             if length == 1.0 and np.array_equal(active, weights > 0):
-                break  # same piece: its minimum is the minimum
+                break  # the step stays in one quadratic piece: its minimum is that of φ
         return point
 
     def weights(self, point: Floats) -> Floats:
@@ -102,8 +103,8 @@ class _Dual:
         return self._ridge * square / 2 + float(weights @ weights) / 2 - float(point[-1])
 
     def _newton(self, point: Floats, weights: Floats) -> tuple[Floats, float]:
-        """Return the step to the minimum of the piece around a point, and the slope of φ along
-        it."""
+        """Return the step to the minimum of the quadratic piece around a point, and the slope of φ
+        along this step."""
         active = np.flatnonzero(weights)
         vectors = _rows(self._vectors, active)
         entries = self._vectors.shape[1]

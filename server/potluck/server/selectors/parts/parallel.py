@@ -1,4 +1,4 @@
-"""Passes over long columns, in blocks that fit the cache, on several threads."""
+"""Applies a function to long columns, in blocks that fit the cache, in several threads."""
 
 from __future__ import annotations
 

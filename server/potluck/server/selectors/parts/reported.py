@@ -11,7 +11,8 @@ import numpy as np
 from potluck.server.selection import Answers, Floats
 
 LARGEST = 1e9
-"""Largest accepted loss per sample and duration in seconds; its square is still precise enough."""
+"""Maximum accepted loss per sample, and duration in seconds. The square of this number is still
+precise enough."""
 
 
 def column(answers: Answers, name: str, length: int) -> Floats:
@@ -23,13 +24,16 @@ def column(answers: Answers, name: str, length: int) -> Floats:
 
 
 def plausible(values: Floats, *, factor: float) -> Floats:
-    """Return a copy with NaN for negative or infinite values, and the others limited to [0, limit].
+    """Return a copy with NaN for negative or infinite values, and all other values limited to [0,
+    limit].
 
     The limit is `factor` times the median of the values above zero, and at most 10^9. To change
     this median, more than half of the clients would have to send false values.
     """
     result = np.where(np.isfinite(values) & (values >= 0), values, np.nan)
-    np.minimum(result, LARGEST, out=result)  # before the median, which adds two numbers
+    np.minimum(
+        result, LARGEST, out=result
+    )  # before computing the median, which may add two numbers
     positive = result[result > 0]
     if len(positive):
         np.minimum(result, factor * float(np.median(positive)), out=result)

@@ -1,4 +1,4 @@
-"""A selector for updates that raise the entropy of a cohort's labels (FedEntropy).
+"""A selector that prefers updates which raise the entropy of a cohort's labels (FedEntropy).
 
 Ling et al., "FedEntropy: Efficient Device Grouping for Federated Learning Using Maximum Entropy
 Judgment". The grouping follows the authors' code.
@@ -36,16 +36,17 @@ _MOST = 1e6
 
 @dataclass(frozen=True, kw_only=True)
 class FedEntropy(Selector):
-    """Skips uploads that make labels less even; prefers clients wanted before.
+    """Skips uploads that make the labels less even; prefers clients whose updates were wanted
+    before.
 
     After training, clients report their soft label: the mean softmax of the trained model over
-    their samples. The entropy is that of the labels, weighted by samples. As long as the entropy
-    rises, the client whose removal raises it most skips its upload.
+    their samples. The soft labels are combined, weighted by samples, and their entropy is computed.
+    As long as the entropy rises, the client whose removal raises it most skips its upload.
 
     exploration: share of rounds whose cohort is drawn uniformly (grouping `weights`), or among the
-    clients that skipped their last upload (`pools`). grouping: `weights` draws ∝ a weight that
-    starts at 1, grows by 1 with each wanted update, and halves with each skipped one; `pools` draws
-    uniformly among the clients whose last update was wanted. O(K + count² · classes).
+    clients that skipped their last upload (`pools`). grouping: `weights` draws with probability ∝ a
+    weight that starts at 1, grows by 1 with each wanted update, and halves with each skipped one;
+    `pools` draws uniformly among the clients whose last update was wanted. O(K + count² · classes).
     """
 
     exploration: Annotated[float, Field(ge=0, le=1)] = 0.2
@@ -54,8 +55,8 @@ class FedEntropy(Selector):
     asks = frozenset({_QUESTION})
 
     def init(self, population: Population) -> State:
-        """Return the state: `weights`, one per row, float64 > 0; with `pools`, 1 (wanted) or 0
-        (skipped)."""
+        """Return the initial state. weights: one number > 0 per row, float64; with `pools`, 1
+        (wanted) or 0 (skipped)."""
         return State(arrays={"weights": np.ones(len(population))})
 
     def select(self, state: State, context: SelectionContext) -> Selection:
@@ -83,7 +84,8 @@ class FedEntropy(Selector):
         return BeforeUpload(kind=_QUESTION, names=[f"class-{each}" for each in range(classes)])
 
     def spare(self, state: State, offers: Offers) -> Spared:
-        """Return the clients that skip their upload: without them, the labels are more even."""
+        """Return the clients that skip their upload, because the labels are more even without
+        them."""
         labels = np.stack([offers.values[f"class-{each}"] for each in range(len(offers.values))])
         shares = _shares(labels.T) * _sizes(offers.samples)[:, None]
         left = list(range(len(shares)))
@@ -118,7 +120,7 @@ class FedEntropy(Selector):
 
 
 def _shares(told: Floats) -> Floats:
-    """Return soft labels as shares, clients × classes; every row sums to 1, also for invalid
+    """Return soft labels as shares, clients × classes. Every row sums to 1, also for invalid
     reports."""
     clipped = np.clip(told, 0, 1)
     sums = clipped.sum(axis=1, keepdims=True)
@@ -128,7 +130,8 @@ def _shares(told: Floats) -> Floats:
 
 
 def _sizes(samples: Rows) -> Floats:
-    """Return numbers of samples; unknown ones become the mean of the reported, or 1 if none is."""
+    """Return numbers of samples. Unknown numbers are replaced by the mean of the reported ones, or
+    by 1 if there are none."""
     sizes = samples.astype(np.float64)
     known = sizes > 0
     return np.where(known, sizes, sizes[known].mean() if known.any() else 1.0)

@@ -47,7 +47,8 @@ _ROUNDING = 1e-9
 class Distribution:
     """Distribution from which one place of the cohort is drawn.
 
-    positions: positions of clients. masses: probability of each position; they sum to about 1.
+    positions: positions of clients. masses: probability of each of these clients; they sum to about
+    1.
     """
 
     positions: Rows
@@ -58,17 +59,20 @@ class Distribution:
 class ClusteredSampling(Selector):
     """Draws each place of the cohort from a distribution over some of the clients.
 
-    A client's probabilities over all distributions sum to count · its share of the samples. Each
-    client is thus chosen as often as by plain sampling, with less variance. by: `size` (Algorithm
-    1) fills the distributions with the clients from the largest to the smallest; `updates`
-    (Algorithm 2) with clusters of clients whose last updates have similar directions. unbiased: a
-    client may be drawn more than once. It then trains once, its update is weighted by the number of
-    its draws, and cohorts may have fewer than `count` clients. Otherwise a place is drawn again
-    among the clients not chosen yet. weights: weights of those updates. `equal`, as in the authors'
-    program, since a client's samples already decide how often it is drawn. `samples` uses them
-    twice; it is for strategies and sums that accept no weights from a selector. Unknown numbers of
-    samples are replaced by the mean. Algorithm 1: O(K log K); Algorithm 2: O(K²), for up to 3,000
-    clients.
+    A client's probabilities over all distributions sum to count · its share of the samples. So each
+    client is chosen as often as by plain sampling, with less variance.
+
+    by: `size` (Algorithm 1) fills the distributions with the clients from the largest to the
+    smallest; `updates` (Algorithm 2) fills them with clusters of clients whose last updates have
+    similar directions. unbiased: True if a client may be drawn more than once. It then trains once,
+    its update is weighted by the number of its draws, and cohorts may have fewer than `count`
+    clients. If False, a place whose client is already chosen is drawn again among the other
+    clients. weights: weights of the updates with `unbiased`. `equal` follows the authors' program,
+    because a client's samples already decide how often it is drawn. `samples` uses the samples
+    twice; it is for strategies and sums that accept no weights from a selector.
+
+    Unknown numbers of samples are replaced by the mean. Algorithm 1: O(K log K); Algorithm 2:
+    O(K²), for up to 3,000 clients.
     """
 
     by: Literal["size", "updates"] = "size"
@@ -83,7 +87,8 @@ class ClusteredSampling(Selector):
         self.most_clients = LIMIT if self.by == "updates" else None
 
     def init(self, population: Population) -> State:
-        """Return the state; for Algorithm 2, it has a sketch of each client's last update."""
+        """Return the initial state; for Algorithm 2, it has a sketch of each client's last
+        update."""
         return State(arrays=nothing(len(population) if self.learns else 0))
 
     def select(self, state: State, context: SelectionContext) -> Selection:
@@ -118,7 +123,7 @@ class ClusteredSampling(Selector):
 
 
 def by_size(masses: Floats, places: int) -> list[Distribution]:
-    """Return Algorithm 1's distributions: clients fill the places in order, largest first.
+    """Return Algorithm 1's distributions: clients fill the places in order, the largest first.
 
     masses: each client's expected number of draws; they sum to `places`.
     """
@@ -126,10 +131,12 @@ def by_size(masses: Floats, places: int) -> list[Distribution]:
 
 
 def by_similarity(distances: Floats, masses: Floats, places: int) -> list[Distribution]:
-    """Return Algorithm 2's distributions: the largest clusters get a place each, others fill them.
+    """Return Algorithm 2's distributions: the largest clusters get a place each, the other clusters
+    fill these places up.
 
-    distances: between all pairs of clients. A cluster has at most the mass of one place; clients
-    with more first get places of their own.
+    distances: n × n, between all pairs of clients. masses: each client's expected number of draws.
+    A cluster has at most the mass of one place. A client with a larger mass first gets whole places
+    of its own.
     """
     own = np.floor(masses + _ROUNDING).astype(np.int64)
     alone = [
@@ -167,8 +174,8 @@ def fill(
 ) -> None:
     """Draw each place among its clients that are not chosen yet.
 
-    If there are none, draw it among all others ∝ samples. rows, samples: rows and numbers of
-    samples of the clients, by the positions that places refer to.
+    If a place has none, draw it among all other clients, with probability ∝ samples. rows, samples:
+    row and number of samples of each client; the positions in `places` refer to these.
     """
     chosen = np.zeros(len(rows), dtype=bool)
     for number, place in enumerate(places, 1):
@@ -212,7 +219,7 @@ def _reason(number: int, share: float) -> str:
 
 
 def _poured(order: Rows, masses: Floats, places: int) -> list[Distribution]:
-    """Return the clients' masses in this order, cut into places of mass 1."""
+    """Return the clients' masses in this order, cut into places of mass 1 each."""
     ends = masses[order].cumsum()
     if len(ends):
         ends[-1] = max(ends[-1], places)

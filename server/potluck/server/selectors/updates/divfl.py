@@ -1,4 +1,4 @@
-"""DivFL: selects clients whose updates together represent those of all clients.
+"""DivFL: selects clients whose updates together represent the updates of all clients.
 
 Balakrishnan et al., "Diverse Client Selection for Federated Learning via Submodular Maximization",
 ICLR 2022.
@@ -35,13 +35,13 @@ from potluck.server.state import State
 
 @dataclass(kw_only=True)
 class DivFL(Selector):
-    """Selects clients whose updates together represent those of all clients best.
+    """Selects clients whose updates together represent the updates of all clients best.
 
     Greedily adds the client that lowers G(S) = Σ_i min_{j∈S} ‖g_i − g_j‖ most. g are random
     projections of the clients' last updates; i runs over all clients with a known update, j over
     the available ones. Clients that were never picked come first, drawn uniformly; picked clients
-    without a known update come last. weighted: True to weight an update by the number of clients
-    for which it is the nearest, instead of its samples. O(K²), for up to 3,000 clients.
+    without a known update come last. weighted: True to weight an update by the number of clients to
+    which it is the nearest, instead of by its samples. O(K²), for up to 3,000 clients.
     """
 
     weighted: bool = False
@@ -53,11 +53,12 @@ class DivFL(Selector):
         self.weighs = self.weighted
 
     def init(self, population: Population) -> State:
-        """Return the state: the number of picks and a sketch of the last update for each client."""
+        """Return the initial state: the number of picks and a sketch of the last update of each
+        client."""
         return State(arrays=nothing(len(population)))
 
     def select(self, state: State, context: SelectionContext) -> Selection:
-        """Select never-picked clients first, then others greedily."""
+        """Select never-picked clients first, then other clients greedily."""
         check_size("divfl", context)
         generator = context.generator("divfl")
         cohort = Cohort(context, generator)
@@ -85,8 +86,8 @@ class DivFL(Selector):
         return State(arrays=remembered(state.arrays, outcome, found))
 
     def _represented(self, state: State, rows: Rows) -> Floats:
-        """Return the number of clients for which each row is the nearest; 1 if its update is
-        unknown."""
+        """Return, for each row, the number of clients to which its update is the nearest; 1 if its
+        update is unknown."""
         known, _ = of_rows(state.arrays, rows)
         weights = np.ones(len(rows))
         if known.any():
@@ -98,7 +99,7 @@ class DivFL(Selector):
 
 
 def distances(vectors: Floats) -> Floats:
-    """Return the n × n Euclidean distances of rows; those that overflow become the largest
+    """Return the n × n Euclidean distances between rows. Distances that overflow become the largest
     double."""
     scale = np.abs(vectors).max(initial=0.0)
     scaled = vectors / scale if scale > 0 else vectors
@@ -119,10 +120,11 @@ def distances(vectors: Floats) -> Floats:
 def greedy(
     apart: Floats, able: Rows, count: int, generator: np.random.Generator
 ) -> tuple[Rows, list[float]]:
-    """Return up to `count` positions of `able`, and G after each. apart: distances, n × n.
+    """Return up to `count` positions among `able`, and G after each choice. apart: distances, n ×
+    n.
 
-    Evaluated lazily: a client's gain only falls as others are chosen, so it is computed again only
-    while it is the largest.
+    Evaluated lazily: a client's gain only falls when others are chosen, so it is computed again
+    only if it is the largest.
     """
     nearest = np.full(len(apart), np.inf)
     chosen: list[int] = []

@@ -1,7 +1,7 @@
-"""FedPNS: excludes updates that oppose the others, and selects their clients more rarely.
+"""FedPNS: excludes updates that oppose the others, and selects their clients less often.
 
-Wu & Wang, "Node Selection Toward Faster Convergence for Federated Learning on Non-IID Data", 2022;
-details that the paper leaves open follow its authors' program.
+Wu & Wang, "Node Selection Toward Faster Convergence for Federated Learning on Non-IID Data", 2022.
+Details that the paper leaves open follow its authors' program.
 """
 
 from __future__ import annotations
@@ -35,23 +35,26 @@ _FLAGGED: Final = "flagged"
 """Name of the judgement's values: for each update, 1.0 if it was flagged, else 0.0."""
 
 _ROUNDING: Final = 1e-9
-"""Tolerance for products that rounding puts above a whole number, such as 0.7 · 10."""
+"""Tolerance for products that rounding errors may raise above a whole number, such as 0.7 · 10."""
 
 
 @dataclass(kw_only=True)
 class FedPNS(Selector):
     """Draws clients with probabilities that fall when their updates are flagged.
 
-    rule: which updates are flagged. `expected` flags one after another, until ⌈share · updates⌉ are
-    left: the update without which E(S) = |S|·‖mean g‖² is largest, if E(S) is larger without it; g
-    is an update per step. `literal`: all with ⟨mean g, g_k⟩ < 0, as the inequality of the paper
-    reads. A flagged update is excluded from the model. check: before `expected` excludes an update,
-    the mean without it is measured on the coordinator's data, as in the authors' program; if the
-    loss rises, the update stays, though flagged, and no more are excluded. Without the check, the
-    method differs from the paper's, and the coordinator needs no data. A client whose update is
-    flagged loses min((flagged/selected + beta)^alpha, 1) of its probability, which all others
-    share. Late joiners start with the mean probability. O(K) and one pass over the updates, of
-    O(cohort² · parameters).
+    rule: which updates are flagged. `expected` flags one update after another, until ⌈share ·
+    updates⌉ are left: the update without which E(S) = |S|·‖mean g‖² is largest, if E(S) is larger
+    without it; g is an update per step. `literal` flags all updates with ⟨mean g, g_k⟩ < 0, as the
+    inequality of the paper reads. A flagged update is excluded from the model.
+
+    check: True to evaluate the mean without the update on the coordinator's data, before `expected`
+    excludes it, as in the authors' program. If the loss rises, the update stays, though flagged,
+    and no further updates are excluded. Without the check, the method differs from the paper's, and
+    the coordinator needs no data.
+
+    A client whose update is flagged loses the share min((flagged/selected + beta)^alpha, 1) of its
+    probability, which all others share. Late joiners start with the mean probability. O(K) and one
+    pass over the updates, of O(cohort² · parameters).
     """
 
     alpha: NonNegativeFloat = 2.0
@@ -66,8 +69,8 @@ class FedPNS(Selector):
         self.measures = self.check and self.rule == "expected"
 
     def init(self, population: Population) -> State:
-        """Return the state: for each row, its probability and how often it was selected and
-        flagged."""
+        """Return the initial state: for each row, its probability, and how often it was selected
+        and flagged."""
         return State(arrays=_grown({}, len(population)))
 
     def select(self, state: State, context: SelectionContext) -> Selection:
@@ -135,22 +138,24 @@ class FedPNS(Selector):
 
 
 def leaving_out(gram: Floats) -> tuple[float, Floats]:
-    """Return E(S), and E without each update. gram: n × n inner products, n ≥ 2; E(S) is their sum
-    / n."""
+    """Return E(S), and E without each update. gram: n × n inner products, n ≥ 2; their sum divided
+    by n is E(S)."""
     total, count = float(gram.sum()), len(gram)
     rest: Floats = total - 2 * gram.sum(axis=1) + np.diagonal(gram)
     return total / count, rest / (count - 1)
 
 
 def lost_share(rates: Floats, *, alpha: float, beta: float) -> Floats:
-    """Return the share of its probability that a client loses, from its rate of flags."""
+    """Return the share of its probability that a client loses. rates: flagged/selected of each
+    client."""
     with np.errstate(over="ignore"):
         lost: Floats = np.minimum((rates + beta) ** alpha, 1.0)
     return lost
 
 
 def moved(probabilities: Floats, flagged: Rows, lost: Floats) -> Floats:
-    """Return the probabilities after each flagged row lost a share of its own to all others."""
+    """Return the probabilities after each flagged row lost a share of its probability to all
+    others."""
     result = probabilities.copy()
     if not 0 < len(flagged) < len(result):
         return result
@@ -163,7 +168,8 @@ def moved(probabilities: Floats, flagged: Rows, lost: Floats) -> Floats:
 
 
 def _per_step(facts: UpdateFacts) -> Floats:
-    """Return inner products of updates per step, over the largest; 0 if not all are finite."""
+    """Return inner products of updates per step, divided by the largest; 0 if not all are
+    finite."""
     with np.errstate(over="ignore", invalid="ignore"):
         gram = facts.gram / np.outer(facts.steps, facts.steps)
         scaled = gram / np.abs(gram).max()
@@ -171,7 +177,8 @@ def _per_step(facts: UpdateFacts) -> Floats:
 
 
 def _grown(arrays: Mapping[str, NDArray[Any]], clients: int) -> dict[str, NDArray[Any]]:
-    """Add rows for clients that have joined since, with the mean probability."""
+    """Return the arrays, with rows for clients that have joined since. These have the mean
+    probability."""
     known = len(arrays.get("probability", ()))
     if known >= clients:
         return dict(arrays)

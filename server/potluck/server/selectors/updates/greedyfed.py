@@ -36,15 +36,17 @@ _WORST: Final = 1e9
 
 @dataclass(frozen=True, kw_only=True)
 class GreedyFed(Selector):
-    """Selects the clients whose updates helped the model most, by Shapley values.
+    """Selects the clients whose updates improved the model most, by Shapley values.
 
-    A client's value in a round is the gain that its update brings to means of other updates, by the
-    loss on the coordinator's own evaluation data; updates are weighted by their samples.
-    cumulative: how a client's values are combined over the rounds with its update: `mean`, as in
-    the authors' program; `sum`; or `exponential`, memory · before + (1 - memory) · new. tolerance,
-    permutations: as in `shapley_values`; a round measures up to 2^updates means, and at most
-    permutations · updates. Clients that were never picked come first, drawn uniformly; clients that
-    were picked and never sent an update come last. O(K log K).
+    A client's value in a round is the gain that its update brings to means of other updates,
+    measured by the loss on the coordinator's own evaluation data; updates are weighted by their
+    samples. cumulative: how a client's values are combined over the rounds with its update: `mean`,
+    as in the authors' program; `sum`; or `exponential`, memory · before + (1 - memory) · new.
+    tolerance, permutations: as in `shapley_values`. A round evaluates up to 2^updates means, and at
+    most permutations · updates.
+
+    Clients that were never picked come first, drawn uniformly. Clients that were picked and never
+    sent an update come last. O(K log K).
     """
 
     cumulative: Literal["mean", "sum", "exponential"] = "mean"
@@ -55,12 +57,12 @@ class GreedyFed(Selector):
     measures = True
 
     def init(self, population: Population) -> State:
-        """Return the state: for each row, its numbers of picks and of values, and its combined
-        value."""
+        """Return the initial state: for each row, its number of picks, its number of values, and
+        its combined value."""
         return State(arrays=_grown({}, len(population)))
 
     def select(self, state: State, context: SelectionContext) -> Selection:
-        """Select never-picked clients first, then others by value."""
+        """Select never-picked clients first, then other clients by value."""
         generator = context.generator("greedyfed")
         cohort = Cohort(context, generator)
         arrays = _grown(state.arrays, len(context.population))
@@ -79,7 +81,8 @@ class GreedyFed(Selector):
         state: State,
         facts: UpdateFacts,
     ) -> Generator[MeasureMean, float, Judgement]:
-        """Measure means of some updates to compute Shapley values; exclude no update."""
+        """Request the losses of means of some updates, to compute Shapley values; exclude no
+        update."""
         reckoning = shapley_values(
             len(facts.rows),
             facts.generator("greedyfed"),
@@ -95,7 +98,7 @@ class GreedyFed(Selector):
                 return Judgement(values={"shapley": ended.value})
 
     def observe(self, state: State, outcome: RoundOutcome) -> State:
-        """Add the round's values."""
+        """Add this round's values to the clients' combined values."""
         arrays = _grown(state.arrays, int(outcome.selected.max(initial=-1)) + 1)
         arrays = {name: array.copy() for name, array in arrays.items()}
         arrays["picks"][outcome.selected] += 1

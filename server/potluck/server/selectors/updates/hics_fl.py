@@ -1,4 +1,4 @@
-"""HiCS-FL: selects clients more often if their updates of the last layer suggest even labels.
+"""HiCS-FL: prefers clients whose updates of the last layer suggest even labels.
 
 Chen & Vikalo, "Heterogeneity-Guided Client Sampling: Towards Fast and Efficient Non-IID Federated
 Learning", NeurIPS 2024.
@@ -45,26 +45,28 @@ from potluck.server.state import State
 
 _TOLD = "label-entropy"
 _LARGEST = 16.0
-"""Largest entropy of labels in nats; it suffices for up to eight million classes."""
+"""Maximum accepted entropy of labels in nats; it suffices for up to eight million classes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HiCSFL(Selector):
-    """Clusters clients by output layers; prefers clusters with even labels.
+    """Clusters clients by their updates of the output layer; prefers clusters with even labels.
 
-    Ĥ is the entropy in nats of softmax(Δb/temperature), Δb the last change of the output layer's
-    bias (of the row means of its weights, if it has none). Clients are clustered by Ward's method
-    into `clusters` (by default, as many as are chosen), by the angle of two Δb plus entropy_weight
-    times the difference of their Ĥ. A place of the cohort goes to a cluster, drawn with probability
-    ∝ exp(annealing · (1 − t/T) · its mean Ĥ), T being the run's rounds, and there to one of its
-    clients, uniformly. If Ĥ varies by spread or more, places are drawn as by Algorithm 2 of
-    clustered sampling instead. Clients that were never picked come first, drawn uniformly; those
-    that were picked, and whose update is unknown, come last. O(K²), for up to 3,000 clients.
+    Ĥ is the entropy in nats of softmax(Δb/temperature). Δb is the last change of the output layer's
+    bias; without a bias, of the row means of its weights. Clients are clustered by Ward's method
+    into `clusters` clusters (by default, as many as clients are chosen). The distance is the angle
+    of two Δb plus entropy_weight times the difference of their Ĥ.
 
-    entropies: `updates` computes Ĥ from the updates of rounds. `told` asks each client once for
-    only its Ĥ, from a training whose result is discarded. Clients are then clustered by Ĥ only, and
-    if it varies by spread or more, places are drawn by samples, as by Algorithm 1 of clustered
-    sampling. `told` reads nothing of updates, so it is compatible with masked ones.
+    For each place of the cohort, a cluster is drawn with probability ∝ exp(annealing · (1 − t/T) ·
+    its mean Ĥ), T being the run's rounds, and then one of its clients, uniformly. If Ĥ varies by
+    `spread` or more, places are drawn as by Algorithm 2 of clustered sampling instead. Clients that
+    were never picked come first, drawn uniformly; picked clients whose update is unknown come last.
+    O(K²), for up to 3,000 clients.
+
+    entropies: `updates` computes Ĥ from the updates of rounds. `told` asks each client once for its
+    Ĥ only, from a training whose result is discarded. Clients are then clustered by Ĥ only. If Ĥ
+    varies by `spread` or more, places are drawn by samples, as by Algorithm 1 of clustered
+    sampling. `told` reads nothing from updates, so it is compatible with masked ones.
     """
 
     temperature: PositiveFloat = 0.0025
@@ -84,7 +86,7 @@ class HiCSFL(Selector):
         object.__setattr__(self, "asks", frozenset({_TOLD} if told else ()))
 
     def init(self, population: Population) -> State:
-        """Return the state: picks and each client's last update of the output bias.
+        """Return the initial state: picks and each client's last update of the output bias.
 
         With `told`: the entropy that each client reported, NaN if none.
         """
@@ -93,7 +95,7 @@ class HiCSFL(Selector):
         return State(arrays=nothing(len(population)))
 
     def select(self, state: State, context: SelectionContext) -> Selection | Interview:
-        """Select never-picked clients first, then others by clusters."""
+        """Select never-picked clients first, then other clients by clusters."""
         check_size("hics-fl", context)
         return self._by_told(state, context) if self.asks else self._by_updates(state, context)
 
@@ -182,7 +184,8 @@ class HiCSFL(Selector):
 
 
 def _heard(state: State, heard: Sequence[Answers], clients: int) -> Floats:
-    """Return each client's last answer, with rows for clients that joined; NaN for no answer."""
+    """Return each client's last answer, also for clients that have joined since; NaN if there is
+    none."""
     before = state.arrays[_TOLD]
     told = np.append(before, np.full(max(0, clients - len(before)), np.nan))
     for answers in heard:
@@ -193,7 +196,7 @@ def _heard(state: State, heard: Sequence[Answers], clients: int) -> Floats:
 
 
 def cut(merges: Floats, clusters: int) -> Rows:
-    """Cut a tree into a number of clusters; return the cluster of each client, from 0."""
+    """Cut a tree into `clusters` clusters; return the cluster of each client, from 0."""
     clients = len(merges) + 1
     parents = np.arange(clients + len(merges))
     for number, (one, other) in enumerate(merges[: clients - clusters, :2].astype(np.int64)):

@@ -1,7 +1,7 @@
-"""Shapley values by truncated permutations in which each player leads in turn (GTG-Shapley).
+"""Shapley values by truncated permutations in which each player is first in turn (GTG-Shapley).
 
 Liu et al., "GTG-Shapley: Efficient and Accurate Participant Contribution Evaluation in Federated
-Learning", 2022, Algorithm 1; the criterion of convergence is that of its authors' program.
+Learning", 2022, Algorithm 1; the convergence criterion is that of the authors' program.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from potluck.server.selection import Floats
 
 Coalition = tuple[int, ...]
-"""Players, sorted."""
+"""A set of players, sorted."""
 
 _LEAST_PERMUTATIONS: Final = 30
 _LOOKED_AT: Final = 10
@@ -24,12 +24,14 @@ _CONVERGED: Final = 0.05
 def shapley_values(
     players: int, generator: np.random.Generator, *, tolerance: float, permutations: int
 ) -> Generator[Coalition, float, Floats]:
-    """Yield coalitions, each once, and receive the worth of each; return Shapley values per player.
+    """Yield coalitions, each once, and receive the value of each; return the Shapley value of each
+    player.
 
-    tolerance: once the worth of a permutation's players is this near to the worth of all, the
-    players that follow add nothing. If the worth of all is this near to that of the empty
-    coalition, all values are 0. permutations: their maximum number, rounded up to a multiple of
-    players. Stops earlier if the last means differ by at most 5 % on average.
+    tolerance: once the value of a permutation's first players is within this distance of the value
+    of all players, the players that follow add nothing. If the value of all players is within this
+    distance of that of the empty coalition, all Shapley values are 0. permutations: maximum number
+    of permutations, rounded up to a multiple of players. Stops earlier if the last means differ by
+    at most 5 % on average.
     """
     of_none = yield ()
     of_all = yield tuple(range(players))

@@ -1,6 +1,7 @@
 """A selector's memory: numbers from each client's last update, and its number of picks.
 
-State: `picks`, K; `seen`, the rows known, sorted; `known`, one row of float32 for each of them.
+State: `picks`, K; `seen`, the rows with a known update, sorted; `known`, one row of float32 for
+each of them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from potluck.server.selection import Floats, RoundOutcome, Rows, SelectionContex
 from potluck.server.selectors.parts.choosing import Cohort
 
 LIMIT: Final = 3_000
-"""Maximum number of clients that are compared pairwise; this takes a few seconds."""
+"""Maximum number of clients that are compared pairwise; comparing them takes a few seconds."""
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -44,7 +45,8 @@ def nothing(clients: int, numbers: int = 0) -> dict[str, NDArray[Any]]:
 
 
 def remembered(arrays: Arrays, outcome: RoundOutcome, found: Floats) -> dict[str, NDArray[Any]]:
-    """Return the state after a round. found: a row of numbers for each update in its facts."""
+    """Return the state after a round. found: one row of numbers for each update in the round's
+    facts."""
     picks = arrays["picks"]
     more = max(0, int(outcome.selected.max(initial=-1)) + 1 - len(picks))
     picks = np.append(picks, np.zeros(more, dtype=np.int64))
@@ -64,14 +66,15 @@ def remembered(arrays: Arrays, outcome: RoundOutcome, found: Floats) -> dict[str
 
 
 def of_rows(arrays: Arrays, rows: Rows) -> tuple[NDArray[np.bool_], Floats]:
-    """Return which of these rows are known, and the numbers of those that are."""
+    """Return which of these rows are known, and the numbers of the known rows."""
     seen = arrays["seen"]
     known = np.isin(rows, seen)
     return known, arrays["known"][np.searchsorted(seen, rows[known])].astype(np.float64)
 
 
 def sweep(cohort: Cohort, arrays: Arrays, context: SelectionContext) -> None:
-    """Add never-picked clients, drawn uniformly, as long as there are any."""
+    """Add never-picked clients, drawn uniformly, until the cohort is full or there are none
+    left."""
     picks = arrays["picks"]
     fresh = context.available >= len(picks)
     fresh[~fresh] = picks[context.available[~fresh]] == 0
@@ -79,7 +82,8 @@ def sweep(cohort: Cohort, arrays: Arrays, context: SelectionContext) -> None:
 
 
 def angles(vectors: Floats) -> Floats:
-    """Return the angles between all pairs, n × n, in radians; 0 to a vector of zeros (unknown)."""
+    """Return the angles between all pairs of rows, n × n, in radians. The angle to a row of zeros
+    (unknown) is 0."""
     largest = np.abs(vectors).max(axis=1, initial=0.0, keepdims=True)
     scaled = vectors / np.where(largest > 0, largest, 1.0)
     lengths = np.linalg.norm(scaled, axis=1)
