@@ -23,7 +23,7 @@ class States:
 
 
 def write_states(files: ModelFiles, states: States) -> str | None:
-    """Write the arrays of both states. Return the file's digest; None if there are no arrays."""
+    """Write the arrays of both states. Return the file's digest; None without arrays."""
     arrays = {
         f"{owner}/{name}": np.ascontiguousarray(array)
         for owner, state in (("selector", states.selector), ("strategy", states.strategy))

@@ -29,7 +29,7 @@ PhaseObserver = Callable[[str, float, int], None]
 clients that dropped out in it."""
 
 NO_SUMS = "this coordinator lacks the package potluck.secagg; install all of potluck"
-"""The reason why there is no collector, with the remedy."""
+"""The reason why a coordinator has no collector, with the remedy."""
 
 
 class LabelSums:

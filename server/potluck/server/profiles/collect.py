@@ -275,8 +275,8 @@ class Profiling:
     async def _take_or_explain(
         self, client: str, signal: str, answer: coordinator_pb2.Answer
     ) -> str:
-        """Store the profile in an answer and return an empty text. If there is no valid profile,
-        return the reason."""
+        """Store the profile in an answer and return an empty text. If the answer has no valid
+        profile, return the reason."""
         if answer.WhichOneof("outcome") == "failure":
             return f"{answer.failure.message[:500]} ({answer.failure.reason[:80]})"
         try:

@@ -37,7 +37,7 @@ def complete(
     clients on further hosts.
 
     The reason of an added client is "needed for N hosts". Hosts are added until the path can make a
-    model of the cohort's updates, or until there are no further hosts.
+    model of the cohort's updates, or until no further hosts are left.
     """
     run_file, least = plan.run_file, plan.rules.hosts
     if not least:

@@ -143,7 +143,7 @@ class Coordinator:
         self.attendance.spread(membership.epoch, membership.document)
 
     def _members_expire(self) -> datetime | None:
-        """Return the time when the first member record expires; None if there are no records."""
+        """Return the time when the first member record expires; None without records."""
         members = self.trust.members
         records = [] if members is None else members.records.values()
         return min((record.not_after for record in records), default=None)

@@ -102,7 +102,9 @@ def _unplain_training(plan: RunPlan) -> str:
     """Return why the run's local training breaks the audit's assumptions; empty if it does not."""
     run_file, training, strategy = plan.run_file, plan.training, plan.strategy
     if plan.trainer is not None:
-        return f"task '{run_file.task.name}' trains by a loop of its own, which may be any"
+        return (
+            f"task '{run_file.task.name}' trains with its own loop, which the audit does not know"
+        )
     if strategy.correction is not None:
         return f"strategy '{run_file.strategy.name}' corrects the steps of clients"
     if strategy.parts or strategy.one_way:
@@ -111,31 +113,31 @@ def _unplain_training(plan: RunPlan) -> str:
             "output bias may not be among them"
         )
     if plan.selector.drops:
-        return "clients leave tensors out of their updates, and the output bias may be among them"
+        return "clients omit tensors from their updates, and the output bias may be one of them"
     if plan.selector.limits:
         return (
             f"selector '{run_file.selector.name}' limits the samples of each class that clients "
-            "train on, and they claim what they hold"
+            "train on, while they claim all that they hold"
         )
     if training.optimizer != "sgd":
-        return f"the reasoning holds for training.optimizer = 'sgd', not for '{training.optimizer}'"
+        return f"the audit is valid for training.optimizer = 'sgd', not for '{training.optimizer}'"
     if training.weight_decay:
         return (
-            f"training.weight_decay = {training.weight_decay:g} moves the output bias, too; the "
-            "reasoning holds for 0"
+            f"training.weight_decay = {training.weight_decay:g} also changes the output "
+            "bias; the audit is valid for 0"
         )
     other = [each.name for each in run_file.objective if each.name != "cross-entropy"]
     if other:
-        return f"the reasoning holds for objective 'cross-entropy', not for '{other[0]}'"
+        return f"the audit is valid for objective 'cross-entropy', not for '{other[0]}'"
     if run_file.transport.down.encoding is not Encoding.FLOAT32:
         return (
-            f"models go down as {run_file.transport.down.encoding}, so clients begin from another "
-            "output bias; use transport.down.encoding = 'float32'"
+            f"models are sent as {run_file.transport.down.encoding}, so clients start from a "
+            "rounded output bias; use transport.down.encoding = 'float32'"
         )
     if run_file.transport.up.encoding is not Encoding.FLOAT32:
         return (
-            f"updates came as {run_file.transport.up.encoding}, whose rounding hides how the bias "
-            "moved; use transport.up.encoding = 'float32'"
+            f"updates are sent as {run_file.transport.up.encoding}, whose rounding hides how "
+            "the bias changed; use transport.up.encoding = 'float32'"
         )
     return ""
 

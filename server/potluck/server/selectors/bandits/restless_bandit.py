@@ -98,7 +98,7 @@ class RestlessBandit(ContextBandit):
 
 def state_of(mean: float, before: Floats, states: int) -> int:
     """Return which of `states` quantiles of the earlier rounds' mean rewards this round's mean
-    falls into; 0 if there are no earlier rounds."""
+    falls into; 0 without earlier rounds."""
     if not len(before):
         return 0
     borders = np.quantile(before, np.arange(1, states) / states)
