@@ -187,7 +187,10 @@ def test_changes_are_those_of_the_last_bias(tmp_path: Path) -> None:
             "valid for training.optimizer = 'sgd', not for 'adam'",
         ),
         (plan(training="optimizer = 'adamw'"), "not for 'adamw'"),
-        (plan(training="weight_decay = 1e-4"), "training.weight_decay = 0.0001 also changes the output"),
+        (
+            plan(training="weight_decay = 1e-4"),
+            "training.weight_decay = 0.0001 also changes the output",
+        ),
         (plan(selector="kl", options="truncate = true"), "selector 'kl' limits the samples"),
         (plan("model.trainable = ['2.*']"), "`trainable` of \\[model\\] divides it"),
         (plan("model.keep = ['2.*']"), "`keep` of \\[model\\] divides it"),
