@@ -9,11 +9,17 @@ from typing import Any
 import lightning
 import pytest
 import torch
-from support.adapted_training import check_manners, measured_by, settings_of, trained
+from support.adapted_training import (
+    check_manners,
+    check_private_training,
+    measured_by,
+    settings_of,
+    trained,
+)
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from potluck.common.errors import TrainingError
+from potluck.common.errors import ConfigurationError, TrainingError
 from potluck.common.trainer import Measure
 from potluck.integrations.adapters.lightning import LightningTrainer
 
@@ -86,7 +92,7 @@ def test_settings_of_the_run_count_where_the_script_chooses_none() -> None:
 
 def test_losses_of_accumulated_batches_count_whole() -> None:
     loader = DataLoader(samples(), batch_size=4)
-    still = {"learning_rate": "lr"}
+    still: dict[str, Any] = {"learning_rate": "lr"}
     rate = settings_of(learning_rate=1e-30)
     plain, _ = trained(LightningTrainer(MEASURES, **still), new_model(), loader, rate)
     accumulating = LightningTrainer(MEASURES, accumulate_grad_batches=3, **still)
@@ -130,3 +136,26 @@ def test_a_module_of_another_lightning_is_said_with_what_to_change() -> None:
         measured_by(trainer, Other(), loader)
     with pytest.raises(TrainingError, match="model Linear is not a LightningModule; derive it"):
         measured_by(trainer, nn.Linear(3, 1), loader)
+
+
+def test_a_private_module_takes_the_granted_steps_with_noise() -> None:
+    loader = DataLoader(samples(), batch_size=4)
+    check_private_training(LightningTrainer(MEASURES, private=True), new_model(), loader)
+
+
+@pytest.mark.parametrize("name", ["accumulate_grad_batches", "callbacks", "precision"])
+def test_an_option_with_which_noise_hides_nothing_is_refused(name: str) -> None:
+    options: dict[str, Any] = {name: 2}
+    with pytest.raises(ConfigurationError, match=f"option {name} is not compatible with private"):
+        LightningTrainer(MEASURES, private=True, **options)
+
+
+class Scheduled(Line):
+    def configure_optimizers(self) -> Any:
+        return {"optimizer": super().configure_optimizers()}
+
+
+def test_a_private_module_with_more_than_an_optimizer_is_refused() -> None:
+    loader = DataLoader(samples(), batch_size=4)
+    with pytest.raises(ConfigurationError, match="return one optimizer"):
+        check_private_training(LightningTrainer(MEASURES, private=True), Scheduled(), loader)

@@ -18,9 +18,16 @@ from monai.losses import DiceLoss
 from monai.metrics import DiceMetric
 from monai.networks.nets import UNet
 from monai.transforms import AsDiscrete, AsDiscreted, Compose, RandGaussianNoised, ToTensord
-from support.adapted_training import check_manners, measured_by, settings_of, trained
+from support.adapted_training import (
+    check_manners,
+    check_private_training,
+    measured_by,
+    settings_of,
+    trained,
+)
 from torch import nn
 
+from potluck.common.errors import ConfigurationError
 from potluck.common.trainer import SHARE, Measure, Measured, TrainerSettings
 from potluck.integrations.adapters.monai import MonaiEngineTrainer, MonaiLoopTrainer, measured
 
@@ -163,3 +170,27 @@ def test_manners(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     settings = settings_of(learning_rate=0.02, epochs=2)
     batches = loader(12, train=True)
     check_manners(TRAINERS[kind], new_model(), batches, settings, tmp_path / "here", monkeypatch)
+
+
+def small() -> nn.Module:
+    torch.manual_seed(2)
+    return nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 1, 1))
+
+
+def test_a_private_engine_takes_the_granted_steps_with_noise() -> None:
+    trainer = MonaiEngineTrainer(engine, evaluator, MEASURES, private=True)
+    data = Dataset(slices(22), ToTensord(("image", "label")))
+    check_private_training(trainer, small(), DataLoader(data, batch_size=4))
+
+
+def mixed(model: nn.Module, batches: Any, settings: TrainerSettings) -> Any:
+    made = engine(model, batches, settings)
+    made.amp = True
+    return made
+
+
+def test_an_engine_that_may_skip_steps_is_refused() -> None:
+    trainer = MonaiEngineTrainer(mixed, evaluator, MEASURES, private=True)
+    data = Dataset(slices(22), ToTensord(("image", "label")))
+    with pytest.raises(ConfigurationError, match="plain SupervisedTrainer: without amp"):
+        check_private_training(trainer, small(), DataLoader(data, batch_size=4))

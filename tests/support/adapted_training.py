@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,16 @@ from potluck.common.errors import RoundClosedError
 from potluck.common.names import ClientId
 from potluck.common.settings.local_training import LocalTraining
 from potluck.common.trainer import (
+    Capability,
     Contribution,
     EvaluationSettings,
     Measures,
+    PrivateTraining,
     Trainer,
     TrainerSettings,
     TrainingProgress,
 )
+from potluck.privacy.noisy_steps import noisy_steps
 
 
 def settings_of(seed: int = 3, **training: Any) -> TrainerSettings:
@@ -85,6 +89,30 @@ def check_manners(
         trained(trainer, model, data, settings, unwanted)
     assert len(steps) == 2
     assert list(folder.iterdir()) == []
+
+
+def check_private_training(trainer: Trainer, model: nn.Module, data: Any) -> None:
+    """Check that a trainer takes exactly the granted steps, all with noise, also in empty batches,
+    and moves the model with them."""
+    assert Capability.PRIVACY in trainer.capabilities
+    samples = trainer.samples(data)
+    terms = PrivateTraining(
+        sampling_rate=2 / samples,
+        noise_multiplier=1.0,
+        steps=30,
+        clip=1.0,
+        expected_batch=2.0,
+        engine=noisy_steps,
+    )
+    settings = replace(settings_of(epochs=7), privacy=terms)
+    shares: list[float] = []
+    contribution, after = trained(trainer, model, data, settings, TrainingProgress(shares.append))
+    assert terms.within_terms
+    assert sum(each.steps for each in terms.taken) == 30
+    assert contribution.samples == samples
+    assert 2 < len(shares) <= 31
+    for name, tensor in after.named_parameters():
+        assert not torch.equal(tensor, model.get_parameter(name))
 
 
 def refuse(*_: object) -> None:

@@ -12,15 +12,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
 from potluck.client.disclosure.weightings import is_masked
 from potluck.common.errors import ProtocolError
 from potluck.common.settings.local_training import LocalTraining
 from potluck.common.settings.plugins import integration
+from potluck.common.trainer import PrivateTraining
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 if TYPE_CHECKING:  # importing them imports torch
@@ -90,7 +92,9 @@ class PrivacyGuard(ABC):
 
 
 class PrivateLoop(ABC):
-    """Trains with noise. Called in the thread, or the process, that trains."""
+    """Trains with noise, and adds noise in the loops of tasks' own trainers.
+
+    Called in the thread, or the process, that trains."""
 
     @abstractmethod
     def check(self, model: nn.Module, objective: Objective, settings: LocalTraining) -> None:
@@ -109,6 +113,16 @@ class PrivateLoop(ABC):
         """Train the model in place, from the weights it has. Report no loss.
 
         Raises TrainingError, and RoundClosedError if cancelled."""
+
+    @abstractmethod
+    def check_model(self, model: nn.Module) -> None:
+        """Raise ConfigurationError if a layer of the model mixes the records of a batch."""
+
+    @abstractmethod
+    def noisy_steps(
+        self, model: nn.Module, optimizer: Any, data: Any, terms: PrivateTraining
+    ) -> AbstractContextManager[tuple[Any, Any]]:
+        """Yield an optimizer and batches for a trainer: see `TrainerSettings.noisy_steps`."""
 
 
 def private_loop() -> PrivateLoop:

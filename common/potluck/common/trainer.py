@@ -11,9 +11,11 @@ numpy arrays, or a `torch.nn.Module`, which is on the host's device.
 
 from __future__ import annotations
 
+import contextlib
 import math
+import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -70,14 +72,16 @@ class Capability(StrEnum):
     declares the number of classes. LOSS: its measure `loss`, over a client's training samples, for
     selectors that request it before they select (pow-d). GRADIENT_NORM: `Trainer.gradient_norm`
     (feel). SKETCH: needs no further method; `train` may also be called to answer a question
-    (hcsfed), with an empty folder that is deleted afterwards. Other capabilities have the names in
-    a selector's `reports`.
+    (hcsfed), with an empty folder that is deleted afterwards. PRIVACY: `train` takes only steps
+    with noise if `TrainerSettings.privacy` is set, for runs with `[privacy]`; needs
+    `Trainer.samples`. Other capabilities have the names in a selector's `reports`.
     """
 
     LABEL_COUNTS = "label_counts"
     LOSS = "loss"
     GRADIENT_NORM = "gradient-norm"
     SKETCH = "sketch"
+    PRIVACY = "privacy"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +98,71 @@ class Contribution:
     steps: int = 0
     measures: Measures = field(default_factory=dict)
     reports: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoisySteps:
+    """Steps of DP-SGD that a trainer has taken; fields as in `PrivateTraining`."""
+
+    sampling_rate: float
+    noise_multiplier: float
+    steps: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivateTraining:
+    """The terms of a training with noise that hides single records, and the steps taken so far.
+
+    The client's ledger has been charged for these terms. sampling_rate: chance of each record to be
+    in a step's batch, in (0, 1]. noise_multiplier: standard deviation of the noise that is added to
+    the sum of a batch's gradients, in units of `clip`, > 0. steps: maximum number of steps, ≥ 1.
+    clip: maximum L2 norm of a record's gradient, > 0. expected_batch: divisor of the noisy sum,
+    > 0. engine: implementation of `TrainerSettings.noisy_steps`. taken: recorded steps.
+    """
+
+    sampling_rate: float
+    noise_multiplier: float
+    steps: int
+    clip: float
+    expected_batch: float
+    engine: Callable[..., contextlib.AbstractContextManager[tuple[Any, Any]]] | None = field(
+        default=None, repr=False
+    )
+    taken: list[NoisySteps] = field(default_factory=list, repr=False)
+
+    def record(
+        self,
+        *,
+        steps: int = 1,
+        sampling_rate: float | None = None,
+        noise_multiplier: float | None = None,
+    ) -> None:
+        """Record steps, before their noise is drawn; `noisy_steps` does it by itself.
+
+        sampling_rate, noise_multiplier: those of the steps; by default those of the terms.
+        """
+        rate = self.sampling_rate if sampling_rate is None else sampling_rate
+        noise = self.noise_multiplier if noise_multiplier is None else noise_multiplier
+        self.taken.append(NoisySteps(sampling_rate=rate, noise_multiplier=noise, steps=steps))
+
+    @property
+    def within_terms(self) -> bool:
+        """True if steps were recorded, and none of them discloses more than the terms allow."""
+        return 0 < sum(each.steps for each in self.taken) <= self.steps and all(
+            each.steps > 0
+            and 0 < each.sampling_rate <= self.sampling_rate
+            and self.noise_multiplier <= each.noise_multiplier < math.inf
+            for each in self.taken
+        )
+
+    def generator(self, device: str = "cpu") -> Any:
+        """Return a new `torch.Generator` on a device, seeded from the operating system.
+
+        Draw batches and noise from such generators: the coordinator knows the run's seeds.
+        """
+        import torch
+
+        return torch.Generator(device).manual_seed(secrets.randbits(63))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +204,9 @@ class TrainerSettings(_Place):
     training: the run's `[training]` table; a trainer uses the settings that apply to it. round:
     round number, from 1. seed: seed of everything random in the training; the global generators of
     `random`, numpy and torch were also seeded with it. client: client whose data are trained on.
-    device: "cpu" or "cuda:N". reports: the numbers that the run's selector asks for.
+    device: "cpu" or "cuda:N". reports: the numbers that the run's selector asks for. privacy: terms
+    of a training with noise, for trainers with the capability `privacy`; None for one without. In a
+    training with noise, the seeds come from the operating system.
     """
 
     training: LocalTraining
@@ -144,6 +215,29 @@ class TrainerSettings(_Place):
     client: ClientId
     device: str = "cpu"
     reports: frozenset[str] = frozenset()
+    privacy: PrivateTraining | None = None
+
+    @contextlib.contextmanager
+    def noisy_steps(self, model: Any, optimizer: Any, data: Any) -> Iterator[tuple[Any, Any]]:
+        """Yield the optimizer and the loader to train with: with noise if `privacy` is set.
+
+        model: a `torch.nn.Module`, which is used as before. optimizer: a `torch.optim.Optimizer` of
+        all its trainable parameters. data: a `DataLoader` or a `Dataset` with a length. Without
+        `privacy`, yields `optimizer` and `data` unchanged.
+
+        With `privacy`, the loader draws Poisson samples of the dataset until the granted steps are
+        used up. A pass over it has about as many batches as one over `data`. Each step of the
+        optimizer clips the gradient of each record, adds noise, and is recorded. Take one step for
+        each batch. The loss must be the mean over the batch's records of losses that depend on one
+        record each. Raises ConfigurationError for a model or an optimizer without such gradients.
+        """
+        if self.privacy is None:
+            yield optimizer, data
+            return
+        if self.privacy.engine is None:
+            raise RuntimeError("the terms have no engine outside a host; set `engine`")
+        with self.privacy.engine(model, optimizer, data, self.privacy) as found:
+            yield found
 
     @property
     def learning_rate(self) -> float:
@@ -218,10 +312,13 @@ class Trainer(ABC):
         )
 
     def samples(self, data: Any) -> int:
-        """Return the number of a client's training samples, for the capability `label_counts`."""
+        """Return the number of a client's training samples.
+
+        For the capabilities `label_counts` and `privacy`. A sample is what single records of
+        `[privacy]` are: one entry of the data set."""
         raise NotImplementedError(
-            f"{type(self).__name__} declares label_counts; give it a method samples as well, which "
-            "returns the number of training samples"
+            f"{type(self).__name__} declares label_counts or privacy; give it a method samples as "
+            "well, which returns the number of training samples"
         )
 
     def gradient_norm(self, model: Any, data: Any) -> float:

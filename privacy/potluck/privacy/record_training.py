@@ -14,9 +14,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -38,6 +36,14 @@ from potluck.common.errors import (
 from potluck.common.learning.local_steps import normalizer
 from potluck.common.settings.local_training import LocalTraining
 from potluck.common.task import Examples
+from potluck.common.trainer import PrivateTraining
+from potluck.privacy.noisy_steps import (
+    NoisyOptimizer,
+    PoissonBatches,
+    drop_not_finite,
+    noisy_steps,
+    with_record_gradients,
+)
 
 
 class RecordTraining(PrivateLoop):
@@ -53,6 +59,10 @@ class RecordTraining(PrivateLoop):
                 "other records; choose cross-entropy, focal, generalized-cross-entropy, "
                 "symmetric-cross-entropy or fedprox"
             )
+        self.check_model(model)
+
+    def check_model(self, model: nn.Module) -> None:
+        """Raise ConfigurationError if a layer of the model mixes the records of a batch."""
         model.train()
         errors = ModuleValidator.validate(model)
         if errors:
@@ -61,6 +71,12 @@ class RecordTraining(PrivateLoop):
                 f"the model is not compatible with [privacy]: {text[:300]}; replace batch "
                 "normalisation by group normalisation (resnet18-gn), or remove [privacy]"
             )
+
+    def noisy_steps(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, data: Any, terms: PrivateTraining
+    ) -> AbstractContextManager[tuple[NoisyOptimizer, PoissonBatches]]:
+        """Yield an optimizer and batches for a trainer's own loop."""
+        return noisy_steps(model, optimizer, data, terms)
 
     def train(
         self,
@@ -76,7 +92,7 @@ class RecordTraining(PrivateLoop):
         model.to(device).train()
         buffers = {name: each.clone() for name, each in model.named_buffers()}
         data = data.to(device)
-        with _wrapped(model) as network:
+        with with_record_gradients(model) as network:
             steps = _NoisySteps(network, data, objective, settings, context, granted)
             steps.run()
         with torch.no_grad():
@@ -184,7 +200,7 @@ class _NoisySteps:
                 self._add(indices[:half])
                 self._add(indices[half:])
             return
-        _drop_not_finite([each.grad_sample for each in self.noise.params])
+        drop_not_finite([each.grad_sample for each in self.noise.params])
         self.noise.signal_skip_step(do_skip=True)
         self.noise.pre_step()
         self.noise.zero_grad(set_to_none=True)
@@ -220,28 +236,6 @@ class _NoisySteps:
                 f"the gradients of single records can't be computed for this model: {text}; choose "
                 "another model, or remove [privacy]"
             ) from error
-
-
-def _drop_not_finite(gradients: Sequence[Tensor]) -> None:
-    """Set a record's gradients to zero if one of their values is not finite."""
-    finite = torch.stack([each.flatten(1).isfinite().all(dim=1) for each in gradients]).all(dim=0)
-    for each in gradients:
-        each[~finite] = 0.0
-
-
-@contextmanager
-def _wrapped(model: nn.Module) -> Iterator[GradSampleModule]:
-    """Wrap the model in the block, so that backward passes also compute per-record gradients."""
-    with warnings.catch_warnings():
-        # Inputs are data and don't need a gradient.
-        warnings.filterwarnings("ignore", message="Full backward hook is firing")
-        network = GradSampleModule(model)
-        try:
-            yield network
-        finally:
-            network.to_standard_module()
-            for each in model.parameters():
-                each.grad = None
 
 
 def _require_finite(model: nn.Module, settings: LocalTraining, round_number: int) -> None:

@@ -9,14 +9,19 @@ import re
 import shlex
 import tomllib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import typer
+from support.adapted_training import settings_of
 from support.doc_pages import Block, blocks
 from support.repository import ROOT
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
@@ -26,9 +31,11 @@ from potluck.common.errors import PluginError
 from potluck.common.run_file.runfile import RunFile
 from potluck.common.settings.configuration import Settings, validate
 from potluck.common.settings.plugins import find, installed
+from potluck.common.trainer import Contribution, PrivateTraining, TrainingProgress
 from potluck.deploy.cli import app as operator_app
 from potluck.deploy.machines.inventory import Inventory
 from potluck.experiments.grid.definition import load_experiment
+from potluck.privacy.noisy_steps import noisy_steps
 from potluck.relay.cli import app as relay_app
 from potluck.server.cli import app as server_app
 from potluck.server.config import CoordinatorConfig
@@ -64,10 +71,26 @@ def test_python_that_is_no_whole_file_is_executed_here() -> None:
         if block.page.name not in ("README.md", "selection-in-python.md")
         and not WHOLE_FILE.match(block.text)
     ]
-    assert [block.page.name for block in parts] == ["writing-a-trainer.md"]
-    [part] = parts
-    names: dict[str, Any] = {"np": np}
-    exec(part.text, names)  # noqa: S102  # a page of ours
+    assert [block.page.name for block in parts] == ["writing-a-trainer.md"] * 2
+    private, without_torch = parts
+    names: dict[str, Any] = {"torch": torch, "nn": nn, "Contribution": Contribution}
+    exec(private.text, names)  # noqa: S102  # a page of ours
+    settings = settings_of(epochs=2)
+    terms = PrivateTraining(
+        sampling_rate=0.5,
+        noise_multiplier=1.0,
+        steps=4,
+        clip=1.0,
+        expected_batch=3.0,
+        engine=noisy_steps,
+    )
+    data = TensorDataset(torch.zeros(6, 3), torch.ones(6, 1))
+    train, model, progress = names["train"], nn.Linear(3, 1), TrainingProgress()
+    train(None, model, data, replace(settings, privacy=terms), progress)
+    assert terms.within_terms
+    train(None, model, DataLoader(data), settings, progress)
+    names = {"np": np}
+    exec(without_torch.text, names)  # noqa: S102  # a page of ours
     assert {name: array.shape for name, array in names["model"](None).items()} == {
         "coef": (1, 3),
         "intercept": (1,),

@@ -178,8 +178,8 @@ class Classification(TaskTraining):
         try:
             result, settings = within_memory(attempt, plan.settings)
         except TrainingError as error:
-            if type(error) is TrainingError:  # if the data has NaN, that is the cause
-                check_finite(data, f"client '{client_id}'")
+            if type(error) is TrainingError and granted is None:
+                check_finite(data, f"client '{client_id}'")  # if the data has NaN, it is the cause
             raise
         finally:
             _use_part(loaded.model, None)
@@ -426,6 +426,10 @@ class Classification(TaskTraining):
         )
 
     # Signals ----------------------------------------------------------------------------------
+
+    def samples(self, client_id: ClientId) -> int:
+        """Return a client's number of training samples."""
+        return len(self.client_data(client_id).train)
 
     def label_counts(self, client_id: ClientId) -> list[int]:
         """Return a client's number of training samples per class."""

@@ -170,7 +170,7 @@ class TrainingDevice:
 
     def samples(self, plugin: rpc.Plugin, client_id: ClientId) -> int:
         """Return a client's number of training samples. Raises PluginError, TrainingError."""
-        return len(self._tasks.of(plugin).client_data(client_id).train)
+        return self._tasks.of(plugin).samples(client_id)
 
     def label_counts(self, plugin: rpc.Plugin, client_id: ClientId) -> list[int]:
         """Return a client's training samples per class. Raises PluginError, TrainingError."""

@@ -9,13 +9,17 @@ import contextlib
 import math
 import operator
 import random
+import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+import structlog
 
 from potluck.client.disclosure.weightings import is_masked
+from potluck.client.private_training import GrantedTraining, check_terms, private_loop
 from potluck.client.question import OwnAnswers, Question, QuestionContext
 from potluck.client.training.plugin_options import json_object
 from potluck.client.training.steps.smaller_batches import within_memory
@@ -30,6 +34,8 @@ from potluck.common.disclosure import Weighting
 from potluck.common.errors import (
     ConfigurationError,
     LayoutError,
+    ProtocolError,
+    RoundClosedError,
     TrainerError,
     TrainingError,
 )
@@ -47,6 +53,7 @@ from potluck.common.trainer import (
     Contribution,
     EvaluationSettings,
     Measures,
+    PrivateTraining,
     Trainer,
     TrainerSettings,
     TrainingProgress,
@@ -54,7 +61,11 @@ from potluck.common.trainer import (
 from potluck.common.updates.update_report import UpdateReport
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
+log = structlog.get_logger()
+
 _LOSS = "loss"
+FAILED: Final = "the trainer failed in a training with noise; the reason is in the log of the host"
+"""The only message to a coordinator about such a failure. The reason may depend on a record."""
 
 
 class OwnTraining(TaskTraining):
@@ -69,6 +80,13 @@ class OwnTraining(TaskTraining):
     def check(self, work: rpc.Train) -> None:
         """Check that such a training could begin."""
         self._settings(work)
+        if work.HasField("privacy"):
+            self._check_private(work)
+
+    def _check_private(self, work: rpc.Train) -> None:
+        check_terms(work)
+        if not isinstance(self.loaded.model, dict):
+            private_loop().check_model(self.loaded.model)
 
     # Training ---------------------------------------------------------------------------------
 
@@ -77,25 +95,33 @@ class OwnTraining(TaskTraining):
     ) -> Outcome:
         """Call the trainer, then check its return value and the changed model."""
         work, client = instruction.train, ClientId(instruction.client_id)
-        loaded, begun = self.loaded, time.monotonic()
+        loaded, begun, granted = self.loaded, time.monotonic(), files.granted
         settings = self._settings(work)
+        if work.HasField("privacy") != (granted is not None):
+            raise ProtocolError("a training with noise was not granted, or is not one")
         data = loaded.client_data(client).train
         progress(0.0)
 
-        def attempt(training: LocalTraining) -> Contribution:
+        def attempt(
+            training: LocalTraining, seed: int = work.seed, privacy: PrivateTraining | None = None
+        ) -> Contribution:
             self.set_weights(files)
             circumstances = TrainerSettings(
                 training=training,
                 round=instruction.round,
-                seed=work.seed,
+                seed=seed,
                 client=client,
                 device=loaded.device,
                 reports=frozenset(work.reports),
                 place=files.own,
+                privacy=privacy,
             )
-            with self._blamed(client), _seeded(loaded.model, work.seed):
+            with self._blamed(client), _seeded(loaded.model, seed):
                 return self._trainer.train(loaded.model, data, circumstances, progress)
 
+        if granted is not None:
+            self._check_private(work)
+            return self._private(partial(attempt, settings), granted, client, data, begun=begun)
         contribution, _ = within_memory(attempt, settings)
         try:
             contribution = self._checked(contribution, frozenset(work.reports))
@@ -114,6 +140,56 @@ class OwnTraining(TaskTraining):
             report=_reporter(contribution, seconds, masked=is_masked(work)),
         )
 
+    def _private(
+        self,
+        attempt: Callable[[int, PrivateTraining], Contribution],
+        granted: GrantedTraining,
+        client: ClientId,
+        data: Any,
+        *,
+        begun: float,
+    ) -> Outcome:
+        """Train with noise; use nothing that the trainer returns, since that has no noise.
+
+        Raises TrainerError with a fixed message if the trainer fails or exceeds the terms."""
+        loaded = self.loaded
+        privacy = PrivateTraining(
+            sampling_rate=granted.sampling_rate,
+            noise_multiplier=granted.noise_multiplier,
+            steps=granted.steps,
+            clip=granted.clip,
+            expected_batch=granted.expected_batch,
+            engine=None if isinstance(loaded.model, dict) else private_loop().noisy_steps,
+        )
+        try:
+            with _unchanged_buffers(loaded.model):
+                self._checked(attempt(secrets.randbits(63), privacy), frozenset())
+            self._require_within_terms(privacy)
+            self._check_model()
+        except RoundClosedError:
+            raise
+        except Exception as error:
+            log.error("training with noise failed", client=client, message=str(error))
+            loaded.renew()
+            raise TrainerError(FAILED) from None
+        samples = self._samples(data)
+        return Outcome(
+            samples=samples,
+            paced_samples=samples,
+            seen=samples,
+            seconds=time.monotonic() - begun,
+            loss=math.nan,
+            report=partial(_private_report, samples, granted.steps, time.monotonic() - begun),
+        )
+
+    def _require_within_terms(self, privacy: PrivateTraining) -> None:
+        if not privacy.within_terms:
+            raise TrainerError(
+                f"the trainer of task '{self.loaded.name}' recorded {privacy.taken[:3]} of "
+                f"{privacy}; train with the optimizer and the loader of `settings.noisy_steps`, or "
+                "record at least one step, and none beyond the terms"
+            )
+
     def _settings(self, work: rpc.Train) -> LocalTraining:
         """Return the run's settings. Raises ConfigurationError if the trainer lacks support."""
         wants = {
@@ -121,13 +197,15 @@ class OwnTraining(TaskTraining):
         }
         wants["corrections of single steps"] = work.HasField("auxiliary")
         wants["limits on the samples of a class"] = bool(work.quotas)
-        wants["noise for single records"] = work.HasField("privacy")
+        wants["noise for single records (capability `privacy`)"] = (
+            work.HasField("privacy") and Capability.PRIVACY not in self._trainer.capabilities
+        )
         wants["training of a client's own model"] = work.HasField("personal")
         for wanted, missing in wants.items():
             if missing:
                 raise ConfigurationError(
                     f"the trainer of task '{self.loaded.name}' has no {wanted}, which the run asks "
-                    "for; choose another selector or strategy, or remove [personal]"
+                    "for; choose another selector or strategy, or remove [personal] or [privacy]"
                 )
         settings = json_object(work.training_json, "training_json")
         return training_for(self.loaded.task, settings, source="training")
@@ -259,22 +337,31 @@ class OwnTraining(TaskTraining):
         data = self.loaded.client_data(client_id).train
         with self._blamed(client_id):
             counts = self._trainer.label_counts(data)
-            found = self._trainer.samples(data)
         whose = f"the trainer of task '{self.loaded.name}' counted"
         whole = [_whole(count, whose, least=0) for count in counts]
         if len(whole) != self.loaded.task.classes:
             raise TrainerError(
                 f"{whose} samples of {len(whole)} classes; the task has {self.loaded.task.classes}"
             )
-        samples = _whole(
-            found, f"the trainer of task '{self.loaded.name}' returned samples =", least=0
-        )
+        with self._blamed(client_id):
+            samples = self._samples(data)
         if sum(whole) > samples:
             raise TrainerError(
                 f"{whose} {sum(whole)} labels of {samples} samples; count each sample in one class "
                 "at most, since the noise on label counts hides one label per sample"
             )
         return whole
+
+    def samples(self, client_id: ClientId) -> int:
+        """Return the trainer's number of a client's training samples, for a training with noise."""
+        self._require(Capability.PRIVACY)
+        data = self.loaded.client_data(client_id).train
+        with self._blamed(client_id):
+            return self._samples(data)
+
+    def _samples(self, data: Any) -> int:
+        whose = f"the trainer of task '{self.loaded.name}' returned samples ="
+        return _whole(self._trainer.samples(data), whose, least=0)
 
     def _gradient_norm(self, client_id: ClientId, data: Any) -> float:
         """Return the gradient norm that the trainer computes."""
@@ -336,6 +423,32 @@ def _reporter(
         )
 
     return report
+
+
+def _private_report(samples: int, steps: int, seconds: float, weighting: Weighting) -> UpdateReport:
+    """Return the report of a training with noise, which has only what is public."""
+    exact = weighting is Weighting.EXACT
+    return UpdateReport(
+        samples=weighting.disclosed(samples),
+        steps=steps if exact else 0,
+        seconds=seconds,
+        loss=None,
+    )
+
+
+@contextlib.contextmanager
+def _unchanged_buffers(model: Any) -> Iterator[None]:
+    """Restore a torch model's buffers after the block: forward passes write them without noise."""
+    if isinstance(model, dict):
+        yield
+        return
+    import torch
+
+    buffers = {name: each.clone() for name, each in model.named_buffers()}
+    yield
+    with torch.no_grad():
+        for name, each in model.named_buffers():
+            each.copy_(buffers[name])
 
 
 @contextlib.contextmanager

@@ -357,6 +357,10 @@ class TaskTraining(ABC):
         """Return a client's data after checks."""
 
     @abstractmethod
+    def samples(self, client_id: ClientId) -> int:
+        """Return a client's number of training samples, for a training with noise."""
+
+    @abstractmethod
     def label_counts(self, client_id: ClientId) -> list[int]:
         """Return a client's number of training samples per class."""
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 from potluck.common.errors import TrainingError
 from potluck.common.settings.parameters import signature_of
 from potluck.common.trainer import (
+    Capability,
     EvaluationSettings,
     Measure,
     Measured,
@@ -15,6 +16,7 @@ from potluck.common.trainer import (
     Trainer,
     TrainerSettings,
 )
+from potluck.integrations.adapters.watched_loaders import dataset_size
 
 _OF_THE_RUN: Final = (
     "batch_size",
@@ -33,10 +35,17 @@ _ALWAYS: Final = ("client", "device", "seed")
 
 
 class AdaptedTrainer(Trainer):
-    """A trainer whose objects each declare their own metrics."""
+    """A trainer whose objects each declare their own metrics and capabilities."""
 
-    def __init__(self, measures: Mapping[str, Measure]) -> None:
+    def __init__(self, measures: Mapping[str, Measure], *, private: bool = False) -> None:
+        """private: True declares the capability `privacy`."""
         self.measures = measures  # type: ignore[misc]  # other trainers declare theirs in the class
+        if private:
+            self.capabilities = frozenset({Capability.PRIVACY})  # type: ignore[misc]  # likewise
+
+    def samples(self, data: Any) -> int:
+        """Return the length of the loader's data set; 0 if it has none."""
+        return dataset_size(data)
 
     def over_samples(
         self, found: Mapping[str, Measured | float], samples: int, *, by: str

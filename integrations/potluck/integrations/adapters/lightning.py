@@ -6,9 +6,9 @@ import contextlib
 import logging
 from collections.abc import Iterator, Mapping
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Final
 
-from potluck.common.errors import TrainingError
+from potluck.common.errors import ConfigurationError, TrainingError
 from potluck.common.settings.extras import extra_named
 from potluck.common.trainer import (
     Contribution,
@@ -16,6 +16,7 @@ from potluck.common.trainer import (
     Measure,
     Measured,
     Measures,
+    PrivateTraining,
     TrainerSettings,
     TrainingProgress,
 )
@@ -25,6 +26,7 @@ from potluck.integrations.adapters.watched_loaders import dataset_size, seed_loa
 with extra_named():
     import lightning
     from lightning.pytorch.utilities.data import extract_batch_size
+    from torch.optim import Optimizer
 
 
 class LightningTrainer(AdaptedTrainer):
@@ -40,6 +42,7 @@ class LightningTrainer(AdaptedTrainer):
         measures: Mapping[str, Measure],
         *,
         learning_rate: str | None = None,
+        private: bool = False,
         **options: Any,
     ) -> None:
         """options: options of `lightning.Trainer`.
@@ -49,8 +52,15 @@ class LightningTrainer(AdaptedTrainer):
 
         `epochs`, `steps` and `gradient_clip` of the run's `[training]` table are used unless
         `options` has max_epochs, max_steps or gradient_clip_val.
+
+        private: True if the module can train in runs with `[privacy]`: the loss of `training_step`
+        is a mean over records, and `configure_optimizers` returns one optimizer. The granted steps
+        then replace these settings. Raises ConfigurationError for options with which noise would
+        hide nothing.
         """
-        super().__init__(measures)
+        if private:
+            _check_private(options)
+        super().__init__(measures, private=private)
         self._learning_rate, self._options = learning_rate, options
 
     def train(
@@ -62,6 +72,8 @@ class LightningTrainer(AdaptedTrainer):
             setattr(model, self._learning_rate, settings.learning_rate)
         seed_loader(data, settings.seed)
         watching = _WatchedFit(report)
+        if settings.privacy is not None:
+            return self._train_privately(model, data, settings, settings.privacy, watching)
         training = settings.training
         chosen: dict[str, Any] = {
             "max_epochs": None if training.steps else training.epochs,
@@ -84,6 +96,34 @@ class LightningTrainer(AdaptedTrainer):
         samples = dataset_size(data) or watching.first_pass
         return Contribution(samples=samples, steps=steps, measures=measures)
 
+    def _train_privately(
+        self,
+        model: Any,
+        data: Any,
+        settings: TrainerSettings,
+        privacy: PrivateTraining,
+        watching: _WatchedFit,
+    ) -> Contribution:
+        """Fit the module with noise, by an optimizer in place of the module's own."""
+        optimizer = model.configure_optimizers()
+        if not isinstance(optimizer, Optimizer):
+            raise ConfigurationError(
+                f"`configure_optimizers` returned a {type(optimizer).__name__}; return one "
+                "optimizer in runs with [privacy], since schedulers may depend on losses"
+            )
+        unused = {"max_epochs", "max_steps", "min_epochs", "min_steps", "gradient_clip_val"}
+        options = {name: each for name, each in self._options.items() if name not in unused}
+        with settings.noisy_steps(model, optimizer, data) as (noisy, batches):
+            options["max_epochs"] = -(-privacy.steps // len(batches))
+            options["callbacks"] = [watching]
+            model.configure_optimizers = lambda: noisy
+            try:
+                with _quiet_trainer(settings.device, options) as trainer:
+                    trainer.fit(model, train_dataloaders=batches)
+            finally:
+                del model.configure_optimizers  # the class's own method is back
+        return Contribution(samples=dataset_size(data), steps=privacy.steps)
+
     def evaluate(self, model: Any, data: Any, settings: EvaluationSettings) -> Measures:
         """Validate the module on the data."""
         _check_module(model)
@@ -93,6 +133,28 @@ class LightningTrainer(AdaptedTrainer):
             [logged] = trainer.validate(model, dataloaders=data, verbose=False)
         found = {name: float(logged[name]) for name in self.measures if name in logged}
         return self.over_samples(found, dataset_size(data), by="`validation_step`")
+
+
+_NOT_PRIVATE: Final = {
+    "accumulate_grad_batches": "a record may be in several of the accumulated batches",
+    "callbacks": "a callback may stop or change a training because of a record",
+    "max_time": "a record may change the number of steps",
+    "overfit_batches": "it changes how batches are drawn",
+    "plugins": "a plugin may skip steps because of a record",
+    "precision": "mixed precision may skip steps because of a record",
+    "strategy": "several devices draw batches differently",
+}
+"""Options of `lightning.Trainer` with which noise would hide nothing, with the reasons."""
+
+
+def _check_private(options: Mapping[str, Any]) -> None:
+    for name, why in _NOT_PRIVATE.items():
+        if name in options:
+            raise ConfigurationError(
+                f"LightningTrainer: option {name} is not compatible with private = True: {why}; "
+                "remove one of them",
+                option=name,
+            )
 
 
 def _check_module(model: Any) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from potluck.common.errors import TrainingError
+from potluck.common.errors import ConfigurationError, TrainingError
+from potluck.common.settings.parameters import signature_of
 from potluck.common.trainer import (
     Contribution,
     EvaluationSettings,
@@ -37,6 +38,8 @@ class LoopTrainer(AdaptedTrainer):
         train: Callable[..., Found],
         evaluate: Callable[..., Found],
         measures: Mapping[str, Measure],
+        *,
+        private: bool = False,
     ) -> None:
         """train: takes the model and the training loader.
 
@@ -46,8 +49,16 @@ class LoopTrainer(AdaptedTrainer):
 
         They return metrics by name, or a number if one metric is declared. A number is the mean
         over the loader's samples; `Measured` gives its own count. train may return None.
+
+        private: True if train works in runs with `[privacy]`. It must have a parameter `settings`,
+        and take all steps with the optimizer and the loader of `settings.noisy_steps`.
         """
-        super().__init__(measures)
+        if private and "settings" not in signature_of(train).parameters:
+            raise ConfigurationError(
+                f"`{name_of(train)}` is declared private and has no parameter 'settings'; add it, "
+                "and train with the optimizer and the loader of `settings.noisy_steps`"
+            )
+        super().__init__(measures, private=private)
         self._train, self._evaluate = train, evaluate
 
     def train(

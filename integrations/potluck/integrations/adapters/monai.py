@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
 
-from potluck.common.errors import TrainingError
+from potluck.common.errors import ConfigurationError, TrainingError
 from potluck.common.settings.extras import extra_named
 from potluck.common.trainer import (
     Contribution,
@@ -15,6 +16,7 @@ from potluck.common.trainer import (
     Measure,
     Measured,
     Measures,
+    PrivateTraining,
     TrainerSettings,
     TrainingProgress,
 )
@@ -25,6 +27,7 @@ from potluck.integrations.adapters.watched_loaders import dataset_size, seed_loa
 with extra_named():
     from ignite.engine import Events
     from monai.data.utils import set_rnd
+    from monai.engines import SupervisedTrainer
     from monai.utils.misc import MAX_SEED
 
 
@@ -73,13 +76,19 @@ class MonaiEngineTrainer(AdaptedTrainer):
         trainer: Callable[..., Any],
         evaluator: Callable[..., Any],
         measures: Mapping[str, Measure],
+        *,
+        private: bool = False,
     ) -> None:
         """trainer: takes the network and the training loader, and returns an engine.
 
         evaluator: takes the network and the loader of the held-out data, and returns an engine.
         Both may have further parameters, filled by name: see `adapted.called`.
+
+        private: True if the trainer works in runs with `[privacy]`: it is a `SupervisedTrainer`
+        without `amp`, its loss is a mean over records, and its handlers change nothing because of
+        a loss or a metric. The granted steps then replace its own number of epochs.
         """
-        super().__init__(measures)
+        super().__init__(measures, private=private)
         self._trainer, self._evaluator = trainer, evaluator
 
     def train(
@@ -88,8 +97,11 @@ class MonaiEngineTrainer(AdaptedTrainer):
         """Run the engine."""
         seed_transforms(data, settings.seed)
         engine = called(self._trainer, model, data, settings=settings)
-        watching = _WatchedEngine(report)
+        privacy = settings.privacy
+        watching = _WatchedEngine(report, planned=0 if privacy is None else privacy.steps)
         engine.add_event_handler(Events.ITERATION_STARTED, watching.begin)
+        if privacy is not None:
+            return _run_privately(engine, data, settings, privacy)
         engine.add_event_handler(Events.ITERATION_COMPLETED, watching.end)
         engine.run()
         if not watching.samples:
@@ -116,17 +128,41 @@ class MonaiEngineTrainer(AdaptedTrainer):
         return self.over_samples(found, dataset_size(data), by=f"`{name_of(self._evaluator)}`")
 
 
+def _run_privately(
+    engine: Any, data: Any, settings: TrainerSettings, privacy: PrivateTraining
+) -> Contribution:
+    """Run an engine with noise, by an optimizer and a loader in place of its own."""
+    if (
+        type(engine) is not SupervisedTrainer
+        or engine.amp
+        or engine._process_function != (engine._iteration)
+    ):
+        raise ConfigurationError(
+            "runs with [privacy] need a plain SupervisedTrainer: without amp, which may skip steps "
+            "because of a record, and without an iteration of its own"
+        )
+    with settings.noisy_steps(engine.network, engine.optimizer, data) as (noisy, batches):
+        engine.optimizer = noisy
+        # One pass without a length: the number of batches that are not empty is not known.
+        passes = -(-privacy.steps // len(batches))
+        engine.data_loader = chain.from_iterable(repeat(batches, passes))
+        engine.state.epoch_length, engine.state.max_epochs = None, 1
+        engine.run()
+    return Contribution(samples=dataset_size(data), steps=privacy.steps)
+
+
 class _WatchedEngine:
     """Reports progress at each batch, and sums samples and losses."""
 
-    def __init__(self, report: TrainingProgress) -> None:
-        self._report = report
+    def __init__(self, report: TrainingProgress, *, planned: int) -> None:
+        """planned: number of iterations; 0 for those of the engine."""
+        self._report, self._planned = report, planned
         self.samples = self.first_pass = 0
         self.loss = 0.0
 
     def begin(self, engine: Any) -> None:
         state = engine.state
-        planned = state.max_epochs * (state.epoch_length or 0)
+        planned = self._planned or state.max_epochs * (state.epoch_length or 0)
         self._report(min((state.iteration - 1) / planned, 1.0) if planned else 0.0)
 
     def end(self, engine: Any) -> None:

@@ -34,6 +34,9 @@ class TransformersTrainer(AdaptedTrainer):
     Data are data sets with a length. Metrics are the values that `Trainer.evaluate` returns,
     without the prefix `eval_`, as means over the samples. `loss`, if declared, is also measured in
     training.
+
+    Not for runs with `[privacy]`: `transformers.Trainer` divides a batch's loss by its number of
+    tokens, so a record changes the length of the others' gradients before they are clipped.
     """
 
     def __init__(self, make: _MAKE, measures: Mapping[str, Measure], **arguments: Any) -> None:

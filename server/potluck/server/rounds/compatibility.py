@@ -77,6 +77,8 @@ def check_private_training(training: LocalTraining, task: Task, *, source: str) 
     from torch.nn.modules.batchnorm import _BatchNorm
 
     network: Any = task.model()
+    if isinstance(network, dict):
+        return
     found = next((n for n, each in network.named_modules() if isinstance(each, _BatchNorm)), "")
     if found:
         raise ConfigurationError(

@@ -20,7 +20,7 @@ from potluck.common.run_file.run_settings import DirectionSettings
 from potluck.common.run_file.runfile import RunFile
 from potluck.common.settings.local_training import LocalTraining
 from potluck.common.signal import signal_named
-from potluck.common.trainer import Trainer
+from potluck.common.trainer import Capability, Trainer
 from potluck.common.updates.lanes import MOST_MEMBERS
 from potluck.server.selection import Selector, Signal, UpdateFact
 from potluck.server.strategy import Strategy, Summation
@@ -82,6 +82,8 @@ class Trait(Enum):
     # of the run file and the task
     OWN_TRAINER = auto()
     """The task has its own trainer."""
+    NOISELESS_TRAINER = auto()
+    """The task has its own trainer, without the capability `privacy`."""
     DIVIDED_MODEL = auto()
     """Clients receive only a part of the model."""
     KEPT_TENSORS = auto()
@@ -169,6 +171,8 @@ class RunParts:
         unit: str = "" if run_file.privacy is None else run_file.privacy.unit
         return {
             Trait.OWN_TRAINER: self.trainer is not None,
+            Trait.NOISELESS_TRAINER: self.trainer is not None
+            and Capability.PRIVACY not in self.trainer.capabilities,
             Trait.DIVIDED_MODEL: model is not None and model.divides,
             Trait.KEPT_TENSORS: model is not None and bool(model.keep),
             Trait.OWN_MODELS: run_file.personal.method == "ditto",
@@ -357,8 +361,9 @@ HIDES: Final[Mapping[Trait, Mapping[Trait, str]]] = {
         f"model{_NO_SUMS}",
     },
     Trait.PRIVATE_RECORDS: {
-        Trait.OWN_TRAINER: "task '{task}' is not compatible with [privacy]: it trains by itself, "
-        "and noise is added in the built-in loop; choose another task, or remove [privacy]",
+        Trait.NOISELESS_TRAINER: "task '{task}' is not compatible with [privacy]: its trainer does "
+        "not declare the capability `privacy`, so its updates would have no noise; train with "
+        "`settings.noisy_steps` and declare it, choose another task, or remove [privacy]",
         Trait.MASKS: "secure_aggregation is not compatible with [privacy]: what a masked update "
         "reports of its training has no noise; remove one of them",
         Trait.CORRECTION: f"{_PRIVATE_STRATEGY}it has clients correct their steps with numbers "

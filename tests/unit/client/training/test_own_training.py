@@ -9,7 +9,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -22,18 +22,31 @@ from support.trainer_plugins.potluck_trainers import (
     Stream,
 )
 
+from potluck.client.private_training import GrantedTraining
 from potluck.client.training.local_update import train_update
-from potluck.client.training.own_training import OwnTraining
+from potluck.client.training.own_training import FAILED, OwnTraining
 from potluck.client.training.questions.gradient_norm import GradientNorm
-from potluck.client.training.task_training import LoadedTask, TrainingFiles
+from potluck.client.training.task_training import LoadedTask, Outcome, TrainingFiles
 from potluck.common.disclosure import Weighting
-from potluck.common.errors import ProtocolError, RoundClosedError, TrainerError, TrainingError
+from potluck.common.errors import (
+    ConfigurationError,
+    ProtocolError,
+    RoundClosedError,
+    TrainerError,
+    TrainingError,
+)
 from potluck.common.learning.measures import MeasureSums, own_trainer
 from potluck.common.names import ClientId
 from potluck.common.settings.model_table import ModelTable
 from potluck.common.tensors.model_arrays import state_arrays
 from potluck.common.tensors.tensor_files import open_tensors, write_tensors
-from potluck.common.trainer import Measured, TrainingProgress
+from potluck.common.trainer import (
+    Capability,
+    Contribution,
+    Measured,
+    TrainerSettings,
+    TrainingProgress,
+)
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import transfer_pb2
 
@@ -120,6 +133,85 @@ def test_a_fault_is_one_line_and_the_next_client_trains(fault: str, tmp_path: Pa
     assert "\n" not in caught.value.message
     outcome = found.train(instruction("client-2"), files(tmp_path), TrainingProgress())
     assert outcome.samples == SAMPLES
+
+
+class Noisy(Descent):
+    """A private trainer on arrays, which draws its own noise. faults: of what it records."""
+
+    capabilities = Descent.capabilities | {Capability.PRIVACY}
+
+    def samples(self, data: Stream) -> int:
+        return SAMPLES
+
+    def train(
+        self, model: Any, data: Any, settings: TrainerSettings, report: TrainingProgress
+    ) -> Contribution:
+        privacy = settings.privacy
+        assert privacy is not None
+        model["slope"] += np.float32(settings.seed % 1000 + 1) / 1000
+        if self._fault != "forgotten":
+            privacy.record(steps=privacy.steps + (self._fault == "exceeded"))
+        if self._fault == "refused":
+            raise TrainingError("client-1 has the record of a patient")
+        self._fail(self._fault, model)
+        return Contribution(samples=3, steps=9, measures={"loss": Measured(5.0, 3)})
+
+
+GRANTED = GrantedTraining(
+    sampling_rate=0.1, noise_multiplier=1.0, steps=10, clip=1.0, expected_batch=4.0
+)
+
+
+def private(trainer: Descent, folder: Path) -> Outcome:
+    """The outcome of a training with noise."""
+    asked = instruction()
+    asked.train.privacy.CopyFrom(
+        rpc.Privacy(unit="record", noise_multiplier=1.0, delta=1e-5, clip=1.0)
+    )
+    found = OwnTraining(LoadedTask("line", Line(), "cpu", None), trainer)
+    return found.train(asked, replace(files(folder), granted=GRANTED), TrainingProgress())
+
+
+def test_a_private_trainer_reports_only_what_is_public(tmp_path: Path) -> None:
+    outcome = private(Noisy(""), tmp_path)
+    report = outcome.report(Weighting.EXACT)
+    assert (report.samples, report.steps, report.loss) == (SAMPLES, 10, None)
+    assert not report.measures
+    assert not report.reports
+    assert outcome.report(Weighting.EQUAL).steps == 0
+    assert outcome.loss != outcome.loss  # NaN
+
+
+def test_a_private_training_has_other_seeds_than_the_coordinators(tmp_path: Path) -> None:
+    class Seeds(Noisy):
+        found: ClassVar[list[tuple[int, int]]] = []
+
+        def train(
+            self, model: Any, data: Any, settings: TrainerSettings, report: TrainingProgress
+        ) -> Contribution:
+            self.found.append((settings.seed, int(np.random.randint(2**31))))
+            return super().train(model, data, settings, report)
+
+    private(Seeds(""), tmp_path)
+    private(Seeds(""), tmp_path)
+    (one, drawn), (two, again) = Seeds.found
+    assert one != two
+    assert drawn != again
+
+
+@pytest.mark.parametrize("fault", ["forgotten", "exceeded", "refused", "raises", "exits"])
+def test_a_private_trainer_that_fails_says_one_fixed_sentence(fault: str, tmp_path: Path) -> None:
+    with pytest.raises(TrainerError) as caught:
+        private(Noisy(fault), tmp_path)
+    assert caught.value.message == FAILED
+    assert not caught.value.metadata
+
+
+def test_a_trainer_without_the_capability_is_not_asked_to_train_with_noise(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"has no noise for single records \(capability"):
+        private(Descent(""), tmp_path)
+    with pytest.raises(TrainingError, match="has no privacy"):
+        training().samples(ClientId("client-1"))
 
 
 def test_a_keyboard_interrupt_in_a_hosts_thread_is_the_trainers_fault(tmp_path: Path) -> None:

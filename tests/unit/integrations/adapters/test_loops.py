@@ -9,11 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from support.adapted_training import check_manners, measured_by, settings_of, trained
+from support.adapted_training import (
+    check_manners,
+    check_private_training,
+    measured_by,
+    settings_of,
+    trained,
+)
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from potluck.common.errors import RoundClosedError, TrainingError
+from potluck.common.errors import ConfigurationError, RoundClosedError, TrainingError
 from potluck.common.trainer import Measure, Measured, TrainerSettings, TrainingProgress
 from potluck.integrations.adapters.loops import LoopTrainer
 
@@ -206,3 +212,27 @@ def test_further_parameters_are_filled_by_their_names() -> None:
 
     with pytest.raises(TrainingError, match=r"'epoch', which Potluck can't fill; .* epochs, "):
         trained(LoopTrainer(unknown, evaluate, MEASURES), new_model(), loader, settings_of())
+
+
+def private_fit(model: nn.Module, loader: Any, settings: TrainerSettings) -> None:
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=settings.learning_rate)
+    with settings.noisy_steps(model, optimizer, loader) as (optimizer, loader):
+        for _ in range(settings.training.epochs):
+            for inputs, targets in loader:
+                loss = nn.functional.mse_loss(model(inputs), targets)
+                optimizer.zero_grad()
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+
+
+def test_a_private_function_takes_the_granted_steps_with_noise() -> None:
+    loader = DataLoader(samples(), batch_size=4, shuffle=True)
+    trainer = LoopTrainer(private_fit, error_of, MEASURES, private=True)
+    check_private_training(trainer, new_model(), loader)
+    contribution, _ = trained(trainer, new_model(), loader, settings_of(epochs=3))
+    assert contribution.steps == 15, "without terms the loop is the plain one"
+
+
+def test_a_private_function_without_settings_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="`error_of` is declared private and has no para"):
+        LoopTrainer(error_of, error_of, MEASURES, private=True)

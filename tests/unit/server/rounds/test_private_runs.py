@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from pathlib import Path
+
 import pytest
 from torch import nn
 
 from potluck.common.errors import ConfigurationError
 from potluck.common.settings.local_training import LocalTraining
 from potluck.common.tasks.digits import Digits
+from potluck.common.trainer import Capability
 from potluck.rpc.v1.coordinator_pb2 import Privacy
 from potluck.server.hosts.instructions import check_instruction
 from potluck.server.rounds.compatibility import check_private_training
 from potluck.server.rounds.plan import draw_up
 
+PLUGINS = Path(__file__).parents[3] / "support" / "trainer_plugins"
 RUN = """
 rounds = 30
 clients_per_round = 2
@@ -83,6 +88,20 @@ def test_selectors_and_strategies_that_use_what_is_released_work(
     selector: str, strategy: str
 ) -> None:
     assert instructed(text(selector=selector, strategy=strategy)) is not None
+
+
+@pytest.mark.parametrize("capable", [True, False])
+def test_a_trainer_must_declare_that_it_adds_noise(
+    capable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(PLUGINS)
+    if capable:
+        trainer = import_module("potluck_trainers").Descent
+        monkeypatch.setattr(trainer, "capabilities", frozenset({Capability.PRIVACY}))
+        assert instructed(text().replace('"digits"', '"line"')) is not None
+        return
+    with pytest.raises(ConfigurationError, match=r"does not declare the capability `privacy`"):
+        draw_up(text().replace('"digits"', '"line"'), source="run.toml")
 
 
 def test_batch_normalisation_is_refused_with_a_remedy() -> None:

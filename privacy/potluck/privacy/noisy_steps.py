@@ -1,0 +1,194 @@
+"""DP-SGD in a loop that Potluck does not own: an optimizer with noise, and Poisson batches.
+
+A trainer replaces its optimizer and its loader by the two that `noisy_steps` yields. Opacus
+computes the gradients of single records in the model's own backward pass. Each step clips them,
+adds noise to their sum, and divides by the expected batch size. The terms and the number of steps
+are enforced here. The loss is the trainer's: it must be a mean over records.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from opacus import GradSampleModule
+from opacus.optimizers import DPOptimizer
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from potluck.common.errors import ConfigurationError, TrainingError
+from potluck.common.trainer import PrivateTraining
+
+
+@contextmanager
+def noisy_steps(
+    model: nn.Module, optimizer: torch.optim.Optimizer, data: Any, terms: PrivateTraining
+) -> Iterator[tuple[NoisyOptimizer, PoissonBatches]]:
+    """Yield an optimizer that adds noise, and a loader of Poisson batches.
+
+    See `TrainerSettings.noisy_steps`. In the block, the model's backward pass also computes the
+    gradients of single records. Afterwards the model is an ordinary one.
+    """
+    _check_parameters(model, optimizer)
+    with with_record_gradients(model) as network:
+        network.forbid_grad_accumulation()
+        noisy = NoisyOptimizer(optimizer, terms)
+        yield noisy, PoissonBatches(data, terms, noisy)
+
+
+class NoisyOptimizer(DPOptimizer):  # type: ignore[misc]  # its library is not read
+    """An optimizer whose steps have noise and are recorded. Allows one step for each batch drawn.
+
+    Its `step` raises ConfigurationError if a gradient is not one per record, and TrainingError for
+    a step without a batch.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, terms: PrivateTraining) -> None:
+        device = optimizer.param_groups[0]["params"][0].device
+        super().__init__(
+            optimizer,
+            noise_multiplier=terms.noise_multiplier,
+            max_grad_norm=terms.clip,
+            expected_batch_size=terms.expected_batch,
+            generator=terms.generator(str(device)),
+            secure_mode=True,  # sums of several draws, against attacks on floating-point numbers
+        )
+        self._terms = terms
+        self._sizes: deque[int] = deque()
+
+    def expect(self, records: int) -> None:
+        """Allow one more step, for a batch of this many records."""
+        self._sizes.append(records)
+
+    def step_without_records(self) -> None:
+        """Take the step of an empty batch, which is only noise."""
+        self._sizes.appendleft(0)
+        for each in self.params:
+            each.grad_sample = None
+        self.step()
+
+    def pre_step(self, closure: Callable[[], float] | None = None) -> Any:
+        """Clip, add noise, and record the step; called by `step`."""
+        del closure
+        if not self._sizes:
+            raise TrainingError(
+                "a step with noise has no batch; take one step of the optimizer for each batch of "
+                "the loader that `noisy_steps` yields"
+            )
+        gradients = self._gradients_of(self._sizes.popleft())
+        drop_not_finite(gradients)
+        self._terms.record()
+        done = super().pre_step()
+        for each in self.params:
+            each.grad_sample = each.summed_grad = None
+        return done
+
+    def _gradients_of(self, records: int) -> list[Tensor]:
+        """Return the gradients of single records; zeros for parameters that the loss does not use.
+
+        Raises ConfigurationError if a gradient belongs to more or fewer records."""
+        if records and all(each.grad_sample is None for each in self.params):
+            raise ConfigurationError(
+                "the backward pass gave no gradients of single records; call `backward` on a loss "
+                "of the model that was given to `noisy_steps`, once for each step"
+            )
+        for each in self.params:
+            found = each.grad_sample
+            if found is None:
+                each.grad_sample = each.new_zeros((records, *each.shape))
+            elif not isinstance(found, Tensor) or len(found) != records:
+                raise ConfigurationError(
+                    "the model does not give one gradient per record: a layer's first dimension is "
+                    "not the batch; don't join records with positions or tokens, or remove "
+                    "[privacy]"
+                )
+        return [each.grad_sample for each in self.params]
+
+
+class PoissonBatches:
+    """A loader of Poisson samples of a data set, until the granted steps are used up.
+
+    Each pass has ⌈1 / sampling rate⌉ draws. Empty ones are not yielded: the optimizer then takes a
+    step of noise alone.
+    """
+
+    def __init__(self, data: Any, terms: PrivateTraining, optimizer: NoisyOptimizer) -> None:
+        """data: a `DataLoader`, whose `collate_fn` and workers are used, or a `Dataset`."""
+        self.dataset: Any = data if isinstance(data, Dataset) else getattr(data, "dataset", data)
+        if isinstance(self.dataset, IterableDataset) or not hasattr(self.dataset, "__getitem__"):
+            raise ConfigurationError(
+                f"a {type(self.dataset).__name__} can't be sampled, which noise for single records "
+                "needs; use a Dataset with __len__ and __getitem__, or remove [privacy]"
+            )
+        self._options = {
+            name: getattr(data, name)
+            for name in ("collate_fn", "num_workers", "worker_init_fn")
+            if data is not self.dataset and hasattr(data, name)
+        }
+        self._terms, self._optimizer = terms, optimizer
+        self._generator = terms.generator()
+        self._left = terms.steps
+
+    def __len__(self) -> int:
+        """Return the number of draws of a pass."""
+        return math.ceil(round(1 / self._terms.sampling_rate, 9))
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the batches of one pass."""
+        drawn = [self._draw() for _ in range(min(len(self), self._left))]
+        batches = iter(
+            DataLoader(
+                self.dataset, batch_sampler=[each for each in drawn if each], **self._options
+            )
+        )
+        for indices in drawn:
+            self._left -= 1
+            if indices:
+                batch = next(batches)
+                self._optimizer.expect(len(indices))
+                yield batch
+            else:
+                self._optimizer.step_without_records()
+
+    def _draw(self) -> list[int]:
+        drawn = torch.rand(len(self.dataset), generator=self._generator, dtype=torch.float64)
+        chosen: list[int] = (drawn < self._terms.sampling_rate).nonzero()[:, 0].tolist()
+        return chosen
+
+
+def _check_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Raise ConfigurationError unless the optimizer has all trainable parameters of the model."""
+    moved = {id(each) for group in optimizer.param_groups for each in group["params"]}
+    trainable = {id(each) for each in model.parameters() if each.requires_grad}
+    if not trainable or not trainable <= moved:
+        raise ConfigurationError(
+            "the optimizer lacks trainable parameters of the model, which would get no noise; give "
+            "one optimizer all of them, or freeze them with requires_grad_(False)"
+        )
+
+
+def drop_not_finite(gradients: Sequence[Tensor]) -> None:
+    """Set a record's gradients to zero if one of their values is not finite."""
+    finite = torch.stack([each.flatten(1).isfinite().all(dim=1) for each in gradients]).all(dim=0)
+    for each in gradients:
+        each[~finite] = 0.0
+
+
+@contextmanager
+def with_record_gradients(model: nn.Module) -> Iterator[GradSampleModule]:
+    """Wrap the model in the block, so that backward passes also compute per-record gradients."""
+    with warnings.catch_warnings():
+        # Inputs are data and don't need a gradient.
+        warnings.filterwarnings("ignore", message="Full backward hook is firing")
+        network = GradSampleModule(model)
+        try:
+            yield network
+        finally:
+            network.to_standard_module()
+            for each in model.parameters():
+                each.grad = None

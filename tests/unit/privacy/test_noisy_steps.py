@@ -1,0 +1,243 @@
+"""Noise in a trainer's own loop: gradients, noise, recorded steps, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
+
+from potluck.common.errors import ConfigurationError, TrainingError
+from potluck.common.names import ClientId
+from potluck.common.settings.local_training import LocalTraining
+from potluck.common.trainer import NoisySteps, PrivateTraining, TrainerSettings
+from potluck.privacy.noisy_steps import noisy_steps
+
+
+def settings_of(**terms: Any) -> TrainerSettings:
+    """The settings of a training with next to no noise, unless `terms` say otherwise."""
+    chosen: dict[str, Any] = {
+        "sampling_rate": 1.0,
+        "noise_multiplier": 1e-9,
+        "steps": 1,
+        "clip": 0.5,
+        "expected_batch": 20.0,
+        "engine": noisy_steps,
+    }
+    return TrainerSettings(
+        training=LocalTraining(),
+        round=1,
+        seed=1,
+        client=ClientId("client-0"),
+        privacy=PrivateTraining(**chosen | terms),
+    )
+
+
+def samples(count: int = 20) -> TensorDataset:
+    generator = torch.Generator().manual_seed(3)
+    return TensorDataset(torch.randn(count, 4, generator=generator), torch.arange(count) % 3)
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(5)
+    return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+
+
+def flat(model: nn.Module) -> Tensor:
+    return torch.cat([each.detach().flatten() for each in model.parameters()])
+
+
+def trained(
+    settings: TrainerSettings,
+    data: Any,
+    *,
+    model: nn.Module | None = None,
+    backward_passes: int = 1,
+    steps: int = 1,
+) -> nn.Module:
+    """A network after a plain loop. backward_passes, steps: number of each for a batch."""
+    model = model or network()
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=1.0)
+    with settings.noisy_steps(model, optimizer, data) as (optimizer, loader):
+        for inputs, labels in loader:
+            optimizer.zero_grad()
+            for _ in range(backward_passes):
+                nn.functional.cross_entropy(model(inputs), labels).backward()  # type: ignore[no-untyped-call]
+            for _ in range(steps):
+                optimizer.step()
+    return model
+
+
+def test_without_privacy_optimizer_and_loader_are_those_given() -> None:
+    settings = TrainerSettings(
+        training=LocalTraining(), round=1, seed=1, client=ClientId("client-0")
+    )
+    loader = DataLoader(samples(), batch_size=8)
+    optimizer = torch.optim.SGD(network().parameters(), lr=1.0)
+    with settings.noisy_steps(network(), optimizer, loader) as found:
+        assert found == (optimizer, loader)
+
+
+def test_a_step_is_the_mean_of_clipped_gradients_of_single_records() -> None:
+    model, (inputs, labels) = network(), samples().tensors
+    total = torch.zeros_like(flat(model))
+    for place in range(len(inputs)):
+        model.zero_grad()
+        one = slice(place, place + 1)
+        nn.functional.cross_entropy(model(inputs[one]), labels[one]).backward()  # type: ignore[no-untyped-call]
+        gradient = torch.cat([each.grad.flatten() for each in model.parameters()])  # type: ignore[union-attr]
+        total += gradient * min(1.0, 0.5 / float(gradient.norm()))
+    after = trained(settings_of(), samples())
+    assert torch.allclose(flat(model) - flat(after), total / 20, atol=1e-5)
+
+
+def test_empty_batches_are_steps_of_noise_with_the_granted_deviation() -> None:
+    found = []
+    for _ in range(100):
+        settings = settings_of(
+            sampling_rate=0.5, noise_multiplier=4.0, steps=2, expected_batch=10.0
+        )
+        no_records = TensorDataset(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))
+        found.append(flat(trained(settings, no_records)) - flat(network()))
+        assert settings.privacy is not None
+        assert sum(each.steps for each in settings.privacy.taken) == 2
+    # 51 weights, each the sum of 2 draws with deviation 4.0 · 0.5 / 10. Five standard errors.
+    deviation = 0.2 * math.sqrt(2)
+    assert float(torch.stack(found).std()) == pytest.approx(deviation, rel=5 / math.sqrt(2 * 5100))
+
+
+def test_batches_are_poisson_samples_until_the_granted_steps_are_used_up() -> None:
+    settings = settings_of(sampling_rate=0.25, steps=10)
+    sizes = []
+    model = network()
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.0)
+    data = DataLoader(samples(4000), batch_size=1000, shuffle=True)
+    with settings.noisy_steps(model, optimizer, data) as (optimizer, loader):
+        assert len(loader) == 4
+        for _ in range(5):
+            for inputs, labels in loader:
+                nn.functional.cross_entropy(model(inputs), labels).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                sizes.append(len(inputs))
+    assert len(sizes) == 10
+    assert len(set(sizes)) > 1
+    # Mean 1000, deviation √750 each; six standard errors.
+    assert abs(sum(sizes) / 10 - 1000) < 6 * math.sqrt(75)
+    assert settings.privacy is not None
+    one = NoisySteps(sampling_rate=0.25, noise_multiplier=1e-9, steps=1)
+    assert settings.privacy.taken == [one] * 10
+    assert settings.privacy.within_terms
+
+
+def test_a_subset_is_sampled_instead_of_the_whole_it_is_of() -> None:
+    data = Subset(samples(), range(7))
+    model = network()
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=1.0)
+    with settings_of().noisy_steps(model, optimizer, data) as (_, loader):
+        assert [len(inputs) for inputs, _ in loader] == [7]
+
+
+def test_a_record_with_an_infinite_gradient_changes_no_other_contribution() -> None:
+    inputs, labels = samples(21).tensors
+    spoilt = inputs.clone()
+    spoilt[20] = torch.nan
+    after = trained(settings_of(), TensorDataset(spoilt, labels))
+    sound = trained(settings_of(), TensorDataset(inputs[:20], labels[:20]))
+    assert torch.allclose(flat(after), flat(sound), atol=1e-5)
+
+
+def test_the_model_is_an_ordinary_one_afterwards() -> None:
+    settings = settings_of(steps=1)
+    model = trained(settings, samples())
+    inputs, labels = samples().tensors
+    nn.functional.cross_entropy(model(inputs), labels).backward()  # type: ignore[no-untyped-call]
+    assert all(getattr(each, "grad_sample", None) is None for each in model.parameters())
+
+
+def test_a_step_without_a_batch_is_refused() -> None:
+    with pytest.raises(TrainingError, match="has no batch"):
+        trained(settings_of(steps=9), samples(), steps=2)
+
+
+def test_gradients_added_up_before_a_step_are_refused() -> None:
+    with pytest.raises(ValueError, match="not compatible with grad accumulation"):
+        trained(settings_of(), samples(), backward_passes=2)
+
+
+def test_a_step_without_a_backward_pass_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="gave no gradients of single records"):
+        trained(settings_of(), samples(), backward_passes=0)
+
+
+class Joined(nn.Module):
+    """Joins records with positions: a layer sees more rows than there are records."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = nn.Linear(2, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        found: Tensor = self.inside(inputs.reshape(-1, 2)).reshape(len(inputs), 2, 3).mean(dim=1)
+        return found
+
+
+def test_gradients_that_are_not_one_per_record_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="one gradient per record"):
+        trained(settings_of(), samples(), model=Joined())
+
+
+def test_an_optimizer_of_a_part_of_the_model_is_refused() -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model[0].parameters(), lr=1.0)
+    with (
+        pytest.raises(ConfigurationError, match="lacks trainable parameters"),
+        settings_of().noisy_steps(model, optimizer, samples()),
+    ):
+        pass
+    for each in model[2].parameters():
+        each.requires_grad_(False)
+    with settings_of().noisy_steps(model, optimizer, samples()):
+        pass
+
+
+class Stream(IterableDataset[Tensor]):
+    def __iter__(self) -> Iterator[Tensor]:
+        yield torch.zeros(4)
+
+
+def test_data_that_can_only_be_read_in_order_are_refused() -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    with (
+        pytest.raises(ConfigurationError, match="can't be sampled"),
+        settings_of().noisy_steps(model, optimizer, DataLoader(Stream())),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"steps": 11},
+        {"sampling_rate": 0.3},
+        {"noise_multiplier": 1.0},
+        {"noise_multiplier": math.nan},
+        {"sampling_rate": -0.1},
+        {"steps": 0},
+    ],
+)
+def test_records_beyond_the_terms_are_seen(wrong: dict[str, Any]) -> None:
+    terms = PrivateTraining(
+        sampling_rate=0.2, noise_multiplier=1.1, steps=10, clip=1.0, expected_batch=8.0
+    )
+    assert not terms.within_terms, "nothing is recorded"
+    terms.record(steps=5)
+    terms.record(steps=5, sampling_rate=0.1, noise_multiplier=2.0)
+    assert terms.within_terms
+    terms.taken.clear()
+    terms.record(**{"steps": 5, **wrong})
+    assert not terms.within_terms
