@@ -194,7 +194,7 @@ async def test_a_run_with_its_rounds_its_cohorts_and_their_labels(
     disclosed = (await page.get(f"/api/runs/{RUN_ID}/disclosed")).json
     assert disclosed["mix"]["rounds"][0]["selected"] == [0.5, 0.5]
     assert disclosed["privacy"]["largest"] == 1.0
-    assert disclosed["privacy"]["claim_of_masks"] == ""
+    assert disclosed["privacy"]["claim"] == ""
     assert len(disclosed["roster"]) == 4
     assert service.watched == 1
 
@@ -205,7 +205,7 @@ async def test_page_of_a_run_with_masks_states_what_they_promise(
     service.started = ["secure_aggregation = true"]
     service.watches = [[status(committed=1), committed(1, 0.5)]]
     disclosed = (await page.get(f"/api/runs/{RUN_ID}/disclosed")).json
-    assert disclosed["privacy"]["claim_of_masks"] == CLAIM
+    assert disclosed["privacy"]["claim"] == f"secure_aggregation: {CLAIM}"
 
 
 async def test_pages_hear_what_happens_and_the_coordinator_is_asked_once(

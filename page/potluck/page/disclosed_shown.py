@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import statistics
+import tomllib
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from potluck.common.records.round import Round
+from potluck.common.run_file.claims import privacy_claim
 from potluck.deploy.view.client_disclosures import (
-    claim_of_masks,
+    ClientDisclosures,
     client_disclosures,
     holds_against,
+    spent_on_updates,
 )
+from potluck.deploy.view.readable import natural_order
 from potluck.page.page_shapes import (
     ClientPrivacy,
     DisclosedShown,
@@ -39,7 +43,7 @@ def shown_disclosures(
     """Return the view of what a run's clients disclosed, and of the privacy they spent on it."""
     return DisclosedShown(
         mix=shown_mix(rounds, classes, profiles),
-        privacy=shown_privacy(audits, run_file),
+        privacy=shown_privacy(audits, run_file, rounds),
         roster=[profile.client_id for profile in profiles],
     )
 
@@ -91,11 +95,17 @@ def _entropy(shares: Sequence[float]) -> float:
 
 
 def shown_privacy(
-    audits: Sequence[operator_pb2.AuditDisclosuresResponse], run_file: str
+    audits: Sequence[operator_pb2.AuditDisclosuresResponse],
+    run_file: str,
+    rounds: Sequence[Round],
 ) -> PrivacyShown:
     """Return the privacy loss of each client, as the coordinator saw it."""
     sums = [each for part in audits for each in part.sums]
     profiles = [each for part in audits for each in part.profiles]
+    on_updates = spent_on_updates(rounds)
+    disclosed = {each.client: each for each in client_disclosures(sums, profiles)}
+    known = sorted({*disclosed, *on_updates}, key=natural_order)
+    found = [disclosed.get(client, ClientDisclosures(client=client)) for client in known]
     clients = [
         ClientPrivacy(
             client=each.client,
@@ -103,10 +113,11 @@ def shown_privacy(
             sums=each.sums,
             least_hosts=each.least_hosts,
             disclosed=each.signals,
+            updates=on_updates.get(each.client),
         )
-        for each in client_disclosures(sums, profiles)
+        for each in found
     ]
-    spent = [each.epsilon for each in clients]
+    spent = [each.epsilon for each in disclosed.values()]
     return PrivacyShown(
         clients=clients,
         largest=max(spent, default=0.0),
@@ -114,5 +125,5 @@ def shown_privacy(
         sums_released=sum(each.released for each in sums),
         sums_aborted=sum(not each.released for each in sums),
         holds_against=holds_against(independent=any(part.independent_root for part in audits)),
-        claim_of_masks=claim_of_masks(run_file),
+        claim=privacy_claim(tomllib.loads(run_file)),
     )

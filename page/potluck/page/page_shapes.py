@@ -42,6 +42,18 @@ class StatusShown(Shape):
     can_resume: bool
 
 
+class NoiseShown(Shape):
+    """Privacy loss of a run with `[privacy]` after a round, as the coordinator knows it."""
+
+    delta: float
+    largest: float | None = Field(description="Largest ε of a client; null if unknown.")
+    median: float | None
+    near_limit: int | None = Field(
+        description="Clients that have used 80 % of the run's trainings; null without a limit."
+    )
+    refused: int = Field(description="Clients excluded because their owner's budget is spent.")
+
+
 class RoundShown(Shape):
     """A committed round."""
 
@@ -62,6 +74,7 @@ class RoundShown(Shape):
     cohort: list[int] = Field(description="Indices of its clients in the run's list.")
     left_out: list[int] = Field(description="Indices of clients whose update is not in the model.")
     late: int = Field(description="Number of late updates of earlier rounds in the model.")
+    noise: NoiseShown | None = Field(description="Privacy loss; null without `[privacy]`.")
 
 
 class MemberShown(Shape):
@@ -233,6 +246,7 @@ class ClientPrivacy(Shape):
     sums: int = Field(description="Number of secure sums that include it.")
     least_hosts: int | None = Field(description="Number of hosts in the smallest of these sums.")
     disclosed: list[str] = Field(description="Signals disclosed outside sums.")
+    updates: float | None = Field(description="ε of its updates; null without noise.")
 
 
 class PrivacyShown(Shape):
@@ -244,7 +258,7 @@ class PrivacyShown(Shape):
     sums_released: int
     sums_aborted: int
     holds_against: str = Field(description="Parties from which sums hide single values.")
-    claim_of_masks: str = Field(description="Privacy claim of masked updates; empty without masks.")
+    claim: str = Field(description="Protection of updates; empty if none is claimed.")
 
 
 class DisclosedShown(Shape):

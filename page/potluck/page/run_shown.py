@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from potluck.common.learning.measures import MeasuredModel
+from potluck.common.records.privacy_loss import RoundPrivacy
 from potluck.common.records.round import LEFT_OUT, Round
 from potluck.common.records.round_message import member_state_name
 from potluck.deploy.operator.run_view import (
@@ -25,6 +26,7 @@ from potluck.page.page_shapes import (
     CohortShown,
     LiveShown,
     MemberShown,
+    NoiseShown,
     NoticeShown,
     RoundDetails,
     RoundShown,
@@ -153,7 +155,14 @@ def shown_round(committed: Round, clients: ClientList) -> RoundShown:
         cohort=places,
         left_out=[place for place, state in zip(places, states, strict=True) if state in LEFT_OUT],
         late=len(committed.late),
+        noise=_noise(committed.privacy),
     )
+
+
+def _noise(found: RoundPrivacy | None) -> NoiseShown | None:
+    if found is None:
+        return None
+    return NoiseShown(**{name: getattr(found, name) for name in NoiseShown.model_fields})
 
 
 def shown_details(committed: Round) -> RoundDetails:

@@ -6,9 +6,8 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from potluck.common.disclosure import CLAIM
 from potluck.common.learning.coverage import Coverage
-from potluck.deploy.cards.card_parts import CardCoverage, CardFacts
+from potluck.deploy.cards.card_parts import CardCoverage, CardFacts, CardNoise
 from potluck.deploy.view.readable import readable_count, readable_coverage, readable_measure
 
 _SHOWN_CLIENTS = 50
@@ -100,6 +99,7 @@ def _clients(card: CardFacts) -> list[str]:
             "–" if each.samples is None else str(each.samples),
             _numbers(each.data_epochs),
             f"{each.epsilon:g}",
+            *([_loss(each.update_epsilon)] if card.privacy.noise else ()),
         )
         for each in clients[:_SHOWN_CLIENTS]
     ]
@@ -112,6 +112,7 @@ def _clients(card: CardFacts) -> list[str]:
         "samples",
         "data epochs",
         "ε spent",
+        *(("ε of updates",) if card.privacy.noise else ()),
     )
     return [
         "## Whose data",
@@ -152,7 +153,9 @@ def _privacy(card: CardFacts) -> list[str]:
     privacy, spent = card.privacy, card.privacy.largest_epsilon
     seen = "each client's update"
     if privacy.masked_updates:
-        seen = f"only sums of clients' updates: {CLAIM}"
+        seen = "only sums of clients' updates"
+    if privacy.claim:
+        seen += f": {privacy.claim}"
     own = [
         (
             str(each["client"]),
@@ -166,6 +169,7 @@ def _privacy(card: CardFacts) -> list[str]:
         "## Privacy spent",
         "",
         f"The coordinator saw {seen}.",
+        *_spent_on_updates(privacy.noise),
         _spent(spent),
     ]
     if own:
@@ -181,6 +185,24 @@ def _privacy(card: CardFacts) -> list[str]:
     return lines
 
 
+def _spent_on_updates(noise: CardNoise | None) -> list[str]:
+    if noise is None:
+        return []
+    loss = "The coordinator does not know the privacy loss of the updates"
+    if noise.largest is not None and noise.median is not None:
+        loss = (
+            f"No client has spent more than ε = {noise.largest:.4g} on its updates in this run "
+            f"(median {noise.median:.4g})"
+        )
+    lines = [f"{loss}, at δ = {noise.delta:g} per record. Hosts also count other runs."]
+    if noise.refused:
+        lines.append(
+            f"{readable_count(noise.refused, 'client')} refused more trainings, because the "
+            "owner's budget is spent."
+        )
+    return lines
+
+
 def _software(card: CardFacts) -> list[str]:
     rows = [(f"coordinator: {n}", ", then ".join(v)) for n, v in card.software.coordinator.items()]
     rows += [
@@ -189,6 +211,10 @@ def _software(card: CardFacts) -> list[str]:
     ]
     rows.append(("this card was written by", f"potluck {card.software.card}"))
     return ["## Software", "", *_table(("", ""), rows)]
+
+
+def _loss(epsilon: float | None) -> str:
+    return "–" if epsilon is None else f"{epsilon:.4g}"
 
 
 def _spent(epsilon: float) -> str:

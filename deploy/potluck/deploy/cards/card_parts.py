@@ -52,6 +52,21 @@ class CardClient(CardPart):
     data_epochs: list[int] = Field(description="Versions of its data used in training.")
     software: list[str] = Field(description="Releases of Potluck that its hosts ran.")
     epsilon: float = Field(description="Total privacy loss ε of its noisy disclosures.")
+    update_epsilon: float | None = Field(
+        default=None, description="Privacy loss ε of its updates in the run; null if unknown."
+    )
+
+
+class CardNoise(CardPart):
+    """Privacy loss of a run with `[privacy]`, as the coordinator knows it."""
+
+    delta: float = Field(description="Chance that the loss is larger.")
+    largest: float | None = Field(description="Largest ε of a client; null if unknown.")
+    median: float | None = Field(description="Median ε over clients; null if unknown.")
+    near_limit: int | None = Field(
+        description="Clients that have used 80 % of the run's trainings; null without a limit."
+    )
+    refused: int = Field(description="Clients excluded because their owner's budget is spent.")
 
 
 class CardPrivacy(CardPart):
@@ -64,6 +79,10 @@ class CardPrivacy(CardPart):
     )
     sums: list[dict[str, Any]] = Field(description="Secure sums that include the clients.")
     sums_hold_against: str = Field(description="Parties from which the sums hide single values.")
+    claim: str = Field(default="", description="Protection of updates; empty if none is claimed.")
+    noise: CardNoise | None = Field(
+        default=None, description="Privacy loss of updates with noise; null without noise."
+    )
 
 
 class CardSoftware(CardPart):

@@ -12,10 +12,12 @@ from typing import Any
 from potluck.common.errors import NotFoundError, PluginError
 from potluck.common.net.build_version import software_version
 from potluck.common.records.round import INCLUDED, Round, RoundMember
+from potluck.common.run_file.claims import privacy_claim
 from potluck.common.settings import plugins
 from potluck.deploy.cards.card_parts import (
     CardClient,
     CardCoverage,
+    CardNoise,
     CardPrivacy,
     CardRound,
     CardSoftware,
@@ -32,6 +34,7 @@ from potluck.deploy.view.client_disclosures import (
     client_disclosures,
     holds_against,
     profile_values,
+    spent_on_updates,
 )
 from potluck.deploy.view.readable import natural_order
 from potluck.rpc.v1 import operator_pb2
@@ -104,7 +107,7 @@ def make_card(
         coordinator_trains=_coordinator_trains(named["strategy"]),
         kept_by_clients=[str(pattern) for pattern in values.get("model", {}).get("keep", ())],
         rounds=[_round(each) for each in rounds],
-        clients=_clients(rounds, spent),
+        clients=_clients(rounds, spent, spent_on_updates(rounds)),
         privacy=CardPrivacy(
             masked_updates=bool(values.get("secure_aggregation", False)),
             largest_epsilon=max(spent.values(), default=0.0),
@@ -113,6 +116,8 @@ def make_card(
             sums_hold_against=holds_against(
                 independent=any(part.independent_root for part in disclosures)
             ),
+            claim=privacy_claim(values).partition(": ")[2],
+            noise=None if last is None else _noise(last),
         ),
         software=_software(rounds),
         run_file=run_file,
@@ -157,15 +162,29 @@ def _coverage(committed: Round) -> dict[str, CardCoverage]:
     return {name: CardCoverage(**vars(each)) for name, each in committed.coverage.items()}
 
 
-def _clients(rounds: Sequence[Round], spent: dict[str, float]) -> list[CardClient]:
-    """Return the clients of these rounds' cohorts, in natural order of their names."""
+def _noise(last: Round) -> CardNoise | None:
+    """Return the privacy loss after a round; None without `[privacy]`."""
+    found = last.privacy
+    if found is None:
+        return None
+    return CardNoise(**{name: getattr(found, name) for name in CardNoise.model_fields})
+
+
+def _clients(
+    rounds: Sequence[Round], spent: dict[str, float], on_updates: dict[str, float]
+) -> list[CardClient]:
+    """Return the clients of these rounds' cohorts, in natural order of their names.
+
+    spent, on_updates: ε of disclosures, and of updates, by client."""
     seen: dict[str, list[tuple[int, RoundMember]]] = {}
     late = Counter(update.client for each in rounds for update in each.late)
     for each in rounds:
         for member in each.members:
             seen.setdefault(member.client, []).append((each.number, member))
     return [
-        _client(client, seen[client], late[client], spent.get(client, 0.0))
+        _client(client, seen[client], late[client], spent.get(client, 0.0)).model_copy(
+            update={"update_epsilon": on_updates.get(client)}
+        )
         for client in sorted(seen, key=natural_order)
     ]
 

@@ -18,7 +18,7 @@ from potluck.client.config import load_config
 from potluck.common.errors import PotluckError
 from potluck.common.process.command_line import FAILED
 from potluck.common.settings.configuration import load
-from potluck.deploy.doctor import diagnosis, membership_check
+from potluck.deploy.doctor import diagnosis, membership_check, privacy_check
 from potluck.deploy.doctor.diagnosis import Finding, Verdict
 from potluck.deploy.doctor.host_admission import admission
 from potluck.deploy.operator.json_view import to_line
@@ -54,8 +54,8 @@ def doctor(
     """Check this machine and the federation, and name remedies.
 
     Checks software, certificates, clock, disk and ports. With the FILE of a host it also checks the
-    host's device, and that its coordinator accepts it. With an operator.toml it also checks that
-    the coordinator answers, and its state.
+    host's device, its ledgers of trainings with noise, and that its coordinator accepts it. With an
+    operator.toml it also checks that the coordinator answers, and its state.
 
     Each line starts with ok, warning or error; a remedy stands below. Exit status: 1 if there is an
     error, else 0.
@@ -91,7 +91,11 @@ def _examined(file: Path) -> list[Finding]:
             return [*files, *membership_check.coordinator_membership(config, now)]
         host = load_config(file, {})
         files = diagnosis.host_files(host, now)
-        found = [*files, *membership_check.host_membership(host, now)]
+        found = [
+            *files,
+            *membership_check.host_membership(host, now),
+            *privacy_check.private_trainings(host),
+        ]
         usable = not any(
             each.about == "certificate" and each.verdict is Verdict.ERROR for each in found
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from potluck.common.errors import NotFoundError
+from potluck.common.records.round import Round
+from potluck.common.run_file.claims import privacy_claim
 from potluck.common.trainer import Measure
 from potluck.deploy.commands.connection import operator_command
 from potluck.deploy.commands.run_commands import AsJson, RunId, print_line
@@ -21,9 +24,13 @@ from potluck.deploy.operator.run_view import (
     observe,
     shown_measures,
 )
-from potluck.deploy.view.client_disclosures import claim_of_masks
 from potluck.deploy.view.pictures import check_picture
-from potluck.deploy.view.readable import readable_count, readable_coverage, readable_measure
+from potluck.deploy.view.readable import (
+    readable_count,
+    readable_coverage,
+    readable_measure,
+    readable_privacy,
+)
 
 if TYPE_CHECKING:
     from potluck.deploy.view.run_report import RunReport
@@ -71,7 +78,7 @@ async def report(
         accuracies=found.accuracies,
         measures=titled_measures(found, shown_measures(status)),
     )
-    claim = claim_of_masks(await client.fetch_run_file(run_id))
+    claim = privacy_claim(tomllib.loads(await client.fetch_run_file(run_id)))
     values = report_values(found)
     if as_json:
         for each in values:
@@ -83,9 +90,16 @@ async def report(
         *summary_lines(values),
         *coverage_lines(found, shown),
         *spread_lines(found, shown),
-        *([f"secure_aggregation: {claim}"] if claim else []),
+        *privacy_lines(view.rounds),
+        *([claim] if claim else []),
     ]:
         print_line(line)
+
+
+def privacy_lines(rounds: Sequence[Round]) -> list[str]:
+    """Return a line on the privacy loss after the last round; empty without `[privacy]`."""
+    found = rounds[-1].privacy if rounds else None
+    return [] if found is None else [f"  privacy loss of updates: {readable_privacy(found)}"]
 
 
 def coverage_lines(found: RunReport, shown: Mapping[str, Measure]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import tomllib
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,6 +16,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from potluck.common.errors import ConfigurationError, NotFoundError
 from potluck.common.process.command_line import FAILED
+from potluck.common.run_file.claims import privacy_claim
 from potluck.common.run_file.runfile import parse_run_file
 from potluck.common.settings.configuration import decode
 from potluck.deploy.cards.card_files import write_card
@@ -111,6 +113,9 @@ async def run(
     text = override(text, assignments or [], source=source)
     parse_run_file(text, source=source)
     run_id = await client.start_run(text)
+    claim = privacy_claim(tomllib.loads(text))
+    if claim and not watch:  # a watcher receives it as a notice
+        typer.echo(claim, err=True)
     print_line(to_line({"run": run_id}) if as_json else run_id)
     if watch:
         await _watch(client, run_id, as_json=as_json)

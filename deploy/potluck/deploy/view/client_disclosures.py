@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from potluck.common.disclosure import CLAIM
+from potluck.common.records.round import Round
 from potluck.deploy.view.readable import natural_order
 from potluck.rpc.v1 import operator_pb2
 
@@ -52,9 +51,15 @@ def client_disclosures(
     return sorted(found.values(), key=lambda each: natural_order(each.client))
 
 
-def claim_of_masks(run_file: str) -> str:
-    """Return the privacy claim for a run's masked updates; empty if they are not masked."""
-    return CLAIM if tomllib.loads(run_file).get("secure_aggregation") else ""
+def spent_on_updates(rounds: Sequence[Round]) -> dict[str, float]:
+    """Return ε of each client's updates after the last of `rounds`, as the coordinator knows it.
+
+    Empty for runs without `[privacy]`."""
+    found: dict[str, float] = {}
+    for each in rounds:
+        if each.privacy is not None:
+            found |= each.privacy.clients
+    return found
 
 
 def profile_values(each: operator_pb2.AuditedProfile) -> dict[str, Any]:

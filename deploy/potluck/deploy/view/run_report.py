@@ -17,6 +17,7 @@ from potluck.common.errors import RunError
 from potluck.common.learning.coverage import Coverage
 from potluck.common.learning.measures import MeasuredModel
 from potluck.common.learning.spread import Spread
+from potluck.common.records.privacy_loss import RoundPrivacy
 from potluck.common.records.round import INCLUDED, Round
 from potluck.common.trainer import Measure
 from potluck.deploy.operator.json_view import other_measures, spread_values
@@ -39,7 +40,7 @@ class RunReport:
     the population, by round. accuracies: shares in [0, 1], by name and round. measures: metrics of
     a task with its own trainer, by name and round. spreads: of metrics over clients, by round and
     name; only rounds that have them. coverage: clients and samples behind metrics, by round and
-    name.
+    name. privacy: loss of the updates, by round; only in runs with `[privacy]`.
     """
 
     population: Population
@@ -49,6 +50,7 @@ class RunReport:
     measures: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     spreads: Mapping[int, Mapping[str, Spread]] = field(default_factory=dict)
     coverage: Mapping[int, Mapping[str, Coverage]] = field(default_factory=dict)
+    privacy: Mapping[int, RoundPrivacy] = field(default_factory=dict)
 
 
 def run_report(
@@ -92,6 +94,7 @@ def run_report(
         measures=measures,
         spreads=spreads,
         coverage={one.number: one.coverage for one in rounds if one.coverage},
+        privacy={one.number: one.privacy for one in rounds if one.privacy is not None},
     )
 
 
@@ -152,6 +155,7 @@ def report_values(report: RunReport) -> list[dict[str, Any]]:
         }
         | _spreads(report.spreads.get(number, {}))
         | _coverage(report.coverage.get(number, {}))
+        | ({"privacy": vars(report.privacy[number])} if number in report.privacy else {})
         for index, number in enumerate(report.planned)
     ]
 

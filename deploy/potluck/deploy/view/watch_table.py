@@ -48,7 +48,7 @@ PHASES = {
     "commit": "committing",
 }
 PARTIAL = "* partial: over fewer of the clients asked than evaluation.least_share demands"
-_LINES_AROUND_TABLE = 9
+_LINES_AROUND_TABLE = 8
 _ALWAYS = 2
 """Number of metrics that have a column if no round was measured."""
 _STYLES = ("", "green", "magenta")
@@ -64,13 +64,14 @@ class RunScreen:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Draw as many of the newest rounds as fit on the screen."""
-        room = max(3, (options.height or console.height) - _LINES_AROUND_TABLE)
+        privacy = self.view.rounds[-1].privacy if self.view.committed else None
+        around = _LINES_AROUND_TABLE + (privacy is not None)
+        room = max(3, (options.height or console.height) - around)
         yield run_header(self.view)
         if self.view.status is not None and self.view.status.left_out:
             yield Text(self.view.status.left_out, style="yellow")
         if self.view.committed:
             yield rounds_table(self.view, room)
-            privacy = self.view.rounds[-1].privacy
             if privacy is not None:
                 yield Text(f"privacy loss: {readable_privacy(privacy)}", style="dim")
         if self.connection:

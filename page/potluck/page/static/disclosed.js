@@ -140,7 +140,7 @@ export function privacyCard() {
   const element = card("Privacy spent", { id: "privacy" }, place);
   const figures = h("div", {});
   let most = [], numbers = null;
-  const claim = (found) => (found.claim_of_masks ? h("p", { class: "small soft" }, `Masked updates: ${found.claim_of_masks}.`) : null);
+  const claim = (found) => (found.claim ? h("p", { class: "small soft" }, `${found.claim}.`) : null);
   return {
     element,
     draw(found) {
@@ -149,7 +149,7 @@ export function privacyCard() {
         put(place, h("p", { class: "quiet" }, "Nothing left the clients of this run but model updates: no profiles, no secure sums."), claim(found));
         return;
       }
-      most = [...found.clients].sort((one, other) => other.epsilon - one.epsilon);
+      most = [...found.clients].sort((one, other) => other.epsilon - one.epsilon || (other.updates ?? 0) - (one.updates ?? 0));
       const first = numbers === null; // the table stays: who reads it is not to lose the place
       numbers ??= behind("Privacy by client, as a table", () => table("Privacy spent by client, most first", [
         { title: "Client", cell: (row) => row.client },
@@ -157,6 +157,7 @@ export function privacyCard() {
         { title: "Secure sums", right: true, cell: (row) => row.sums },
         { title: "Least hosts in one", right: true, cell: (row) => row.least_hosts ?? "–" },
         { title: "Disclosed itself", cell: (row) => row.disclosed.join(", ") || "nothing" },
+        { title: "ε of updates", right: true, cell: (row) => row.updates?.toLocaleString("en", { maximumFractionDigits: 4 }) ?? "–" },
       ], most));
       put(figures,
         facts([

@@ -36,6 +36,9 @@ export function showRun(place, { run: wanted, go, title }) {
   const map = pickMap({ open: (round) => openRound(run.status.run, round) });
   const picks = card("Who was picked", { id: "picks" }, h("p", { class: "quiet" }, "From the first committed round on: which clients were picked when."));
   const mix = mixCard(), privacy = privacyCard();
+  const noisePlace = h("div", {}), noiseFacts = h("div", {});
+  const noise = card("Privacy loss of updates", { id: "noise" }, noiseFacts, noisePlace);
+  noise.hidden = true;
   const trafficPlace = h("div", { class: "charts" });
   const traffic = card("Time and traffic", { id: "traffic" }, trafficPlace);
   const rounds = card("Rounds", { id: "rounds" });
@@ -53,7 +56,7 @@ export function showRun(place, { run: wanted, go, title }) {
   });
 
   function lay() {
-    put(place, head, unfollowed, said, summary, live.element, notices, curves, picks, h("div", { class: "two" }, mix.element, privacy.element), traffic, rounds);
+    put(place, head, unfollowed, said, summary, live.element, notices, curves, picks, h("div", { class: "two" }, mix.element, privacy.element), noise, traffic, rounds);
     chartOf("seconds", trafficPlace, { title: "Seconds a round", format: seconds, axis: tick, height: 150 });
     chartOf("bytes", trafficPlace, { title: "Bytes a round", format: bytes, height: 150 });
   }
@@ -154,6 +157,23 @@ export function showRun(place, { run: wanted, go, title }) {
     charts.get("bytes").draw([{ name: "down", points: points("bytes_down"), colour: 0 }, { name: "up", points: points("bytes_up"), colour: 1, dashed: 1 }]);
   }
 
+  /** ε over rounds, and the clients that are near the run's limit or refuse; only with [privacy]. */
+  function drawNoise() {
+    const latest = run.rounds.at(-1)?.noise;
+    noise.hidden = !latest;
+    if (!latest) return;
+    const number = (value) => (value === null ? "unknown" : value.toLocaleString("en", { maximumSignificantDigits: 4 }));
+    const points = (key) => run.rounds.filter((round) => round.noise && round.noise[key] !== null).map((round) => [round.round, round.noise[key]]);
+    put(noiseFacts, facts([
+      ["Largest ε", number(latest.largest), `of a client, at δ = ${latest.delta}`],
+      ["Median ε", number(latest.median)],
+      ["Near the limit", latest.near_limit === null ? "–" : String(latest.near_limit), latest.near_limit === null ? "the run sets no epsilon" : "clients that used 80 % of their trainings"],
+      ["Refused", String(latest.refused), "clients whose budget is spent"],
+    ]), h("p", { class: "small soft" }, "Counted from the updates of this run that have arrived. The ledgers of hosts also count other runs."));
+    chartOf("noise", noisePlace, { title: "ε by round", format: number, axis: tick, height: 150 })
+      .draw([{ name: "largest", points: points("largest"), colour: 0 }, { name: "median", points: points("median"), colour: 1, dashed: 1 }]);
+  }
+
   function drawRounds() {
     const newest = run.rounds.slice(-NEWEST).reverse();
     const shown = run.measures.slice(0, 3);
@@ -194,6 +214,7 @@ export function showRun(place, { run: wanted, go, title }) {
     drawCurves();
     drawPicks();
     drawTraffic();
+    drawNoise();
     drawRounds();
   }
 

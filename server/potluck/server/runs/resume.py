@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from potluck.common.errors import NotFoundError, StorageError
 from potluck.common.interruptible import in_thread
+from potluck.common.run_file.claims import privacy_claim
 from potluck.server.aggregation.model_work import ModelWork
 from potluck.server.aggregation.spool import Spool
 from potluck.server.aggregation.spooled_updates import still_spooled
@@ -190,6 +191,8 @@ async def _first_model(
     run_id = record.row.run_id
     for remark in plan.remarks:
         record.warn(remark)
+    if plan.run_file.privacy is not None:
+        record.say(privacy_claim(plan.run_file.model_dump(exclude_none=True)))
     model = await in_thread(work.initial_model)
     if _pretrains(run_id, plan, needs_model=profiling.needs_model):
         record.say("pre-training a model" + (" for triplets" if profiling.needs_model else ""))

@@ -1,0 +1,85 @@
+"""Findings of `potluck doctor` about a host's trainings with noise."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from potluck.client.config import ClientConfig
+from potluck.common.settings.extras import MissingLibraryError
+from potluck.deploy.doctor import privacy_check
+from potluck.deploy.doctor.diagnosis import Finding, Verdict
+from potluck.deploy.doctor.privacy_check import private_trainings
+from potluck.privacy.privacy_ledger import ChargedTraining, PrivacyLedger
+
+
+def findings(folder: Path, **disclosure: Any) -> list[Finding]:
+    tls = {name: folder / name for name in ("certificate", "key", "authority")}
+    config = ClientConfig.model_validate(
+        {
+            "coordinator": "h:1",
+            "clients": ("a", "b"),
+            "state_directory": folder,
+            "tls": tls,
+            "disclosure": disclosure,
+        }
+    )
+    return list(private_trainings(config))
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Path:
+    """The ledger of a client with one training of ε ≈ 5."""
+    folder = tmp_path / "privacy"
+    folder.mkdir()
+    training = ChargedTraining(
+        data_epoch=1,
+        sampling_rate=1.0,
+        noise_multiplier=1.0,
+        steps=1,
+        work="w",
+        federation="f",
+        coordinator="c",
+        run="r",
+        round=1,
+        at=datetime(2026, 5, 4, tzinfo=UTC),
+    )
+    PrivacyLedger(folder).charge("a", training)
+    return folder / "a.jsonl"
+
+
+def test_a_host_that_never_trained_with_noise_has_no_finding(tmp_path: Path) -> None:
+    (tmp_path / "privacy").mkdir()
+    assert findings(tmp_path) == []
+
+
+@pytest.mark.usefixtures("ledger")
+def test_clients_near_the_limit_are_named_with_a_warning(tmp_path: Path) -> None:
+    [found] = findings(tmp_path, training_epsilon=20)
+    assert found.verdict is Verdict.OK
+    [found] = findings(tmp_path, training_epsilon=5.5)
+    assert found.verdict is Verdict.WARNING
+    assert found.found.endswith("near the limit: a")
+    assert "only the owner can raise disclosure.training_epsilon" in found.remedy
+
+
+def test_a_damaged_ledger_is_an_error(tmp_path: Path, ledger: Path) -> None:
+    ledger.write_text("odd\n")
+    [found] = findings(tmp_path)
+    assert found.verdict is Verdict.ERROR
+    assert "restore it from a backup" in found.remedy
+
+
+def test_missing_software_is_an_error_where_only_noise_is_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(library: str, _: str) -> None:
+        raise MissingLibraryError(f"{library} is not installed; pip install '.[privacy]'")
+
+    monkeypatch.setattr(privacy_check, "require", missing)
+    [found] = findings(tmp_path, updates="private")
+    assert found.verdict is Verdict.ERROR
+    assert "[privacy]" in found.remedy
