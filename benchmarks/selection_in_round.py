@@ -75,7 +75,7 @@ def stored_profiles(plan: RunPlan, clients: list[str]) -> list[Profile]:
     task = plan.run_file.task
     classes = plan.task.classes
     profiles = []
-    for signal in sorted(plan.selector.needs):
+    for signal in sorted(plan.selector.needs_profiles):
         request = signal_named(signal).request(plan.run_file.profiles)
         noisy = request.mode.adds_noise
         parameters = Parameters(

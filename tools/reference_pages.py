@@ -99,10 +99,10 @@ def overview(group: str) -> str:
 def selector_facts(name: str) -> Iterator[tuple[str, str]]:
     """Yield (name, text) of each fact that a selector declares."""
     selector = cast(Selector, plugins.find(plugins.SELECTORS, name)())
-    yield "profiles that clients disclose once", _names(selector.needs)
-    yield "questions that hosts must allow", _names(selector.asks)
+    yield "profiles that clients disclose once", _names(selector.needs_profiles)
+    yield "questions that hosts must allow", _names(selector.asks_questions)
     yield "numbers reported with each update", _names(selector.reports)
-    yield "facts of single updates", _names(selector.learns)
+    yield "facts of single updates", _names(selector.needs_facts)
     yield "evaluation data on the coordinator", "yes" if selector.measures else "no"
     yield "maximum number of clients", f"{selector.most_clients or 'no limit'}"
     yield "recommended `[training]`", _settings(selector.training)
@@ -226,8 +226,12 @@ def _settings(settings: Mapping[str, object]) -> str:
 
 def _short_needs(name: str) -> str:
     selector = cast(Selector, plugins.find(plugins.SELECTORS, name)())
-    parts = [_names(part) for part in (selector.needs, selector.asks, selector.reports) if part]
-    parts += ["single updates"] if selector.learns else []
+    parts = [
+        _names(part)
+        for part in (selector.needs_profiles, selector.asks_questions, selector.reports)
+        if part
+    ]
+    parts += ["single updates"] if selector.needs_facts else []
     parts += ["evaluation data"] if selector.measures else []
     return ", ".join(parts) or "nothing"
 

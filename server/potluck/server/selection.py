@@ -12,6 +12,7 @@ the whole run: rows are sorted by client id when the run starts, late joiners ar
 from __future__ import annotations
 
 import math
+import warnings
 import zlib
 from abc import abstractmethod
 from collections.abc import Collection, Generator, Mapping, Sequence
@@ -114,8 +115,9 @@ class SelectionContext:
     available. available: rows, sorted, without repeats. rounds: number of rounds of the run; 0 if
     unknown. spares: number of clients in `count` that the round does not wait for
     (`round.over_selection`). epochs: passes over its samples that a client makes. tensors: names of
-    the parameters in updates, in order; empty unless the selector `drops` some. late: clients whose
-    update for an earlier round is still awaited; none of them is available if the others suffice.
+    the parameters in updates, in order; empty unless the selector declares `drops_tensors`. late:
+    clients whose update for an earlier round is still awaited; none of them is available if the
+    others suffice.
     """
 
     round: int
@@ -200,13 +202,13 @@ class Selection:
     """The cohort in the order chosen, and for each of its clients the reason for its selection.
 
     quotas: cohort × classes, float64: maximum number of samples of a class that a client may train
-    on, infinite if it may use all; only if the selector declares that it `limits` them. None: no
+    on, infinite if it may use all; only if the selector declares `sets_quotas`. None: no
     client is limited. weights: float64 > 0, the weight of each client's update in place of its
-    samples; only if the selector declares that it `weighs`. None: each update is weighted by its
+    samples; only if the selector declares `sets_weights`. None: each update is weighted by its
     samples. epochs: int64 ≥ 1, number of passes over its samples that each client makes; only if
-    the selector declares that it `paces`. None: the run's number. dropped: for each client the
-    names of tensors that its update omits, never all of them; only if the selector declares that it
-    `drops` some. A tensor of the round's model is the mean over the clients that sent it, or
+    the selector declares `sets_epochs`. None: the run's number. dropped: for each client the
+    names of tensors that its update omits, never all of them; only if the selector declares
+    `drops_tensors`. A tensor of the round's model is the mean over the clients that sent it, or
     unchanged if none did. None: updates are whole.
     """
 
@@ -225,9 +227,10 @@ class UpdateFacts:
     round, seed: as in `SelectionContext`. rows: the updates' clients, without repeats. samples:
     float64 > 0, the weight of each update. steps: int64 ≥ 1; no rows if clients don't report them.
     gram: updates × updates. sketches: updates × `SKETCH_SIZE`. output_moves: updates × classes.
-    norms: updates, ≥ 0. These four are float64, and have no rows unless the selector `learns` them;
-    tensors that an update omits have a delta of 0. shares: float64 in (0, 1], the share of the
-    model's floating-point numbers that each update has; no rows if every update has all of them.
+    norms: updates, ≥ 0. These four are float64, and have no rows unless
+    `needs_facts` of the selector lists them; tensors that an update omits have a delta of 0.
+    shares: float64 in (0, 1], the share of the model's floating-point numbers that each update has;
+    no rows if every update has all of them.
     """
 
     round: int
@@ -345,17 +348,58 @@ class RoundOutcome:
     late_seconds: Floats = field(default_factory=lambda: np.zeros(0))
 
 
+_RENAMED: Final = {
+    "needs": "needs_profiles",
+    "asks": "asks_questions",
+    "learns": "needs_facts",
+    "weighs": "sets_weights",
+    "limits": "sets_quotas",
+    "paces": "sets_epochs",
+    "drops": "drops_tensors",
+}
+"""Attributes of selectors by their spelling before 0.1, which is accepted until 0.2."""
+
+
+class _OldSpelling:
+    """An attribute under its old name: reads and writes the attribute of the new name."""
+
+    def __init__(self, old: str, new: str) -> None:
+        self._old, self._new = old, new
+
+    def __get__(self, selector: Selector | None, owner: type[Selector]) -> Any:
+        _warn_of(self._old, self._new, owner.__name__)
+        return getattr(owner if selector is None else selector, self._new)
+
+    def __set__(self, selector: Selector, value: object) -> None:
+        _warn_of(self._old, self._new, type(selector).__name__)
+        object.__setattr__(selector, self._new, value)  # a selector may be a frozen dataclass
+
+
+def _warn_of(old: str, new: str, selector: str) -> None:
+    said = f"{selector}: the attribute `{old}` of selectors is now `{new}`; rename it before 0.2"
+    warnings.warn(said, FutureWarning, stacklevel=3)
+
+
 class Selector(Plugin):
     """Base class of selectors: chooses each round's cohort."""
 
     group = SELECTORS
 
-    needs: frozenset[str] = frozenset()
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Move class attributes from their old names to the new ones, with a warning."""
+        super().__init_subclass__(**options)
+        for old, new in _RENAMED.items():
+            if old in cls.__dict__:
+                _warn_of(old, new, cls.__name__)
+                setattr(cls, new, cls.__dict__[old])
+                delattr(cls, old)
+
+    needs_profiles: frozenset[str] = frozenset()
     """Signals that a client must have disclosed before it can be selected; signals of other
     packages by their entry-point names."""
     reports: frozenset[str] = frozenset()
     """Names of the numbers that clients must send with every update, e.g. "utility"."""
-    asks: frozenset[str] = frozenset()
+    asks_questions: frozenset[str] = frozenset()
     """Kinds of questions that the selector asks. A client whose owner does not allow them is
     excluded from the run before round 1. If a selector asks a kind that it does not list, such a
     client refuses the question."""
@@ -363,20 +407,20 @@ class Selector(Plugin):
     """True if the selector uses `Population.label_totals`."""
     training: ClassVar[Mapping[str, object]] = {}
     """Recommended settings of local training, as in the run file's `[training]`."""
-    learns: frozenset[UpdateFact] = frozenset()
+    needs_facts: frozenset[UpdateFact] = frozenset()
     """Facts about each round's updates that `judge` and `observe` need. Masked updates have
     none."""
     measures: bool = False
     """True if `judge` requests losses of means of updates, on the coordinator's evaluation data."""
-    weighs: bool = False
+    sets_weights: bool = False
     """True if the selector sets the updates' weights, in `Selection.weights`."""
-    limits: bool = False
+    sets_quotas: bool = False
     """True if the selector limits each client's training samples by class, in `Selection.quotas`.
     Not for masked rounds."""
-    paces: bool = False
+    sets_epochs: bool = False
     """True if the selector sets each client's number of passes, in `Selection.epochs`. Not for
     masked rounds, nor for runs that count steps."""
-    drops: bool = False
+    drops_tensors: bool = False
     """True if the selector makes clients omit tensors from updates, in `Selection.dropped`. Not for
     masked rounds, nor with strategies that need whole updates."""
     most_clients: int | None = None
@@ -423,7 +467,7 @@ class Selector(Plugin):
         return Judgement()
 
     def before_upload(self, classes: int) -> BeforeUpload | None:  # noqa: ARG002  part of the seam
-        """Return the question that clients answer after training; its kind must be in `asks`.
+        """Return the question that clients answer after training, of a kind in `asks_questions`.
 
         Return None if clients send their updates at once.
         """
@@ -441,3 +485,7 @@ class Selector(Plugin):
 def _generator(seed: int, round_number: int, purpose: str) -> np.random.Generator:
     words = (seed, round_number, zlib.crc32(purpose.encode()))
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(words)))
+
+
+for _old, _new in _RENAMED.items():
+    setattr(Selector, _old, _OldSpelling(_old, _new))

@@ -52,9 +52,9 @@ class Asking:
     samples of each class that a client trains on.
     """
 
-    needs: frozenset[Signal] = frozenset()
-    asks = frozenset({"watched-loss"})
-    limits = True
+    needs_profiles: frozenset[Signal] = frozenset()
+    asks_questions = frozenset({"watched-loss"})
+    sets_quotas = True
 
     def __init__(
         self, *, kind: str = "watched-loss", fault: str = "", quota: float = np.inf

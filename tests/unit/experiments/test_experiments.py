@@ -258,7 +258,7 @@ def test_a_preset_is_a_run_file_that_says_what_is_ours(name: str) -> None:
     assert parse_run_file(text, source=name).task.name == preset.run["task"]["name"]
     assert text.count("ours: ") == len(preset.assumptions)
     plan = draw_up(text, source=name)
-    assert set(preset.disclosure.get("questions", ())) == plan.selector.asks
+    assert set(preset.disclosure.get("questions", ())) == plan.selector.asks_questions
 
 
 def test_four_kinds_of_network_learn_from_one_another() -> None:

@@ -247,7 +247,7 @@ def _allowed(run_files: Sequence[str]) -> dict[str, Any]:
     asks: set[str] = set()
     for text in run_files:
         selector = parse_run_file(text, source="the demo's run file").selector
-        asks |= create(Selector, selector.name, selector.options).asks
+        asks |= create(Selector, selector.name, selector.options).asks_questions
     return {"questions": sorted(asks), "held_out_counts": True, "masked_runs": 1000}
 
 

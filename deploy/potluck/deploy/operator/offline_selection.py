@@ -78,7 +78,9 @@ def _asks(selecting: Interview) -> str:
 
 
 def _check_profiles(selector: Selector, population: Population) -> None:
-    missing = sorted(signal for signal in selector.needs if population.disclosed(signal) is None)
+    missing = sorted(
+        signal for signal in selector.needs_profiles if population.disclosed(signal) is None
+    )
     if missing:
         raise ConfigurationError(
             f"this selector needs the {missing[0]} of clients, and no client has one; "

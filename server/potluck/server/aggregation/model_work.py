@@ -328,7 +328,7 @@ class ModelWork:
         """Return the facts about the updates that the selector gets, and its judgement on them."""
         selector, run_file = self._plan.selector, self._plan.run_file
         read = read_facts(
-            selector.learns,
+            selector.needs_facts,
             updates.encoded,
             before,
             seed=run_file.seed,

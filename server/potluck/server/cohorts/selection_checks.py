@@ -61,17 +61,17 @@ def _check_quotas(selection: Selection, context: SelectionContext, name: str) ->
 def check_declared(selector: Selector, selection: Selection, name: str) -> None:
     """Raise RunError if a selection uses a feature that its selector has not declared."""
     undeclared = {
-        "limits clients' samples without declaring `limits`": (
-            selection.quotas is not None and not selector.limits
+        "limits clients' samples without declaring `sets_quotas`": (
+            selection.quotas is not None and not selector.sets_quotas
         ),
-        "sets updates' weights without declaring `weighs`": (
-            selection.weights is not None and not selector.weighs
+        "sets updates' weights without declaring `sets_weights`": (
+            selection.weights is not None and not selector.sets_weights
         ),
-        "sets numbers of passes without declaring `paces`": (
-            selection.epochs is not None and not selector.paces
+        "sets numbers of passes without declaring `sets_epochs`": (
+            selection.epochs is not None and not selector.sets_epochs
         ),
-        "makes clients omit tensors without declaring `drops`": (
-            selection.dropped is not None and not selector.drops
+        "makes clients omit tensors without declaring `drops_tensors`": (
+            selection.dropped is not None and not selector.drops_tensors
         ),
     }
     for what, found in undeclared.items():

@@ -126,7 +126,7 @@ def check_instruction(
     if correction is not None:
         train.auxiliary.correction.name = correction.name
         train.auxiliary.correction.options_json = json.dumps(dict(correction.options))
-    asks = sorted(plan.selector.asks)
+    asks = sorted(plan.selector.asks_questions)
     check = coordinator_pb2.Check(
         train=train,
         layout=layout,

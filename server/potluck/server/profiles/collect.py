@@ -92,7 +92,9 @@ class Profiling:
         in_store: InStore,
         trust: Trust,
     ) -> None:
-        needs = {str(signal) for signal in plan.selector.needs | plan.strategy.needs_profiles}
+        needs = {
+            str(signal) for signal in plan.selector.needs_profiles | plan.strategy.needs_profiles
+        }
         self.by_cell = LABEL_COUNTS in needs and plan.run_file.profiles.disclosure == "cells"
         """True if label counts are summed over cells; single clients are then not asked for their
         label counts."""

@@ -157,7 +157,7 @@ class RunParts:
         if self.trainer is None:
             return []
         selector = self.selector
-        wanted = {*selector.needs, *selector.asks, *selector.reports}
+        wanted = {*selector.needs_profiles, *selector.asks_questions, *selector.reports}
         stepwise = self.run_file.profiles.disclosure == UNSAFE_STEPWISE
         if selector.wants_label_totals or stepwise:
             wanted.add(Signal.LABEL_COUNTS)
@@ -194,7 +194,7 @@ class RunParts:
     def _exact_profiles(self) -> str:
         """Return the setting by which clients disclose profiles or sums without noise."""
         profiles, selector = self.run_file.profiles, self.selector
-        if not (selector.needs or selector.wants_label_totals):
+        if not (selector.needs_profiles or selector.wants_label_totals):
             return ""
         if profiles.disclosure == "exact":
             return 'profiles.disclosure = "exact"'
@@ -204,19 +204,19 @@ class RunParts:
 def selector_traits(selector: Selector) -> Mapping[Trait, object]:
     """Return the traits that a selector declares, each with a detail; empty or false if it lacks
     the trait."""
-    signals = {str(name): signal_named(name) for name in selector.needs}
+    signals = {str(name): signal_named(name) for name in selector.needs_profiles}
     unhidden = sorted(name for name, signal in signals.items() if not signal.hides_records)
     return {
         Trait.REPORTS: ", ".join(sorted(selector.reports)),
-        Trait.FACTS: ", ".join(sorted(selector.learns)),
-        Trait.OUTPUT_MOVES: UpdateFact.OUTPUT_MOVE in selector.learns,
+        Trait.FACTS: ", ".join(sorted(selector.needs_facts)),
+        Trait.OUTPUT_MOVES: UpdateFact.OUTPUT_MOVE in selector.needs_facts,
         Trait.MEANS: selector.measures,
-        Trait.WEIGHTS: selector.weighs,
-        Trait.QUOTAS: selector.limits,
-        Trait.PASSES: selector.paces,
-        Trait.PARTIAL_UPDATES: selector.drops,
+        Trait.WEIGHTS: selector.sets_weights,
+        Trait.QUOTAS: selector.sets_quotas,
+        Trait.PASSES: selector.sets_epochs,
+        Trait.PARTIAL_UPDATES: selector.drops_tensors,
         Trait.OFFERS: selector.before_upload(2) is not None,
-        Trait.QUESTIONS: " and ".join(sorted(set(selector.asks) - {AVAILABILITY})),
+        Trait.QUESTIONS: " and ".join(sorted(set(selector.asks_questions) - {AVAILABILITY})),
         Trait.EVERYBODY: selector.everybody(1),
         Trait.PROFILES: ", ".join(sorted(signals)),
         Trait.UNHIDDEN_PROFILES: ", ".join(unhidden),

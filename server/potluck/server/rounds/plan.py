@@ -172,7 +172,7 @@ def draw_up(
     if run_file.profiles.disclosure == UNSAFE_STEPWISE:
         choosing = by_protocol(choosing, run_file, source=source)
     strategy = plugins.create(Strategy, run_file.strategy.name, run_file.strategy.options)
-    for signal in sorted(choosing.needs | strategy.needs_profiles):
+    for signal in sorted(choosing.needs_profiles | strategy.needs_profiles):
         signal_named(signal)  # raises if not installed
     chosen = {**choosing.training, **strategy.training, **run_file.training}
     training = training_for(task, chosen, source=f"{source}: [training]")

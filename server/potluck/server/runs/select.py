@@ -146,7 +146,9 @@ async def _context(run: Run, action: rounds.Select, key: AttemptKey) -> Selectio
         rounds=run.plan.run_file.rounds,
         spares=run.plan.run_file.round.over_selection,
         epochs=run.plan.training.epochs,
-        tensors=await in_thread(run.models.work.droppable) if run.plan.selector.drops else (),
+        tensors=await in_thread(run.models.work.droppable)
+        if run.plan.selector.drops_tensors
+        else (),
         late=run.roster.rows(sorted(row.client_id for row in run.updates.late.awaited)),
     )
 

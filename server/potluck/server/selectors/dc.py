@@ -45,7 +45,7 @@ class _Steered(Selector):
     added: NonNegativeInt = 5
     stop_early: bool = False
 
-    needs = frozenset({Signal.LABEL_COUNTS})
+    needs_profiles = frozenset({Signal.LABEL_COUNTS})
 
     def by_protocol(self) -> Selector:
         """Return the selector that chooses from sums and distances, as in the paper."""

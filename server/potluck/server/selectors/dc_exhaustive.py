@@ -39,7 +39,7 @@ class DcExhaustive(Selector):
     added: NonNegativeInt = 5
     target: Literal["balanced", "real"] = "balanced"
 
-    needs = frozenset({Signal.LABEL_COUNTS})
+    needs_profiles = frozenset({Signal.LABEL_COUNTS})
 
     def __post_init__(self) -> None:
         self.wants_label_totals = self.target == "real"  # as in dc-real

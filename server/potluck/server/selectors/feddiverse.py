@@ -45,7 +45,7 @@ class FedDiverse(Selector):
 
     def __post_init__(self) -> None:
         known = self.triplets == "known"
-        self.needs = frozenset({Signal.INTERACTION_MATRIX if known else Signal.TRIPLET})
+        self.needs_profiles = frozenset({Signal.INTERACTION_MATRIX if known else Signal.TRIPLET})
 
     def select(self, state: State, context: SelectionContext) -> Selection:
         """Return `count` clients, in groups of three complementary ones."""

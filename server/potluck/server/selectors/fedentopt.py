@@ -38,7 +38,7 @@ class FedEntOpt(Selector):
 
     buffer: NonNegativeInt | None = None
 
-    needs = frozenset({Signal.LABEL_COUNTS})
+    needs_profiles = frozenset({Signal.LABEL_COUNTS})
 
     def init(self, population: Population) -> State:
         """Return the initial state. buffer: rows of the pausing clients, oldest first. capacity:

@@ -66,7 +66,7 @@ class Flash(Selector):
     crediting: Literal["delayed", "literal"] = "delayed"
     without: tuple[Feature, ...] | None = None
 
-    asks = frozenset({"context"})
+    asks_questions = frozenset({"context"})
     training: ClassVar[Mapping[str, object]] = {"validation_share": 0.1}
 
     def __post_init__(self) -> None:

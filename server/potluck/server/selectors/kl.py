@@ -30,10 +30,10 @@ class KullbackLeibler(Selector):
     theta: NonNegativeFloat = 0.01
     truncate: bool = False
 
-    needs = frozenset({Signal.LABEL_COUNTS})
+    needs_profiles = frozenset({Signal.LABEL_COUNTS})
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "limits", self.truncate)  # the dataclass is frozen
+        object.__setattr__(self, "sets_quotas", self.truncate)  # the dataclass is frozen
 
     def select(self, state: State, context: SelectionContext) -> Selection:
         """Return the clients that Alg. 2 accepts, then uniform ones up to `count`."""

@@ -19,7 +19,7 @@ class KnownMatrix(Selector):
     clients with a weight. Clients without a matrix can only be drawn uniformly. O(K · classes²).
     """
 
-    needs = frozenset({Signal.INTERACTION_MATRIX})
+    needs_profiles = frozenset({Signal.INTERACTION_MATRIX})
 
     def select(self, state: State, context: SelectionContext) -> Selection:
         """Draw `count` clients without replacement, by weight."""

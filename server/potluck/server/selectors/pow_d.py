@@ -52,7 +52,7 @@ class PowerOfChoice(Selector):
     draw: Literal["samples", "uniform"] = "samples"
     order: Literal["desc", "asc"] = "desc"
 
-    asks = frozenset({"loss"})
+    asks_questions = frozenset({"loss"})
 
     def select(self, state: State, context: SelectionContext) -> Generator[Ask, Answers, Selection]:
         """Return the `count` candidates with the largest losses, in that order."""

@@ -61,9 +61,9 @@ class PyramidFL(Oort):
                 f"{self.most_dropped}; swap them"
             )
         # The dataclass is frozen, and these class attributes depend on the options.
-        object.__setattr__(self, "paces", self.prolong)
-        object.__setattr__(self, "drops", self.drop)
-        object.__setattr__(self, "learns", frozenset({UpdateFact.NORM} if self.drop else ()))
+        object.__setattr__(self, "sets_epochs", self.prolong)
+        object.__setattr__(self, "drops_tensors", self.drop)
+        object.__setattr__(self, "needs_facts", frozenset({UpdateFact.NORM} if self.drop else ()))
 
     def init(self, population: Population) -> State:
         """Return Oort's state, with the last ‖Δ‖ · samples / 100 of each row (NaN: unknown)."""

@@ -239,7 +239,7 @@ STEPWISE = '[profiles]\ndisclosure = "unsafe-stepwise"\n'
 def test_steps_by_protocol_are_for_selectors_that_have_them() -> None:
     text = f'clients_per_round = 12\n{TASK}[selector]\nname = "dc-balanced"\n{STEPWISE}'
     plan = draw_up(text, source="run file")
-    assert not plan.selector.needs
+    assert not plan.selector.needs_profiles
     assert any("a client that tells 0 is selected every time" in each for each in plan.remarks)
     with pytest.raises(
         ConfigurationError, match="selector fedentopt has no step-by-step procedure"

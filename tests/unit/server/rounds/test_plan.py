@@ -118,13 +118,13 @@ def test_work_for_each_client_is_checked_and_has_to_be_declared() -> None:
         with pytest.raises(RunError, match=r"'mine' must return, .* some of the 2 param"):
             check_selection(dataclasses.replace(plain, dropped=dropped), context, "mine")
     check_declared(PyramidFL(prolong=True, drop=True), sound, "mine")
-    with pytest.raises(RunError, match="without declaring `paces`; set that attribute"):
+    with pytest.raises(RunError, match="without declaring `sets_epochs`; set that attribute"):
         check_declared(PyramidFL(drop=True), sound, "mine")
-    with pytest.raises(RunError, match="without declaring `drops`; set that"):
+    with pytest.raises(RunError, match="without declaring `drops_tensors`; set that"):
         check_declared(PyramidFL(prolong=True), sound, "mine")
     limited = dataclasses.replace(plain, quotas=np.full((2, 3), np.inf))
     check_declared(KullbackLeibler(truncate=True), limited, "mine")
-    with pytest.raises(RunError, match="without declaring `limits`; set that attribute"):
+    with pytest.raises(RunError, match="without declaring `sets_quotas`; set that attribute"):
         check_declared(KullbackLeibler(), limited, "mine")
 
 

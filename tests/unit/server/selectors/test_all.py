@@ -275,7 +275,7 @@ def test_every_selector_goes_on_with_cohorts_completed_to_enough_hosts(
         ended = outcome(number, selection, answers, judgement=judgement, utility=utility)
         # As masked rounds have it: the coordinator learns nothing of a single update.
         masked = dataclasses.replace(ended, facts=None, judgement=Judgement(), reports={})
-        hidden = selector.learns or selector.reports or selector.measures
+        hidden = selector.needs_facts or selector.reports or selector.measures
         state = selector.observe(state, ended if hidden else masked)
         json.dumps(dict(state.scalars), allow_nan=False)
 

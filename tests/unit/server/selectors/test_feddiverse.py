@@ -107,7 +107,7 @@ def test_it_stops_within_a_three(count: int) -> None:
 
 def test_known_triplets_come_from_the_matrices() -> None:
     selector = FedDiverse(triplets="known")
-    assert selector.needs == {Signal.INTERACTION_MATRIX}
+    assert selector.needs_profiles == {Signal.INTERACTION_MATRIX}
     estimated = [s.rows.tolist() for s in rounds(FedDiverse(), table_6("spawrious-gai"), 9, 20)]
     known = [s.rows.tolist() for s in rounds(selector, table_6("spawrious-gai"), 9, 20)]
     assert known == estimated

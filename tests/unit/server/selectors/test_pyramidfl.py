@@ -151,8 +151,16 @@ def test_without_options_it_is_oort() -> None:
 
 def test_the_engine_is_told_what_its_options_need() -> None:
     plain = PyramidFL()
-    assert (plain.paces, plain.drops, plain.learns) == (False, False, frozenset())
-    assert (BOTH.paces, BOTH.drops, BOTH.learns) == (True, True, frozenset({UpdateFact.NORM}))
+    assert (plain.sets_epochs, plain.drops_tensors, plain.needs_facts) == (
+        False,
+        False,
+        frozenset(),
+    )
+    assert (BOTH.sets_epochs, BOTH.drops_tensors, BOTH.needs_facts) == (
+        True,
+        True,
+        frozenset({UpdateFact.NORM}),
+    )
 
 
 def test_a_model_of_one_tensor_is_always_sent() -> None:

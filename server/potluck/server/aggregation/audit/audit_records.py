@@ -81,7 +81,7 @@ class BiasRecords:
 def why_not_audited(plan: RunPlan) -> str:
     """Return the reason why this run can't be audited, in one line; empty if it can."""
     run_file = plan.run_file
-    if LABEL_COUNTS not in {str(signal) for signal in plan.selector.needs}:
+    if LABEL_COUNTS not in {str(signal) for signal in plan.selector.needs_profiles}:
         return (
             f"no client was asked for label counts, which selector '{run_file.selector.name}' does "
             "not need"
@@ -112,9 +112,9 @@ def _unplain_training(plan: RunPlan) -> str:
             f"strategy '{run_file.strategy.name}' has clients train parts of the model, and the "
             "output bias may not be among them"
         )
-    if plan.selector.drops:
+    if plan.selector.drops_tensors:
         return "clients omit tensors from their updates, and the output bias may be one of them"
-    if plan.selector.limits:
+    if plan.selector.sets_quotas:
         return (
             f"selector '{run_file.selector.name}' limits the samples of each class that clients "
             "train on, while they claim all that they hold"
@@ -208,7 +208,7 @@ def _seen(
 ) -> dict[str, list[BiasUpdates]]:
     training = plan.training
     exact = plan.run_file.weighting is Weighting.EXACT
-    fewest_steps = 1 if plan.selector.paces else training.planned_steps(samples=1)
+    fewest_steps = 1 if plan.selector.sets_epochs else training.planned_steps(samples=1)
     seen: defaultdict[str, list[BiasUpdates]] = defaultdict(list)
     for one in rounds:
         updates = {each.client_id: each.update for each in one.included if each.update}

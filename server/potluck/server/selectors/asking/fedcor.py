@@ -60,7 +60,7 @@ class FedCor(Selector):
     steps: Annotated[int, Field(ge=1, le=100_000)] = 1000
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 0.01
 
-    asks = frozenset({"loss"})
+    asks_questions = frozenset({"loss"})
     most_clients = MOST_CLIENTS
 
     def __post_init__(self) -> None:

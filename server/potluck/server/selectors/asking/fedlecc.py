@@ -54,8 +54,8 @@ class FedLecc(Selector):
 
     clusters: Annotated[int, Field(ge=1, le=1000)] = 10
 
-    needs = frozenset({Signal.LABEL_COUNTS})
-    asks = frozenset({"loss"})
+    needs_profiles = frozenset({Signal.LABEL_COUNTS})
+    asks_questions = frozenset({"loss"})
 
     def __post_init__(self) -> None:
         require("scipy", "potluck[server]")

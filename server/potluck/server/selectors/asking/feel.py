@@ -59,11 +59,11 @@ class Feel(Selector):
     rho: Annotated[float, Field(gt=0, le=1)] = 0.5
     unbiased: bool = False
 
-    asks = frozenset({_KIND})
+    asks_questions = frozenset({_KIND})
 
     def __post_init__(self) -> None:
         require("scipy", "potluck[server]")
-        object.__setattr__(self, "weighs", self.unbiased)  # the dataclass is frozen
+        object.__setattr__(self, "sets_weights", self.unbiased)  # the dataclass is frozen
 
     def init(self, population: Population) -> State:
         """Return a state in which no duration is known."""

@@ -55,7 +55,7 @@ class HcsFed(Selector):
     sketch: Literal["projection", "centroids"] = "projection"
     numbers: Annotated[int, Field(ge=1, le=64)] = 22
 
-    asks = frozenset({"sketch"})
+    asks_questions = frozenset({"sketch"})
 
     def init(self, population: Population) -> State:
         """Return a state in which no client has a cluster."""

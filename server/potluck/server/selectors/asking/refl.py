@@ -49,7 +49,7 @@ class Refl(Selector):
     rest: NonNegativeInt = 5
     memory: Annotated[float, Field(ge=0, lt=1)] = 0.25
 
-    asks = frozenset({_KIND})
+    asks_questions = frozenset({_KIND})
 
     def init(self, population: Population) -> State:
         """Return a state in which no client was selected."""

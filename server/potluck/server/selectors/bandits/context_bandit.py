@@ -56,7 +56,7 @@ class ContextBandit(Selector):
     beta: NonNegativeFloat = 1.0
     reward: Literal["absolute", "signed"] = "absolute"
 
-    asks = frozenset({"context"})
+    asks_questions = frozenset({"context"})
     training: ClassVar[Mapping[str, object]] = {"validation_share": 0.1}
 
     # What a bandit is made of -----------------------------------------------------------------

@@ -52,7 +52,7 @@ class FedEntropy(Selector):
     exploration: Annotated[float, Field(ge=0, le=1)] = 0.2
     grouping: Literal["weights", "pools"] = "weights"
 
-    asks = frozenset({_QUESTION})
+    asks_questions = frozenset({_QUESTION})
 
     def init(self, population: Population) -> State:
         """Return the initial state. weights: one number > 0 per row, float64; with `pools`, 1

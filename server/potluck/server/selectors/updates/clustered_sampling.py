@@ -82,18 +82,18 @@ class ClusteredSampling(Selector):
     def __post_init__(self) -> None:
         if self.by == "updates":
             require("scipy", "potluck[server]")
-        self.weighs = self.unbiased or self.weights == "equal"
-        self.learns = frozenset({UpdateFact.SKETCH} if self.by == "updates" else ())
+        self.sets_weights = self.unbiased or self.weights == "equal"
+        self.needs_facts = frozenset({UpdateFact.SKETCH} if self.by == "updates" else ())
         self.most_clients = LIMIT if self.by == "updates" else None
 
     def init(self, population: Population) -> State:
         """Return the initial state; for Algorithm 2, it has a sketch of each client's last
         update."""
-        return State(arrays=nothing(len(population) if self.learns else 0))
+        return State(arrays=nothing(len(population) if self.needs_facts else 0))
 
     def select(self, state: State, context: SelectionContext) -> Selection:
         """Return a cohort with one draw from each distribution."""
-        if self.learns:
+        if self.needs_facts:
             check_size("clustered-sampling", context)
         generator = context.generator("clustered-sampling")
         cohort = Cohort(context, generator)
@@ -117,7 +117,7 @@ class ClusteredSampling(Selector):
 
     def observe(self, state: State, outcome: RoundOutcome) -> State:
         """Store the sketches of the round's updates."""
-        if not self.learns or outcome.facts is None:
+        if not self.needs_facts or outcome.facts is None:
             return state
         return State(arrays=remembered(state.arrays, outcome, outcome.facts.sketches))
 

@@ -46,11 +46,11 @@ class DivFL(Selector):
 
     weighted: bool = False
 
-    learns = frozenset({UpdateFact.SKETCH})
+    needs_facts = frozenset({UpdateFact.SKETCH})
     most_clients = LIMIT
 
     def __post_init__(self) -> None:
-        self.weighs = self.weighted
+        self.sets_weights = self.weighted
 
     def init(self, population: Population) -> State:
         """Return the initial state: the number of picks and a sketch of the last update of each

@@ -63,7 +63,7 @@ class FedPNS(Selector):
     rule: Literal["expected", "literal"] = "expected"
     check: bool = True
 
-    learns = frozenset({UpdateFact.GRAM})
+    needs_facts = frozenset({UpdateFact.GRAM})
 
     def __post_init__(self) -> None:
         self.measures = self.check and self.rule == "expected"

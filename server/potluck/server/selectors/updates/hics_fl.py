@@ -82,22 +82,26 @@ class HiCSFL(Selector):
         require("scipy", "potluck[server]")
         told = self.entropies == "told"
         # The dataclass is frozen, and these class attributes depend on the options.
-        object.__setattr__(self, "learns", frozenset(() if told else {UpdateFact.OUTPUT_MOVE}))
-        object.__setattr__(self, "asks", frozenset({_TOLD} if told else ()))
+        object.__setattr__(self, "needs_facts", frozenset(() if told else {UpdateFact.OUTPUT_MOVE}))
+        object.__setattr__(self, "asks_questions", frozenset({_TOLD} if told else ()))
 
     def init(self, population: Population) -> State:
         """Return the initial state: picks and each client's last update of the output bias.
 
         With `told`: the entropy that each client reported, NaN if none.
         """
-        if self.asks:
+        if self.asks_questions:
             return State(arrays={_TOLD: np.full(len(population), np.nan)})
         return State(arrays=nothing(len(population)))
 
     def select(self, state: State, context: SelectionContext) -> Selection | Interview:
         """Select never-picked clients first, then other clients by clusters."""
         check_size("hics-fl", context)
-        return self._by_told(state, context) if self.asks else self._by_updates(state, context)
+        return (
+            self._by_told(state, context)
+            if self.asks_questions
+            else self._by_updates(state, context)
+        )
 
     def _by_told(self, state: State, context: SelectionContext) -> Interview:
         generator = context.generator("hics-fl")
@@ -136,7 +140,7 @@ class HiCSFL(Selector):
 
     def observe(self, state: State, outcome: RoundOutcome) -> State:
         """Store the changes of the output bias, or the reported entropies."""
-        if self.asks:
+        if self.asks_questions:
             rows = [outcome.selected, *(answers.rows for answers in outcome.answers)]
             clients = 1 + max(int(each.max(initial=-1)) for each in rows)
             return State(arrays={_TOLD: _heard(state, outcome.answers, clients)})

@@ -128,8 +128,8 @@ def test_draws_with_replacement_are_unbiased() -> None:
     answers = answering([1.0, 5.0, 0.3, 2.0], [1.0, 9.0, 2.0, 0.5])
     sums, sizes = [], set[int]()
     feel = Feel(unbiased=True)
-    assert feel.weighs
-    assert not Feel().weighs
+    assert feel.sets_weights
+    assert not Feel().sets_weights
     state = feel.init(clients)
     for number in range(1, 3001):
         selection = select(feel, state, context(clients, draws, number=number), answers)

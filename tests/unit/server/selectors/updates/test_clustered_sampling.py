@@ -112,15 +112,15 @@ def test_each_client_weighs_as_much_as_its_share_of_the_samples() -> None:
 
 def test_weights_by_samples_are_an_option_for_sums_and_other_strategies() -> None:
     federation, selector = with_samples(4, 3, 2, 1), ClusteredSampling(weights="samples")
-    assert not selector.weighs
-    assert ClusteredSampling().weighs
+    assert not selector.sets_weights
+    assert ClusteredSampling().sets_weights
     assert select(selector, selector.init(federation), context(federation, 2)).weights is None
 
 
 def test_updates_that_point_the_same_way_share_a_place() -> None:
     selector, federation = ClusteredSampling(by="updates"), with_samples(*[5] * 6)
-    assert selector.learns == {UpdateFact.SKETCH}
-    assert ClusteredSampling().learns == set()
+    assert selector.needs_facts == {UpdateFact.SKETCH}
+    assert ClusteredSampling().needs_facts == set()
     state = selector.init(federation)
     everybody = select(selector, state, context(federation, 6))
     ways = np.array([(1, 0), (0, 1), (-1, -1)])[everybody.rows % 3] * (1 + everybody.rows)[:, None]

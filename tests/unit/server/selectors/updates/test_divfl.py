@@ -68,8 +68,8 @@ def test_updates_count_with_those_they_stand_for() -> None:
     assert chosen.weights is not None
     by_row = dict(zip(chosen.rows.tolist(), chosen.weights.tolist(), strict=True))
     assert sorted(by_row.values()) == [2, 3]
-    assert selector.weighs
-    assert not DivFL().weighs
+    assert selector.sets_weights
+    assert not DivFL().sets_weights
 
 
 def test_too_many_to_compare_are_refused() -> None:

@@ -80,7 +80,10 @@ def test_too_many_to_compare_are_refused() -> None:
 def test_entropies_that_are_told_are_asked_for_once_and_suffice() -> None:
     """Ten clients with even labels are preferred early, as where moves are known."""
     selector = HiCSFL(entropies="told", spread=9.0)
-    assert (selector.learns, selector.asks) == (frozenset(), frozenset({"label-entropy"}))
+    assert (selector.needs_facts, selector.asks_questions) == (
+        frozenset(),
+        frozenset({"label-entropy"}),
+    )
     told = np.append(np.full(10, 1.0), np.full(10, 0.2))
     told[19] = np.nan
     asked: list[list[int]] = []
