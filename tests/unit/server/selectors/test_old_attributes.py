@@ -11,9 +11,7 @@ from potluck.server.state import State
 
 
 def test_an_old_class_attribute_sets_the_new_one() -> None:
-    with pytest.warns(
-        FutureWarning, match="Old: the attribute `asks_questions` of selectors is now"
-    ):
+    with pytest.warns(FutureWarning, match="Old: the attribute `asks` of selectors is now"):
 
         class Old(Selector):
             asks = frozenset({"loss"})
@@ -36,7 +34,7 @@ def test_an_old_attribute_of_one_selector_sets_the_new_one() -> None:
         def select(self, state: State, context: SelectionContext) -> Selection:
             raise NotImplementedError
 
-    with pytest.warns(FutureWarning, match="`sets_weights` of selectors is now `sets_weights`"):
+    with pytest.warns(FutureWarning, match="`weighs` of selectors is now `sets_weights`"):
         selector = Old()
     assert selector.sets_weights
     with pytest.warns(FutureWarning, match="rename it before 0.2"):
