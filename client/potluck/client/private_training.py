@@ -1,21 +1,21 @@
-"""The extension point for trainings with noise that hides single records.
+"""The extension point for noise that hides single records, or a client's whole update.
 
 The core imports neither the accounting nor the library that clips gradients. It finds both by name
 in the group `potluck.integrations`. A private training fails if they are not installed.
 
-A client's ledger is charged before the training begins: afterwards the noise and the batches are
-drawn, and an update may leave. So a host that is killed at any moment has charged at least what
+A client's ledger is charged before noise is drawn: for records before the training begins, for a
+whole update before it is masked. So a host that is killed at any moment has charged at least what
 it used.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
 from potluck.client.disclosure.weightings import is_masked
@@ -25,7 +25,9 @@ from potluck.common.settings.plugins import integration
 from potluck.common.trainer import PrivateTraining
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
-if TYPE_CHECKING:  # importing them imports torch
+if TYPE_CHECKING:  # importing torch takes seconds
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import nn
 
     from potluck.client.objective import Objective
@@ -36,6 +38,12 @@ GUARD: Final = "privacy-guard"
 """Name of the class that keeps ledgers, a `PrivacyGuard`."""
 LOOP: Final = "private-training"
 """Name of the class that trains, a `PrivateLoop`."""
+RECORD: Final[Literal["record"]] = "record"
+"""Unit of noise that hides each record; it is added in the steps of the training."""
+CLIENT: Final[Literal["client"]] = "client"
+"""Unit of noise that hides a client's whole update."""
+CLIENTS: Final = "clients"
+"""Source of noise on whole updates: each client adds a share before its update is masked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +60,41 @@ class GrantedTraining:
     steps: int
     clip: float
     expected_batch: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SumGrid:
+    """The whole numbers in which updates enter a masked sum.
+
+    scale: number that a parameter of 1 becomes, > 0. values: number of parameters, ≥ 1. clients:
+    maximum number of clients in the sum. contributors: number of clients whose noise is certain to
+    be in the sum and unknown to others, ≥ 1. largest: largest magnitude of a sum that can be read.
+    """
+
+    scale: float
+    values: int
+    clients: int
+    contributors: int
+    largest: int
+
+
+class UpdateNoise(ABC):
+    """Bounds one client's update, and hides it in a masked sum. Called from one thread."""
+
+    @abstractmethod
+    def bound(self, update: NDArray[np.float32]) -> bool:
+        """Scale an update down, in place, to the L2 norm that the noise is made for.
+
+        Returns False if it has NaN or infinity; it is then unchanged."""
+
+    @abstractmethod
+    def charge(self, grid: SumGrid) -> Callable[[int], NDArray[np.int64]]:
+        """Charge the client's ledger for one upload, synced to disk.
+
+        Returns a function that draws the client's share of the noise for the next parameters.
+        Raises DisclosureRefusedError if the owner's limit would be exceeded, ConfigurationError if
+        the grid is too coarse or its sums could overflow, and StorageError. The ledger has not
+        changed then."""
 
 
 class PrivacyGuard(ABC):
@@ -79,6 +122,13 @@ class PrivacyGuard(ABC):
         samples: the client's number of training samples, ≥ 1. Raises DisclosureRefusedError if the
         owner's limit would be exceeded, StorageError if the ledger can't be written, and what
         `check` raises. The ledger has not changed then."""
+
+    @abstractmethod
+    def hide_update(self, instruction: rpc.Instruction) -> UpdateNoise:
+        """Return the noise for the update of a training that is about to begin.
+
+        Its `charge` charges the ledger. Raises DisclosureRefusedError if the owner's limit would
+        be exceeded, and what `check` raises."""
 
     @abstractmethod
     def clients(self) -> Sequence[str]:
@@ -131,12 +181,30 @@ def private_loop() -> PrivateLoop:
     return made
 
 
+def hides_records(work: rpc.Train) -> bool:
+    """Return True if the steps of a training have noise that hides single records."""
+    return work.HasField("privacy") and work.privacy.unit == RECORD
+
+
+def hides_update(work: rpc.Train) -> bool:
+    """Return True if the client adds noise to its whole update before it is masked."""
+    noise = work.privacy
+    return work.HasField("privacy") and (noise.unit, noise.noise) == (CLIENT, CLIENTS)
+
+
 def check_terms(work: rpc.Train) -> None:
     """Raise ProtocolError if a training with noise also asks for something without noise.
 
     An honest coordinator refuses such a run before it starts; a malicious one may still ask."""
+    masked, whole = is_masked(work), hides_update(work)
+    if whole and not masked:
+        raise ProtocolError(
+            "noise of all clients together needs a masked sum, and the update is not masked; set "
+            "secure_aggregation = true in the run file"
+        )
     asked = {
-        "a masked update": is_masked(work),
+        "a masked update": masked and not whole,
+        "a normalised update": work.normalized and whole,
         "numbers reported with the update": bool(work.reports),
         "tensors beside the weights": work.HasField("auxiliary"),
         "limits on the samples of a class": bool(work.quotas),

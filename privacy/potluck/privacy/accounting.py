@@ -1,7 +1,7 @@
 """Privacy loss of trainings: Rényi divergences of an event, and ε by two accountants.
 
-The adjacency is add-or-remove of one record. `dp-accounting` does the mathematics. It is imported
-when it is first used, because that takes seconds.
+The adjacency is add-or-remove of one record, or a client's update against zeros. `dp-accounting`
+does the mathematics. It is imported when it is first used, because that takes seconds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ACCURACY: Final = 1e-4
 
 @dataclass(frozen=True, kw_only=True)
 class GaussianSteps:
-    """Steps of DP-SGD: sums over Poisson samples with Gaussian noise.
+    """Steps of DP-SGD: sums over Poisson samples with Gaussian noise. Or uploads of an update.
 
     sampling_rate: chance q of each record to be in a step's batch, in (0, 1]; 1 for no sampling.
     noise_multiplier: standard deviation σ > 0 of the noise, in units of the clip.
@@ -65,6 +65,9 @@ def rdp_of(event: GaussianSteps) -> tuple[float, ...]:
 
 @lru_cache(maxsize=1024)
 def _rdp_of_a_step(sampling_rate: float, noise_multiplier: float) -> tuple[float, ...]:
+    if sampling_rate == 1.0:
+        return tuple(order / (2 * noise_multiplier**2) for order in ORDERS)
+
     from dp_accounting.rdp import RdpAccountant
 
     step = GaussianSteps(sampling_rate=sampling_rate, noise_multiplier=noise_multiplier)

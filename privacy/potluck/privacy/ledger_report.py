@@ -12,10 +12,11 @@ from potluck.client.base.state_directory import OUTGOING, PRIVACY
 from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
 from potluck.client.disclosure.outgoing_log import Outgoing, OutgoingLog
 from potluck.client.disclosure.privacy_budget import PrivacyBudget
+from potluck.client.private_training import CLIENT, RECORD
 from potluck.common.errors import DisclosureRefusedError
 from potluck.common.records.privacy_loss import BUDGET_SPENT
 from potluck.privacy.host_guard import spent_in_epoch
-from potluck.privacy.privacy_ledger import ChargedTraining, PrivacyLedger
+from potluck.privacy.privacy_ledger import ChargedTraining, PrivacyLedger, Unit
 
 _Run = tuple[str, str, str]
 
@@ -58,7 +59,6 @@ class PrivacyReport:
 
     def _of(self, client: str) -> dict[str, Any]:
         policy, trainings = self._policy, self._ledger.of(client)
-        spent = spent_in_epoch(trainings, policy).epsilon_spent
         charged = Counter(each.recipient for each in trainings)
         sent = Counter(
             _run_of(entry)
@@ -69,13 +69,8 @@ class PrivacyReport:
         return {
             "client": client,
             "data_epoch": policy.data_epoch,
-            "training": {
-                "epsilon_spent": spent,
-                "epsilon_left": max(0.0, policy.training_epsilon - spent),
-                "epsilon_limit": policy.training_epsilon,
-                "delta": policy.training_delta,
-                "unit": "record",
-            },
+            "training": _spent(trainings, policy, RECORD),
+            "updates": _spent(trainings, policy, CLIENT),
             "disclosures": {
                 "epsilon_spent": float(self._budget.spent(client)),
                 "epsilon_limit": policy.epsilon_budget,
@@ -94,6 +89,24 @@ class PrivacyReport:
                 for run in dict.fromkeys((*charged, *refused))
             ],
         }
+
+
+def _spent(
+    trainings: Sequence[ChargedTraining], policy: DisclosurePolicy, unit: Unit
+) -> dict[str, Any]:
+    """Return what a client's trainings have spent of its limit, for a unit.
+
+    uncounted: number of trainings whose noise does not hide the unit."""
+    current = [each for each in trainings if each.data_epoch == policy.data_epoch]
+    spent = spent_in_epoch(current, policy, unit).epsilon_spent
+    return {
+        "epsilon_spent": spent,
+        "epsilon_left": max(0.0, policy.training_epsilon - spent),
+        "epsilon_limit": policy.training_epsilon,
+        "delta": policy.training_delta,
+        "unit": unit,
+        "uncounted": sum(each.event_in(unit) is None for each in current),
+    }
 
 
 def _noise(trainings: Sequence[ChargedTraining], run: _Run) -> float | None:
@@ -115,6 +128,16 @@ def _sentences(found: Mapping[str, Any]) -> Iterator[str]:
         f"{training['epsilon_limit']:g} on data epoch {found['data_epoch']}, "
         f"{training['epsilon_left']:.4g} left (δ = {training['delta']:g}, per record)"
     )
+    whole = found["updates"]
+    if whole["epsilon_spent"]:
+        left_out = ["profiles, sums of counts"]
+        if whole["uncounted"]:
+            left_out.append(f"{whole['uncounted']} trainings with noise for records only")
+        yield (
+            f"  updates with noise for the whole client spent ε = {whole['epsilon_spent']:.4g} of "
+            f"{whole['epsilon_limit']:g}, {whole['epsilon_left']:.4g} left (δ = "
+            f"{whole['delta']:g}, per client); it does not cover {' and '.join(left_out)}"
+        )
     yield (
         f"  profiles and sums of counts spent ε = {other['epsilon_spent']:.4g} of "
         f"{other['epsilon_limit']:g}, which adds to it"

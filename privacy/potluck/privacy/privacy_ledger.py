@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -23,9 +23,12 @@ from potluck.client.base.state_directory import clients_with_files, storage_erro
 from potluck.common.errors import StorageError
 from potluck.privacy.accounting import GaussianSteps
 
+Unit = Literal["record", "client"]
+"""Unit that noise hides."""
+
 
 class ChargedTraining(BaseModel):
-    """One training with noise.
+    """One training with noise for records, or one upload of an update with noise as a whole.
 
     sampling_rate, noise_multiplier, steps: see `GaussianSteps`. work: digest of the instruction.
     federation, coordinator, run, round: recipient of the update.
@@ -34,7 +37,7 @@ class ChargedTraining(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["training"] = "training"
-    unit: Literal["record"] = "record"
+    unit: Unit = "record"
     data_epoch: int
     sampling_rate: float = Field(gt=0, le=1)
     noise_multiplier: float = Field(gt=0, allow_inf_nan=False)
@@ -48,12 +51,24 @@ class ChargedTraining(BaseModel):
 
     @property
     def event(self) -> GaussianSteps:
-        """The training as an event of the accounting."""
+        """The training as an event of the accounting, in its own unit."""
         return GaussianSteps(
             sampling_rate=self.sampling_rate,
             noise_multiplier=self.noise_multiplier,
             steps=self.steps,
         )
+
+    def event_in(self, unit: Unit) -> GaussianSteps | None:
+        """Return the training as an event for a unit; None if its noise does not hide the unit.
+
+        One record changes an update by twice the clip at most. So noise that hides an update of
+        that length hides a record with half the noise multiplier.
+        """
+        if self.unit == unit:
+            return self.event
+        if self.unit == "client":
+            return replace(self.event, noise_multiplier=self.noise_multiplier / 2)
+        return None
 
     @property
     def recipient(self) -> tuple[str, str, str]:

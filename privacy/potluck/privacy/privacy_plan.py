@@ -12,6 +12,7 @@ from potluck.common.run_file.run_settings import PrivateUpdates
 from potluck.common.run_file.runfile import RunFile
 from potluck.common.settings.local_training import LocalTraining
 from potluck.privacy.accounting import GaussianSteps, epsilon_by_pld, rdp_of
+from potluck.privacy.client_noise import noise_multiplier_for
 from potluck.privacy.rdp_filter import epsilon_spent, solved_noise
 
 _SHARES = (0.1, 0.25, 0.5, 1.0)
@@ -37,6 +38,9 @@ def plan_lines(
             f"{source}: there is no [privacy] table; add one with noise_multiplier or epsilon"
         )
     most = trainings or privacy.trainings or run_file.rounds
+    if privacy.unit == "client":
+        yield from _of_updates(privacy, run_file.rounds, most, targets)
+        return
     task = make_task(run_file.task.name, run_file.task.options)
     settings = training_for(task, run_file.training, source=f"{source}: [training]")
     if settings.unfit_for_noise:
@@ -70,6 +74,34 @@ def plan_lines(
             for each in targets
         ]
         yield _row([str(number), *(f"{each:.3g}" for each in needed)])
+
+
+def _of_updates(
+    privacy: PrivateUpdates, rounds: int, most: int, targets: Sequence[float]
+) -> Iterator[str]:
+    """Yield the plan of a run with noise that hides clients; the same for all of them."""
+    noise = privacy.noise_multiplier or noise_multiplier_for(
+        epsilon=privacy.epsilon or 0.0, delta=privacy.delta, trainings=privacy.trainings or rounds
+    )
+    counts = sorted({max(1, round(share * most)) for share in _SHARES})
+    yield (
+        f"ε (δ = {privacy.delta:g}) by number of trainings of a client, as hosts count it, with "
+        f"noise multiplier {noise:.4g}; 'fixed' is the tighter value for a schedule that no result "
+        "changes. Hosts limit both rows by training_epsilon"
+    )
+    yield _row(["unit", "noise", *map(str, counts), "fixed"])
+    for unit, multiplier in (("client", noise), ("record", noise / 2)):
+        event = GaussianSteps(noise_multiplier=multiplier)
+        losses = [epsilon_spent(rdp_of(_times(event, count)), privacy.delta) for count in counts]
+        fixed = epsilon_by_pld([_times(event, most)], privacy.delta)
+        yield _row([unit, f"{multiplier:.3g}", *(f"{each:.3g}" for each in (*losses, fixed))])
+    yield ""
+    yield f"noise multiplier for an ε per client after {most} trainings"
+    yield _row([f"ε = {each:g}" for each in targets])
+    needed = (
+        noise_multiplier_for(epsilon=each, delta=privacy.delta, trainings=most) for each in targets
+    )
+    yield _row([f"{each:.3g}" for each in needed])
 
 
 def _shape(settings: LocalTraining, samples: int) -> GaussianSteps:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from potluck.client.private_training import CLIENT
 from potluck.common.disclosure import Weighting
 from potluck.common.errors import ConfigurationError
 from potluck.common.records.privacy_loss import TrainingsSent
@@ -44,7 +45,8 @@ def spent_in_run(
     spent: dict[str, RdpFilter] = {}
     unknown = set[str]()
     for each in sent:
-        samples = _fewest(each.samples, weighting)
+        # The loss of a whole update does not depend on its samples.
+        samples = 1 if asked.unit == CLIENT else _fewest(each.samples, weighting)
         if many:
             samples = _rounded_down(samples)
         terms = rpc.Privacy()

@@ -9,7 +9,9 @@ each lane. All floating-point tensors are one vector in the model's order
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from potluck.common.run_file.run_settings import MaskingSettings
@@ -30,8 +32,40 @@ METRIC_BOUND: Final = 1e6
 """
 
 
-def metric_names(*, normalized: bool) -> tuple[str, ...]:
-    """Return the numbers in the head besides the weight, in their order."""
+NOISE_DEVIATIONS: Final = 12
+"""Standard deviations of the noise in a sum that its words have room for."""
+_NOISY_SCALE: Final = 2.0**40
+"""Largest word of an update with noise in a lane of 64 bits, so that doubles are exact."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseInSums:
+    """The noise that clients add to their updates in shares.
+
+    clip: maximum L2 norm of an update, > 0. multiplier: standard deviation of the noise in a sum,
+    in units of the clip, > 0. contributors: number of clients whose shares suffice, ≥ 1. quorum:
+    minimum number of clients in a sum.
+    """
+
+    clip: float
+    multiplier: float
+    contributors: int
+    quorum: int
+
+    @property
+    def bound(self) -> float:
+        """A client's share of the largest sum, so that no sum with noise can wrap.
+
+        With n clients the noise has the variance n / contributors · (multiplier · clip)² at most.
+        """
+        several = math.sqrt(self.quorum * self.contributors)
+        return self.clip * (1 + NOISE_DEVIATIONS * self.multiplier / several)
+
+
+def metric_names(*, normalized: bool, noisy: bool = False) -> tuple[str, ...]:
+    """Return the numbers in the head besides the weight, in their order; none with noise."""
+    if noisy:
+        return ()
     return (LOSS, NORMALIZER) if normalized else (LOSS,)
 
 
@@ -46,15 +80,22 @@ def lane_lengths(
     return {BODY: parameters, HEAD: HEAD_EXTRA + len(metrics), **beside}
 
 
-def lanes_of(lengths: Mapping[str, int], masking: MaskingSettings) -> tuple[Lane, ...]:
+def lanes_of(
+    lengths: Mapping[str, int], masking: MaskingSettings, noise: NoiseInSums | None = None
+) -> tuple[Lane, ...]:
     """Return the lanes that a run asks for."""
+    clip = masking.clip if noise is None else noise.bound
+    scale = 0.0 if noise is None or masking.bits == 32 else _NOISY_SCALE / clip
     return tuple(
-        Lane(
+        Lane(name=name, length=length, modulus_bits=64, encoding=LaneEncoding.HEAD, clip=1.0)
+        if name == HEAD
+        else Lane(
             name=name,
             length=length,
-            modulus_bits=64 if name == HEAD else masking.bits,
-            encoding=LaneEncoding.HEAD if name == HEAD else LaneEncoding.FIXED_POINT,
-            clip=1.0 if name == HEAD else masking.clip,
+            modulus_bits=masking.bits,
+            encoding=LaneEncoding.FIXED_POINT,
+            clip=clip,
+            scale=scale,
         )
         for name, length in lengths.items()
     )

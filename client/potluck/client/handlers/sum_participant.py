@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol
 
 from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
 from potluck.client.disclosure.privacy_budget import PrivacyBudget
+from potluck.client.private_training import UpdateNoise
 from potluck.client.training.unmasked_update import Differences
 from potluck.common.errors import ConfigurationError, DisclosureRefusedError
 from potluck.common.net.membership_in_force import MembershipInForce
@@ -49,11 +50,13 @@ class SumParticipant(Protocol):
         path: Path,
         update: Differences | None,
         report: UpdateReport,
+        noise: UpdateNoise | None = None,
     ) -> tuple[FileDigest, str]:
         """Mask an update and write its file, as soon as clients have agreed on masks.
 
-        update: None if the training failed. Zeros are masked then. Returns the file and the
-        client's signed confirmation of it, hexadecimal.
+        update: None if the training failed. Zeros are masked then. noise: what to charge for and
+        to add before the update is masked; None for none. Returns the file and the client's signed
+        confirmation of it, hexadecimal.
         """
         ...
 
@@ -79,6 +82,7 @@ class NoParticipant:
         path: Path,  # noqa: ARG002  # likewise
         update: Differences | None,  # noqa: ARG002  # likewise
         report: UpdateReport,  # noqa: ARG002  # likewise
+        noise: UpdateNoise | None = None,  # noqa: ARG002  # likewise
     ) -> tuple[FileDigest, str]:
         """Raise DisclosureRefusedError."""
         raise _refused(instruction)

@@ -27,7 +27,12 @@ from potluck.client.handlers.handler_context import HandlerContext
 from potluck.client.handlers.instruction_log import InstructionStage, digest_of_training
 from potluck.client.handlers.question_handler import numbers_asked
 from potluck.client.handlers.update_records import update_record
-from potluck.client.private_training import GrantedTraining, check_terms
+from potluck.client.private_training import (
+    GrantedTraining,
+    UpdateNoise,
+    check_terms,
+    hides_update,
+)
 from potluck.client.training.lane_updates import SUM
 from potluck.client.training.plugin_options import json_object
 from potluck.client.transfer.saved_updates import KeptUpdate
@@ -164,13 +169,17 @@ async def _make_update(context: HandlerContext, active: ActiveInstruction) -> Ke
             spare=context.updates.spare.take,
             own=context.own_files.folder(instruction.run_id, instruction.client_id),
         )
-        if work.HasField("privacy"):
+        noise = None
+        if hides_update(work):
+            check_terms(work)
+            noise = await asyncio.to_thread(lambda: context.guard().hide_update(instruction))
+        elif work.HasField("privacy"):
             files = replace(files, granted=await _granted(context, active))
         elif context.measured is not None:
             await context.measured.settle(active, files)
         trained = await _train(context, active, files)
     if trained is None:
-        update = await _masked(context, active, None, UpdateReport())
+        update = await _masked(context, active, None, UpdateReport(), noise)
         context.updates.keep(update)
         return update
     outcome = trained.outcome
@@ -182,7 +191,7 @@ async def _make_update(context: HandlerContext, active: ActiveInstruction) -> Ke
     report = trained.report(weighting)
     if trained.file is None:
         assert trained.differences is not None  # noqa: S101  # it is one or the other
-        update = await _masked(context, active, trained.differences, report)
+        update = await _masked(context, active, trained.differences, report, noise)
     else:
         offer = numbers_asked(work.before_upload, trained.offer)
         update = update_record(active, trained.file, report, offer=offer)
@@ -313,12 +322,17 @@ async def _masked(
     active: ActiveInstruction,
     differences: Differences | None,
     report: UpdateReport,
+    noise: UpdateNoise | None,
 ) -> KeptUpdate:
     """Mask an update, or zeros, and write it; only its masked head has information about the
     training."""
     instruction = active.instruction
     path = context.updates.path(instruction.id)
-    file, word = await context.sums.mask(instruction, path, differences, report)
+    file, word = await context.sums.mask(instruction, path, differences, report, noise)
+    if noise is not None:
+        client = instruction.client_id
+        spent = await asyncio.to_thread(context.guard().spent, client)
+        context.metrics.spent_on_trainings(client, spent, limit=context.policy.training_epsilon)
     return update_record(
         active,
         file,

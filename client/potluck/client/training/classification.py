@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from potluck.client.objective import Objective
-from potluck.client.private_training import check_terms, private_loop
+from potluck.client.private_training import check_terms, hides_records, private_loop
 from potluck.client.question import Question, QuestionContext
 from potluck.client.training.auxiliary_files import Arrays, corrected, sendable, write_kept
 from potluck.client.training.device_memory import memory_taken
@@ -111,7 +111,7 @@ class Classification(TaskTraining):
     def check(self, work: rpc.Train) -> None:
         """Check that such a training could begin."""
         plan = plan_training(work, self.loaded.task)
-        if work.HasField("privacy"):
+        if hides_records(work):
             check_terms(work)
             private_loop().check(self.loaded.model, plan.objective, plan.settings)
 
@@ -124,7 +124,7 @@ class Classification(TaskTraining):
         work, client_id = instruction.train, ClientId(instruction.client_id)
         loaded, plan = self.loaded, plan_training(work, self.loaded.task)
         granted = files.granted
-        if work.HasField("privacy") != (granted is not None):
+        if hides_records(work) != (granted is not None):
             raise ProtocolError("a training with noise was not granted, or is not one")
         if granted is not None:
             check_terms(work)

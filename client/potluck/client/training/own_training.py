@@ -19,7 +19,12 @@ from typing import Any, Final
 import structlog
 
 from potluck.client.disclosure.weightings import is_masked
-from potluck.client.private_training import GrantedTraining, check_terms, private_loop
+from potluck.client.private_training import (
+    GrantedTraining,
+    check_terms,
+    hides_records,
+    private_loop,
+)
 from potluck.client.question import OwnAnswers, Question, QuestionContext
 from potluck.client.training.plugin_options import json_object
 from potluck.client.training.steps.smaller_batches import within_memory
@@ -80,7 +85,7 @@ class OwnTraining(TaskTraining):
     def check(self, work: rpc.Train) -> None:
         """Check that such a training could begin."""
         self._settings(work)
-        if work.HasField("privacy"):
+        if hides_records(work):
             self._check_private(work)
 
     def _check_private(self, work: rpc.Train) -> None:
@@ -97,7 +102,7 @@ class OwnTraining(TaskTraining):
         work, client = instruction.train, ClientId(instruction.client_id)
         loaded, begun, granted = self.loaded, time.monotonic(), files.granted
         settings = self._settings(work)
-        if work.HasField("privacy") != (granted is not None):
+        if hides_records(work) != (granted is not None):
             raise ProtocolError("a training with noise was not granted, or is not one")
         data = loaded.client_data(client).train
         progress(0.0)
@@ -198,7 +203,7 @@ class OwnTraining(TaskTraining):
         wants["corrections of single steps"] = work.HasField("auxiliary")
         wants["limits on the samples of a class"] = bool(work.quotas)
         wants["noise for single records (capability `privacy`)"] = (
-            work.HasField("privacy") and Capability.PRIVACY not in self._trainer.capabilities
+            hides_records(work) and Capability.PRIVACY not in self._trainer.capabilities
         )
         wants["training of a client's own model"] = work.HasField("personal")
         for wanted, missing in wants.items():

@@ -227,19 +227,26 @@ class PersonalModels(Settings):
 
 
 class PrivateUpdates(Settings):
-    """Noise in the training of clients, so that updates hide single records."""
+    """Noise in the training of clients or on their updates, so that updates hide single records or
+    whole clients."""
 
-    unit: Literal["record"] = Field(
+    unit: Literal["record", "client"] = Field(
         default="record",
-        description="What updates hide: whether a single record was among a client's samples\n"
-        "(DP-SGD in the built-in loop). Hosts need the extra `privacy`.",
+        description="What updates hide: record (whether a single record was among a client's\n"
+        "samples; DP-SGD in the built-in loop) or client (a client's whole update; needs\n"
+        "secure_aggregation). Hosts need the extra `privacy`.",
+    )
+    noise: Literal["clients"] = Field(
+        default="clients",
+        description='Who adds the noise with unit = "client": clients (each a share, before its\n'
+        "update is masked). With records, it is each client for itself.",
     )
     noise_multiplier: float | None = Field(
         default=None,
         gt=0,
         le=1e4,
-        description="Standard deviation of the noise of a step, in units of `clip`. Larger: less\n"
-        "privacy loss, less accurate. Give this or `epsilon`.",
+        description="Standard deviation of the noise of a step, or of a round's sum of updates,\n"
+        "in units of `clip`. Larger: less privacy loss, less accurate. Give this or `epsilon`.",
     )
     epsilon: float | None = Field(
         default=None,
@@ -252,14 +259,15 @@ class PrivateUpdates(Settings):
         default=1e-5,
         gt=0,
         le=0.01,
-        description="Chance that the privacy loss is larger; well below 1 / number of records.",
+        description="Chance that the privacy loss is larger; well below 1 / number of records, or\n"
+        "of clients.",
     )
     clip: float = Field(
         default=1.0,
         gt=0,
         le=1e6,
-        description="Longest gradient (L2 norm) of a record; longer ones are scaled down. Larger:\n"
-        "less is cut off, but more noise is added.",
+        description="Longest gradient of a record, or longest update of a client (L2 norm over\n"
+        "all tensors); longer ones are scaled down. Larger: less is cut off, but more noise.",
     )
     trainings: int | None = Field(
         default=None,

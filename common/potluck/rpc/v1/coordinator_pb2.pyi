@@ -980,8 +980,8 @@ class Train(_message.Message):
 
     @_builtins.property
     def privacy(self) -> Global___Privacy:
-        """Noise that hides single records; absent if the training has none. A host that can't add it, or
-        whose owner's budget is spent, refuses the training.
+        """Noise that hides single records or the whole update; absent if there is none. A host that can't
+        add it, or whose owner's budget is spent, refuses the training.
         """
 
     def __init__(
@@ -1025,7 +1025,7 @@ Global___Train: _TypeAlias = Train  # noqa: Y015
 
 @_typing.final
 class Privacy(_message.Message):
-    """How a training hides single records: DP-SGD on Poisson samples."""
+    """How noise hides single records (DP-SGD on Poisson samples), or a client's whole update."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1035,8 +1035,9 @@ class Privacy(_message.Message):
     DELTA_FIELD_NUMBER: _builtins.int
     CLIP_FIELD_NUMBER: _builtins.int
     TRAININGS_FIELD_NUMBER: _builtins.int
+    NOISE_FIELD_NUMBER: _builtins.int
     unit: _builtins.str
-    """What is hidden: "record"."""
+    """What is hidden: "record" or "client"."""
     noise_multiplier: _builtins.float
     """Standard deviation of the noise, in units of the clip; 0 if the host solves for it."""
     epsilon: _builtins.float
@@ -1044,9 +1045,15 @@ class Privacy(_message.Message):
     delta: _builtins.float
     """The delta that belongs to epsilon."""
     clip: _builtins.float
-    """Longest gradient (L2 norm) of a record; longer ones are scaled down."""
+    """Longest gradient of a record, or longest update of a client (L2 norm); longer ones are scaled
+    down.
+    """
     trainings: _builtins.int
     """The trainings of a client in the run that epsilon is for; the host refuses more."""
+    noise: _builtins.str
+    """Who adds the noise on whole updates: "clients", each a share before its update is masked. Empty
+    for records.
+    """
     def __init__(
         self,
         *,
@@ -1056,10 +1063,11 @@ class Privacy(_message.Message):
         delta: _builtins.float = ...,
         clip: _builtins.float = ...,
         trainings: _builtins.int = ...,
+        noise: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clip", b"clip", "delta", b"delta", "epsilon", b"epsilon", "noise_multiplier", b"noise_multiplier", "trainings", b"trainings", "unit", b"unit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clip", b"clip", "delta", b"delta", "epsilon", b"epsilon", "noise", b"noise", "noise_multiplier", b"noise_multiplier", "trainings", b"trainings", "unit", b"unit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,6 +9,7 @@ thread.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -66,8 +67,8 @@ class MaskedSum:
 
     @property
     def loss(self) -> float:
-        """The mean of the clients' losses."""
-        return self.head.metrics[LOSS]
+        """The mean of the clients' losses; NaN if they don't report it."""
+        return self.head.metrics.get(LOSS, math.nan)
 
     @property
     def normalizer(self) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import time
 from collections.abc import Coroutine, Mapping, Sequence
@@ -38,7 +39,13 @@ from potluck.secagg.coordinator.masked_reduction import check_masked, opened_sum
 from potluck.secagg.coordinator.root_in_force import RootInForce
 from potluck.secagg.coordinator.sum_session import SumTerms, earlier_certificates
 from potluck.secagg.coordinator.update_session import MaskedSession, SignedInput
-from potluck.secagg.masked_lanes import METRIC_BOUND, lane_lengths, lanes_of, metric_names
+from potluck.secagg.masked_lanes import (
+    METRIC_BOUND,
+    NoiseInSums,
+    lane_lengths,
+    lanes_of,
+    metric_names,
+)
 from potluck.secagg.protocol import (
     CoordinatorSession,
     FederationRoot,
@@ -50,7 +57,10 @@ from potluck.secagg.protocol import (
     coordinator,
     session_record,
 )
-from potluck.secagg.protocol.primitives.thresholds import assumed_colluding_hosts
+from potluck.secagg.protocol.primitives.thresholds import (
+    assumed_colluding_hosts,
+    colluding_clients,
+)
 from potluck.secagg.protocol.vectors.updates import HeadSum
 from potluck.secagg.protocol.wire.messages import SESSION_ID_BYTES, Stage
 from potluck.server.aggregation.update_files import SpooledUpdate
@@ -61,7 +71,6 @@ from potluck.server.runs.run import Run
 from potluck.server.runs.update_path import ReceivedUpdate, UpdatePath
 from potluck.server.store import SecureSum
 from potluck.server.store.records import AttemptKey
-from potluck.server.strategy import Summation
 
 _RELEASED = (
     "these updates are in an earlier sum over other clients, and both together would give the "
@@ -103,7 +112,7 @@ class MaskedRounds(MaskedRules, UpdatePath):
         cohort = run.attempt.cohort
         invited = {client: member.host for client, member in cohort.items() if member.host}
         root = self._root.require()
-        header = self._header(root, invited, key, training_sha256(work))
+        header = self._header(root, invited, key, work)
         current = _Sum(key=key, header=header, session=self._session(header, invited))
         self._sum = current
         try:
@@ -174,7 +183,8 @@ class MaskedRounds(MaskedRules, UpdatePath):
             run.post(rounds.SumFailed(*current.key[1:], error.message))
             return None
         self._say(total.head, unmasking)
-        return RoundModel(model=model, strategy_state=strategy_state, training_loss=total.loss)
+        loss = None if math.isnan(total.loss) else total.loss
+        return RoundModel(model=model, strategy_state=strategy_state, training_loss=loss)
 
     def _say(self, head: HeadSum, unmasking: Unmasking) -> None:
         run = self._run
@@ -237,7 +247,7 @@ class MaskedRounds(MaskedRules, UpdatePath):
         root: FederationRoot,
         invited: Mapping[str, str],
         key: AttemptKey,
-        training: bytes,
+        work: coordinator_pb2.Train,
     ) -> Header:
         run, plan = self._run, self._run.plan
         run_file, masking = plan.run_file, plan.run_file.masking
@@ -246,7 +256,9 @@ class MaskedRounds(MaskedRules, UpdatePath):
         if colluding is None:
             colluding = assumed_colluding_hosts(len(set(hosts)))
         thresholds = complete_thresholds(hosts, colluding)
-        metrics = metric_names(normalized=plan.strategy.summation is Summation.NORMALIZED)
+        certain = thresholds.quorum - colluding_clients(hosts, colluding)
+        noise = _noise_in_sums(work, certain, thresholds.quorum)
+        metrics = metric_names(normalized=work.normalized, noisy=noise is not None)
         lengths = lane_lengths(run.models.work.layout.parameters, metrics, plan.strategy.auxiliary)
         issued_at = int(time.time())
         return Header(
@@ -258,7 +270,7 @@ class MaskedRounds(MaskedRules, UpdatePath):
             purpose=Purpose.UPDATE,
             subject=f"model updates of {run_file.task.name}",
             disclosure=SumKind.UPDATE.value,
-            lanes=lanes_of(lengths, masking),
+            lanes=lanes_of(lengths, masking, noise),
             metrics=metrics,
             weight_bound=weight_bound(run_file, plan.strategy),
             metric_bound=METRIC_BOUND,
@@ -268,7 +280,7 @@ class MaskedRounds(MaskedRules, UpdatePath):
             threshold=thresholds.threshold,
             quorum=thresholds.quorum,
             model_digest=bytes.fromhex(run.models.current.blake3),
-            training_sha256=training,
+            training_sha256=training_sha256(work),
             membership_epoch=root.members.epoch,
             membership_sha256=root.members.digest,
             issued_at=issued_at,
@@ -372,3 +384,17 @@ def _lose_revoked(session: MaskedSession, root: FederationRoot, members: Members
         if record is not None and record.public_key == key:
             session.troubles[client] = "its member key was revoked"
             session.lose(client)
+
+
+def _noise_in_sums(work: coordinator_pb2.Train, certain: int, quorum: int) -> NoiseInSums | None:
+    """Return the noise that clients add to their updates; None for none.
+
+    certain: number of clients in every sum that don't collude. quorum: of all clients."""
+    if not work.HasField("privacy"):
+        return None
+    return NoiseInSums(
+        clip=work.privacy.clip,
+        multiplier=work.privacy.noise_multiplier,
+        contributors=certain,
+        quorum=quorum,
+    )

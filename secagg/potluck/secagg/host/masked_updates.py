@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from potluck.client.private_training import SumGrid, UpdateNoise, hides_update
 from potluck.client.training.unmasked_update import Differences
 from potluck.common.tensors.flat import TensorBorders
 from potluck.common.tensors.tensor_files import FileDigest, open_tensors, write_tensors
@@ -30,7 +31,8 @@ from potluck.secagg.masked_lanes import (
 )
 from potluck.secagg.protocol import Expectation, Masking, Purpose
 from potluck.secagg.protocol.primitives.masks import lane_dtype
-from potluck.secagg.protocol.rules import BrokenRuleError
+from potluck.secagg.protocol.rules import BrokenRuleError, Rule, require
+from potluck.secagg.protocol.vectors.fixed_point import lane_scale, largest_sum, to_words
 from potluck.secagg.protocol.vectors.updates import (
     BodyEncoder,
     encode_failed_head,
@@ -50,16 +52,19 @@ def expectation(instruction: rpc.Instruction, model: Path, data_epoch: int) -> E
     check_alike(instruction)
     with open_tensors(model) as file:
         parameters = file.layout.parameters
-    metrics = metric_names(normalized=work.normalized)
+    noisy = hides_update(work)
+    metrics = metric_names(normalized=work.normalized, noisy=noisy)
+    # Without settings, seed and run: with others, it is still the same input. With noise, each
+    # upload is another input, and is charged.
+    of_noise = f" with noise {instruction.id}" * noisy
     return Expectation(
         purpose=Purpose.UPDATE,
-        # Without settings, seed and run: with others, it is still the same input.
-        input_id=f"update {work.model.blake3}/epoch {data_epoch}",
+        input_id=f"update {work.model.blake3}/epoch {data_epoch}{of_noise}",
         lengths=lane_lengths(parameters, metrics, work.auxiliary.names),
         model_digest=bytes.fromhex(work.model.blake3),
         training_sha256=training_sha256(work),
         settings_sha256=settings_sha256(work),
-        data=f"updates/epoch {data_epoch}",
+        data="" if noisy else f"updates/epoch {data_epoch}",
         metrics=metrics,
         header_fields={"run": instruction.run_id, "round": instruction.round},
     )
@@ -93,6 +98,42 @@ def write_zeros(path: Path, masking: Masking) -> FileDigest:
         if name != HEAD:
             masking.add_masks(name, words)
     return _write(path, lanes | {HEAD: encode_failed_head(masking.header)}, masking)
+
+
+def write_noisy(
+    path: Path, update: Differences | None, masking: Masking, noise: UpdateNoise
+) -> FileDigest:
+    """Add noise to an update, or to zeros for None, mask it and write its file. Blocks.
+
+    Charges the client's ledger first. The head is the same for all clients, so that only the noisy
+    numbers depend on data. Writes over the update's arrays. Raises StorageError, BrokenRuleError
+    (policy) if clients may have other weights, and what `UpdateNoise.charge` raises.
+    """
+    header, clients = masking.header, masking.clients
+    lane = header.lane(BODY)
+    plain = header.weight_bound == 1 and {each.name for each in header.lanes} == {BODY, HEAD}
+    require(plain, Rule.POLICY, "updates with noise have equal weights and no auxiliaries")
+    vector = np.zeros(lane.length, np.float32) if update is None else update.body
+    if not noise.bound(vector):
+        vector[:] = 0.0
+    draw = noise.charge(
+        SumGrid(
+            scale=lane_scale(lane, clients),
+            values=lane.length,
+            clients=clients,
+            contributors=masking.certain,
+            largest=largest_sum(lane.modulus_bits),
+        )
+    )
+    encoder, dtype = BodyEncoder(header, lane, clients, 1), lane_dtype(lane.modulus_bits)
+    out = vector.view(dtype) if dtype.itemsize == 4 else np.empty(vector.size, dtype)
+    for begin in range(0, vector.size, _BLOCK):
+        block = out[begin : begin + _BLOCK]
+        encoder.encode(vector[begin : begin + _BLOCK], block)
+        block += to_words(draw(block.size), lane.modulus_bits)
+        masking.add_masks(BODY, block, begin)
+    head = encode_head(header, clients, weight=1, metrics=(), clipped=0)
+    return _write(path, {BODY: out, HEAD: head}, masking)
 
 
 def _write(path: Path, words: Mapping[str, NDArray[Any]], masking: Masking) -> FileDigest:

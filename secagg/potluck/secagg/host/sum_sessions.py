@@ -22,6 +22,7 @@ import structlog
 from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
 from potluck.client.disclosure.privacy_budget import PrivacyBudget
 from potluck.client.handlers.sum_participant import Count
+from potluck.client.private_training import UpdateNoise
 from potluck.client.training.unmasked_update import Differences
 from potluck.common.disclosure import SumKind
 from potluck.common.errors import ConfigurationError, ProtocolError, RoundClosedError
@@ -31,7 +32,7 @@ from potluck.common.updates.update_report import UpdateReport
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import secure_aggregation_pb2 as wire
 from potluck.secagg.host.appointments import Appointment, Appointments, kept
-from potluck.secagg.host.masked_updates import expectation, write_masked, write_zeros
+from potluck.secagg.host.masked_updates import expectation, write_masked, write_noisy, write_zeros
 from potluck.secagg.host.sum_ledger import SumLedger
 from potluck.secagg.host.sum_membership import SumMembership, cell_of
 from potluck.secagg.host.sum_rules import rules_of_updates
@@ -144,13 +145,15 @@ class SumSessions:
         path: Path,
         update: Differences | None,
         report: UpdateReport,
+        noise: UpdateNoise | None = None,
     ) -> tuple[FileDigest, str]:
         """Mask an update, or zeros for None, and write its file as soon as masks are agreed on.
 
-        Returns the file and the client's signed confirmation of it, hexadecimal. Raises
-        RoundClosedError if the sum has been given up. Raises ProtocolError if the update is not a
-        valid input, and StorageError; the session is then over, since its masks must not be used
-        again.
+        noise: what to charge for and to add first; None for none. Returns the file and the
+        client's signed confirmation of it, hexadecimal. Raises RoundClosedError if the sum has been
+        given up. Raises ProtocolError if the update is not a valid input, DisclosureRefusedError if
+        its noise can't be charged, and StorageError; the session is then over, since its masks must
+        not be used again.
         """
         name, update_id = instruction.client_id, instruction.id
         appointment = self.appointments.of(update_id)
@@ -160,7 +163,9 @@ class SumSessions:
         if live is None or masking is None:
             raise RoundClosedError("the secure sum that the update was for has been given up")
         try:
-            if update is None:
+            if noise is not None:
+                file = await asyncio.to_thread(write_noisy, path, update, masking, noise)
+            elif update is None:
                 file = await asyncio.to_thread(write_zeros, path, masking)
             else:
                 file = await asyncio.to_thread(write_masked, path, update, report, masking)
@@ -216,7 +221,10 @@ class SumSessions:
     ) -> rpc.SecureReply:
         name = party.client
         if expected.purpose is Purpose.UPDATE:
-            party = replace(party, policy=rules_of_updates(self.policy))
+            rules = rules_of_updates(self.policy)
+            if not expected.data:  # with noise, which is charged for each set
+                rules = replace(rules, one_set=False)
+            party = replace(party, policy=rules)
         header = _header(envelope)
         self._make_room(name)
         situation = self._situation(name)

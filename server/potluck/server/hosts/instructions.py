@@ -16,6 +16,7 @@ from potluck.common.updates.training_agreement import client_seed
 from potluck.rpc.v1 import coordinator_pb2, transfer_pb2
 from potluck.server.rounds.plan import RunPlan
 from potluck.server.rounds.summable import lane_terms
+from potluck.server.rounds.update_noise import noise_multiplier
 from potluck.server.selection import Ask, BeforeUpload
 from potluck.server.store.model_files import ModelVersion
 from potluck.server.store.records import AS_THE_RUN_SAYS, MemberWork
@@ -241,10 +242,16 @@ def _train(
 
 
 def privacy_terms(settings: PrivateUpdates, rounds: int) -> coordinator_pb2.Privacy:
-    """Return the settings of a training's noise. rounds: number of rounds of the run."""
+    """Return the settings of a training's noise. rounds: number of rounds of the run.
+
+    Hosts solve for the noise on records by their samples. Noise on whole updates is the same for
+    all clients."""
+    whole = settings.unit == "client"
+    multiplier = noise_multiplier(settings, rounds) if whole else settings.noise_multiplier
     return coordinator_pb2.Privacy(
         unit=settings.unit,
-        noise_multiplier=settings.noise_multiplier or 0.0,
+        noise=settings.noise if whole else "",
+        noise_multiplier=multiplier or 0.0,
         epsilon=settings.epsilon or 0.0,
         delta=settings.delta,
         clip=settings.clip,

@@ -18,6 +18,8 @@ from potluck.common.run_file.runfile import RunFile
 from potluck.common.settings import plugins
 from potluck.common.settings.local_training import LocalTraining
 from potluck.common.task import Task
+from potluck.common.tensors.model_arrays import buffer_names
+from potluck.server.rounds.update_noise import noise_multiplier
 from potluck.server.selection import Selector
 from potluck.server.strategy import Strategy
 
@@ -89,9 +91,27 @@ def check_private_training(training: LocalTraining, task: Task, *, source: str) 
         )
 
 
+def check_private_clients(run_file: RunFile, task: Task, *, source: str) -> None:
+    """Raise ConfigurationError if noise can't hide the clients of a run.
+
+    Running statistics of a model are refused: noise would make them useless."""
+    names = sorted(buffer_names(task.model()))
+    if names:
+        raise ConfigurationError(
+            f"{source}: the model has running statistics ('{names[0][:80]}'), and noise that hides "
+            "clients is for parameters only; choose a model with group normalisation "
+            "(resnet18-gn), or remove [privacy]",
+            tensor=names[0][:80],
+        )
+    if run_file.privacy is not None:
+        noise_multiplier(run_file.privacy, run_file.rounds)
+
+
 def _leaks(run_file: RunFile) -> Sequence[str]:
     """Return remarks on disclosure settings that reveal more than their names suggest."""
-    masks = (f"secure_aggregation: {CLAIM}",) if run_file.secure_aggregation else ()
+    masks: tuple[str, ...] = ()
+    if run_file.secure_aggregation and run_file.privacy is None:
+        masks = (f"secure_aggregation: {CLAIM}",)
     if run_file.profiles.disclosure != UNSAFE_STEPWISE:
         return masks
     return (*masks, *(f'profiles.disclosure = "{UNSAFE_STEPWISE}": {leak}' for leak in LEAKS))

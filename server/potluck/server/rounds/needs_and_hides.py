@@ -111,7 +111,9 @@ class Trait(Enum):
     PRIVATE_RECORDS = auto()
     """Trainings have noise that hides single records."""
     PRIVATE_CLIENTS = auto()
-    """Models have noise that hides single clients."""
+    """Updates or models have noise that hides single clients."""
+    OPEN_UPDATES = auto()
+    """Updates are not masked."""
     TUNED_MODELS = auto()
     """Clients train a model further before they measure it."""
     LARGE_COHORT = auto()
@@ -187,6 +189,7 @@ class RunParts:
             Trait.EXACT_PROFILES: self._exact_profiles(),
             Trait.PRIVATE_RECORDS: unit == "record",
             Trait.PRIVATE_CLIENTS: unit == "client",
+            Trait.OPEN_UPDATES: not run_file.secure_aggregation,
             Trait.TUNED_MODELS: run_file.evaluation.fine_tune_epochs,
             Trait.LARGE_COHORT: str(cohort) if cohort > MOST_MEMBERS else "",
         }
@@ -297,6 +300,12 @@ _OTHER_STRATEGY = "; choose another strategy (fedavg, fedadam)"
 
 _PRIVATE_SELECTOR = "selector {selector} is not compatible with [privacy]: {selector} "
 _PRIVATE_STRATEGY = "strategy {strategy} is not compatible with [privacy]: "
+_HIDDEN_STRATEGY = 'strategy {strategy} is not compatible with privacy.unit = "client": '
+_PLAIN_MEAN = "; choose fedavg, fedavgm or fedadam, or remove [privacy]"
+_EXACT_PROFILES = (
+    "{detail} is not compatible with [privacy]: it discloses counts of records without noise; set "
+    'it to "noisy", or remove [privacy]'
+)
 _NO_NOISE = (
     "; choose a selector that goes by profiles or updates (uniform, fedentopt, …), or remove "
     "[privacy]"
@@ -306,6 +315,11 @@ _HIDES_CLIENTS = (
     "or remove [privacy]"
 )
 _OF_ONE_CLIENT = f", and no noise hides a single client in it{_HIDES_CLIENTS}"
+
+_UNHIDDEN_PROFILES = (
+    f"{_PRIVATE_SELECTOR}needs {{detail}} of each client, and no noise hides single records in it"
+    f"{_NO_NOISE}"
+)
 
 HIDES: Final[Mapping[Trait, Mapping[Trait, str]]] = {
     Trait.MASKS: {
@@ -376,10 +390,8 @@ HIDES: Final[Mapping[Trait, Mapping[Trait, str]]] = {
         f"noise{_NO_NOISE}",
         Trait.OFFERS: f"{_PRIVATE_SELECTOR}asks about the trained model before the upload, and the "
         f"answers have no noise{_NO_NOISE}",
-        Trait.UNHIDDEN_PROFILES: f"{_PRIVATE_SELECTOR}needs {{detail}} of each client, and no "
-        f"noise hides single records in it{_NO_NOISE}",
-        Trait.EXACT_PROFILES: "{detail} is not compatible with [privacy]: it discloses counts of "
-        'records without noise; set it to "noisy", or remove [privacy]',
+        Trait.UNHIDDEN_PROFILES: _UNHIDDEN_PROFILES,
+        Trait.EXACT_PROFILES: _EXACT_PROFILES,
         Trait.REPORTS: f"{_PRIVATE_SELECTOR}wants {{detail}} reported with updates, without noise"
         f"{_NO_NOISE}",
         Trait.QUOTAS: f"{_PRIVATE_SELECTOR}limits the samples of each class, so that one record "
@@ -390,6 +402,21 @@ HIDES: Final[Mapping[Trait, Mapping[Trait, str]]] = {
         "measured model is trained without noise; set evaluation.fine_tune_epochs = 0",
     },
     Trait.PRIVATE_CLIENTS: {
+        Trait.OPEN_UPDATES: 'privacy.unit = "client" with noise of the clients needs masked '
+        "updates: a client's own share of the noise hides its update only in a sum; set "
+        "secure_aggregation = true",
+        Trait.SINGLE_STEPS: f"{_HIDDEN_STRATEGY}it {{detail}} the single steps of each client, and "
+        f"the noise is for updates of equal weights{_PLAIN_MEAN}",
+        Trait.CORRECTION: f"{_HIDDEN_STRATEGY}it has clients correct their steps with numbers "
+        f"without noise{_PLAIN_MEAN}",
+        Trait.AUXILIARIES: f"{_HIDDEN_STRATEGY}clients send tensors without noise beside their "
+        f"weights{_PLAIN_MEAN}",
+        Trait.GROUPS: f"{_HIDDEN_STRATEGY}clients train parts of the model by their profiles"
+        f"{_PLAIN_MEAN}",
+        Trait.OWN_MODELS: 'personal.method = "ditto" is not compatible with privacy.unit = '
+        '"client": what is measured of a client\'s own model has no noise; remove one of them',
+        Trait.TUNED_MODELS: "evaluation.fine_tune_epochs is not compatible with [privacy]: the "
+        "measured model is trained without noise; set evaluation.fine_tune_epochs = 0",
         Trait.OFFERS: f"{_PRIVATE_SELECTOR}skips uploads by what each client answers about its "
         f"model{_OF_ONE_CLIENT}",
         Trait.QUESTIONS: f"{_PRIVATE_SELECTOR}asks clients for {{detail}}{_OF_ONE_CLIENT}",
@@ -400,6 +427,8 @@ HIDES: Final[Mapping[Trait, Mapping[Trait, str]]] = {
         f"equal weights{_HIDES_CLIENTS}",
         Trait.PARTIAL_UPDATES: f"{_PRIVATE_SELECTOR}has clients omit tensors, and the noise is for "
         f"whole updates{_HIDES_CLIENTS}",
+        Trait.UNHIDDEN_PROFILES: _UNHIDDEN_PROFILES,
+        Trait.EXACT_PROFILES: _EXACT_PROFILES,
     },
     Trait.LATE_UPDATES: {
         Trait.MASKS: f"{_LATE}secure aggregation: a masked sum is over the clients of one round"

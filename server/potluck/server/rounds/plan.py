@@ -23,6 +23,7 @@ from potluck.common.updates.kept_states import CORRECTION, MODEL, PERSONAL
 from potluck.server.rounds.compatibility import (
     by_protocol,
     check_composition,
+    check_private_clients,
     check_private_training,
 )
 from potluck.server.rounds.needs_and_hides import (
@@ -189,7 +190,9 @@ def draw_up(
     remarks = check_composition(run_file, strategy, training, source=source)
     private = (Trait.PRIVATE_RECORDS, Trait.PRIVATE_CLIENTS)
     check_hidden(parts, *private, Trait.MASKS, source=source)
-    if run_file.privacy is not None:
+    if run_file.privacy is not None and run_file.privacy.unit == "client":
+        check_private_clients(run_file, task, source=source)
+    elif run_file.privacy is not None:
         check_private_training(training, task, source=source)
     path = _path(run_file, source)
     check_hidden(parts, Trait.HOST_SUMS, Trait.LATE_UPDATES, source=source)

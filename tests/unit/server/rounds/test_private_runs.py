@@ -1,4 +1,4 @@
-"""Runs with noise for single records: what goes into the instruction, and what is refused."""
+"""Runs with noise for records or clients: what the instruction has, and what is refused."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import pytest
 from torch import nn
 
 from potluck.common.errors import ConfigurationError
+from potluck.common.run_file.runfile import parse_run_file
 from potluck.common.settings.local_training import LocalTraining
 from potluck.common.tasks.digits import Digits
 from potluck.common.trainer import Capability
 from potluck.rpc.v1.coordinator_pb2 import Privacy
 from potluck.server.hosts.instructions import check_instruction
-from potluck.server.rounds.compatibility import check_private_training
+from potluck.server.rounds.compatibility import check_private_clients, check_private_training
 from potluck.server.rounds.plan import draw_up
 
 PLUGINS = Path(__file__).parents[3] / "support" / "trainer_plugins"
@@ -64,7 +65,7 @@ def test_a_run_without_the_table_has_no_such_field() -> None:
         (text(""), "either `noise_multiplier` or `epsilon`"),
         (text("noise_multiplier = 1\nepsilon = 1"), "either `noise_multiplier` or `epsilon`"),
         (text("noise_multiplier = 1\ntrainings = 3"), "`trainings` is of use only with"),
-        (text('unit = "client"\nepsilon = 1'), "must be 'record'"),
+        (text('unit = "household"\nepsilon = 1'), "record' or 'client'"),
         (text(table="secure_aggregation = true"), "secure_aggregation is not compatible"),
         (text(selector="pow-d"), "pow-d asks clients for loss"),
         (text(selector="oort"), "oort wants utility reported"),
@@ -111,3 +112,60 @@ def test_batch_normalisation_is_refused_with_a_remedy() -> None:
 
     with pytest.raises(ConfigurationError, match=r"batch normalisation .* group"):
         check_private_training(LocalTraining(), Normalised(), source="run.toml")
+
+
+CLIENTS = 'unit = "client"\nnoise_multiplier = 4'
+MASKED = "secure_aggregation = true\nclients_per_round = 7"
+
+
+def whole(privacy: str = CLIENTS, *, table: str = MASKED, **parts: str) -> str:
+    """A run with noise for whole clients."""
+    return text(privacy, table=table, **parts).replace("clients_per_round = 2\n", "")
+
+
+def test_noise_of_all_clients_is_solved_for_by_the_coordinator() -> None:
+    found = instructed(whole(f"{CLIENTS}\nclip = 0.5"))
+    assert found == Privacy(
+        unit="client", noise="clients", noise_multiplier=4, delta=1e-5, clip=0.5, trainings=30
+    )
+    found = instructed(whole('unit = "client"\nepsilon = 2\ntrainings = 10'))
+    assert found is not None
+    assert (found.epsilon, found.trainings) == (2.0, 10)
+    assert 5 < found.noise_multiplier < 10
+
+
+@pytest.mark.parametrize(
+    ("run_file", "words"),
+    [
+        (whole(table="clients_per_round = 7"), "set secure_aggregation = true"),
+        (whole(strategy="fednova"), "fednova .* counts the single steps"),
+        (whole(strategy="scaffold"), "scaffold"),
+        (whole(strategy="median"), "median reads single updates"),
+        (whole(selector="pow-d"), "pow-d asks clients for loss"),
+        (whole(selector="oort"), "oort wants utility"),
+        (whole(table=f'{MASKED}\npersonal.method = "ditto"'), "ditto"),
+        (whole(table=f"{MASKED}\nevaluation.fine_tune_epochs = 1"), "fine_tune_epochs = 0"),
+        (whole('unit = "client"\nepsilon = 1e-9'), "ε = 1e-09 can't be reached"),
+    ],
+)
+def test_what_noise_of_clients_does_not_hide_is_refused_before_the_run(
+    run_file: str, words: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        draw_up(run_file, source="run.toml")
+
+
+@pytest.mark.parametrize("selector", ["uniform", "fedentopt"])
+@pytest.mark.parametrize("strategy", ["fedavg", "fedavgm", "fedadam"])
+def test_plain_means_work_with_noise_of_clients(selector: str, strategy: str) -> None:
+    assert instructed(whole(selector=selector, strategy=strategy)) is not None
+
+
+def test_running_statistics_are_refused_with_noise_of_clients() -> None:
+    class Normalised(Digits):
+        def model(self) -> nn.Module:
+            return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+
+    run_file = parse_run_file(whole(), source="run.toml")
+    with pytest.raises(ConfigurationError, match=r"running statistics .*resnet18-gn"):
+        check_private_clients(run_file, Normalised(), source="run.toml")

@@ -22,6 +22,7 @@ from potluck.secagg.protocol.primitives.agreement import (
 )
 from potluck.secagg.protocol.primitives.masks import Mask, Words, add_masks
 from potluck.secagg.protocol.primitives.sharing import Random
+from potluck.secagg.protocol.primitives.thresholds import colluding_clients
 from potluck.secagg.protocol.rules import Refusal
 from potluck.secagg.protocol.wire.messages import (
     Abort,
@@ -142,6 +143,14 @@ class Masking:
     def clients(self) -> int:
         """Number of clients in the roster; fixed-point scales depend on it."""
         return len(self.view.roster.participants)
+
+    @property
+    def certain(self) -> int:
+        """Minimum number of clients in a sum that don't collude with the coordinator."""
+        header = self.header
+        return header.quorum - colluding_clients(
+            self.view.roster.listed_hosts, header.colluding_hosts
+        )
 
     def add_masks(self, lane: str, words: Words, first: int = 0) -> None:
         """Mask words [first, first + words.size) of a lane, in place; safe for disjoint slices in

@@ -1,0 +1,133 @@
+"""Noise that hides a client's whole update in a masked sum, made by the clients together.
+
+Each client scales its update down to the L2 norm C (`clip`) and rounds it to whole numbers, S
+(`SumGrid.scale`) for a parameter of 1. Before masking it adds a share of noise: for each parameter
+a discrete Gaussian number with variance v = ⌈(σ C S)² / m⌉. m clients (`SumGrid.contributors`) are
+certain to be in every sum and to keep their shares secret, so a sum has noise of variance (σ C S)²
+at least. More clients only add noise.
+
+What that hides: one client's vector, compared with zeros. Its length is at most C S + √d / 2 for d
+parameters, since rounding moves each by at most 1/2. A discrete Gaussian has at most the Rényi
+divergence of a Gaussian (Canonne, Kamath & Steinke 2020), so one upload is a Gaussian event with
+noise multiplier σ' = σ C S / (C S + √d / 2). The sum of m shares is not exactly a discrete
+Gaussian: the log-ratio of both probabilities is at most 10 m exp(-π² s²) for each parameter, with
+s² = v (Kairouz, Liu & Steinke, "The Distributed Discrete Gaussian Mechanism for Federated Learning
+with Secure Aggregation", ICML 2021). With `LEAST_DEVIATION` that is less than 2^-1000000.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from fractions import Fraction
+from functools import lru_cache, partial
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.client.private_training import SumGrid, UpdateNoise
+from potluck.common.errors import ConfigurationError
+from potluck.privacy.discrete_gaussian import LARGEST_VARIANCE, DiscreteGaussian, Random
+from potluck.privacy.rdp_filter import solved_noise
+
+LARGEST_ROUNDING: Final = 1e-3
+"""Maximum of √d / 2 in units of C S: the share by which rounding may lengthen an update."""
+LEAST_DEVIATION: Final = 2**10
+"""Minimum standard deviation of a share, in whole numbers."""
+TAIL_DEVIATIONS: Final = 12
+"""Standard deviations of a sum's noise that must be readable. Beyond are 2^-102 of each parameter.
+"""
+_SHRUNK: Final = 1 - 2.0**-20
+"""Factor on the clip: leaves room for the rounding of floating-point numbers."""
+_BLOCK: Final = 2**18
+
+
+@lru_cache(maxsize=64)
+def noise_multiplier_for(*, epsilon: float, delta: float, trainings: int) -> float:
+    """Return the noise multiplier with which `trainings` updates of a client spend `epsilon`.
+
+    Raises ConfigurationError if none suffices."""
+    solved = solved_noise(epsilon=epsilon, delta=delta, sampling_rate=1.0, steps=trainings)
+    return solved * (1 + LARGEST_ROUNDING)
+
+
+def share_variance(noise_multiplier: float, clip: float, grid: SumGrid) -> int:
+    """Return the variance v of one client's share, in whole numbers."""
+    deviation = Fraction(noise_multiplier) * Fraction(clip) * Fraction(grid.scale)
+    return math.ceil(deviation * deviation / grid.contributors)
+
+
+def noise_on_grid(noise_multiplier: float, clip: float, grid: SumGrid) -> float:
+    """Return the noise multiplier σ' of an upload, which rounding makes a little smaller."""
+    return noise_multiplier / (1 + _rounding(clip, grid)) * _SHRUNK
+
+
+def check_grid(noise_multiplier: float, clip: float, grid: SumGrid) -> None:
+    """Raise ConfigurationError if sums on a grid could overflow, or the grid is too coarse."""
+    variance = share_variance(noise_multiplier, clip, grid)
+    longest = grid.clients * (grid.scale * clip + 1)
+    most = longest + TAIL_DEVIATIONS * math.sqrt(grid.clients * variance)
+    if most > grid.largest:
+        raise ConfigurationError(
+            f"a sum of {grid.clients} updates with noise could overflow: it may reach {most:.3g}, "
+            f"and {grid.largest:.3g} is the limit; both sides must run the same version"
+        )
+    rounding, deviation = _rounding(clip, grid), math.sqrt(variance)
+    coarse = rounding > LARGEST_ROUNDING or deviation < LEAST_DEVIATION
+    if coarse or variance > LARGEST_VARIANCE:
+        raise ConfigurationError(
+            f"the numbers of masked updates are too coarse for their noise: {grid.values} "
+            f"parameters, a share of the noise has a standard deviation of {deviation:.3g}; choose "
+            "masking.bits = 64, fewer clients_per_round, or a smaller model"
+        )
+
+
+def _rounding(clip: float, grid: SumGrid) -> float:
+    return math.sqrt(grid.values) / (2 * clip * grid.scale)
+
+
+class ClientNoise(UpdateNoise):
+    """The noise of one upload."""
+
+    def __init__(
+        self,
+        *,
+        clip: float,
+        noise_multiplier: float,
+        charge: Callable[[float], None],
+        random: Random = os.urandom,
+    ) -> None:
+        """clip: C. noise_multiplier: σ. charge: charges the ledger for an upload with noise
+        multiplier σ'; raises what `UpdateNoise.charge` raises."""
+        self._clip, self._noise_multiplier = clip, noise_multiplier
+        self._charge, self._random = charge, random
+
+    def bound(self, update: NDArray[np.float32]) -> bool:
+        """Scale an update down, in place, to the clip. Returns False if it is not finite."""
+        norm = math.sqrt(sum(_squared(each) for each in _blocks(update)))
+        if not math.isfinite(norm):
+            return False
+        longest = self._clip * _SHRUNK
+        if norm > longest:
+            factor = np.float64(longest / norm)
+            for each in _blocks(update):
+                np.multiply(each, factor, out=each, casting="same_kind")
+        return True
+
+    def charge(self, grid: SumGrid) -> Callable[[int], NDArray[np.int64]]:
+        """Charge the client's ledger for one upload; return a function that draws the noise."""
+        check_grid(self._noise_multiplier, self._clip, grid)
+        self._charge(noise_on_grid(self._noise_multiplier, self._clip, grid))
+        variance = share_variance(self._noise_multiplier, self._clip, grid)
+        return partial(DiscreteGaussian(variance=variance).draw, random=self._random)
+
+
+def _blocks(vector: NDArray[np.float32]) -> list[NDArray[np.float32]]:
+    return [vector[begin : begin + _BLOCK] for begin in range(0, vector.size, _BLOCK)]
+
+
+def _squared(block: NDArray[np.float32]) -> float:
+    values = block.astype(np.float64)
+    return float(values @ values)

@@ -1,0 +1,186 @@
+"""Shares of noise in real masked sums: how much is in a sum, and what is charged."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from support.secure_sums import Federation, Run
+
+from potluck.client.training.unmasked_update import Differences
+from potluck.common.errors import StorageError
+from potluck.common.run_file.run_settings import MaskingSettings
+from potluck.common.tensors.layout import Layout
+from potluck.privacy.client_noise import ClientNoise
+from potluck.secagg.coordinator.masked_reduction import opened_sum
+from potluck.secagg.host.masked_updates import write_noisy
+from potluck.secagg.masked_lanes import BODY, NoiseInSums, lane_lengths, lanes_of
+from potluck.secagg.protocol import BrokenRuleError, Header, Purpose
+from potluck.secagg.protocol.primitives.thresholds import colluding_clients
+from potluck.secagg.protocol.wire.messages import Stage
+
+CLIENTS, SIGMA, CLIP = 6, 2.0, 0.5
+"""A quorum of 4, of which 1 may collude."""
+
+
+@dataclass
+class Noisy(Run):
+    """A session whose clients add noise to their updates; zeros unless `updates` has one."""
+
+    folder: Path = Path()
+    updates: dict[str, NDArray[np.float32]] = field(default_factory=dict)
+    noises: dict[str, ClientNoise] = field(default_factory=dict)
+    charged: dict[str, list[float]] = field(default_factory=dict)
+
+    def path(self, name: str) -> Path:
+        return self.folder / f"{name}.safetensors"
+
+    def upload(self, name: str) -> bytes:
+        masking = self.sessions[name].masking
+        assert masking is not None
+        noise = self.noises.get(name) or ClientNoise(
+            clip=CLIP,
+            noise_multiplier=SIGMA,
+            charge=self.charged.setdefault(name, []).append,
+            random=random.Random(f"{self.seed}/{name}").randbytes,
+        )
+        body, update = self.updates.get(name), None
+        if body is not None:
+            layout = Layout.of({"w": body})
+            update = Differences(
+                body=body.copy(), auxiliaries={}, layout=layout, buffers=frozenset()
+            )
+        file = write_noisy(self.path(name), update, masking, noise)
+        return bytes.fromhex(file.blake3)
+
+    def mean(self) -> NDArray[np.float64]:
+        """The mean that the coordinator computes, of all parameters."""
+        unmasking = self.session.unmasking
+        assert unmasking is not None
+        with opened_sum([self.path(name) for name in unmasking.survivors], unmasking) as total:
+            head = total.head  # the same of every client, whatever its training was like
+            assert (head.weight, head.clipped, head.failed) == (len(unmasking.survivors), 0, 0)
+            assert np.isnan(total.loss)
+            return total.mean()(0, self.header.lane(BODY).length)
+
+
+def header(federation: Federation, values: int, *, bits: int = 32, **changes: Any) -> Header:
+    plain = federation.header()
+    hosts = list(federation.hosts.values())
+    certain = plain.quorum - colluding_clients(hosts, plain.colluding_hosts)
+    noise = NoiseInSums(clip=CLIP, multiplier=SIGMA, contributors=certain, quorum=plain.quorum)
+    masking = MaskingSettings.model_validate({"bits": bits})
+    lanes = lanes_of(lane_lengths(values, (), ()), masking, noise)
+    values_of: dict[str, Any] = {"lanes": lanes, "metrics": (), "weight_bound": 1}
+    return replace(plain, **values_of | changes)
+
+
+def session(folder: Path, values: int, *, bits: int = 32, seed: int = 1) -> Noisy:
+    federation = Federation(CLIENTS, Purpose.UPDATE)
+    return Noisy(federation, header(federation, values, bits=bits), seed=seed, folder=folder)
+
+
+def finished(run: Noisy, uploading: Sequence[str]) -> Noisy:
+    """Only these clients upload."""
+    assert isinstance(run.until(Stage.UPLOAD), Noisy)
+    run.answer(uploading)
+    run.finish()
+    return run
+
+
+NAMES = Federation(CLIENTS).names
+PATTERNS = [names for size in (4, 5, 6) for names in itertools.combinations(NAMES, size)]
+
+
+def test_every_sum_has_the_noise_that_is_claimed_whoever_drops_out(tmp_path: Path) -> None:
+    """Each parameter is a sum of its own: there are 10^5 sums for each pattern."""
+    for number, survivors in enumerate(PATTERNS):
+        run = finished(session(tmp_path, 100_000, seed=number), survivors)
+        assert run.total_clients() == survivors
+        noise = run.mean() * len(survivors)  # the sum
+        certain = 4 - 1
+        share = (SIGMA * CLIP) ** 2 / certain
+        assert noise.var() == pytest.approx(len(survivors) * share, rel=0.03)
+        # Without the noise that one colluding client knows, the claim is left.
+        assert noise.var() - share >= 0.97 * (SIGMA * CLIP) ** 2
+        assert abs(noise.mean()) < 5 * noise.std() / 100_000**0.5
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+def test_the_mean_is_that_of_bounded_updates_with_equal_weights(tmp_path: Path, bits: int) -> None:
+    run = session(tmp_path, 50, bits=bits)
+    quiet = {name: _Silent(clip=CLIP, noise_multiplier=SIGMA, charge=_ignored) for name in NAMES}
+    run.noises.update(quiet)
+    generator = np.random.default_rng(3)
+    for place, name in enumerate(NAMES[:5]):
+        drawn = generator.standard_normal(50)
+        run.updates[name] = (drawn * (place + 0.1) * CLIP / np.linalg.norm(drawn)).astype("f4")
+    finished(run, NAMES)
+    bounded = [each * min(1.0, CLIP / float(np.linalg.norm(each))) for each in run.updates.values()]
+    expected = np.sum(bounded, axis=0) / CLIENTS  # the sixth training failed
+    assert np.abs(run.mean() - expected).max() < 2e-6
+
+
+class _Silent(ClientNoise):
+    """Adds no noise, so that a test sees the rest."""
+
+    def charge(self, grid: Any) -> Any:
+        super().charge(grid)
+        return lambda count: np.zeros(count, np.int64)
+
+
+def _ignored(_: float) -> None:
+    """Charge nothing."""
+
+
+def test_an_update_that_is_not_finite_is_zeros_with_noise_like_a_failed_training(
+    tmp_path: Path,
+) -> None:
+    runs = [session(tmp_path, 1000), session(tmp_path, 1000)]
+    runs[0].updates["a"] = np.full(1000, np.nan, np.float32)
+    means = [finished(run, NAMES).mean() for run in runs]
+    assert (means[0] == means[1]).all()
+    assert [len(each) for each in runs[0].charged.values()] == [1] * CLIENTS
+
+
+def test_a_ledger_that_fails_leaves_nothing_to_send(tmp_path: Path) -> None:
+    def full(_: float) -> None:
+        raise StorageError("the disk is full")
+
+    run = session(tmp_path, 10)
+    run.noises["b"] = ClientNoise(clip=CLIP, noise_multiplier=SIGMA, charge=full)
+    run.until(Stage.UPLOAD)
+    with pytest.raises(StorageError):
+        run.answer(["b"])
+    assert not run.path("b").exists()
+
+
+def test_two_sums_never_have_the_same_vector(tmp_path: Path) -> None:
+    """Another session of the same clients has other noise, and is charged again."""
+    means = [finished(session(tmp_path, 1000, seed=seed), NAMES).mean() for seed in (1, 2)]
+    assert (means[0] != means[1]).mean() > 0.99
+
+
+@pytest.mark.parametrize(
+    "changes", [{"weight_bound": 2}, {"lanes": ()}], ids=["weights", "auxiliary"]
+)
+def test_a_header_for_other_than_equal_weights_is_refused_before_the_charge(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    federation = Federation(CLIENTS, Purpose.UPDATE)
+    if "lanes" in changes:
+        lanes = header(federation, 10).lanes
+        beside = replace(lanes[0], name="auxiliary/control")
+        changes = {"lanes": (*lanes, beside)}
+    run = Noisy(federation, header(federation, 10, **changes), folder=tmp_path)
+    run.until(Stage.UPLOAD)
+    with pytest.raises(BrokenRuleError, match="equal weights"):
+        run.answer(["a"])
+    assert run.charged == {"a": []}
