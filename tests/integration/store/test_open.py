@@ -219,9 +219,9 @@ def test_a_database_with_the_number_of_a_schema_and_other_columns_is_refused_unc
 ) -> None:
     made_as_version(url, version, change)
     assert refused(url).endswith(
-        f": its schema is not version {version} as this build, {software_version()}, knows it "
-        f"({difference}); start the build that made it, one that left no name, or give the "
-        "coordinator another database"
+        f": its schema differs from version {version} of this build, {software_version()} "
+        f"({difference}); start the build that made the database, one that left no name, or "
+        "give the coordinator another database"
     )
     assert stored(url, "version") == version
 
@@ -291,7 +291,7 @@ def test_the_database_of_other_software_is_left_alone(url: str) -> None:
 def test_the_database_of_a_development_version_is_refused_with_the_remedy(url: str) -> None:
     run_sql(url, "CREATE TABLE potluck_schema (version BIGINT)", "CREATE TABLE runs (name TEXT)")
     message = refused(url)
-    assert "it has the table 'potluck_schema'; give the coordinator a new one" in message
+    assert "it has the table 'potluck_schema'; give the coordinator a new database" in message
 
 
 def test_a_restarted_server_is_found_again(postgresql: PostgreSQL) -> None:

@@ -124,7 +124,7 @@ def test_a_cohort_is_chosen_once(begun: Store) -> None:
         with pytest.raises(StorageError, match="empty or repeats a client"):
             begun.set_cohort(FIRST, wrong)
     begun.set_cohort(FIRST, COHORT)
-    with pytest.raises(StorageError, match="has a cohort already"):
+    with pytest.raises(StorageError, match="already has a cohort"):
         begun.set_cohort(FIRST, [("d", "h", "late")])
     assert list(states(begun)) == ["a", "b", "c"]
 
@@ -196,7 +196,7 @@ def test_questions_and_answers_are_replayed_in_order(begun: Store) -> None:
     attempt = begun.current_attempt(RUN.run_id)
     assert attempt is not None
     assert list(attempt.exchanges) == expected
-    with pytest.raises(StorageError, match="has answers already"):
+    with pytest.raises(StorageError, match="already has answers"):
         begun.add_answers(FIRST, 0, first, {"loss": [0.0, 0.0]})
     with pytest.raises(StorageError, match="the selector is not deterministic"):
         begun.add_question(FIRST, 1, first)

@@ -44,7 +44,7 @@ def test_a_time_without_a_zone_is_refused(store: Store) -> None:
 
 def test_an_id_is_used_once(store: Store) -> None:
     store.add_run(RUN)
-    with pytest.raises(StorageError, match="there is a run ab12 already"):
+    with pytest.raises(StorageError, match="run ab12 exists already"):
         store.add_run(replace(RUN, name="other"))
     assert [run.name for run in store.runs()] == ["digits"]
 
@@ -88,7 +88,7 @@ def test_a_beginning_of_an_id_suffices_if_it_is_the_only_one(store: Store) -> No
     assert store.run("A").run_id == "Ab99"  # case counts
     with pytest.raises(
         NotFoundError,
-        match="'cd' could be any of 2 runs; give the id of one, newest first: cdx1, cd_1",
+        match=r"'cd' matches 2 runs; give the id of one \(newest first\): cdx1, cd_1",
     ):
         store.run("cd")
     with pytest.raises(NotFoundError, match="there are: Ab99, cdx1, cd_1, ab, ab12"):
@@ -106,11 +106,11 @@ def test_a_run_goes_by_its_name_where_no_other_has_it(store: Store) -> None:
     for run_id, name in names.items():
         store.add_run(replace(RUN, run_id=run_id, name=name))
     assert store.run("co%ee").run_id == "ef"
-    with pytest.raises(NotFoundError, match=r"'tea' could be any of 2 runs; .*: cd, ab"):
+    with pytest.raises(NotFoundError, match=r"'tea' matches 2 runs; .*: cd, ab"):
         store.run("tea")
     assert store.run("ef0").run_id == "ef0"  # an id before a name
     store.add_run(replace(RUN, run_id="c0ffee", name="e"))
-    with pytest.raises(NotFoundError, match="'e' could be any of 3 runs"):
+    with pytest.raises(NotFoundError, match="'e' matches 3 runs"):
         store.run("e")  # a name, and the beginning of two ids
 
 
@@ -134,7 +134,7 @@ def test_an_unknown_run_is_refused(store: Store) -> None:
 def test_the_initial_model_is_set_once(store: Store) -> None:
     begun_run(store)
     store.set_initial_model(RUN.run_id, digest(0), LATER)
-    with pytest.raises(StorageError, match="began with model"):
+    with pytest.raises(StorageError, match="started from model"):
         store.set_initial_model(RUN.run_id, digest(9), LATER)
     assert store.run(RUN.run_id).model_blake3 == digest(0)
 

@@ -1,4 +1,4 @@
-"""Sinks record runs in trackers and files outside the database; each sink has a process.
+"""Sinks record runs in trackers and files outside the database. Each sink has its own process.
 
 Imports the store's tables and the extension point `sink`. Takes the `[sinks]` tables of the
 configuration. The coordinator only starts the processes, notifies them of news, and reads their

@@ -1,7 +1,8 @@
-"""Notes on the runs that a sink has recorded completely, so that a restart need not query each.
+"""Notes on the runs that a sink has recorded completely, so that it need not query them after a
+restart.
 
 This only saves time: without the file, the tracker is queried about every run again. The notes are
-valid for the sink's options at that time; with other options, it is queried about all runs.
+valid only for the sink's current options; if the options change, all runs are queried again.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from typing import Any
 
 
 class DeliveryNotes:
-    """The recorded runs by id, each with the time at which it ended."""
+    """The ids of the completely recorded runs, each with the time at which the run ended."""
 
     def __init__(self, path: Path, options: str) -> None:
-        """options: text that identifies the sink's options; notes with another text are
+        """options: text that identifies the sink's options. Notes that have another text are
         discarded."""
         self._path = path
         self._options = options

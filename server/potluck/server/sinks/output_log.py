@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import Final
 
 OUTPUT: Final = "output.log"
-"""Name of the file in the sink's folder. Libraries append to it, so after a cut they write at its
-new end."""
+"""Name of the file in the sink's folder. Libraries append to it, so after it is emptied, they write
+at its new end."""
 EARLIER: Final = "output.log.1"
 MOST_BYTES: Final = 1_000_000
 
 
 def cut(folder: Path, most: int = MOST_BYTES) -> None:
-    """Empty the file if it is longer than `most` bytes; first copy its last `most // 2` bytes to
-    `EARLIER`, which is overwritten. Disk errors are ignored."""
+    """Empty the file if it is longer than `most` bytes.
+
+    Its last `most // 2` bytes are first copied to the file `EARLIER`, which is overwritten. Disk
+    errors are ignored.
+    """
     path = folder / OUTPUT
     with contextlib.suppress(OSError):
         if path.stat().st_size <= most:

@@ -26,14 +26,14 @@ class _TablesOfRuns(Runs, Rounds):
 
 @dataclass(frozen=True, kw_only=True)
 class FoundRuns:
-    """The runs that can be read, and by run, the reasons why others can't."""
+    """The runs that can be read, and the runs that can't, each with the reason."""
 
     rows: Sequence[RunRow]
     unreadable: Mapping[str, str]
 
 
 class RecordReader:
-    """Reads runs from the database. Every method blocks; raises StorageError if the database
+    """Reads runs from the database. Every method blocks, and raises StorageError if the database
     fails."""
 
     def __init__(self, url: str) -> None:
@@ -42,9 +42,10 @@ class RecordReader:
         self._tables = _TablesOfRuns(self._database)
 
     def runs(self, delivered: Mapping[str, str]) -> FoundRuns:
-        """Return runs, oldest first, except those delivered.
+        """Return all runs except the delivered ones, oldest first.
 
-        delivered: for each run, the time of the last state change that was delivered.
+        delivered: for each run, the time of the last state change that was delivered. A run whose
+        state has changed since then is returned.
         """
         runs = schema.runs
         query = select(runs.c.run_id, runs.c.changed_at).order_by(runs.c.number)
@@ -64,7 +65,7 @@ class RecordReader:
         return FoundRuns(rows=rows, unreadable=unreadable)
 
     def rounds(self, run_id: str, *, after: int, limit: int) -> list[TrackedRound]:
-        """Return the first `limit` committed rounds of a run above this number.
+        """Return the first `limit` committed rounds of a run with numbers above `after`.
 
         Raises UnreadableRowError if a row is damaged.
         """
@@ -96,7 +97,7 @@ def tracked_run(row: RunRow) -> TrackedRun:
 
 
 def stamp(row: RunRow) -> str:
-    """Return the time of a run's last state change as text; it differs if the run has ended
+    """Return the time of a run's last state change as text; it changes if a resumed run ends
     again."""
     return encode_time(row.changed_at)
 

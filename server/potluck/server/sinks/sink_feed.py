@@ -1,4 +1,5 @@
-"""Sends a sink the rounds that it lacks: queries its last round, and continues from there.
+"""Sends a sink the rounds that it has not recorded: queries its last round, and continues from
+there.
 
 No clock and no process: `feed` is called again whenever there may be news.
 """
@@ -28,9 +29,9 @@ _CREDENTIALS = re.compile(r"://[^/\s]+@")
 class PassResult:
     """The result of one pass over all runs.
 
-    behind: number of committed rounds that the sink lacks; None if the database failed. errors:
-    errors by run. unreadable: by run, the reason why a run with damaged rows is omitted; retries
-    don't help.
+    behind: number of committed rounds that the sink has not recorded; None if the database failed.
+    errors: error of each run that failed. unreadable: runs with damaged rows, each with the reason
+    why it is omitted; retries don't help.
     """
 
     behind: int | None
@@ -48,14 +49,14 @@ class SinkFeed:
         notes: DeliveryNotes,
         still_there: Callable[[], None] = lambda: None,
     ) -> None:
-        """still_there: function called between two calls of the sink, each of which may take
-        long."""
+        """still_there: function called between two calls of the sink, each of which may take long.
+        It shows that the process is alive."""
         self._reader = reader
         self._sink = sink
         self._notes = notes
         self._still_there = still_there
         self._last: dict[str, int | None] = {}
-        self._reached: dict[str, int] = {}  # last reported round; the sink may have more
+        self._reached: dict[str, int] = {}  # by run, the last round that the sink is known to have
 
     def feed(self) -> PassResult:
         """Send the sink everything that has been committed. Raises StorageError.

@@ -22,14 +22,14 @@ SILENCE = "silence_timeout_seconds"
 _SILENCE_SECONDS = 120.0
 
 OLD_KEYS: Final = {"patience_seconds": SILENCE}
-"""The new name of each key of a sink's table that was renamed before 0.1."""
+"""Old → new name of each key of a sink's table that was renamed before 0.1."""
 
 
 class SinkJob(BaseModel):
     """Settings of a sink, which its process receives.
 
-    folder: its working directory; relative paths in its options start there.
-    silence_timeout_seconds: time without a message during work after which the process is
+    folder: working directory of the process; relative paths in the sink's options start there.
+    silence_timeout_seconds: seconds without a message during work after which the process is
     restarted.
     """
 
@@ -46,10 +46,10 @@ class SinkJob(BaseModel):
 def sink_jobs(
     tables: Mapping[str, Mapping[str, Any]], *, database: str, state_directory: Path
 ) -> list[SinkJob]:
-    """Return the jobs of `[sinks.NAME]` tables, without importing the sinks' libraries.
+    """Return the job of each `[sinks.NAME]` table, without importing the sinks' libraries.
 
-    Raises ConfigurationError if a table is invalid or two tables conflict, PluginError if a sink is
-    not installed, lacks its library or refuses its options.
+    Raises ConfigurationError if a table is invalid or two tables conflict; PluginError if a sink is
+    not installed, if its library is missing, or if it refuses its options.
     """
     jobs = [_job(name, dict(table), database, state_directory) for name, table in tables.items()]
     _check_alone(jobs)
@@ -97,7 +97,7 @@ def _job(name: str, table: dict[str, Any], database: str, state_directory: Path)
 
 
 def _check_alone(jobs: Sequence[SinkJob]) -> None:
-    """Raise ConfigurationError if two sinks of a kind would write the same files."""
+    """Raise ConfigurationError if two sinks of the same kind would write the same files."""
     found: dict[tuple[str, Path], str] = {}
     for job in jobs:
         option = make_sink(job).alone_in
@@ -116,5 +116,5 @@ def _check_alone(jobs: Sequence[SinkJob]) -> None:
 def _is_installed(library: str) -> bool:
     try:
         return importlib.util.find_spec(library) is not None
-    except ModuleNotFoundError:  # its package is not installed
+    except ModuleNotFoundError:  # the sink's package is not installed
         return False

@@ -1,7 +1,7 @@
 """The process of one sink: reads the database and calls the sink. Run it as a module.
 
-Standard input has the job as a line of JSON, then one byte for each possible news, and `f` to
-finish. It is open as long as the coordinator lives; when it is closed, the process ends. Standard
+Standard input has the job as a line of JSON, then one byte for each notification, and `f` to
+finish. It is open as long as the coordinator runs; when it is closed, the process ends. Standard
 output has lines of JSON, see `SinkReport`.
 """
 
@@ -33,7 +33,8 @@ FAILED: Final = 3
 """Exit code after a failure whose reason is in the last line of output."""
 _GONE: Final = 4
 _LOOK_SECONDS: Final = 60.0
-"""Seconds after which the process checks for news even without a message from the coordinator."""
+"""Maximum seconds between checks for news. The process checks even without a message from the
+coordinator."""
 _FIRST_PAUSE_SECONDS: Final = 1.0
 _LONGEST_PAUSE_SECONDS: Final = 60.0
 _NAMED: Final = 3
@@ -43,10 +44,10 @@ _NICENESS: Final = 10
 
 
 class SinkReport(BaseModel):
-    """A line of output: the state of a pass, with the errors of a finished one.
+    """A line of output: the state of a pass; once the pass is finished, also its errors.
 
-    behind: number of rounds that the sink lacks; None if the database failed. unreadable: reason
-    why runs are omitted.
+    behind: number of rounds that the sink has not recorded; None if the database failed.
+    unreadable: reason why runs are omitted; empty if none are.
     """
 
     began: bool = False
@@ -65,11 +66,11 @@ class Told:
 
     @property
     def to_finish(self) -> bool:
-        """True once the coordinator has asked the process to end."""
+        """True if the coordinator has asked the process to end."""
         return self._finish.is_set()
 
     def listen(self, descriptor: int) -> None:
-        """Read bytes until the coordinator closes the pipe, then end the process at once."""
+        """Read bytes until the coordinator closes the pipe; then end the process immediately."""
         while data := os.read(descriptor, 1024):
             if FINISH in data:
                 self._finish.set()
@@ -81,11 +82,11 @@ class Told:
         self._news.wait(seconds)
 
     def take_news(self) -> None:
-        """Mark all news so far as seen."""
+        """Mark all news received up to now as seen."""
         self._news.clear()
 
     def pause(self, seconds: float) -> None:
-        """Wait, but return at once if the process must end."""
+        """Wait for this time, but return immediately if the process must end."""
         self._finish.wait(seconds)
 
 
@@ -106,7 +107,7 @@ def main() -> int:
     threading.Thread(target=told.listen, args=(sys.stdin.fileno(),), daemon=True).start()
     os.nice(_NICENESS)
     try:
-        reader = RecordReader(job.database)  # before chdir: the path may be relative
+        reader = RecordReader(job.database)  # before chdir: the database's path may be relative
         os.chdir(job.folder)
         with (job.folder / "lock").open("w") as lock:
             # The sink process of a killed coordinator may still be writing.
@@ -158,7 +159,8 @@ def _pass(feed: SinkFeed) -> PassResult:
 
 
 def summed_up(errors: Mapping[str, str]) -> str:
-    """Return one line on what could not be recorded. errors: by run; the key "" is for all runs.
+    """Return one line about the runs that could not be recorded. errors: by run; the key "" is for
+    all runs.
 
     If a tracker is down, every run fails. Only the first runs are named, to limit the length.
     """
@@ -168,7 +170,7 @@ def summed_up(errors: Mapping[str, str]) -> str:
 
 
 def pause_seconds(failures: int) -> float:
-    """Return the seconds to pause after a number of successive failures, from 1."""
+    """Return the seconds to pause after `failures` failures in a row (at least 1)."""
     return min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2.0 ** min(failures - 1, 30))
 
 

@@ -1,4 +1,4 @@
-"""The coordinator's side of a sink's process: starts it, sends it news, restarts it if it dies.
+"""The coordinator's side of a sink's process: starts it, notifies it, restarts it if it ends.
 
 Used on the event loop, which never waits for a sink.
 """
@@ -21,7 +21,8 @@ from potluck.server.sinks.sink_process import FINISH, NEWS, SinkReport, pause_se
 log = structlog.get_logger()
 
 _FINISH_SECONDS = 1.5
-"""Time to record the last rounds when the coordinator stops; its next process records the rest."""
+"""Seconds to record the last rounds when the coordinator stops. After a restart, the rest is
+recorded."""
 
 
 class SinkProcess:
@@ -32,8 +33,8 @@ class SinkProcess:
         self._instruments = instruments
         self._log = log.bind(sink=job.name)
         self._process: asyncio.subprocess.Process | None = None
-        self._told = False  # a notification is not handled yet
-        self._more = False  # there is more news
+        self._told = False  # True if the process has not handled a notification yet
+        self._more = False  # True if there is news since that notification
         self._busy = True
         self._failures = 0
         self._trouble = ""
@@ -44,7 +45,7 @@ class SinkProcess:
     def tell(self) -> None:
         """Notify the process that there may be something to record."""
         if self._told:
-            self._more = True  # sent at the next pass: a hanging sink must not fill the pipe
+            self._more = True  # sent after this pass: a hanging sink must not fill the pipe
             return
         if self._send(NEWS):
             self._told = True
@@ -76,7 +77,7 @@ class SinkProcess:
         try:
             job.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             cut(job.folder)
-            with (job.folder / OUTPUT).open("ab") as output:  # append: keeps earlier output
+            with (job.folder / OUTPUT).open("ab") as output:  # append, to keep earlier output
                 process = await asyncio.create_subprocess_exec(
                     sys.executable,
                     "-m",
@@ -139,7 +140,7 @@ class SinkProcess:
                 self._failures = 0
 
     def _trouble_is(self, trouble: str) -> None:
-        """Log a change of the sink's trouble; log an unchanged one only once."""
+        """Log the sink's trouble when it changes; an unchanged trouble is logged only once."""
         if trouble and trouble != self._trouble:
             self._log.warning("a sink does not record; it is tried again", reason=trouble)
         elif self._trouble and not trouble:
@@ -147,7 +148,7 @@ class SinkProcess:
         self._trouble = trouble
 
     def _unreadable_are(self, unreadable: str) -> None:
-        """Log the runs that the sink can't record, once."""
+        """Log which runs the sink can't record; an unchanged text is logged only once."""
         if unreadable and unreadable != self._unreadable:
             self._log.error("a sink leaves out what can't be read", reason=unreadable)
         self._unreadable = unreadable
@@ -158,7 +159,7 @@ class SinkProcess:
             self._instruments.set(SINK_BEHIND, behind, sink=self._job.name)
 
     def _send(self, data: bytes) -> bool:
-        """Send bytes to the process; return True if there is one."""
+        """Send bytes to the process. Return False if no process is running."""
         process = self._process
         if process is None or process.stdin is None or process.stdin.is_closing():
             return False

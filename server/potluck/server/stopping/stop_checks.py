@@ -26,9 +26,10 @@ _TRAINING_LOSS = f"{TRAINING}loss"
 def stop_rule(
     run_file: RunFile, task: Task, trainer: Trainer | None, strategy: Strategy, *, source: str
 ) -> StopRule | None:
-    """Return the rule for a run's best model and its early end; None if it has none.
+    """Return the rule for a run's best model and its early end; None if the run file has none.
 
-    Raises ConfigurationError for a metric that is never measured, or an impossible target.
+    Raises ConfigurationError if the rule's metric is never measured in this run, or its target is
+    impossible.
     """
     name, stop = run_file.followed, run_file.stop
     if name is None:
@@ -80,8 +81,8 @@ def stop_rule(
 
 
 def remarks_on_best(run_file: RunFile) -> tuple[str, ...]:
-    """Return remarks if the best model is stored without parts with which the metric was
-    measured."""
+    """Return a remark if the best model is stored without parts that were used to measure its
+    metric."""
     name, table = run_file.followed, run_file.model
     if name is None:
         return ()
@@ -100,7 +101,7 @@ def remarks_on_best(run_file: RunFile) -> tuple[str, ...]:
 
 
 def _known(run_file: RunFile, task: Task, trainer: Trainer | None) -> Mapping[str, Measure]:
-    """Return the metrics of a run, by name."""
+    """Return the metrics that the run measures, by name."""
     if trainer is None:
         own = {
             name: measure
@@ -108,11 +109,11 @@ def _known(run_file: RunFile, task: Task, trainer: Trainer | None) -> Mapping[st
             if name != WORST_GROUP or task.groups
         }
         known = dict(own)
-        if run_file.evaluation.every != 1:  # otherwise it is only measured if no other loss is
+        if run_file.evaluation.every != 1:  # else only if no other loss is measured
             known[_TRAINING_LOSS] = Measure(label="training loss")
     else:
         own = dict(trainer.measures)
-        # Masked updates have no metrics of their training.
+        # Masked updates have no metrics of the clients' trainings.
         known = dict(own) if run_file.secure_aggregation else shown_measures(own)
     if run_file.evaluation.fine_tune_epochs:
         known |= of_model(own, MeasuredModel.TUNED)
@@ -122,7 +123,8 @@ def _known(run_file: RunFile, task: Task, trainer: Trainer | None) -> Mapping[st
 
 
 def _how_to_measure(name: str, run_file: RunFile) -> str:
-    """Return a text on how to measure a metric that other runs have."""
+    """Return a hint how to measure a metric that this run does not measure but other runs do; ""
+    without a hint."""
     if name.startswith(MeasuredModel.TUNED) and not run_file.evaluation.fine_tune_epochs:
         return "; tuned_… needs evaluation.fine_tune_epochs"
     if name.startswith(MeasuredModel.PERSONAL) and run_file.personal.method != "ditto":

@@ -1,7 +1,7 @@
 """The rule that decides a run's best model and its early end. Pure: no clock, no disk.
 
-A rule's state is a `BestSoFar`, which is stored with each round. After a kill, the resumed run
-loads it and ends in the same round.
+The state of a rule is a `BestSoFar`, which is stored with each round. After a kill, the resumed run
+loads this state and ends in the same round as without the kill.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ class StopRule:
     """The rule of one run.
 
     measure: name of the metric. patience, minimum_delta, target: as in `Stopping`; patience and
-    target are both None if the rule only tracks the best model. opening: number of first rounds
-    that don't count.
+    target are both None if the rule only tracks the best model. opening: number of rounds at the
+    start that don't count.
     """
 
     measure: str
@@ -31,9 +31,9 @@ class StopRule:
     def after(
         self, so_far: BestSoFar | None, round_number: int, value: float | None
     ) -> BestSoFar | None:
-        """Return the record after one more evaluation; None as long as no evaluation counts.
+        """Return the record after one more evaluation; None until an evaluation counts.
 
-        value: of the metric; None or NaN if the evaluation lacks it.
+        value: value of the metric; None or NaN if the evaluation did not include the metric.
         """
         if round_number <= self.opening:
             return so_far
@@ -48,7 +48,7 @@ class StopRule:
         return replace(after, stalled=before.stalled + 1)
 
     def why_over(self, so_far: BestSoFar | None) -> str:
-        """Return the reason for which the run ends early; empty if it continues."""
+        """Return the reason why the run ends early; empty if it continues."""
         if so_far is None:
             return ""
         best = "" if so_far.value is None else f"{so_far.value:.6g} in round {so_far.round}"

@@ -89,16 +89,16 @@ class Attempts(Part):
     def begin_attempt(
         self, key: AttemptKey, available: Iterable[int], at: datetime, *, spent: int = 0
     ) -> None:
-        """Store a new attempt with the available clients (row numbers), before the selection.
+        """Store a new attempt, before the selection. available: rows of the available clients.
 
-        spent: number of attempts at the round that don't count against its policy. Raises
-        StorageError unless the round follows the last committed one, and the attempt follows the
-        round's last one, which must not be open.
+        spent: number of attempts at the round that don't count as used. Raises StorageError unless
+        the round follows the last committed one, and the attempt follows the round's last one,
+        which must not be open.
         """
         with self._database.transaction() as connection:
             committed, model = last_commit(connection, key.run_id)
             if model is None:
-                raise self._refusal(f"{key} can't begin before the initial model is recorded")
+                raise self._refusal(f"{key} can't begin before the initial model is stored")
             if key.round != committed + 1:
                 raise self._refusal(f"{key} can't begin after round {committed}")
             last = _last_attempt(connection, key.run_id, key.round)
@@ -122,10 +122,9 @@ class Attempts(Part):
             return _last_attempt(connection, run_id, round_number)
 
     def add_question(self, key: AttemptKey, step: int, question: JsonObject) -> None:
-        """Store a selector's question before it is sent. Storing the same question again is
-        allowed.
+        """Store a selector's question before it is sent. The same question may be stored again.
 
-        Raises StorageError if another question was asked at this step.
+        Raises StorageError if another question is stored for this step.
         """
         with self._database.transaction() as connection:
             self._require_open(connection, key)
@@ -140,7 +139,7 @@ class Attempts(Part):
     ) -> None:
         """Store the answers to a question, before the selector gets them.
 
-        Raises StorageError if another question was asked at this step, or if answers are stored
+        Raises StorageError if another question is stored for this step, or if it has answers
         already.
         """
         table = schema.exchanges
@@ -157,7 +156,7 @@ class Attempts(Part):
                 .values(answers=encode_json(answers))
             )
             if connection.execute(change).rowcount != 1:
-                raise self._refusal(f"question {step} in {key} has answers already")
+                raise self._refusal(f"question {step} in {key} already has answers")
 
     def answers(self, key: AttemptKey) -> list[Exchange]:
         """Return the questions and answers of an attempt, in order."""
@@ -171,10 +170,11 @@ class Attempts(Part):
         works: Mapping[str, MemberWork] | None = None,
         provenance: Mapping[str, Provenance] | None = None,
     ) -> None:
-        """Store client id, host id and reason of each member, in order, before any is instructed.
+        """Store the client id, host id and reason of each member, in order, before any member gets
+        an instruction.
 
-        works: by client, the work that the selector set. provenance: by client, the versions that
-        its host reported. Raises StorageError if the attempt already has a cohort, or this one is
+        works: work that the selector set for each client. provenance: versions that each client's
+        host reported. Raises StorageError if the attempt already has a cohort, or if this cohort is
         empty or names a client twice.
         """
         clients = {client_id for client_id, _, _ in cohort}
@@ -198,7 +198,7 @@ class Attempts(Part):
             self._require_open(connection, key)
             query = select(members.c.position).where(of_attempt(members, key)).limit(1)
             if connection.execute(query).first() is not None:
-                raise self._refusal(f"{key} has a cohort already")
+                raise self._refusal(f"{key} already has a cohort")
             connection.execute(insert(members), rows)
 
     def set_member(
@@ -217,8 +217,9 @@ class Attempts(Part):
     def set_members(self, key: AttemptKey, changes: Sequence[MemberChange]) -> None:
         """Store new states of members, all in one transaction.
 
-        Raises NotFoundError for a client that is not in the cohort; StorageError if RECEIVED is
-        without an update or another state has one, or for INCLUDED, which only a commit sets.
+        Raises NotFoundError if a client is not in the cohort. Raises StorageError for the state
+        RECEIVED without an update, for an update with another state, and for INCLUDED, which only a
+        commit sets.
         """
         with self._database.transaction() as connection:
             self._require_open(connection, key)
@@ -239,7 +240,7 @@ class Attempts(Part):
                     )
 
     def abandon_attempt(self, key: AttemptKey, reason: str) -> None:
-        """Store that an attempt is given up. Raises StorageError if it is not open."""
+        """Store that an attempt was given up. Raises StorageError if it is not open."""
         attempts = schema.attempts
         with self._database.transaction() as connection:
             self._require_open(connection, key)
@@ -250,9 +251,10 @@ class Attempts(Part):
             )
 
     def current_attempt(self, run_id: str) -> AttemptRow | None:
-        """Return the open attempt of a run, with all data to continue it; None if there is none."""
+        """Return the open attempt of a run, with all data needed to continue it; None if no attempt
+        is open."""
         attempts = schema.attempts
-        # Only the newest attempt can be open, see begin_attempt; a search would read all of them.
+        # Only the newest attempt can be open, see begin_attempt. A search would read all attempts.
         newest = (
             select(attempts)
             .where(attempts.c.run_id == run_id)
@@ -301,7 +303,8 @@ class Attempts(Part):
 
 
 def last_commit(connection: Connection, run_id: str) -> tuple[int, str | None]:
-    """Return the last committed round and its model; (0, initial model) or (0, None) before any."""
+    """Return the last committed round and the digest of its model. Before the first commit, return
+    (0, initial model), or (0, None) without a model."""
     rounds, runs = schema.rounds, schema.runs
     row = connection.execute(
         select(rounds.c.round, rounds.c.model_blake3)

@@ -1,4 +1,4 @@
-"""The known clients, those in quarantine, and those excluded from a run."""
+"""The tables of known clients, clients in quarantine, and clients excluded from a run."""
 
 from __future__ import annotations
 
@@ -34,10 +34,11 @@ _read_left_out = Reader(LeftOutRow, "left_out", ["run_id", "client_id"], {"at": 
 
 
 class Clients(Part):
-    """Last contacts, quarantine, and the clients excluded from each run."""
+    """Times of last contact, quarantine, and the clients excluded from each run."""
 
     def see_clients(self, seen: Sequence[ClientSeen]) -> None:
-        """Store the last contacts of clients, all in one transaction; the latest time is kept."""
+        """Store when clients were in contact, all in one transaction. An earlier time does not
+        replace a later one."""
         rows = [
             {
                 "client_id": client.client_id,
@@ -52,11 +53,11 @@ class Clients(Part):
             upsert(connection, schema.clients, rows, update=["host_id", "device", "last_seen_at"])
 
     def clients(self, *, after: str = "", limit: int | None = None) -> list[ClientRow]:
-        """Return all known clients by id, with their numbers of selections and inclusions in all
-        runs.
+        """Return all known clients, sorted by id, with their numbers of selections and inclusions
+        in all runs.
 
-        limit: maximum number of clients to return, of those that follow `after` in the database's
-        own order; databases collate text differently.
+        limit: maximum number of clients to return, among those that follow `after` in the
+        database's own order; databases order text differently.
         """
         clients, quarantine = schema.clients, schema.quarantine
         page = (
@@ -75,7 +76,7 @@ class Clients(Part):
         return found if limit else sorted(found, key=lambda client: client.client_id)
 
     def quarantine(self, client_id: str, reason: str, at: datetime) -> None:
-        """Store that a client must not be selected; it need not be known yet."""
+        """Store that a client must not be selected. The client need not be known yet."""
         row = {
             "client_id": encode_text(client_id),
             "reason": encode_text(reason),
@@ -108,7 +109,7 @@ class Clients(Part):
         return sorted(found, key=lambda client: client.client_id)
 
     def leave_out(self, run_id: str, clients: Sequence[LeftOutRow]) -> None:
-        """Store that clients can't take part in a run; later reasons replace earlier ones."""
+        """Store that clients can't take part in a run. A new reason replaces an earlier one."""
         rows = [
             {
                 "run_id": run_id,
@@ -123,7 +124,7 @@ class Clients(Part):
             upsert(connection, schema.left_out, rows, update=["process_id", "trouble", "at"])
 
     def let_in(self, run_id: str, clients: Sequence[str] | None = None) -> None:
-        """Store that clients can take part again; by default, all clients of the run."""
+        """Store that clients can take part in a run again; by default, all clients of the run."""
         table = schema.left_out
         statement = delete(table).where(table.c.run_id == run_id)
         with self._database.transaction() as connection:
@@ -143,7 +144,7 @@ class Clients(Part):
 
 
 def _counts(connection: Connection, first: str, last: str) -> dict[str, tuple[int, int]]:
-    """Return how often each client from `first` to `last` was selected and included."""
+    """Return how often each client from id `first` to id `last` was selected and included."""
     members = schema.members
     included = case((members.c.state == MemberState.INCLUDED.value, 1), else_=0)
     query = (

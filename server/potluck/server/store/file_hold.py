@@ -1,6 +1,7 @@
 """A lock on model files, so that none is deleted while a backup copies them.
 
-It locks a file next to their folder, so it ends with the process that holds it, even after a kill.
+A file next to their folder is locked. The lock ends with the process that holds it, even after a
+kill.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ def hold_of(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Prevent deletions in a folder while the block runs; wait for other backups. Raises
-    OSError."""
+    """Prevent deletions in a folder while the block runs. Wait until other backups are finished.
+    Raises OSError."""
     with _opened(folder) as descriptor:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
@@ -28,7 +29,8 @@ def held(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def free_to_delete(folder: Path) -> Iterator[bool]:
-    """Yield True if files may be deleted while the block runs. Raises OSError."""
+    """Yield True if files may be deleted while the block runs, False if a backup holds the folder.
+    Raises OSError."""
     with _opened(folder) as descriptor:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""Queries which stored files are referenced by the rounds of runs."""
+"""Queries which stored files the rounds of runs reference."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _holders() -> Select[Any]:
     ).join(runs, runs.c.run_id == named.c.run_id)
 
 
-# Statements are built only once, since building one takes longer than its execution in SQLite.
+# Statements are built only once: in SQLite, building one takes longer than executing it.
 _HOLDERS = _holders()
 _INITIAL_MODEL = select(
     schema.runs.c.run_id, schema.runs.c.initial_model_blake3.label("model_blake3")
@@ -87,12 +87,12 @@ _LAST_OF_ALL = 2**31 - 1
 
 
 class References(Part):
-    """Finds the files that rounds reference, and the rounds that reference files."""
+    """Finds the files that rounds reference, and the rounds that reference a file."""
 
     def model_references(
         self, run_id: str, *, first: int = 0, last: int = _LAST_OF_ALL
     ) -> list[FileReference]:
-        """Return the files referenced by rounds `first` to `last` of a run; 0 is the initial
+        """Return the files referenced by rounds `first` to `last` of a run. Round 0 is the initial
         model."""
         with self._database.transaction() as connection:
             committed = read_rows(
@@ -105,8 +105,8 @@ class References(Part):
         return found
 
     def best_references(self, run_id: str, *, first: int, last: int) -> list[FileReference]:
-        """Return the files of rounds that were a run's best after a round in `first` to `last`, in
-        order."""
+        """Return the files of a run's best rounds: each was the best after one of the rounds
+        `first` to `last`. Sorted by round."""
         with self._database.transaction() as connection:
             bests = connection.execute(
                 _BEST_ROUNDS, {"run_id": run_id, "first": first, "last": last}

@@ -1,9 +1,9 @@
-"""A second record of committed rounds, which shows if the database has lost some.
+"""A second record of committed rounds, which shows whether the database has lost some.
 
 A flipped bit in SQLite's write-ahead log, or an older backup, removes the last commits without an
-error. So a line in a separate file is written after each commit. A round that is in this file and
-not in the database was lost; after a crash, a line may be missing. Blocking; call it from any
-thread, but from one at a time.
+error. So a line is written to a separate file after each commit. A round that is in this file and
+not in the database was lost. After a crash, the last line may be missing. Blocking; call it from
+any thread, but from only one at a time.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _NOTHING = "-"
 _SPARE_LINES = 1000
 
 REBUILD = "restore them with `potluck-server rebuild`"
-"""The remedy for lost rounds that are recorded."""
+"""The remedy if the lost rounds have records."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Noted:
-    """The last round of a run after a commit; round 0, without files, before the first."""
+    """The last round of a run after a commit. Round 0, without files, if none is committed."""
 
     run_id: str
     round: int
@@ -40,7 +40,7 @@ class Noted:
 
 
 class Journal:
-    """A file of lines; the last line of a run is valid."""
+    """A file of lines. Of several lines about a run, the last one is valid."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -73,7 +73,8 @@ class Journal:
             raise self._unusable(error) from error
 
     def shorten(self, noted: Iterable[Noted], lines: int) -> None:
-        """Keep only these entries if the file has many more lines. Raises StorageError."""
+        """Rewrite the file with only these entries if it has many more lines. lines: current number
+        of lines. Raises StorageError."""
         kept = list(noted)
         if lines <= 2 * len(kept) + _SPARE_LINES:
             return
@@ -89,7 +90,7 @@ class Journal:
             raise self._unusable(error) from error
 
     def close(self) -> None:
-        """Close the file. Safe to call twice."""
+        """Close the file. May be called twice."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -114,9 +115,9 @@ class Journal:
 class LostRounds:
     """Rounds of a run that were committed and are not in the database.
 
-    committed: the last round in the database; None if the run itself is missing. lost: the last
-    round that was committed. recorded: True if some of these rounds have records, from which they
-    can be rebuilt.
+    committed: number of the last round in the database; None if the run itself is missing. lost:
+    number of the last round that was committed. recorded: True if some of these rounds have
+    records, from which they can be rebuilt.
     """
 
     run_id: str
@@ -144,7 +145,8 @@ class LostRounds:
 
 
 def losses(noted: Iterable[Noted], committed: Mapping[str, int]) -> dict[str, LostRounds]:
-    """Return the rounds that a database has lost. committed: each run's last round in it."""
+    """Return the rounds that a database has lost, by run. committed: number of each run's last
+    round in the database."""
     last = {each.run_id: each.round for each in noted}
     return {
         run_id: LostRounds(run_id=run_id, committed=committed.get(run_id), lost=number)

@@ -23,7 +23,7 @@ class LateTrainings(Part):
     clients."""
 
     def awaited(self, run_id: str) -> list[LateRow]:
-        """Return the trainings of a run that may still join a round, by client."""
+        """Return the trainings of a run whose updates may still join a round, sorted by client."""
         table = schema.late_updates
         where = and_(table.c.run_id == run_id, table.c.state == LateState.AWAITED.value)
         with self._database.transaction() as connection:
@@ -37,8 +37,8 @@ class LateTrainings(Part):
     def add_late_update(self, key: AttemptKey, client_id: str, received: UpdateRow) -> None:
         """Store an update that arrived after the round had stopped waiting for its client.
 
-        Raises NotFoundError if no such client is in the cohort, StorageError if the attempt was
-        abandoned.
+        Raises NotFoundError if the client is not a late member of the cohort, StorageError if the
+        attempt was abandoned.
         """
         attempts, members = schema.attempts, schema.members
         with self._database.transaction() as connection:
@@ -82,7 +82,7 @@ def put_late(connection: Connection, rows: Sequence[LateRow]) -> None:
 
 
 def read_late(connection: Connection, where: ColumnElement[bool]) -> list[LateRow]:
-    """Return trainings by client and round, each with its update if it has arrived."""
+    """Return trainings sorted by client and round, each with its update if it has arrived."""
     table, members = schema.late_updates, schema.members
     query = select(table).where(where).order_by(table.c.client_id, table.c.round)
     found: list[LateRow] = []

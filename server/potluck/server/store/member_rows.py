@@ -73,14 +73,15 @@ def read_members(
 
 
 def member_values(change: MemberChange) -> dict[str, Any]:
-    """Return the columns that a change sets; those of the update only if there is one."""
+    """Return the columns that a change sets. The columns of the update are included only if there
+    is one."""
     trouble = None if change.trouble is None else encode_text(change.trouble)
     values: dict[str, Any] = {"state": change.state.value, "trouble": trouble}
     return values if change.update is None else values | update_values(change.update)
 
 
 def update_values(update: UpdateRow) -> dict[str, Any]:
-    """Return the columns of an update."""
+    """Return the column values of an update."""
     values: dict[str, Any] = {
         name: encode_value(value) for name, value in vars(update).items() if name != "measures"
     }
@@ -89,7 +90,7 @@ def update_values(update: UpdateRow) -> dict[str, Any]:
 
 
 def take_part_late(connection: Connection, rows: Sequence[LateRow]) -> None:
-    """Store the trainings for earlier rounds whose updates are part of a round being committed."""
+    """Store which clients took part in a round being committed through late updates."""
     values = [
         {
             "run_id": row.run_id,
@@ -106,7 +107,7 @@ def take_part_late(connection: Connection, rows: Sequence[LateRow]) -> None:
 
 
 def work_values(work: MemberWork) -> dict[str, Any]:
-    """Return the columns of a member's work; NULL if the selector set nothing."""
+    """Return the column values of a member's work; NULL where the selector set nothing."""
     return {
         "quotas": encode_numbers(work.quotas or None),
         "weight": work.weight,
@@ -116,7 +117,7 @@ def work_values(work: MemberWork) -> dict[str, Any]:
 
 
 def provenance_values(provenance: Provenance) -> dict[str, Any]:
-    """Return the columns of the versions that a host reported."""
+    """Return the column values of the versions that a host reported."""
     software = provenance.software
     return {
         "data_epoch": provenance.data_epoch,
@@ -125,7 +126,7 @@ def provenance_values(provenance: Provenance) -> dict[str, Any]:
 
 
 def take_part(connection: Connection, key: AttemptKey, included: Sequence[str]) -> None:
-    """Store the participation of a cohort whose round is being committed, for a resumed run."""
+    """Store which clients took part in a round being committed. A resumed run reads these rows."""
     members, table = schema.members, schema.participation
     query = select(members.c.client_id, members.c.samples).where(of_attempt(members, key))
     in_model = set(included)

@@ -4,8 +4,8 @@ A new database gets the tables of `schema.py` directly. An older one gets the mi
 all in one transaction. So every change of the schema is made in both places; a test compares the
 results.
 
-A database whose schema does not match its version is refused: it was created by an unreleased
-build, or changed by hand.
+A database whose schema does not match its version number is refused: an unreleased build created
+it, or it was changed by hand.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ _COVERAGE: Migration = ("ALTER TABLE rounds ADD COLUMN coverage TEXT",)
 _BUILD: Migration = ("ALTER TABLE potluck_schema_version ADD COLUMN software TEXT",)
 _PRIVACY: Migration = ("ALTER TABLE rounds ADD COLUMN privacy TEXT",)
 MIGRATIONS: Sequence[Migration] = (_BEST_MODELS, _PROVENANCE, _COVERAGE, _BUILD, _PRIVACY)
-"""The migrations to versions 2, 3 and so on. Version 1 is that of `tests/testdata/schema_1.sql`."""
+"""The migrations to versions 2, 3 and so on. Version 1 is the schema in
+`tests/testdata/schema_1.sql`."""
 
 _ADDS_COLUMN = re.compile(r"ALTER TABLE (\w+) ADD COLUMN (\w+)")
 _ADDS_TABLE = re.compile(r"CREATE TABLE (\w+)")
@@ -50,10 +51,10 @@ Columns = Mapping[tuple[str, str], bool]
 def migrate(
     connection: Connection, database: str, migrations: Sequence[Migration] = MIGRATIONS
 ) -> int:
-    """Bring a database up to date within the caller's transaction; returns its version.
+    """Bring a database up to date within the caller's transaction; return its version.
 
-    Raises StorageError if it is newer than the migrations, has other columns than its version, or
-    belongs to other software.
+    Raises StorageError if the database is newer than the migrations, if its columns are not those
+    of its version, or if it belongs to other software.
     """
     newest = 1 + len(migrations)
     inspector = inspect(connection)
@@ -66,7 +67,7 @@ def migrate(
     if schema_version.name not in tables:
         raise StorageError(
             f"{database}: not a database of Potluck 0.1.0 or later, it has the table "
-            f"{min(tables)!r}; give the coordinator a new one",
+            f"{min(tables)!r}; give the coordinator a new database",
             database=database,
         )
     there = _columns(inspector)
@@ -84,8 +85,8 @@ def migrate(
     difference = _difference(there, missing)
     if difference:
         raise StorageError(
-            f"{database}: its schema is not version {version} as this build, "
-            f"{software_version()}, knows it ({difference}); start the build that made it, "
+            f"{database}: its schema differs from version {version} of this build, "
+            f"{software_version()} ({difference}); start the build that made the database, "
             f"{build}, or give the coordinator another database",
             database=database,
             version=version,
@@ -108,7 +109,7 @@ def _columns(inspector: Inspector) -> Columns:
 
 
 def _last_build(connection: Connection, there: Columns) -> str:
-    """Return a text that names the build that opened the database last."""
+    """Return a text that names the build that last opened the database."""
     software = None
     if (schema_version.name, "software") in there:
         software = connection.execute(select(schema_version.c.software)).scalar_one()
@@ -116,9 +117,9 @@ def _last_build(connection: Connection, there: Columns) -> str:
 
 
 def _difference(there: Columns, migrations: Sequence[Migration]) -> str:
-    """Return the name of a missing or unexpected column before these migrations; or "".
+    """Return a text that names a missing or unexpected column; "" if there is none.
 
-    Additional columns that may be NULL are ignored.
+    there: the columns before these migrations. Additional columns that may be NULL are ignored.
     """
     statements = [statement for migration in migrations for statement in migration]
     added = {(found[1], found[2]) for found in map(_ADDS_COLUMN.match, statements) if found}

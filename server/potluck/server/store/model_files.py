@@ -37,7 +37,7 @@ NAME = re.compile(r"([0-9a-f]{64})\.(safetensors|json)")
 
 
 class Rendition(BaseModel):
-    """A file in which a model can be fetched."""
+    """A file in which a model can be fetched, in one encoding."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -49,12 +49,12 @@ class Rendition(BaseModel):
 
     @classmethod
     def whole(cls, digest: FileDigest) -> Rendition:
-        """Return the rendition that is the float32 file itself."""
+        """Return the rendition that is the float32 file of the model itself."""
         return cls(blake3=digest.blake3, size=digest.size, encoding=Encoding.FLOAT32)
 
 
 class ModelVersion(BaseModel):
-    """A model and the files in which it can be fetched, in order of preference."""
+    """A model, and the files in which it can be fetched, in order of preference."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -74,7 +74,7 @@ class ModelVersion(BaseModel):
 
 
 def whole(digest: FileDigest) -> ModelVersion:
-    """Return a model whose only file is the float32 one."""
+    """Return a model whose only file is its float32 file."""
     return ModelVersion(
         blake3=digest.blake3, size=digest.size, renditions=(Rendition.whole(digest),)
     )
@@ -86,7 +86,7 @@ class ModelFiles:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lock = threading.Lock()
-        self._fresh: set[str] = set()  # written, not yet declared as needed by their run
+        self._fresh: set[str] = set()  # written; not yet declared as needed by its run
         self._unsettled: set[str] = set()  # written or released: to be checked when tidying up
         self._lent: Counter[str] = Counter()
         self._spare = SpareFiles(folder.with_name(f"{folder.name}.spare"), keep=2)
@@ -100,15 +100,16 @@ class ModelFiles:
         path = self.path(blake3)
         if not path.is_file():
             raise NotFoundError(
-                f"file {blake3[:12]}… does not exist (any more); request the model of the current "
-                "round",
+                f"file {blake3[:12]}… does not exist or was deleted; request the model of the "
+                "current round",
                 blake3=blake3,
             )
         return path
 
     @contextlib.contextmanager
     def lent(self, blake3: str) -> Iterator[Path]:
-        """Yield the path of the file with this digest; it is not overwritten while the block runs.
+        """Yield the path of the file with this digest. The file is not overwritten while the block
+        runs.
 
         Raises NotFoundError.
         """
@@ -137,8 +138,8 @@ class ModelFiles:
 
     @contextlib.contextmanager
     def draft(self, layout: Layout) -> Iterator[TensorDraft]:
-        """Yield a file to write piece by piece; it is deleted after the block unless it was
-        kept."""
+        """Yield a file to write piece by piece. It is deleted at the end of the block unless `keep`
+        was called."""
         draft = TensorDraft(self._temporary(), layout, over=self._spare.take())
         try:
             yield draft
@@ -155,18 +156,18 @@ class ModelFiles:
 
     @contextlib.contextmanager
     def large_arrays(self) -> Iterator[None]:
-        """Allocate large arrays of this block in unnamed files on the models' disk."""
+        """Allocate the large arrays created in this block in unnamed files on the models' disk."""
         with large_arrays_in(self._folder):
             yield
 
     @property
     def folder(self) -> Path:
-        """The folder. Temporary files, whose names begin with a dot, may be put there."""
+        """The folder. Callers may put temporary files there, whose names begin with a dot."""
         return self._folder
 
     def compress(self, digest: FileDigest) -> FileDigest:
-        """Compress a file that was just written; return the compressed file. The original may be
-        deleted."""
+        """Compress a file that was just written; return the digest of the compressed file. The
+        original may then be deleted."""
         source = self.existing(digest.blake3)
         temporary = self._temporary()
         try:
@@ -185,10 +186,10 @@ class ModelFiles:
             self._fresh.add(digest.blake3)
             self._unsettled.add(digest.blake3)
             temporary.replace(self.path(digest.blake3))
-        _sync(self._folder)  # a row will reference it, so its name must be on disk
+        _sync(self._folder)  # a row will reference the file, so its name must be on disk
 
     def publish(self, digest: FileDigest, renditions: Sequence[Rendition]) -> ModelVersion:
-        """Write the list of files in which a model can be fetched to disk."""
+        """Write the list of files in which a model can be fetched to disk; return the model."""
         published = ModelVersion(
             blake3=digest.blake3, size=digest.size, renditions=tuple(renditions)
         )
@@ -202,9 +203,10 @@ class ModelFiles:
         return published
 
     def published(self, blake3: str) -> ModelVersion:
-        """Return a model on disk with its files; only the whole file if the list is missing.
+        """Return a model on disk with its files. If the list is missing, it has only the whole
+        file.
 
-        Like new files, they are kept until the caller declares whether they are needed.
+        Like new files, these are kept until the caller declares whether they are needed.
         """
         with self._lock:
             found = self._published(blake3)
@@ -227,22 +229,24 @@ class ModelFiles:
 
     @contextlib.contextmanager
     def opened(self, blake3: str, expected: Layout | None = None) -> Iterator[TensorFile]:
-        """Open a file by its digest while the block runs."""
+        """Open the file with this digest while the block runs. expected: layout that the file must
+        have."""
         with self.lent(blake3) as path, open_tensors(path, expected=expected) as file:
             yield file
 
     def verify(self, blake3: str) -> None:
-        """Verify a file's digest. Raises NotFoundError, or StorageError if the file is damaged."""
+        """Compare a file with its digest. Raises NotFoundError; StorageError if the file is
+        damaged."""
         path = self.existing(blake3)
         if file_digest(path).blake3 != blake3:
             raise StorageError(
-                f"{path} is damaged, its BLAKE3 digest differs from its name; restore it from a "
+                f"{path} is damaged: its BLAKE3 digest differs from its name; restore it from a "
                 "backup, or start a new run",
                 path=path,
             )
 
     def clear_leftovers(self) -> set[str]:
-        """Delete incomplete files of a killed coordinator; return the digests of all other
+        """Delete incomplete files that a killed coordinator left; return the digests of all other
         files."""
         found: set[str] = set()
         with os.scandir(self._folder) as entries:
@@ -261,15 +265,15 @@ class ModelFiles:
             return set(self._unsettled)
 
     def reconsider(self, digests: Iterable[str]) -> None:
-        """Mark files to check again, as they may no longer be needed."""
+        """Mark files to check again, because they may no longer be needed."""
         with self._lock:
             self._unsettled |= set(digests)
 
     def settle(self, digests: Iterable[str]) -> None:
         """Keep these files until `reconsider` is called for them.
 
-        Files of a run that has not yet declared whether it needs them are still checked again, even
-        if other runs need them.
+        Files whose run has not yet declared whether it needs them are still checked again, even if
+        other runs need them.
         """
         with self._lock:
             self._unsettled -= set(digests) - self._fresh
@@ -280,21 +284,21 @@ class ModelFiles:
             self._fresh -= set(digests)
 
     def let_go(self, digests: Iterable[str]) -> None:
-        """Record that the runs for which these files were written no longer need them; others
+        """Record that the runs for which these files were written no longer need them; other runs
         may."""
         with self._lock:
             self._fresh -= set(digests)
             self._unsettled |= set(digests)
 
     def delete(self, digests: Iterable[str]) -> None:
-        """Delete these files, except new ones of an open round; none while a backup holds the
-        folder.
+        """Delete these files, except new ones of an open round. Delete none while a backup holds
+        the folder.
 
-        One file is kept, to be overwritten.
+        One file is kept, so that a new one can overwrite it.
         """
         with self._lock, free_to_delete(self._folder) as free:
             if not free:
-                return  # they are checked again after the next round
+                return  # the files are checked again after the next round
             for digest in set(digests) - self._fresh:
                 self._notes(digest).unlink(missing_ok=True)
                 path = self.path(digest)
@@ -306,7 +310,7 @@ class ModelFiles:
 
 
 def _sync(path: Path) -> None:
-    """Return when the content of `path` is on disk."""
+    """Wait until the content of `path` is on disk. Raises StorageError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

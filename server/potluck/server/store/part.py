@@ -15,7 +15,8 @@ from potluck.server.store.sql.database import Database
 
 
 class Part:
-    """Some tables of a database. Call from one thread at a time; every method may block."""
+    """Base class: some tables of a database. Call from one thread at a time; every method may
+    block."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -26,23 +27,23 @@ class Part:
 
 
 def of_attempt(table: Table, key: AttemptKey) -> ColumnElement[bool]:
-    """Return the condition for the rows of a table that belong to one attempt."""
+    """Return the condition for the rows of one attempt in a table."""
     return and_(
         table.c.run_id == key.run_id, table.c.round == key.round, table.c.attempt == key.attempt
     )
 
 
 def of_some_attempt(table: Table) -> ColumnElement[bool]:
-    """Return the condition for an attempt's rows, with parameters set by `attempt_parameters`.
+    """Return the condition for the rows of an attempt, with parameters instead of values.
 
-    This is for statements that are built once and executed often: building one takes longer than
-    its execution in SQLite.
+    `attempt_parameters` gives the values. This is for statements that are built once and executed
+    often: in SQLite, building one takes longer than executing it.
     """
     return and_(*(table.c[name] == bindparam(f"key_{name}") for name in AttemptKey._fields))
 
 
 def attempt_parameters(key: AttemptKey) -> dict[str, Any]:
-    """Return the parameters of an attempt for a statement with `of_some_attempt`."""
+    """Return the values of an attempt for a statement with `of_some_attempt`."""
     return {f"key_{name}": value for name, value in key._asdict().items()}
 
 
@@ -55,10 +56,10 @@ def upsert(
     add: Sequence[str] = (),
     keep_known: bool = False,
 ) -> None:
-    """Insert rows; if a row has the primary key already, set its `update` columns.
+    """Insert rows. If a row with the primary key exists already, set its `update` columns.
 
-    add: columns whose values are added to the stored ones instead. keep_known: True if None leaves
-    the stored value unchanged.
+    add: columns whose new values are added to the stored ones. keep_known: True if None does not
+    replace a stored value.
     """
     if rows:
         statement = _upsert(
@@ -71,7 +72,7 @@ def upsert(
 def _upsert(
     dialect: str, table: Table, update: tuple[str, ...], add: tuple[str, ...], *, keep_known: bool
 ) -> Insert:
-    # Both dialects have the same ON CONFLICT syntax, but SQLAlchemy has no common function.
+    # SQLite and PostgreSQL have the same ON CONFLICT syntax, but SQLAlchemy has no common function.
     insert = postgresql.insert if dialect == "postgresql" else sqlite.insert
     statement = insert(table)
     new = statement.excluded

@@ -1,4 +1,4 @@
-"""The table of clients' disclosures, each stored once and never deleted."""
+"""The table of clients' profiles, each stored once and never deleted."""
 
 from __future__ import annotations
 
@@ -48,12 +48,14 @@ _read_profile = Reader(
 
 
 class Profiles(Part):
-    """Disclosures, keyed by client, data epoch, signal and parameters."""
+    """Profiles, keyed by client, data epoch, signal and parameters."""
 
     def put_profile(self, profile: Profile) -> None:
-        """Store a profile. Storing the same content again changes nothing, not even the time.
+        """Store a profile. If the same content is stored already, nothing changes, not even the
+        time.
 
-        Raises ProtocolError for different content under the same key, or content that is not JSON.
+        Raises ProtocolError if other content is stored under the same key, or if the content is not
+        JSON.
         """
         row = {
             "signal": profile.signal,
@@ -89,8 +91,8 @@ class Profiles(Part):
     ) -> list[Profile]:
         """Return profiles, sorted by client, signal and data epoch.
 
-        Each given argument limits them: to a signal, to the clients of a run's roster, to these
-        clients.
+        Each given argument limits the result: to one signal, to the clients of a run's roster, to
+        these clients.
         """
         table, roster = schema.profiles, schema.roster
         query = select(table)

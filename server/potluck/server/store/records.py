@@ -1,7 +1,7 @@
-"""Data classes of the store: records to store, and rows that it returns.
+"""Data classes of the store: records to store, and rows that the store returns.
 
-All times are aware; they are returned in UTC with microseconds. If a float may be None, NaN is also
-stored as None (SQLite has no NaN); infinities are kept.
+All times have a time zone; they are returned in UTC with microseconds. If a float may be None, NaN
+is also stored as None (SQLite has no NaN); infinities are kept.
 """
 
 from __future__ import annotations
@@ -49,28 +49,28 @@ class MemberState(StrEnum):
     """The stored state of a member of a cohort."""
 
     SELECTED = "selected"
-    """It was instructed to train, or will be."""
+    """The client was instructed to train, or will be."""
     RECEIVED = "received"
-    """Its update is in the spool, verified."""
+    """The client's update is in the spool, verified."""
     INCLUDED = "included"
-    """Its update is part of the committed model."""
+    """The client's update is part of the committed model."""
     LOST = "lost"
-    """Its host disconnected."""
+    """The client's host disconnected."""
     FAILED = "failed"
-    """It could not train, or its update was refused."""
+    """The client could not train, or its update was refused."""
     LATE = "late"
-    """It missed the deadline."""
+    """The client missed the deadline."""
     SPARED = "spared"
-    """The round had enough updates without it."""
+    """The round had enough updates without this client, or the client skipped its upload."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BestSoFar:
     """The best value so far of the metric in a run's `[stop]`, after one of its rounds.
 
-    round, value: the first round with the best value, and this value; None if no evaluation that
-    counts measured the metric. mark: the last value that was an improvement. stalled: number of
-    evaluations since then.
+    round, value: the first round with the best value, and this value; both None until an evaluation
+    that counts measures the metric. mark: last value that was an improvement. stalled: number of
+    evaluations since that improvement.
     """
 
     measure: str
@@ -82,8 +82,11 @@ class BestSoFar:
 
 @dataclass(frozen=True, kw_only=True)
 class NewRun:
-    """A new run. seed: in [0, 2^64). rounds, count: ≥ 1. measures: metrics that the task's own
-    trainer declares, in its order; empty for a classification task."""
+    """A new run.
+
+    seed: in [0, 2^64). rounds, count: ≥ 1. measures: metrics that the task's own trainer declares,
+    in its order; empty for a classification task.
+    """
 
     run_id: str
     name: str
@@ -101,8 +104,8 @@ class NewRun:
     def of(
         run_id: str, run_file: RunFile, text: str, at: datetime, measures: Mapping[str, Measure]
     ) -> NewRun:
-        """Return the run of a run file. text: the file as written. measures: metrics of the task's
-        trainer."""
+        """Return the run to store for a run file. text: the file as written. measures: metrics of
+        the task's trainer."""
         return NewRun(
             run_id=run_id,
             name=run_file.name,
@@ -122,11 +125,11 @@ class NewRun:
 class RunRow(NewRun):
     """A run and its state.
 
-    reason: reason of this state; may be empty. model_blake3: digest of the last committed model, of
-    the initial model before round 1, None without a model. number: its number among all runs, from
-    1. best: best value after the last committed round, if the run file names a metric.
-    best_model_blake3: digest of that round's model. best_coverage: numbers of clients and samples
-    for that round's metrics, by name.
+    reason: reason of this state; may be empty. model_blake3: digest of the last committed model;
+    before round 1, of the initial model; None without a model. number: the run's number among all
+    runs, from 1. best: best value after the last committed round, if the run file names a metric.
+    best_model_blake3: digest of the model with this value. best_coverage: numbers of clients and
+    samples behind each metric of that model.
     """
 
     state: RunState
@@ -143,9 +146,9 @@ class RunRow(NewRun):
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateRow(UpdateReport):
-    """An update in the spool, with its report. size: bytes of the spooled file.
+    """An update in the spool, with its report.
 
-    seconds: time from instruction to update, or simulated seconds.
+    size: bytes of the spooled file. seconds: time from instruction to update, or simulated seconds.
     """
 
     blake3: str
@@ -160,8 +163,9 @@ class MemberWork:
     """The work that a selector set for one client in a round.
 
     quotas: maximum number of samples of each class to train on; empty for no limit. weight: weight
-    of its update; None for its number of samples. epochs: passes over its samples; None for the
-    run's number. dropped: names of the tensors that its update omits, sorted.
+    of the client's update; None to use its number of samples. epochs: number of passes over the
+    client's samples; None for the run's number. dropped: names of the tensors that the update
+    omits, sorted.
     """
 
     quotas: tuple[float, ...] = ()
@@ -178,7 +182,7 @@ AS_THE_RUN_SAYS: Final = MemberWork()
 class Provenance:
     """The versions that a client's host reported when the client was selected; None if unknown.
 
-    data_epoch: the version of its clients' data. software: its release of Potluck.
+    data_epoch: version of the data of the host's clients. software: release of Potluck on the host.
     """
 
     data_epoch: int | None = None
@@ -187,7 +191,7 @@ class Provenance:
 
 @dataclass(frozen=True, kw_only=True)
 class MemberChange:
-    """A member's new state. `update` is set for RECEIVED, and only then."""
+    """A member's new state. update: the update that arrived, with the state RECEIVED; else None."""
 
     client_id: str
     state: MemberState
@@ -199,7 +203,7 @@ class MemberChange:
 class MemberRow:
     """A member of a cohort: its reason, its state, its trouble and its update.
 
-    work: the work that the selector set for it.
+    work: the work that the selector set for this client.
     """
 
     client_id: str
@@ -216,20 +220,21 @@ class LateState(StrEnum):
     """The state of a training that missed its round."""
 
     AWAITED = "awaited"
-    """Its update may join a later round."""
+    """The training's update may join a later round."""
     JOINED = "joined"
-    """Its update is part of a later round's model."""
+    """The training's update is part of a later round's model."""
     DROPPED = "dropped"
-    """The coordinator no longer waits for its update."""
+    """The coordinator no longer waits for the training's update."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LateRow:
     """A training that missed its own round.
 
-    model_blake3: of the model that it started from. seconds_left: simulated ones until it comes.
-    joined_round: the round whose model it became part of; weight: its weight there, relative to a
-    fresh update. update: set once it has arrived. work: as in `MemberRow`.
+    model_blake3: digest of the model from which it started. seconds_left: simulated seconds until
+    its update arrives. joined_round: round whose model its update became part of. weight: weight of
+    the update in that round, relative to a fresh update. update: the update, once it has arrived.
+    work: as in `MemberRow`.
     """
 
     run_id: str
@@ -247,13 +252,13 @@ class LateRow:
 
     @property
     def key(self) -> AttemptKey:
-        """The attempt that it was for."""
+        """The attempt to which the training belongs."""
         return AttemptKey(self.run_id, self.round, self.attempt)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exchange:
-    """A selector's question. answers: the answers; None until they are stored."""
+    """A selector's question and its answers. answers: None until the answers are stored."""
 
     step: int
     question: JsonObject
@@ -264,8 +269,8 @@ class Exchange:
 class AttemptRow:
     """The open attempt at a round.
 
-    members: in the order chosen; empty before selection. spent: number of attempts at the round
-    that don't count against its policy.
+    members: in the order chosen; empty before the selection. spent: number of attempts at the round
+    that don't count as used.
     """
 
     key: AttemptKey
@@ -278,10 +283,10 @@ class AttemptRow:
 
 @dataclass(frozen=True, kw_only=True)
 class LeftOutRow:
-    """A client that can't take part in a run, and why.
+    """A client that can't take part in a run, with the reason.
 
-    process_id: id of its host's process at that time. A new process of the host may no longer have
-    the problem.
+    process_id: id of the process of the client's host at that time. A new process of the host may
+    no longer have the problem.
     """
 
     client_id: str
@@ -296,14 +301,14 @@ Metrics = Mapping[str, float]
 
 @dataclass(frozen=True, kw_only=True)
 class RoundCommit:
-    """All data stored with a round. state_blake3: digest of the file with the arrays of both
-    states.
+    """All data stored with a round.
 
-    set_aside: clients whose received update is excluded from the model, each with the reason. late:
-    late trainings whose state has changed, see `LateRow`. best: see `RunRow`. software: versions of
-    the coordinator's software, by name. coverage: numbers of clients and samples for each metric,
-    by name, also for metrics that no client could measure. privacy: None for runs without
-    `[privacy]`.
+    state_blake3: digest of the file with the arrays of both states. set_aside: clients whose
+    received update is excluded from the model, each with the reason. late: late trainings whose
+    state has changed, see `LateRow`. best: see `RunRow`. software: version of each program and
+    library of the coordinator. coverage: numbers of clients and samples behind each metric, also
+    for metrics that no client could compute. privacy: the round's privacy loss; None for runs
+    without `[privacy]`.
     """
 
     key: AttemptKey
@@ -328,10 +333,12 @@ class RoundCommit:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundRow:
-    """A committed round. members: the whole cohort in the order chosen. spreads: spread of metrics
-    over clients, by name. late: trainings for earlier rounds whose updates joined this one. best:
-    best value after this round, see `RunRow`. software, coverage, privacy: as in
-    `RoundCommit`."""
+    """A committed round.
+
+    members: the whole cohort in the order chosen. spreads: spread of each metric over clients.
+    late: trainings for earlier rounds whose updates joined this one. best: best value after this
+    round, see `RunRow`. software, coverage, privacy: as in `RoundCommit`.
+    """
 
     key: AttemptKey
     model_blake3: str
@@ -358,10 +365,10 @@ class RoundRow:
 
     @property
     def disclosed_samples(self) -> Mapping[str, int]:
-        """Return numbers of training samples by client, as disclosed with updates in the model.
+        """Number of training samples of each client, as disclosed with the updates in the model.
 
-        Late updates are omitted, since a kill may change which ones were included. Empty if updates
-        are masked.
+        Late updates are omitted, because a kill may change which ones were included. Empty if
+        updates are masked.
         """
         updates = {member.client_id: member.update for member in self.included}
         updates |= {each.client_id: each.update for each in self.late}
@@ -386,9 +393,9 @@ class FileReference:
 class FileHolder:
     """A round whose row references a file; round 0 is the initial model.
 
-    of_state: True if the file has the round's states, False for its model. committed_rounds,
-    run_file: those of the round's run. best_round: the round of the run's best model, if that is
-    kept.
+    of_state: True if the file contains the round's states, False if it contains its model.
+    committed_rounds, run_file: those of the round's run. best_round: round of the run's best model,
+    if this model is kept.
     """
 
     blake3: str
@@ -404,9 +411,9 @@ class FileHolder:
 class Participation:
     """A client's part in a run's committed rounds.
 
-    picks: number of rounds in which it was selected. samples: number of samples in its last
+    picks: number of rounds in which the client was selected. samples: number of samples in its last
     included update; None without one. included_round, included_attempt: round and attempt of that
-    update, or None.
+    update; None without one.
     """
 
     client_id: str
@@ -418,7 +425,7 @@ class Participation:
 
 @dataclass(frozen=True, kw_only=True)
 class ClientSeen:
-    """A contact with a client."""
+    """A contact with a client, with its time."""
 
     client_id: str
     host_id: str
@@ -430,8 +437,9 @@ class ClientSeen:
 class ClientRow:
     """A client known to the coordinator.
 
-    selected: number of cohorts with it, including abandoned attempts. included: number of models
-    with its update. Both are over all runs. quarantine: reason of its quarantine, or None.
+    selected: number of cohorts with this client, including those of abandoned attempts. included:
+    number of models with an update of this client. Both are over all runs. quarantine: reason of
+    the client's quarantine; None if it is not in quarantine.
     """
 
     client_id: str
@@ -455,9 +463,9 @@ class QuarantineRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """A disclosure of a client, stored unchanged because it may be signed.
+    """A profile that a client disclosed, stored unchanged because it may be signed.
 
-    parameters_json: canonical JSON (it is part of the key). payload_json: any JSON.
+    parameters_json: canonical JSON, because it is part of the key. payload_json: any JSON.
     """
 
     client_id: str
@@ -471,9 +479,9 @@ class Profile:
 
 @dataclass(frozen=True, kw_only=True)
 class SecureSum:
-    """The outcome of one session of secure aggregation, in the order of all sessions.
+    """The outcome of one session of secure aggregation.
 
-    kind: `total`, or `cells`. task: the task's reference, canonical JSON. epochs: the data epoch of
+    kind: `total`, or `cells`. task: the task's reference, canonical JSON. epochs: data epoch of
     each invited client. record: a `SessionRecord` as JSON values. total: the sum; None if the
     session failed.
     """

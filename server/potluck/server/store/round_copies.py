@@ -1,4 +1,4 @@
-"""Copies the rows of a committed round out of a database, and restores them into one."""
+"""Copies the rows of a committed round out of a database, and restores such copies."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ _IN_ORDER = (
     schema.rounds,
     schema.participation,
 )
-"""The tables with rows of a round; referenced tables come first."""
+"""The tables that have rows of a round. A table comes after the tables that it references."""
 
 
 class RoundCopies(Part):
     """Copies of committed rounds, stored outside the database in case it is lost."""
 
     def copy_round(self, run_id: str, number: int, *, roster_from: int) -> Tables:
-        """Return all rows of a committed round that copies of earlier rounds don't have.
+        """Return all rows of a committed round that are not in copies of earlier rounds.
 
         roster_from: first row of the roster to copy; with 0, the run's own row is copied as well.
         """
@@ -54,7 +54,7 @@ class RoundCopies(Part):
             late.c.run_id == run_id,
             or_(late.c.state == LateState.AWAITED.value, late.c.joined_round == number),
         )
-        # A late update is in its member's row, which belongs to an earlier round.
+        # A late update is in the row of a cohort's member, which belongs to an earlier round.
         is_late = and_(
             late.c.run_id == members.c.run_id,
             late.c.round == members.c.round,
@@ -86,7 +86,8 @@ class RoundCopies(Part):
         return tables
 
     def put_run(self, row: Mapping[str, Any], at: datetime) -> None:
-        """Restore the row of a run, as stopped; it gets another number if its own is taken."""
+        """Restore the row of a run, in the state stopped. The run gets another number if its own is
+        taken."""
         runs = schema.runs
         with self._database.transaction() as connection:
             numbers = list(connection.execute(select(runs.c.number)).scalars())
@@ -96,9 +97,9 @@ class RoundCopies(Part):
             connection.execute(insert(runs), _known(runs, {**row, **changes}))
 
     def put_round(self, run_id: str, number: int, tables: Tables) -> None:
-        """Restore a round; replace rows of attempts at it.
+        """Restore a round. Existing rows of attempts at this round are replaced.
 
-        Raises StorageError unless it follows the last committed round.
+        Raises StorageError unless the round follows the last committed one.
         """
         late = schema.late_updates
         with self._database.transaction() as connection:
@@ -127,7 +128,7 @@ class RoundCopies(Part):
                 connection.execute(insert(quarantine), rows)
 
     def end_put_back(self, run_id: str, reason: str, at: datetime) -> None:
-        """Set a run's state after its rounds were restored: finished if it has all rounds, else
+        """Set the state of a run whose rounds were restored: finished if it has all rounds, else
         stopped."""
         runs = schema.runs
         with self._database.transaction() as connection:
@@ -153,11 +154,12 @@ def _of_round(table: Table, run_id: str, number: int) -> ColumnElement[bool]:
 
 
 def _clear_after(connection: Connection, run_id: str, last: int) -> None:
-    """Delete the rows of attempts after the last committed round."""
+    """Delete the rows of attempts after round `last`, the last committed one."""
     for table in (schema.late_updates, schema.exchanges, schema.members, schema.attempts):
         connection.execute(delete(table).where(table.c.run_id == run_id, table.c.round > last))
 
 
 def _known(table: Table, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns of a row that the table has; another release may have written the row."""
+    """Return those columns of a row that the table has. Another release may have written the
+    row."""
     return {name: value for name, value in row.items() if name in table.c}

@@ -11,7 +11,7 @@ _LABEL = 40
 
 
 def round_record(row: RoundRow) -> Round:
-    """Return the committed round of a row."""
+    """Return a row's round as a `Round`."""
     sums = {
         member.update.blake3
         for member in row.included

@@ -1,7 +1,7 @@
-"""A file for each committed round with its rows, from which a lost database can be rebuilt.
+"""Files with the rows of each committed round, from which a lost database can be rebuilt.
 
-The files RUN/ROUND lie next to the database. They are compressed JSON; the compression's checksum
-detects damage. Blocking; call it from any thread, but from one at a time.
+The files RUN/ROUND are next to the database. They are compressed JSON; the checksum of the
+compression detects damage. Blocking; call it from any thread, but from only one at a time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RoundRecords:
         except OSError as error:
             raise _unusable(path, error) from error
         finally:
-            temporary.unlink(missing_ok=True)  # frees space on a full disk
+            temporary.unlink(missing_ok=True)  # deleting it frees space on a full disk
 
     def read(self, run_id: str, number: int) -> Tables:
         """Return the rows of a round. Raises StorageError if its record is missing or damaged."""
@@ -61,7 +61,8 @@ class RoundRecords:
         return sorted(int(name) for name in _names(self._folder / run_id) if name.isdecimal())
 
     def drop_after(self, run_id: str, number: int) -> None:
-        """Delete the records of a run's later rounds, as they will be repeated.
+        """Delete the records of a run's rounds after `number`, because these rounds will be
+        repeated.
 
         Raises StorageError.
         """

@@ -51,7 +51,8 @@ _KEY = ["run_id", "round"]
 
 
 def decode_coverage(value: object) -> object:
-    """Return numbers of clients and samples by metric; empty for rows of releases without them."""
+    """Return a column's numbers of clients and samples for each metric; empty if an earlier release
+    wrote the row."""
     return {} if value is None else decode_json(value)
 
 
@@ -123,12 +124,12 @@ class Rounds(Part):
             return _read(connection, where, limit)
 
     def round(self, run_id: str, number: int) -> RoundRow | None:
-        """Return one committed round of a run; None if there is none of this number."""
+        """Return one committed round of a run; None if this round is not committed."""
         found = self.rounds(run_id, after=number - 1, limit=1)
         return found[0] if found and found[0].key.round == number else None
 
     def last_round(self, run_id: str) -> RoundRow | None:
-        """Return the last committed round of a run; None if there is none."""
+        """Return the last committed round of a run; None if no round is committed."""
         rounds = schema.rounds
         with self._database.transaction() as connection:
             last, _ = last_commit(connection, run_id)
@@ -136,7 +137,7 @@ class Rounds(Part):
         return found[0] if found else None
 
     def last_rounds(self) -> dict[str, int]:
-        """Return the number of each run's last committed round; 0 if there is none."""
+        """Return the number of each run's last committed round; 0 if no round is committed."""
         runs, rounds = schema.runs, schema.rounds
         last = select(func.max(rounds.c.round)).where(rounds.c.run_id == runs.c.run_id)
         query = select(runs.c.run_id, func.coalesce(last.scalar_subquery(), 0))
@@ -144,7 +145,8 @@ class Rounds(Part):
             return {run_id: int(number) for run_id, number in connection.execute(query)}
 
     def participation(self, run_id: str) -> list[Participation]:
-        """Return the participation of each client selected in a committed round of a run, by id."""
+        """Return the participation of each client that was selected in a committed round of a run,
+        sorted by id."""
         table = schema.participation
         with self._database.transaction() as connection:
             rows = read_rows(connection, select(table).where(table.c.run_id == run_id))
@@ -226,7 +228,7 @@ def _values(commit: RoundCommit) -> dict[str, Any]:
 
 
 def best_values(best: BestSoFar | None) -> dict[str, Any]:
-    """Return the columns of a run's best so far; NULL if there is none."""
+    """Return the column values of a run's best value so far; NULL if there is none."""
     return {
         f"best_{each.name}": None if best is None else encode_value(getattr(best, each.name))
         for each in fields(BestSoFar)
@@ -234,7 +236,7 @@ def best_values(best: BestSoFar | None) -> dict[str, Any]:
 
 
 def best_of(row: Row) -> BestSoFar | None:
-    """Return the best so far in a row; None if there is none."""
+    """Return the best value so far from a row; None if there is none."""
     if row["best_measure"] is None:
         return None
     values = {each.name: row[f"best_{each.name}"] for each in fields(BestSoFar)}

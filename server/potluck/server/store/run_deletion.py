@@ -20,14 +20,14 @@ OF_RUNS = (
     schema.roster,
     schema.runs,
 )
-"""The tables whose rows belong to one run; tables that reference others come first."""
+"""The tables whose rows belong to one run. A table comes before the tables that it references."""
 
 
 class Deletions(Part):
     """The deletion of runs from the store."""
 
     def delete_runs(self, run_ids: Collection[str]) -> set[str]:
-        """Delete all rows of these runs; unknown ids are ignored.
+        """Delete all rows of these runs; ignore unknown ids.
 
         Profiles and secure sums are kept as records of disclosures. Returns the digests of the
         files that the runs referenced; other runs may reference them too.

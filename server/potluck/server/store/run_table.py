@@ -48,7 +48,8 @@ class Runs(Part):
     """Runs, their states and their rosters."""
 
     def add_run(self, run: NewRun) -> None:
-        """Store a new run, in the state waiting. Raises StorageError if its id is taken."""
+        """Store a new run, in the state waiting. Raises StorageError if a run with its id
+        exists."""
         row = {
             "run_id": run.run_id,
             "name": encode_text(run.name),
@@ -67,7 +68,7 @@ class Runs(Part):
         }
         with self._database.transaction() as connection:
             if _exists(connection, run.run_id):
-                raise self._refusal(f"there is a run {run.run_id} already", run=run.run_id)
+                raise self._refusal(f"run {run.run_id} exists already", run=run.run_id)
             last = connection.execute(
                 select(func.coalesce(func.max(schema.runs.c.number), 0))
             ).scalar_one()
@@ -85,7 +86,8 @@ class Runs(Part):
                 raise _no_run(connection, run_id)
 
     def set_initial_model(self, run_id: str, model_blake3: str, at: datetime) -> None:
-        """Store the model before round 1. Raises StorageError if another one is already stored."""
+        """Store the model before round 1. Raises StorageError if a different one is already
+        stored."""
         runs = schema.runs
         with self._database.transaction() as connection:
             row = connection.execute(
@@ -95,7 +97,7 @@ class Runs(Part):
                 raise _no_run(connection, run_id)
             if row[0] not in (None, model_blake3):
                 raise self._refusal(
-                    f"run {run_id} began with model {row[0]}, not {model_blake3}", run=run_id
+                    f"run {run_id} started from model {row[0]}, not {model_blake3}", run=run_id
                 )
             connection.execute(
                 update(runs)
@@ -104,8 +106,8 @@ class Runs(Part):
             )
 
     def runs(self, *, before: int | None = None, limit: int | None = None) -> list[RunRow]:
-        """Return all runs, newest first; or the first `limit` of those with numbers below
-        `before`."""
+        """Return all runs, newest first. limit: maximum number of runs. before: return only runs
+        with smaller numbers."""
         number = schema.runs.c.number
         query = _rows().order_by(number.desc()).limit(limit)
         if before is not None:
@@ -129,9 +131,9 @@ class Runs(Part):
             return [str(run_id) for run_id in connection.execute(query).scalars()]
 
     def run(self, run_id: str) -> RunRow:
-        """Return a run by its id, or by a unique prefix of its id or its unique name.
+        """Return a run by its id, by a unique prefix of its id, or by its unique name.
 
-        Raises NotFoundError if no run or more than one matches, with the matches.
+        Raises NotFoundError if no run matches, or several; the error then lists them.
         """
         text = encode_text(run_id)
         with self._database.transaction() as connection:
@@ -143,16 +145,16 @@ class Runs(Part):
                 raise _no_run(connection, run_id)
             if len(meant) > 1:
                 raise NotFoundError(
-                    f"{run_id!r} could be any of {len(meant)} runs; give the id of one, newest "
-                    f"first: {_listed(meant)}",
+                    f"{run_id!r} matches {len(meant)} runs; give the id of one (newest first): "
+                    f"{_listed(meant)}",
                     run=run_id,
                 )
             return _read(connection, _rows().where(schema.runs.c.run_id == meant[0]))[0]
 
     def append_to_roster(self, run_id: str, client_ids: Sequence[str]) -> None:
-        """Number a run's clients after the existing ones, from 0.
+        """Append clients to a run's roster; their row numbers follow the existing ones, from 0.
 
-        Raises StorageError if one of them is in the roster already.
+        Raises StorageError if a client is in the roster already.
         """
         roster = schema.roster
         with self._database.transaction() as connection:
@@ -164,7 +166,7 @@ class Runs(Part):
             for client_id in client_ids:
                 if client_id in taken:
                     raise self._refusal(
-                        f"client {client_id} is in the roster of run {run_id} already",
+                        f"client {client_id} is already in the roster of run {run_id}",
                         run=run_id,
                         client=client_id,
                     )
@@ -177,7 +179,7 @@ class Runs(Part):
                 connection.execute(insert(roster), rows)
 
     def roster(self, run_id: str) -> list[str]:
-        """Return a run's clients; the position of each is its permanent row number."""
+        """Return a run's clients. The position of a client is its permanent row number."""
         roster = schema.roster
         with self._database.transaction() as connection:
             rows = connection.execute(
@@ -218,7 +220,7 @@ def _read(connection: Connection, query: Select[tuple[object, ...]]) -> list[Run
 
 
 def _meant(connection: Connection, text: str) -> list[str]:
-    """Return the ids of runs whose id begins with `text`, or whose name is `text`, newest first."""
+    """Return the ids of runs whose id begins with `text`, or whose name is `text`; newest first."""
     if not text:
         return []
     runs = schema.runs

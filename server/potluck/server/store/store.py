@@ -37,7 +37,7 @@ class Store(
     """Runs, attempts, rounds, clients, profiles and secure sums in one database.
 
     When a method returns, its changes are on disk; if it raises, nothing has changed. Methods
-    block; call them from one thread at a time. In addition to the named errors, every method raises
+    block; call them from one thread at a time. In addition to the errors named, every method raises
     StorageError if the database fails or has an invalid row.
     """
 
@@ -45,10 +45,10 @@ class Store(
     def open(cls, url: str, *, migrations: Sequence[Migration] = MIGRATIONS) -> Store:
         """Open a database, lock it, check it and bring its schema up to date.
 
-        url: `sqlite:////path/to/file` (made if missing; its directory must exist) or
-        `postgresql+psycopg://user@host/name`. Raises ConfigurationError for any other; StorageError
-        if another coordinator uses it, or if it is damaged, newer than this software or not
-        Potluck's.
+        url: `sqlite:////path/to/file` (created if missing; its directory must exist) or
+        `postgresql+psycopg://user@host/name`. Raises ConfigurationError for any other URL. Raises
+        StorageError if another coordinator uses the database, or if it is damaged, newer than this
+        software or not Potluck's.
         """
         database = Database.open(url)
         try:
@@ -63,8 +63,8 @@ class Store(
     def patiently(self, call: Callable[[Store], T]) -> T:
         """Call a function with this store; repeat the call while the database is unreachable.
 
-        The call must be repeatable: it must make only one change, at its end, or changes that may
-        be made twice. Other errors of the call are raised.
+        The function must be repeatable: it must make only one change, at its end, or changes that
+        may be made twice. Other errors of the function are raised.
         """
         return self._database.patiently(lambda: call(self))
 
@@ -77,10 +77,10 @@ class Store(
         tell_away: Callable[[str], None],
         tell_damaged: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Set callbacks on the database's state; they are called in any thread.
+        """Set functions that are called, from any thread, when the database's state changes.
 
-        tell_away: called with the reason if the database is unreachable, and with "" when it is
-        back.
+        tell_away: called with the reason when the database becomes unreachable, and with "" when it
+        is reachable again.
 
         tell_damaged: called with the reason if the database is found to be damaged.
         """
@@ -94,18 +94,18 @@ class Store(
     def checkpoint(self) -> bool:
         """Ensure that damage to the database's log can't undo the current content.
 
-        Call it before files are deleted that older rows reference. Return False if that can't be
-        ensured now, because another program reads the database. Raises StorageError.
+        Call this before files are deleted that older rows reference. Return False if another
+        program reads the database now, which prevents it. Raises StorageError.
         """
         return self._database.checkpoint()
 
     def check(self) -> None:
-        """Read all of the database. Raises DamagedDatabaseError if it is damaged."""
+        """Read the whole database. Raises DamagedDatabaseError if it is damaged."""
         self._database.check()
 
     @property
     def name(self) -> str:
-        """Name of the database for messages, without a password."""
+        """Name of the database for messages, without its password."""
         return self._database.name
 
     def close(self) -> None:

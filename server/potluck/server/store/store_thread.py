@@ -21,7 +21,7 @@ LOOK_SECONDS = 15.0
 """Seconds between checks of the database."""
 
 InStore = Callable[[Callable[[Store], Any]], Awaitable[Any]]
-"""See `StoreThread.call`."""
+"""Function that calls its argument with the store; see `StoreThread.call`."""
 
 
 class StoreThread:
@@ -36,7 +36,7 @@ class StoreThread:
     @classmethod
     @contextlib.asynccontextmanager
     async def opened(cls, url: str) -> AsyncIterator[StoreThread]:
-        """Open a store; close it when the block ends. Raises the errors of `Store.open`."""
+        """Open a store; close it at the end of the block. Raises the errors of `Store.open`."""
         loop = asyncio.get_running_loop()
         with ThreadPoolExecutor(1, thread_name_prefix="store") as thread:
             store = await loop.run_in_executor(thread, Store.open, url)
@@ -47,21 +47,22 @@ class StoreThread:
 
     @property
     def name(self) -> str:
-        """Name of the database for messages, without a password."""
+        """Name of the database for messages, without its password."""
         return self._store.name
 
     async def call(self, call: Callable[[Store], T]) -> T:
-        """Call a function with the store in its thread; a started call is always finished.
+        """Call a function with the store, in the store's thread. A call that has started is always
+        finished.
 
-        It waits while the database is unreachable. `Store.patiently` has the conditions for the
-        function.
+        The call waits while the database is unreachable. `Store.patiently` has the conditions for
+        the function.
         """
         loop = asyncio.get_running_loop()
         patiently = partial(self._store.patiently, call)
         return await asyncio.shield(loop.run_in_executor(self._thread, patiently))
 
     async def ask(self, question: Callable[[Store], T]) -> T:
-        """Call a function with the store in its thread, without waiting for an unreachable
+        """Call a function with the store, in the store's thread, without waiting for an unreachable
         database.
 
         Raises UnreachableError if the database is unreachable, or becomes so before the answer.
@@ -86,10 +87,10 @@ class StoreThread:
         tell_away: Callable[[str], None],
         tell_damaged: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Set callbacks on the database's state; they are called on the event loop.
+        """Set functions that are called, on the event loop, when the database's state changes.
 
-        tell_away: called with the reason if the database is unreachable, and with "" when it is
-        back.
+        tell_away: called with the reason when the database becomes unreachable, and with "" when it
+        is reachable again.
 
         tell_damaged: called with the reason if the database is found to be damaged.
         """
@@ -117,7 +118,8 @@ class StoreThread:
         self._store.watch(tell, damaged)
 
     async def look_for_ever(self) -> None:
-        """Check regularly whether the database is damaged; see `watch`."""
+        """Check regularly whether the database is damaged. `watch` sets the function that is then
+        called."""
         while True:
             await asyncio.to_thread(self._store.look)
             await asyncio.sleep(LOOK_SECONDS)

@@ -1,4 +1,4 @@
-"""The tables of secure sums: the outcome of each session, and certified sets."""
+"""The tables of secure sums: the outcome of each session, and the certified sets of clients."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ _read_sum = Reader(
 
 
 class Sums(Part):
-    """Outcomes of sessions in order, and certificates stored before clients gave shares."""
+    """Outcomes of sessions in order, and certificates, which are stored before clients send
+    shares."""
 
     def keep_certificate(self, inputs: str, session_id: str, certificate: str) -> None:
         """Store the set that a session's clients certified, as JSON. inputs: identifies one input
         of the clients.
 
-        Storing the same session again changes nothing.
+        Storing the certificate of the same session again changes nothing.
         """
         table = schema.sum_certificates
         with self._database.transaction() as connection:
@@ -69,8 +70,8 @@ class Sums(Part):
             connection.execute(insert(table), {"number": last + 1, **row})
 
     def sums(self, *, run_id: str | None = None, kind: str | None = None) -> list[SecureSum]:
-        """Return the outcomes of all sessions, oldest first; only of one run or one kind if
-        given."""
+        """Return the outcomes of all sessions, oldest first. run_id, kind: limit the result to one
+        run or one kind."""
         table = schema.secure_sums
         query = select(table).order_by(table.c.number)
         if run_id is not None:

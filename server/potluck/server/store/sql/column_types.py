@@ -1,7 +1,7 @@
-"""Converts Python values to columns and back; all values that are read are checked.
+"""Converts Python values to columns and back. All values that are read are checked.
 
-A row that does not decode raises CorruptRowError, which the database turns into a StorageError
-naming file, table, row and column.
+If a row can't be decoded, CorruptRowError is raised. The database turns it into a StorageError that
+names file, table, row and column.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ Row = Mapping[str, Any]
 
 
 class CorruptRowError(Exception):
-    """A row that can't have been written by this software."""
+    """A row that this software can't have written."""
 
 
 def encode_time(at: datetime) -> str:
-    """Return ISO 8601 in UTC with microseconds; of constant length, so text sorts like time."""
+    """Return the time as ISO 8601 text in UTC with microseconds. The length is constant, so sorting
+    the text sorts by time."""
     if at.tzinfo is None:
-        raise StorageError(f"the time {at.isoformat()} has no zone; pass an aware datetime")
+        raise StorageError(f"the time {at.isoformat()} has no time zone; pass a datetime with one")
     return at.astimezone(UTC).isoformat(timespec="microseconds")
 
 
@@ -41,13 +42,13 @@ def decode_time(value: object) -> datetime:
         raise ValueError(f"{value!r} is not a valid time")
     at = datetime.fromisoformat(value)
     if at.tzinfo is None:
-        raise ValueError(f"{value!r} has no zone")
+        raise ValueError(f"{value!r} has no time zone")
     return at.astimezone(UTC)
 
 
 def encode_text(text: str) -> str:
-    """Return text without NUL, which PostgreSQL refuses, and lone surrogates, which UTF-8
-    refuses."""
+    """Return the text without NUL characters, which PostgreSQL refuses, and without lone
+    surrogates, which UTF-8 refuses."""
     clean = text.replace("\0", "\N{REPLACEMENT CHARACTER}")
     return clean.encode("utf-8", "replace").decode("utf-8")
 
@@ -58,7 +59,8 @@ def encode_float(value: float | None) -> float | None:
 
 
 def encode_json(value: Mapping[str, Any]) -> str:
-    """Return canonical JSON: sorted keys, no spaces, ASCII; NaN and infinities as in Python."""
+    """Return canonical JSON: sorted keys, no spaces, ASCII. NaN and infinities are written as
+    Python does."""
     try:
         return json.dumps(value, sort_keys=True, separators=(",", ":"))
     except (TypeError, ValueError) as error:
@@ -66,7 +68,7 @@ def encode_json(value: Mapping[str, Any]) -> str:
 
 
 def encode_value(value: object) -> object:
-    """Encode a field of a record by its type."""
+    """Return the column value of a record's field, depending on its type."""
     match value:
         case bool():
             return int(value)
@@ -79,14 +81,14 @@ def encode_value(value: object) -> object:
 
 
 def encode_numbers(numbers: Sequence[float] | None) -> str | None:
-    """Return a JSON list, with infinities as in Python; None for None."""
+    """Return a JSON list of the numbers. Infinities are written as Python does. None gives None."""
     if numbers is None:
         return None
     return json.dumps([float(number) for number in numbers], separators=(",", ":"))
 
 
 def encode_names(names: Sequence[str] | None) -> str | None:
-    """Return a JSON list of strings; None for None."""
+    """Return a JSON list of the strings. None gives None."""
     return None if names is None else json.dumps(list(names), separators=(",", ":"))
 
 
@@ -114,8 +116,8 @@ def decode_json(value: object) -> Any:
 
 
 def encode_rows(rows: Iterable[int]) -> str:
-    """Return sorted row numbers as JSON [[first, last], …], since most available rows are
-    consecutive."""
+    """Return sorted row numbers as JSON [[first, last], …]. Most available rows are consecutive, so
+    this is short."""
     array: NDArray[np.int64] = np.unique(np.fromiter(rows, dtype=np.int64))
     breaks = np.flatnonzero(np.diff(array) != 1)
     firsts = array[np.concatenate(([0], breaks + 1))] if array.size else array
@@ -140,7 +142,7 @@ def read_rows(connection: Connection, query: Executable, **parameters: object) -
 
 
 class Reader(Generic[Record]):
-    """Turns rows of one table into records of one dataclass, checking every field."""
+    """Turns rows of one table into records of one dataclass; checks every field."""
 
     def __init__(
         self,
@@ -155,7 +157,7 @@ class Reader(Generic[Record]):
         self._decoders = decoders or {}
 
     def __call__(self, row: Row, **others: object) -> Record:
-        """Return the record of a row. others: fields that are not columns."""
+        """Return the record of a row. others: values of fields that are not columns."""
         values: dict[str, object] = {**row, **others}
         for column, decode in self._decoders.items():
             try:

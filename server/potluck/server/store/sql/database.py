@@ -1,4 +1,4 @@
-"""The database of one coordinator, with one connection; converts all errors of SQLAlchemy."""
+"""The database of one coordinator, with one connection. Converts all errors of SQLAlchemy."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from potluck.server.store.sql.failures import (
 
 T = TypeVar("T")
 
-# Time that SQLite waits for a lock; after it, the database counts as unreachable.
+# Time that SQLite waits for a lock; then the database counts as unreachable.
 _BUSY_SECONDS = 3
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 5.0
 _LOOK_SECONDS = 0.25
 _TRANSACTION_NUMBER = text("SELECT CAST(pg_current_xact_id_if_assigned() AS text)")
-# A silently lost server is detected within half a minute; the URL may set other values.
+# These values detect within half a minute that a server is lost; the URL may set other values.
 _CONNECTING = {
     "connect_timeout": 10,
     "keepalives_idle": 10,
@@ -45,11 +45,11 @@ _CONNECTING = {
     "tcp_user_timeout": 25_000,
 }
 _LOCK_SECONDS = 2
-# Every version of Potluck must use this constant, which encodes "potluck".
+# Number of PostgreSQL's lock: "potluck" in ASCII. Every version of Potluck must use the same.
 _ADVISORY_LOCK = int.from_bytes(b"potluck")
 
 VERSION_TABLE = "potluck_schema_version"
-"""Name of the table whose only row holds the version of the database's schema."""
+"""Name of the table whose only row has the version of the database's schema."""
 
 
 class Database:
@@ -62,16 +62,18 @@ class Database:
         self._away = ""
         self.name = name
         self.version: int | None = None
-        """Version of the schema, once known. New connections must find the same version."""
+        """Version of the schema, once it is known. New connections must find the same version."""
         self.tell_away: Callable[[str], None] = lambda _: None
-        """Called with the reason if the database is unreachable, "" when it is back; in any
-        thread."""
+        """Function called with the reason when the database becomes unreachable, and with "" when
+        it is reachable again; from any thread."""
         self.tell_damaged: Callable[[str], None] = lambda _: None
-        """Called with the reason if the database is found to be damaged; in any thread."""
+        """Function called with the reason if the database is found to be damaged; from any
+        thread."""
 
     @classmethod
     def open(cls, url: str) -> Database:
-        """Connect and lock. Raises ConfigurationError for a wrong URL, StorageError otherwise."""
+        """Connect and acquire the lock. Raises ConfigurationError for a wrong URL, StorageError for
+        all other failures."""
         parsed = parse_url(url)
         if parsed.get_backend_name() == "sqlite":
             return _open_sqlite(parsed)
@@ -86,10 +88,11 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
-        """Run a transaction; commit at the block's end, or change nothing. Raises StorageError.
+        """Run a transaction: commit at the end of the block, or change nothing. Raises
+        StorageError.
 
-        If the connection is lost during a commit, its outcome is looked up over the next
-        connection, however long that takes. A DatabaseAwayError therefore means that nothing has
+        If the connection is lost during a commit, the new connection finds out whether the commit
+        succeeded, however long that takes. A DatabaseAwayError therefore means that nothing has
         changed.
         """
         number: int | None = None
@@ -101,8 +104,8 @@ class Database:
             raise UnreadableRowError(
                 f"{self.name}: {error}; restore the database from a backup", database=self.name
             ) from error
-        # SQLAlchemy does not convert drivers' errors on numbers wider than 64 bits and invalid
-        # text.
+        # SQLAlchemy does not convert a driver's error if a number exceeds 64 bits or a text is #
+        # invalid.
         except (SQLAlchemyError, OverflowError, UnicodeError) as error:
             failed = storage_error(error, self.name)
             if isinstance(failed, DamagedDatabaseError):
@@ -112,9 +115,10 @@ class Database:
                 raise failed from error
 
     def patiently(self, call: Callable[[], T]) -> T:
-        """Call; repeat while the database is unreachable, until `give_up` is called.
+        """Call a function; repeat the call while the database is unreachable, until `give_up` is
+        called.
 
-        Other errors of the call are raised.
+        Other errors of the function are raised.
         """
         for attempt in itertools.count(1):
             try:
@@ -126,13 +130,13 @@ class Database:
             else:
                 self._note_away("")
                 return result
-        raise AssertionError("counting never ends")
+        raise AssertionError("unreachable: counting never ends")
 
     def checkpoint(self) -> bool:
-        """Move the content of SQLite's log into the database file, so damage to the log can't undo
-        it.
+        """Move the content of SQLite's log into the database file, so that damage to the log can't
+        undo it.
 
-        Return False if another reader of the file prevents it. Raises StorageError.
+        Return False if another program that reads the file prevents this. Raises StorageError.
         """
         if self._engine.dialect.name != "sqlite":
             return True  # PostgreSQL manages its log itself
@@ -153,7 +157,8 @@ class Database:
         return not busy
 
     def check(self, *, quickly: bool = False) -> None:
-        """Check all of SQLite's file; `quickly`: without indexes. Raises DamagedDatabaseError."""
+        """Check all of SQLite's file. Raises DamagedDatabaseError. quickly: True to skip the
+        indexes."""
         if self._engine.dialect.name != "sqlite":
             return  # PostgreSQL checks its files itself
         pragma = "PRAGMA quick_check(1)" if quickly else "PRAGMA integrity_check(1)"
@@ -207,7 +212,7 @@ class Database:
         if status is None:
             raise StorageError(
                 f"{self.name}: the server no longer knows whether the last change was committed; "
-                "restart the coordinator, which continues from the stored state",
+                "restart the coordinator: it continues from the stored state",
                 database=self.name,
             )
         return str(status) == "committed"
@@ -226,7 +231,8 @@ def pause_seconds(attempt: int) -> float:
 
 
 def _transaction_number(connection: Connection) -> int | None:
-    """Return PostgreSQL's number of the transaction; None if it changes nothing, and in SQLite."""
+    """Return PostgreSQL's number of the transaction. Return None in SQLite, and if the transaction
+    changes nothing."""
     if connection.dialect.name != "postgresql":
         return None
     number = connection.execute(_TRANSACTION_NUMBER).scalar_one()
@@ -246,7 +252,7 @@ def parse_url(url: str) -> URL:
     if parsed.drivername in ("sqlite", "sqlite+pysqlite"):
         if parsed.database in (None, "", ":memory:") or parsed.query:
             raise ConfigurationError(
-                f"database {shown}: name a file and nothing else, as in sqlite:////path/to/file",
+                f"database {shown}: name only a file, as in sqlite:////path/to/file",
                 url=shown,
             )
         return parsed
@@ -260,7 +266,7 @@ def parse_url(url: str) -> URL:
 
 
 def shown_url(url: URL) -> str:
-    """Return a URL without its password, in user info or query."""
+    """Return a URL as text, without the password in its user info or query."""
     if "password" in url.query:
         url = url.update_query_dict({"password": "***"})
     return url.render_as_string(hide_password=True)
@@ -283,7 +289,7 @@ def _open_sqlite(url: URL) -> Database:
     name = str(path)
     lock = _lock_file(path)
     try:
-        # Created before SQLite does it, so that no other user can read the file or its log.
+        # The file is created before SQLite does it, so that no other user can read it or its log.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
         engine = _engine(url.set(database=name), name, connect_args={"timeout": _BUSY_SECONDS})
     except OSError as error:
@@ -302,7 +308,7 @@ def _open_sqlite(url: URL) -> Database:
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        # IMMEDIATE: a transaction that reads first must not lose the write lock to another.
+        # IMMEDIATE: a transaction that starts with a read must get the write lock at once.
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
     database = Database(engine, name, lock)
@@ -316,7 +322,8 @@ def _open_sqlite(url: URL) -> Database:
 
 @contextmanager
 def locked_sqlite(path: Path) -> Iterator[None]:
-    """Lock a database file against coordinators. Raises StorageError if one uses it."""
+    """Lock a SQLite file so that no coordinator can open it. Raises StorageError if a coordinator
+    uses it."""
     lock = _lock_file(path)
     try:
         yield
@@ -325,7 +332,8 @@ def locked_sqlite(path: Path) -> Iterator[None]:
 
 
 def _lock_file(path: Path) -> int:
-    """Lock a file next to the database until the descriptor is closed; return the descriptor."""
+    """Lock a file next to the database; return its descriptor. Closing the descriptor releases the
+    lock."""
     beside = path.with_name(path.name + ".lock")
     try:
         lock = os.open(beside, os.O_RDWR | os.O_CREAT, 0o600)
@@ -339,8 +347,8 @@ def _lock_file(path: Path) -> int:
         holder = os.read(lock, 20).decode("ascii", "replace").strip() or "unknown"
         os.close(lock)
         raise StorageError(
-            f"{path}: in use by another coordinator (process {holder}); stop it, or give this "
-            "one another database",
+            f"{path} is in use by another coordinator (process {holder}); stop it, or give this "
+            "coordinator another database",
             database=path,
             process=holder,
         ) from error
@@ -359,12 +367,13 @@ def _unopened(path: Path, error: OSError) -> StorageError:
 
 
 def _check_version(connection: Any, database: Database) -> None:
-    """Raise StorageError if the schema was changed while the database was unreachable."""
+    """Raise StorageError if the version of the schema has changed while the database was
+    unreachable."""
     [version] = connection.execute(f"SELECT version FROM {VERSION_TABLE}").fetchone()  # noqa: S608  # a constant
     if version != database.version:
         raise StorageError(
-            f"{database.name}: its schema version is now {version}, it was {database.version}; "
-            "restart the coordinator with the matching software",
+            f"{database.name}: its schema version has changed from {database.version} to "
+            f"{version}; restart the coordinator with the matching software",
             database=database.name,
             version=version,
         )

@@ -38,8 +38,8 @@ _MEANINGS = {
     "08": ("the connection broke", "check that the server is up"),
     "23": ("it refused a row that breaks a rule", "please report this as a bug"),
 }
-# Errors that end by waiting: the server restarts, has too many connections, or has not noticed the
-# end of the session that held the lock; or another program has locked SQLite's file.
+# Errors that disappear after a while: the server restarts, has too many connections, or has not #
+# noticed the end of the session that held the lock; or another program has locked SQLite's file.
 _AWAY = ("57P", "08", "53300", "55P03", "SQLITE_BUSY")
 _DAMAGED = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "XX")
 # psycopg has no error code for a refused connection, only the message.
@@ -53,7 +53,7 @@ class DatabaseAwayError(StorageError):
 
 
 class DamagedDatabaseError(StorageError):
-    """The database is damaged, and none of its content is reliable."""
+    """The database is damaged; none of its content is reliable."""
 
 
 class UnreadableRowError(StorageError):
@@ -61,7 +61,8 @@ class UnreadableRowError(StorageError):
 
 
 def storage_error(error: Exception, database: str) -> StorageError:
-    """Convert an error of SQLAlchemy or of a driver. database: its name in the message."""
+    """Convert an error of SQLAlchemy or of a driver. database: name of the database in the
+    message."""
     origin: BaseException = error
     if isinstance(error, DBAPIError) and error.orig is not None:
         origin = error.orig

@@ -1,4 +1,4 @@
-"""Opens a database that another process writes, read-only and without a coordinator's lock."""
+"""Opens a database that another process writes: read-only, and without a coordinator's lock."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ _BUSY_SECONDS = 10.0
 
 
 def open_for_reading(url: str) -> Database:
-    """Open a database read-only, with a connection for each transaction.
+    """Open a database read-only, with a new connection for each transaction.
 
-    No connection stays open between transactions: an open reader prevents moving SQLite's log into
-    the file. Raises ConfigurationError for a wrong URL; transactions raise StorageError.
+    No connection stays open between transactions: an open reader would prevent SQLite's log from
+    being moved into the file. Raises ConfigurationError for a wrong URL. Transactions raise
+    StorageError.
     """
     parsed = parse_url(url)
     if parsed.get_backend_name() == "sqlite":
@@ -40,7 +41,7 @@ def open_for_reading(url: str) -> Database:
 def _open_sqlite(path: Path) -> Database:
     def connect() -> sqlite3.Connection:
         uri = f"file:{quote(str(path))}?mode=ro"
-        # No isolation level: the code below begins transactions.
+        # No isolation level: the code below starts transactions itself.
         return sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS, isolation_level=None)
 
     engine = create_engine("sqlite://", creator=connect, poolclass=NullPool)

@@ -2,8 +2,8 @@
 
 Only four types are used, which behave the same in SQLite and PostgreSQL: text, 64-bit integers,
 doubles, and text with JSON. Times are ISO 8601 text in UTC with microseconds, so they sort and
-people can read them; booleans are 0 and 1; a 64-bit unsigned seed, too wide for SQL's integers, is
-decimal text.
+people can read them. Booleans are 0 and 1. A 64-bit unsigned seed does not fit SQL's integers, so
+it is decimal text.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _text(name: str, *, key: bool = False, null: bool = False) -> Column[str]:
 
 
 def _integer(name: str, *, key: bool = False, null: bool = False) -> Column[int]:
-    # autoincrement: SQLAlchemy would make an integer key SERIAL, but keys are always given.
+    # Without autoincrement=False, SQLAlchemy would make an integer key SERIAL; all keys are given.
     return Column(name, BigInteger, primary_key=key, nullable=null, autoincrement=False)
 
 
@@ -61,7 +61,7 @@ _ATTEMPT = ["run_id", "round", "attempt"]
 schema_version = Table(
     VERSION_TABLE, metadata, _integer("version", key=True), _text("software", null=True)
 )
-"""One row. software: the build that opened the database last."""
+"""Table with one row. software: the build that last opened the database."""
 
 runs = Table(
     "runs",
@@ -161,7 +161,7 @@ members = Table(
     _text("software", null=True),
     UniqueConstraint("run_id", "round", "attempt", "client_id"),
     ForeignKeyConstraint(_ATTEMPT, [f"attempts.{name}" for name in _ATTEMPT]),
-    # Counts of selections and inclusions by client only read this index.
+    # Queries that count selections and inclusions by client read only this index.
     Index("members_by_client", "client_id", "state"),
 )
 
@@ -208,7 +208,7 @@ rounds = Table(
     _text("coverage", null=True),
     _text("privacy", null=True),
     ForeignKeyConstraint(_ATTEMPT, [f"attempts.{name}" for name in _ATTEMPT]),
-    # For queries whether a file, given by its digest, may be deleted.
+    # Index for queries whether the file with a given digest may be deleted.
     Index("rounds_by_model", "model_blake3"),
     Index("rounds_by_state_file", "state_blake3"),
 )
