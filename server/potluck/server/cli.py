@@ -93,7 +93,7 @@ def print_config() -> None:
 def rebuild_database(config: ConfigFile) -> None:
     """Rebuild rounds that the database has lost.
 
-    Uses the records in the state directory; the rounds' models must be on disk. The coordinator
+    The records in the state directory are used; the rounds' models must be on disk. The coordinator
     must be stopped.
 
     ```console
@@ -112,10 +112,10 @@ def back_up_state(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="New folder for the backup.")],
     config: ConfigFile,
 ) -> None:
-    """Back up the coordinator, also while it runs.
+    """Back up the coordinator, even while it runs.
 
-    Copies a snapshot of the database, the model files that it references, and the other files of
-    the state directory. PostgreSQL is dumped with pg_dump, which must be installed.
+    The backup has a snapshot of the database, the model files that it references, and the other
+    files of the state directory. PostgreSQL is dumped with pg_dump, which must be installed.
 
     ```console
     potluck-server backup backup-1 --config coordinator.toml
@@ -134,7 +134,7 @@ def restore_state(
 ) -> None:
     """Restore a backup while the coordinator is stopped.
 
-    Verifies all files first. After a kill, it can be repeated.
+    All files are verified first. A restore that was killed can be repeated.
 
     ```console
     potluck-server restore backup-1 --config coordinator.toml
@@ -147,15 +147,16 @@ def restore_state(
 
 
 def _settings(config: Path, **overrides: Any) -> CoordinatorConfig:
-    """Return the configuration in a file. Raises ConfigurationError."""
+    """Return the configuration in a file, with some settings overridden. Raises
+    ConfigurationError."""
     return load(
         CoordinatorConfig, config, environment_prefix=ENVIRONMENT_PREFIX, overrides=overrides
     )
 
 
 async def run(settings: CoordinatorConfig, ending: Ending, ready_file: Path | None = None) -> None:
-    """Serve until the process gets a signal to stop. Raises PotluckError if it can't start or
-    continue."""
+    """Serve until the process gets a signal to stop. Raises PotluckError if the coordinator can't
+    start or continue."""
     from potluck.server.service.serving import serving  # it imports torch, which takes seconds
 
     stop = asyncio.Event()
@@ -197,7 +198,7 @@ def _announce(path: Path, address: str) -> None:
 
 
 def main() -> None:
-    """Entry point."""
+    """Run the program; entry point of `potluck-server`."""
     run_command_line(app, program="potluck-server")
 
 

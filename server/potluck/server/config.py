@@ -220,7 +220,7 @@ class CoordinatorConfig(Settings):
     @field_validator("model_modules", mode="before")
     @classmethod
     def _one_text(cls, value: Any) -> Any:
-        """Split a text with commas, as flags and environment variables have it."""
+        """Split a text at commas, because flags and environment variables give lists as texts."""
         return tuple(value.split(",")) if isinstance(value, str) else value
 
     @field_validator("listen")

@@ -1,5 +1,5 @@
-"""The extension point for object stores, where hosts may fetch and put files without the
-coordinator."""
+"""The extension point for object stores. From an object store, hosts fetch and put files without
+the coordinator."""
 
 from __future__ import annotations
 
@@ -20,28 +20,30 @@ class FileStore(ABC):
 
     @abstractmethod
     async def probe(self) -> str:
-        """Send a request to the store; return the reason of its failure, or an empty text."""
+        """Send a request to the store. Return the reason if it fails, else an empty text."""
 
     @abstractmethod
     def require_direct(self, host_name: str) -> None:
-        """Raise ConfigurationError if files may only go through the store."""
+        """Raise ConfigurationError if this host can't use the store, and files may not be sent
+        directly."""
 
     @abstractmethod
     async def model(self, blake3: str, *, distrust: bool) -> transfer_pb2.StoredFile | None:
-        """Return the place where a host may fetch a model file.
+        """Return where a host may fetch a model file in the store.
 
-        None if the host must fetch it from the coordinator. distrust: True if a host reported
-        that the object there is not the file. Raises NotFoundError, ObjectStoreError.
+        Returns None if the host must fetch the file from the coordinator. distrust: True if a host
+        reported that the object in the store is not the file. Raises NotFoundError,
+        ObjectStoreError.
         """
 
     @abstractmethod
     async def place(
         self, header: transfer_pb2.UpdateHeader, sha256: str
     ) -> tuple[transfer_pb2.StoredFile | None, bool]:
-        """Return the place where a host may put an announced update.
+        """Return where a host may put an announced update in the store.
 
-        None if the host must send it to the coordinator. Also returns whether the update may
-        be there already. Raises ProtocolError, ObjectStoreError.
+        The place is None if the host must send the update to the coordinator. Also returns whether
+        the update may be in the store already. Raises ProtocolError, ObjectStoreError.
         """
 
     @abstractmethod
@@ -51,9 +53,11 @@ class FileStore(ABC):
         receiver: FileReceiver,
         moved: Callable[[int], None],
     ) -> None:
-        """Fetch the bytes of an update that a receiver lacks; call `moved` with their number.
+        """Fetch the bytes of an update that a receiver has not got yet; call `moved` with their
+        number.
 
-        Raises ObjectStoreError if the update is not there, DigestMismatchError if its size differs.
+        Raises ObjectStoreError if the update is not in the store, DigestMismatchError if its size
+        differs.
         """
 
     @abstractmethod
@@ -62,14 +66,14 @@ class FileStore(ABC):
 
     @abstractmethod
     async def doubt(self) -> None:
-        """Check the store after an update there was not what its host had announced.
+        """Check the store, because an object in it was not the update that its host had announced.
 
         The store or the host may be at fault.
         """
 
     @abstractmethod
     async def sweep_for_ever(self) -> None:
-        """Regularly delete the objects that are no longer needed, until cancelled."""
+        """Regularly delete the objects that are no longer needed. Runs until cancelled."""
 
     @abstractmethod
     async def close(self) -> None:

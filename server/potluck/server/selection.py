@@ -2,11 +2,12 @@
 
 A selector derives from `Selector`. It is a pure object: no network, clock or hidden generator. Its
 constructor takes its options (from the run file's `[selector]` table) as keyword arguments and only
-stores them; their annotations define the valid values. The engine calls it from one thread at a
-time; it must not block.
+stores them; their annotations define the valid values. The coordinator calls it from one thread at
+a time; it must not block.
 
-Clients are rows of a table, and selectors refer to them by row number. A client keeps its row for
-the whole run: rows are sorted by client id when the run starts, late joiners are appended.
+Clients are rows of a table, and selectors refer to them by row number. A client has the same row
+during the whole run: rows are sorted by client id when the run starts, and late joiners are
+appended.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ class Signal(StrEnum):
 class UpdateFact(StrEnum):
     """A fact that the coordinator computes from a round's updates, if they are not masked.
 
-    The facts are about the update's difference from the round's model, over all parameters, without
-    running statistics.
+    An update here is its difference from the round's model, over all parameters, without running
+    statistics.
     """
 
     GRAM = "gram"
@@ -50,11 +51,11 @@ class UpdateFact(StrEnum):
     NORM = "norm"
     """The L2 norm of each update."""
     SKETCH = "sketch"
-    """A random projection of each update to `SKETCH_SIZE` numbers; the projection is the same in
+    """A random projection of each update to `SKETCH_SIZE` numbers. The projection is the same in
     all rounds of a run. It preserves inner products and distances, up to about 1/16 of the
     norms."""
     OUTPUT_MOVE = "output-move"
-    """Each update's change of the output layer's bias, by class; if the layer has no bias, the
+    """Each update's change of the output layer's bias, by class. If the layer has no bias: the
     change of the mean of each row of its weights."""
 
 
@@ -63,14 +64,14 @@ SKETCH_SIZE: Final = 256
 
 @dataclass(frozen=True, kw_only=True)
 class Population:
-    """The clients of a run as columns; row i of each belongs to `ids[i]`.
+    """The clients of a run as columns; row i of each column belongs to `ids[i]`.
 
-    samples: K, int64; 0 if a client has not disclosed it. label_counts: K × classes, float64,
-    possibly noisy; a row of NaN if a client sent none. triplets: K × 3, float64 in [0, 1] (CI, AI,
-    SC); a row of NaN if a client sent none. interaction_matrices: K × classes × 2, float64; NaN if
-    a client sent none. label_totals: classes, float64: all clients' label counts, if a secure sum
-    gave them. signals: the columns of other packages' signals by name, K × the signal's shape. A
-    column is None if clients were not asked for this signal.
+    samples: K, int64, number of samples; 0 if a client has not disclosed it. label_counts: K ×
+    classes, float64, possibly noisy; a row of NaN if a client sent none. triplets: K × 3, float64
+    in [0, 1] (CI, AI, SC); a row of NaN if a client sent none. interaction_matrices: K × classes ×
+    2, float64; NaN if a client sent none. label_totals: classes, float64, sum of all clients' label
+    counts; None unless a secure sum gave them. signals: for each signal of another package, K × the
+    signal's shape. A column is None if clients were not asked for its signal.
     """
 
     ids: Sequence[str]
@@ -98,11 +99,11 @@ _FIELDS: Final[Mapping[str, str]] = {
     Signal.TRIPLET: "triplets",
     Signal.INTERACTION_MATRIX: "interaction_matrices",
 }
-"""Fields of `Population` for the built-in signals."""
+"""Field of `Population` for each built-in signal."""
 
 
 def by_field(columns: Mapping[str, Floats]) -> dict[str, Any]:
-    """Return arguments of `Population` from the columns of signals."""
+    """Return the arguments of `Population` for these columns, which are named by signal."""
     fields: dict[str, Any] = {_FIELDS[name]: columns[name] for name in columns if name in _FIELDS}
     return {**fields, "signals": {name: columns[name] for name in columns if name not in _FIELDS}}
 
@@ -111,13 +112,13 @@ def by_field(columns: Mapping[str, Floats]) -> dict[str, Any]:
 class SelectionContext:
     """The facts from which a selector chooses one round's cohort.
 
-    round: from 1. seed: the run's. count: number of clients to select; select all if fewer are
-    available. available: rows, sorted, without repeats. rounds: number of rounds of the run; 0 if
-    unknown. spares: number of clients in `count` that the round does not wait for
-    (`round.over_selection`). epochs: passes over its samples that a client makes. tensors: names of
-    the parameters in updates, in order; empty unless the selector declares `drops_tensors`. late:
-    clients whose update for an earlier round is still awaited; none of them is available if the
-    others suffice.
+    round: number of the round, from 1. seed: the run's seed. count: number of clients to select;
+    select all if fewer are available. available: rows of the available clients, sorted, without
+    repeats. rounds: number of rounds of the run; 0 if unknown. spares: number of clients in `count`
+    that the round does not wait for (`round.over_selection`). epochs: number of passes that a
+    client makes over its samples. tensors: names of the parameters in updates, in order; empty
+    unless the selector declares `drops_tensors`. late: rows of clients whose update for an earlier
+    round is still awaited; none of them is available if the other clients suffice.
     """
 
     round: int
@@ -138,13 +139,14 @@ class SelectionContext:
 
 @dataclass(frozen=True, kw_only=True)
 class Ask:
-    """A question to clients. The engine sends it to them, and sends their answers into the
+    """A question to clients. The coordinator sends it, and sends the clients' answers into the
     generator.
 
-    rows: of the clients asked, without repeats, all available. kind: name of the question, e.g.
-    "loss"; it is a plug-in on the hosts (`potluck.questions`). parameters: options of the question,
-    JSON scalars. names: names of the requested numbers; by default one, named like the kind.
-    trains: True if clients train to answer it; hosts then receive the run's training settings.
+    rows: rows of the clients to ask, without repeats, all available. kind: name of the question,
+    e.g. "loss"; it is a plug-in on the hosts (`potluck.questions`). parameters: options of the
+    question, JSON scalars. names: names of the requested numbers; by default one, named like the
+    kind. trains: True if clients train to answer the question; hosts then receive the run's
+    training settings.
     """
 
     rows: Rows
@@ -163,8 +165,8 @@ class Ask:
 class Answers:
     """Answers of clients: one row of finite numbers each.
 
-    rows: of the clients that answered, in the order asked. values: by name, one number per row; it
-    has every requested name, even if no client answered.
+    rows: rows of the clients that answered, in the order asked. values: for each requested name,
+    one number per client; empty arrays if no client answered.
     """
 
     rows: Rows
@@ -176,8 +178,8 @@ class AskSum:
     """A request for a secure sum of clients' label counts, for `disclosure = "unsafe-stepwise"`.
 
     Clients take part only if their owner allows it, because the difference of two sums over groups
-    that a selector chooses may reveal a single client's counts. rows: of the clients to sum over,
-    without repeats, all available.
+    that a selector chooses may reveal a single client's counts. rows: rows of the clients to sum
+    over, without repeats, all available.
     """
 
     rows: Rows
@@ -185,31 +187,35 @@ class AskSum:
 
 @dataclass(frozen=True, kw_only=True)
 class Summed:
-    """A secure sum. rows: the clients in it; clients that were lost are missing. total: classes,
-    int64; negative only with noise."""
+    """A secure sum. rows: rows of the clients in it; clients that were lost are missing. total: the
+    summed label counts, int64, one per class; negative only with noise."""
 
     rows: Rows
     total: NDArray[np.int64]
 
 
 Interview = Generator[Ask | AskSum, Any, "Selection"]
-"""A generator that asks clients, then returns its selection. An `Ask` is answered with `Answers`,
-an `AskSum` with a `Summed`, or None if a sum is impossible."""
+"""A generator that asks clients, then returns its selection. The answer to an `Ask` is an
+`Answers`. The answer to an `AskSum` is a `Summed`, or None if the sum failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """The cohort in the order chosen, and for each of its clients the reason for its selection.
+    """The cohort in the order chosen, and for each client in it the reason for its selection.
 
     quotas: cohort × classes, float64: maximum number of samples of a class that a client may train
-    on, infinite if it may use all; only if the selector declares `sets_quotas`. None: no
-    client is limited. weights: float64 > 0, the weight of each client's update in place of its
-    samples; only if the selector declares `sets_weights`. None: each update is weighted by its
-    samples. epochs: int64 ≥ 1, number of passes over its samples that each client makes; only if
-    the selector declares `sets_epochs`. None: the run's number. dropped: for each client the
-    names of tensors that its update omits, never all of them; only if the selector declares
-    `drops_tensors`. A tensor of the round's model is the mean over the clients that sent it, or
-    unchanged if none did. None: updates are whole.
+    on, infinite if it may use all. None: no client is limited. Only if the selector declares
+    `sets_quotas`.
+
+    weights: float64 > 0: weight of each client's update. None: its number of samples. Only if the
+    selector declares `sets_weights`.
+
+    epochs: int64 ≥ 1: number of passes over its samples that each client makes. None: the run's
+    number. Only if the selector declares `sets_epochs`.
+
+    dropped: for each client, names of the tensors that its update omits, never all of them. None:
+    updates are whole. A tensor of the round's model is the mean over the clients that sent it, or
+    unchanged if none did. Only if the selector declares `drops_tensors`.
     """
 
     rows: Rows
@@ -224,13 +230,15 @@ class Selection:
 class UpdateFacts:
     """Facts about a round's updates that the coordinator has received; one row per update.
 
-    round, seed: as in `SelectionContext`. rows: the updates' clients, without repeats. samples:
-    float64 > 0, the weight of each update. steps: int64 ≥ 1; no rows if clients don't report them.
+    round, seed: as in `SelectionContext`. rows: rows of the updates' clients, without repeats.
+    samples: float64 > 0, weight of each update. steps: int64 ≥ 1, number of steps; empty if clients
+    don't report it.
+
     gram: updates × updates. sketches: updates × `SKETCH_SIZE`. output_moves: updates × classes.
-    norms: updates, ≥ 0. These four are float64, and have no rows unless
-    `needs_facts` of the selector lists them; tensors that an update omits have a delta of 0.
-    shares: float64 in (0, 1], the share of the model's floating-point numbers that each update has;
-    no rows if every update has all of them.
+    norms: one per update, ≥ 0. These four are float64, and empty unless the selector lists them in
+    `needs_facts`; a tensor that an update omits counts as a difference of 0. shares: float64 in (0,
+    1], share of the model's floating-point elements that each update has; empty if every update has
+    all of them.
     """
 
     round: int
@@ -251,11 +259,11 @@ class UpdateFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasureMean:
-    """Request to evaluate the mean of some updates as a model; answered with a float.
+    """Request to evaluate the mean of some updates as a model; the answer is a float.
 
-    The answer is the loss on the coordinator's own evaluation data, infinite if it is not finite.
-    rows: of the updates' clients, without repeats; empty for the model before the round. weights:
-    float64 > 0, one for each row; by default the updates' own weights.
+    The answer is the loss on the coordinator's own evaluation data; infinite if it is not finite.
+    rows: rows of the clients whose updates are averaged, without repeats; empty for the model
+    before the round. weights: float64 > 0, one for each row; by default the updates' own weights.
     """
 
     rows: Rows
@@ -264,10 +272,10 @@ class MeasureMean:
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """A selector's verdict on a round's updates.
+    """A selector's judgement on a round's updates.
 
     set_aside: rows of the clients whose update is excluded from the model, each with the reason as
-    text; never all. values: numbers for `observe`, by name.
+    text; never all of them. values: numbers that `observe` needs, by name.
     """
 
     set_aside: Mapping[int, str] = field(default_factory=dict)
@@ -280,7 +288,7 @@ Judging = Generator[MeasureMean, float, Judgement]
 
 @dataclass(frozen=True, kw_only=True)
 class BeforeUpload:
-    """A question about the model that a client has trained, answered before its upload.
+    """A question about the model that a client has trained, which it answers before its upload.
 
     kind, parameters, names: as in `Ask`.
     """
@@ -299,8 +307,8 @@ class BeforeUpload:
 class Offers:
     """Answers of the clients in a cohort that have finished their training.
 
-    rows: these clients, in the order chosen. values: by name, one finite number per client.
-    samples: int64 ≥ 0, number of samples that each reports to have trained on.
+    rows: rows of these clients, in the order chosen. values: for each name, one finite number per
+    client. samples: int64 ≥ 0, number of samples on which each client reports to have trained.
     """
 
     rows: Rows
@@ -320,17 +328,19 @@ class Spared:
 class RoundOutcome:
     """The result of a committed round.
 
-    selected: the cohort in the order chosen. included: the clients whose update became part of the
-    model. seconds: per selected client, time from instruction to update; NaN if no update arrived.
-    reports: by name, one number per selected client, as received with the update: "loss" and the
-    names in the selector's `reports`; NaN if no update arrived in time. answers: answers to the
-    selector's questions in this round, in the order asked. deadline_seconds: the minimum time that
-    a failed client is known to have taken. facts: facts about the updates that arrived in time,
-    excluded ones too; None if masked. judgement: the selector's judgement. spared: the clients that
-    skipped their upload, as the selector decided. prolonged: per selected client, the factor on its
-    passes (`Selection.epochs`); no rows if no client has one. late: clients whose update for an
-    earlier round became part of this model. late_seconds: one duration for each of them, as in
-    seconds.
+    selected: rows of the cohort, in the order chosen. included: rows of the clients whose update
+    became part of the model. seconds: per selected client, time from instruction to update; NaN if
+    no update arrived. reports: for "loss" and each name in the selector's `reports`, one number per
+    selected client; NaN if no update arrived in time. answers: answers to the selector's questions
+    in this round, in the order asked. deadline_seconds: minimum time that a failed client is known
+    to have taken.
+
+    facts: facts about the updates that arrived in time, including excluded ones; None if masked.
+    judgement: the selector's judgement. spared: rows of the clients that skipped their upload, as
+    the selector decided. prolonged: per selected client, its number of passes over the run's
+    number; empty if no client has its own number. late: rows of the clients whose update for an
+    earlier round became part of this model. late_seconds: for each of these, time from instruction
+    to update.
     """
 
     round: int
@@ -401,8 +411,8 @@ class Selector(Plugin):
     """Names of the numbers that clients must send with every update, e.g. "utility"."""
     asks_questions: frozenset[str] = frozenset()
     """Kinds of questions that the selector asks. A client whose owner does not allow them is
-    excluded from the run before round 1. If a selector asks a kind that it does not list, such a
-    client refuses the question."""
+    excluded from the run before round 1. If a selector asks a kind that it does not list, a client
+    whose owner does not allow it refuses the question."""
     wants_label_totals: bool = False
     """True if the selector uses `Population.label_totals`."""
     training: ClassVar[Mapping[str, object]] = {}
@@ -424,11 +434,12 @@ class Selector(Plugin):
     """True if the selector makes clients omit tensors from updates, in `Selection.dropped`. Not for
     masked rounds, nor with strategies that need whole updates."""
     most_clients: int | None = None
-    """Maximum number of clients to choose among, for selectors that compare all pairs. A run with a
-    larger roster is refused before it starts. If more clients join later, selection fails."""
+    """Maximum number of clients that the selector can choose among, if it compares all pairs. A run
+    with a larger roster is refused before it starts. If more clients join later, selection
+    fails."""
     added: int = 0
-    """Number of the cohort's clients that are chosen step by step, after a uniform draw of the
-    others."""
+    """Number of the cohort's clients that are chosen step by step; the other clients are drawn
+    uniformly before."""
 
     def everybody(self, round_number: int) -> bool:  # noqa: ARG002  part of the seam
         """Return True if all available clients may train in a round, whatever the run's count.
@@ -439,7 +450,7 @@ class Selector(Plugin):
 
     def by_protocol(self) -> Selector | None:
         """Return the selector that makes the same choice from secure sums and questions; None if
-        none exists.
+        there is none.
 
         Runs with `disclosure = "unsafe-stepwise"` use it.
         """
@@ -451,7 +462,8 @@ class Selector(Plugin):
 
     @abstractmethod
     def select(self, state: State, context: SelectionContext) -> Selection | Interview:
-        """Return a round's cohort, or a generator that first asks clients, then returns it."""
+        """Return a round's cohort, or a generator that first asks clients and then returns the
+        cohort."""
 
     def judge(
         self,
@@ -469,16 +481,18 @@ class Selector(Plugin):
     def before_upload(self, classes: int) -> BeforeUpload | None:  # noqa: ARG002  part of the seam
         """Return the question that clients answer after training, of a kind in `asks_questions`.
 
-        Return None if clients send their updates at once.
+        Return None if clients send their updates immediately.
         """
         return None
 
     def spare(self, state: State, offers: Offers) -> Spared:  # noqa: ARG002  part of the seam
-        """Return the clients that skip their upload; called when all have answered or are lost."""
+        """Return the clients that skip their upload. Called when all clients have answered or are
+        lost."""
         return Spared(rows=np.zeros(0, dtype=np.int64), reasons=())
 
     def observe(self, state: State, outcome: RoundOutcome) -> State:  # noqa: ARG002  part of the seam
-        """Return the state after a committed round. Called once for each, in order."""
+        """Return the state after a committed round. Called once for each committed round, in
+        order."""
         return state
 
 

@@ -1,11 +1,12 @@
 """The extension point for sinks, which record runs in addition to the coordinator's database.
 
 A sink derives from `Sink`. Its constructor takes its options (from the coordinator's `[sinks.NAME]`
-table) as keyword arguments and only stores them; their annotations define the valid values. It runs
-in its own process, which reads the database and calls it from one thread: it may block, and it may
-raise anything. After an error it gets the round again later; training continues meanwhile.
+table) as keyword arguments and only stores them; their annotations define the valid values. A sink
+runs in its own process, which reads the database and calls the sink from one thread: the sink may
+block, and may raise anything. After an error it gets the round again later; training continues
+meanwhile.
 
-That process may be killed at any moment. So a sink does not store what it has recorded: in `open`,
+This process may be killed at any moment. So a sink does not store what it has recorded: in `open`,
 it queries the tracker.
 """
 
@@ -25,10 +26,11 @@ from potluck.common.tables.round_columns import TableRow, round_row
 
 @dataclass(frozen=True, kw_only=True)
 class TrackedRun:
-    """A run. state: "waiting", "running", "finished", "stopped" or "failed"; reason: why, or empty.
+    """A run, as sinks see it.
 
-    run_file: text of the run file. rounds: number of rounds to commit. changed_at: time of the last
-    state change.
+    state: "waiting", "running", "finished", "stopped" or "failed". reason: why the run is in this
+    state; may be empty. run_file: text of the run file. rounds: number of rounds to commit.
+    changed_at: time of the last state change.
     """
 
     run_id: str
@@ -72,7 +74,7 @@ class TrackedRound(Round):
 
     @property
     def numbers(self) -> dict[str, float]:
-        """Return the numbers of that row, without the round's number."""
+        """Return the numbers of `row`, without the round's number."""
         return {
             name: float(value)
             for name, value in self.row.items()
@@ -87,32 +89,34 @@ class Sink(Plugin):
     group = SINKS
 
     library: ClassVar[str] = ""
-    """A library that the sink needs and imports in its methods; its presence is checked when the
-    coordinator starts. Empty for none."""
+    """Name of a library that the sink needs and imports in its methods. Its presence is checked
+    when the coordinator starts. Empty for none."""
     extra: ClassVar[str] = ""
     """Requirement that installs the library, such as `potluck[mlflow]`; empty for the library's own
     name."""
     alone_in: ClassVar[str] = ""
-    """Name of the option for a folder in which no other sink of this kind may record, because both
-    would write the same files. The option's default is the sink's own folder, ".". Empty without
-    such an option."""
+    """Name of an option for a folder. No other sink of this kind may record in this folder, because
+    both would write the same files. The option's default is the sink's own folder, ".". Empty
+    without such an option."""
     pause_seconds: float = 0.0
-    """Minimum seconds between two writes. One write has all rounds committed meanwhile."""
+    """Minimum seconds between two writes. A write has all rounds committed since the previous
+    one."""
 
     @abstractmethod
     def open(self, run: TrackedRun) -> int | None:
         """Start or resume recording a run. Return the last round that is completely recorded.
 
-        0 if no round is; None if this run must not be recorded. Called once for each run in a
-        process, and again after an error.
+        Return 0 if no round is recorded; None if this run must not be recorded. Called once for
+        each run in a process, and again after an error.
         """
 
     @abstractmethod
     def write(self, run: TrackedRun, rounds: Sequence[TrackedRound]) -> None:
-        """Record at least one round, in order; the rounds follow those already recorded."""
+        """Record at least one round, in order. The rounds follow those that are already
+        recorded."""
 
     def end(self, run: TrackedRun) -> None:
-        """Finish the record of a run that is over; all its rounds are recorded.
+        """Finish the record of an ended run, whose rounds are all recorded.
 
         May be called again, also after more rounds: a stopped run can be resumed.
         """
@@ -122,7 +126,7 @@ class Sink(Plugin):
 
 
 def _flat(table: Mapping[str, object], prefix: str) -> dict[str, str]:
-    """Return values as text, by dotted name."""
+    """Return the table's values as text, by dotted name."""
     found: dict[str, str] = {}
     for name, value in table.items():
         if isinstance(value, Mapping):

@@ -18,7 +18,7 @@ Scalar = bool | int | float | str | None
 class State:
     """JSON scalars and named arrays, which are stored at each commit and so survive a kill.
 
-    Treat both as immutable: return a new State instead of changing an existing one.
+    Treat a state as immutable: return a new State instead of changing an existing one.
     """
 
     scalars: Mapping[str, Scalar] = field(default_factory=dict)
@@ -38,7 +38,8 @@ class State:
 
 
 def _memory(array: NDArray[Any]) -> int:
-    """Return the identity of the object that an array is a view of, or of the array itself."""
+    """Return the identity of the object whose memory an array uses: the array itself, or the one
+    that it is a view of."""
     holder: Any = array
     while isinstance(holder, np.ndarray) and holder.base is not None:
         holder = holder.base

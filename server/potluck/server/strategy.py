@@ -2,10 +2,10 @@
 
 A strategy derives from `Strategy`, or from `strategies.averaging.Averaging`, which is FedAvg. It is
 a pure object: its constructor takes its options (from the run file's `[strategy]` table) as keyword
-arguments and only stores them; their annotations define the valid values. Per round the engine
-calls `weigh` with the statistics of the updates, reduces them block by block as `weigh` returned,
-and calls `apply` with the result. A strategy keeps values from round to round only in the `State`
-that it returns.
+arguments and only stores them; their annotations define the valid values. In each round, the
+coordinator calls `weigh` with the statistics of the updates, combines the updates block by block as
+`weigh` requests, and calls `apply` with the result. A strategy may store values from round to round
+only in the `State` that it returns.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # torch takes seconds to import; most strategies don't need i
 
 Counts = NDArray[np.int64] | NDArray[np.float64]
 Weights = Mapping[str, NDArray[Any]]
-"""Named arrays. Floating-point ones take part in the arithmetic; integer ones are copied."""
+"""Named arrays. Floating-point arrays take part in the arithmetic; integer arrays are copied."""
 
 
 class Reduction(StrEnum):
@@ -42,13 +42,15 @@ class Reduction(StrEnum):
     MEDIAN = "median"
     """Coordinate-wise median; weights are ignored."""
     TRIMMED_MEAN = "trimmed-mean"
-    """Coordinate-wise mean without the `trim` share of smallest and of largest values."""
+    """Coordinate-wise mean without the smallest and the largest values; `trim` is the share of
+    updates cut at each end."""
     CLIPPED_MEAN = "clipped-mean"
-    """Weighted mean of the differences from the model, each scaled to an L2 norm ≤ `clip`."""
+    """Weighted mean of the differences from the model, each scaled down to an L2 norm of at most
+    `clip`."""
 
 
 class Statistic(StrEnum):
-    """Statistics that a strategy can have before it weighs updates, from one more pass."""
+    """Statistics that `weigh` can use, each computed in one more pass over the updates."""
 
     NORMS = "norms"
     """The L2 norm of each update − model."""
@@ -57,7 +59,7 @@ class Statistic(StrEnum):
 
 
 class Summation(StrEnum):
-    """Sums that can be computed from masked updates without revealing a single one."""
+    """Sums that can be computed from masked updates without revealing a single update."""
 
     BY_SAMPLES = "by-samples"
     """Mean difference from the model, weighted by samples."""
@@ -74,12 +76,13 @@ class UpdateStatistics:
 
     samples: weight of each update: int64 ≥ 1 as disclosed, or float64 > 0 if the selector sets
     weights (`Selection.weights`). steps: int64, number of optimiser steps. normalizers: float64 >
-    0, the effective number of a client's steps (a_k of FedNova): the distance that they would cover
-    against a gradient of 1 at a learning rate of 1. losses: float64. buffers: names of the
-    floating-point tensors that are not parameters (running statistics). norms: float64, L2 norm of
-    update − model over all floating-point tensors. tensor_norms: the same for each floating-point
-    tensor, by its name. Norms are None unless the strategy `needs` them. state: the strategy's
-    state. tensors: names of the floating-point tensors that updates have.
+    0, effective number of a client's steps (a_k of FedNova): the distance that they would cover
+    against a gradient of 1 at a learning rate of 1. losses: float64, loss that each client
+    reported. buffers: names of the floating-point tensors that are not parameters (running
+    statistics). norms: float64, L2 norm of update − model over all floating-point tensors.
+    tensor_norms: this norm for each floating-point tensor, by name. Norms are None unless the
+    strategy `needs` them. state: the strategy's state. tensors: names of the floating-point tensors
+    that updates have.
     """
 
     clients: Sequence[str]
@@ -96,14 +99,14 @@ class UpdateStatistics:
 
 @dataclass(frozen=True, kw_only=True)
 class Combine:
-    """How to reduce the updates; every array is float64 with one number per update, in client
+    """How to combine the updates. Every array is float64 with one number per update, in client
     order.
 
-    weights: weights of the updates. tensor_weights: weights for single tensors that replace these;
-    only for a mean. difference: True to reduce update − model instead of the update. Small
-    differences then keep their precision next to large weights, and the weights need not sum to 1;
-    only for a mean. auxiliary: weights of each auxiliary's weighted sum, by name; by default
-    1/updates for each.
+    weights: weights of the updates. tensor_weights: for single tensors, weights that replace
+    `weights`; only for a mean. difference: True to combine update − model instead of the update;
+    only for a mean. Small differences then keep their precision next to large weights, and the
+    weights need not sum to 1. auxiliary: for each auxiliary, the weights of its weighted sum; by
+    default 1/updates for each update.
     """
 
     weights: NDArray[np.float64]
@@ -116,7 +119,7 @@ class Combine:
 
 
 class ReadableUpdate(Protocol):
-    """One client's update, for strategies that read each update separately."""
+    """One client's update, for strategies that read the updates one by one."""
 
     @property
     def client(self) -> str:
@@ -132,7 +135,7 @@ class ReadableUpdate(Protocol):
         ...
 
     def auxiliary(self, name: str) -> Weights:
-        """Return an auxiliary that was sent with the update."""
+        """Return an auxiliary that the client sent with its update."""
         ...
 
 
@@ -140,11 +143,12 @@ class ReadableUpdate(Protocol):
 class RoundContext:
     """Facts about the round that a strategy may use in `apply`.
 
-    round: from 1. clients: number of clients that have joined the run, selected or not (K).
-    included: the clients whose updates were reduced, in client order. weights: their weights from
-    `weigh`. losses: losses that they reported, NaN if none. buffers: names of the floating-point
-    tensors that are not parameters. auxiliary: the reduced auxiliaries by name. updates: the
-    included updates, to be read one after another; empty unless the strategy is `individual`.
+    round: number of the round, from 1. clients: number of clients that have joined the run,
+    selected or not (K). included: the clients whose updates were combined, in client order.
+    weights: the weights of their updates, from `weigh`. losses: the losses that they reported, NaN
+    if none. buffers: names of the floating-point tensors that are not parameters. auxiliary: the
+    combined auxiliaries by name. updates: the included updates, to be read one after another; empty
+    unless the strategy is `individual`.
     """
 
     round: int
@@ -160,9 +164,11 @@ class RoundContext:
 @dataclass(frozen=True, kw_only=True)
 class Correction:
     """The client's part of a strategy: a plug-in of the group `potluck.corrections`, installed on
-    hosts. It corrects local steps and computes the auxiliaries that a client sends.
+    hosts.
 
-    keeps: True if clients keep a state from one training for the next. A client that has lost its
+    It corrects local steps and computes the auxiliaries that a client sends.
+
+    keeps: True if clients store a state from one training for the next. A client that has lost its
     state fails and reports the reason. descends: True if the plug-in computes the gradients itself.
     The run's objective is then not used, and must be plain cross-entropy.
     """
@@ -177,12 +183,12 @@ class Correction:
 class ServerTraining:
     """Inputs of a strategy's own training on the coordinator.
 
-    network: on the CPU, with the weights that `apply` returned; it is trained in place. weights:
-    function that returns a copy of the network's tensors. load: function that overwrites them with
-    such a copy, or with an update's tensors. updates: the round's updates in client order, each
-    read separately. inputs: n × …, the task's public data. seed: seed of this round's training, in
-    [0, 2^63); it also seeds torch's global generator. round: from 1. progress: function to call
-    regularly with the completed share, in [0, 1].
+    network: network on the CPU, with the weights that `apply` returned; it is trained in place.
+    weights: function that returns a copy of the network's tensors. load: function that overwrites
+    the network's tensors with such a copy, or with those of an update. updates: the round's updates
+    in client order, each read separately. inputs: n × …, the task's public data. seed: seed of this
+    round's training, in [0, 2^63); it also seeds torch's global generator. round: number of the
+    round, from 1. progress: function to call regularly with the completed share, in [0, 1].
     """
 
     network: nn.Module
@@ -205,9 +211,11 @@ class Strategy(Plugin):
     """Names of the auxiliaries, which are sent in both directions in addition to the weights. Each
     has the model's floating-point tensors, as float32."""
     correction: Correction | None = None
-    """The clients' part of the strategy, which uses the auxiliaries; None if there is none."""
+    """The clients' part of the strategy, which uses the auxiliaries; None if the strategy has no
+    such part."""
     needs: frozenset[Statistic] = frozenset()
-    """Statistics of the updates that `weigh` needs beyond what clients report."""
+    """Statistics of the updates that `weigh` needs, in addition to the numbers that clients
+    report."""
     individual: bool = False
     """True if the strategy reads single updates, which secure aggregation hides: for reductions
     other than a mean, for norms, or for `RoundContext.updates`."""
@@ -217,9 +225,9 @@ class Strategy(Plugin):
     summation: Summation = Summation.BY_SAMPLES
     """The sum that is computed from masked updates."""
     one_way: tuple[str, ...] = ()
-    """Name patterns of tensors that only `apply` changes: clients receive them, and neither train
-    them nor send them back. Updates, and therefore `combined`, omit them. Not for masked rounds,
-    nor with auxiliaries."""
+    """Name patterns of tensors that only `apply` changes. Clients receive them, and neither train
+    them nor send them back, so updates and `combined` omit them. Not for masked rounds, nor with
+    auxiliaries."""
     training: ClassVar[Mapping[str, object]] = {}
     """Recommended settings of local training, as in the run file's `[training]`."""
     needs_profiles: frozenset[str] = frozenset()
@@ -231,8 +239,8 @@ class Strategy(Plugin):
     """Maximum number of clients. A run with a larger roster or cohort is refused before it starts.
     If more clients join later, `enrol` should raise RunError."""
     opening: int = 0
-    """Number of first rounds that prepare the others. During these rounds, the run does not stop
-    early, and no model becomes its best model."""
+    """Number of rounds at the start that prepare the later rounds. During these rounds, the run
+    does not stop early, and no model becomes its best model."""
     trains: bool = False
     """True if `train` continues from the model that `apply` returns."""
 
@@ -241,7 +249,7 @@ class Strategy(Plugin):
         training: LocalTraining,  # noqa: ARG002  part of the seam
         weighting: Weighting,  # noqa: ARG002  likewise
     ) -> Sequence[str]:
-        """Return remarks on a run, a sentence each. Called before the run starts.
+        """Return remarks on a run, one sentence each. Called before the run starts.
 
         training: the clients' settings. weighting: form in which clients disclose their numbers of
         samples. Raises ConfigurationError, naming both parts and the reason, if they are not
@@ -253,12 +261,13 @@ class Strategy(Plugin):
         """Return the state for a round, once the clients' profiles are known.
 
         Called before clients are instructed, with the state after the last committed round. It may
-        be called again: the same arguments must give the same result. seed: the run's.
+        be called again: the same arguments must give the same result. seed: the run's seed.
         """
         return state
 
     def part(self, state: State, client: str) -> int | None:  # noqa: ARG002  part of the seam
-        """Return the part of the model that a client must train, from 0; None for all of it.
+        """Return the number of the part of the model that a client must train, from 0; None for the
+        whole model.
 
         The network defines the parts: its method `use_part` is called with the number before a
         training, and with None after it.
@@ -278,32 +287,34 @@ class Strategy(Plugin):
         return State()
 
     def broadcast(self, state: State) -> Mapping[str, Weights]:  # noqa: ARG002  part of the seam
-        """Return, by name, the auxiliaries sent to all clients of the next cohort."""
+        """Return the auxiliaries sent to all clients of the next cohort, by name."""
         return {}
 
     def personal(self, state: State, client: str) -> Mapping[str, Weights]:  # noqa: ARG002  as above
-        """Return, by name, the auxiliaries sent to this client only; empty if there are none."""
+        """Return the auxiliaries sent to this client only, by name; empty if there are none."""
         return {}
 
     @abstractmethod
     def weigh(self, statistics: UpdateStatistics) -> Combine:
-        """Return how to reduce the updates of a round; there is at least one."""
+        """Return how to combine the updates of a round, of which there is at least one."""
 
     @abstractmethod
     def apply(
         self, state: State, model: Weights, combined: Weights, context: RoundContext
     ) -> tuple[Weights, State]:
-        """Return the next model and state.
+        """Return the next model and the next state.
 
-        model: each access to a tensor reads it from its file. combined: the result of the
-        reduction: weights, or the difference from the model if `weigh` returned `difference=True`.
-        It may be overwritten."""
+        model: each access to a tensor reads the tensor from its file. combined: the combined
+        updates: weights, or the difference from the model if `weigh` returned `difference=True`.
+        They may be overwritten.
+        """
 
     def train(self, training: ServerTraining) -> None:
-        """Continue training the network in place; its weights afterwards are the round's model.
+        """Continue training the network in place. Its weights afterwards are the round's model.
 
         Called in a separate process, which has torch and no data of the coordinator except these
         inputs. The process may be killed at any moment, and `train` is then called again: the same
-        network, updates and seed must give the same weights. Raises TrainingError if it fails.
+        network, updates and seed must give the same weights. Raises TrainingError if the training
+        fails.
         """
         raise NotImplementedError

@@ -100,9 +100,9 @@ def test_the_file_is_for_its_owner_only(tmp_path: Path) -> None:
     ("url", "hint"),
     [
         ("potluck.db", "write sqlite:////"),
-        ("sqlite://", "name a file"),
-        ("sqlite:///:memory:", "name a file"),
-        ("sqlite:///x.db?mode=ro", "name a file"),
+        ("sqlite://", "name only a file"),
+        ("sqlite:///:memory:", "name only a file"),
+        ("sqlite:///x.db?mode=ro", "name only a file"),
         ("mysql://user:hunter2@host/x", "'mysql' is not supported"),
         ("sqlite+aiosqlite:///x.db", "'sqlite\\+aiosqlite' is not supported"),
     ],

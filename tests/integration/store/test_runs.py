@@ -37,7 +37,7 @@ def test_the_same_instant_in_another_zone_is_the_same_instant(store: Store) -> N
 
 
 def test_a_time_without_a_zone_is_refused(store: Store) -> None:
-    with pytest.raises(StorageError, match="no zone"):
+    with pytest.raises(StorageError, match="no time zone"):
         store.add_run(replace(RUN, created_at=datetime(2026, 1, 1)))  # the point
     assert store.runs() == []
 
@@ -144,9 +144,9 @@ def test_a_roster_only_grows_at_its_end(store: Store) -> None:
     for clients in (["b", "a"], ["z", "c"], []):
         store.append_to_roster(RUN.run_id, clients)
     assert store.roster(RUN.run_id) == ["b", "a", "z", "c"]
-    with pytest.raises(StorageError, match="client a is in the roster"):
+    with pytest.raises(StorageError, match="client a is already in the roster"):
         store.append_to_roster(RUN.run_id, ["x", "a"])
-    with pytest.raises(StorageError, match="client y is in the roster"):
+    with pytest.raises(StorageError, match="client y is already in the roster"):
         store.append_to_roster(RUN.run_id, ["y", "y"])
     assert store.roster(RUN.run_id) == ["b", "a", "z", "c"]
 

@@ -1,1 +1,1 @@
-"""The strategies that come with Potluck, registered as `potluck.strategies` entry points."""
+"""The strategies that are part of Potluck, registered as `potluck.strategies` entry points."""

@@ -1,7 +1,7 @@
 """FedAdagrad, FedYogi and FedAdam: adaptive server optimisers (Reddi et al. 2021, Alg. 2).
 
-m ← β1·m + (1 − β1)·Δ with Δ = Σ p_k (w_k − w); v as each class defines it; w ← w + η·m / (√v + τ).
-As in the paper, v starts at τ², and that bias is not corrected.
+m ← β1·m + (1 − β1)·Δ with Δ = Σ p_k (w_k − w); each class defines its own v; w ← w + η·m / (√v +
+τ). As in the paper, v starts at τ², and this bias is not corrected.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from potluck.server.strategy import Combine, RoundContext, UpdateStatistics, Wei
 
 
 class _Adaptive(Averaging):
-    """The common step of the three strategies; both moments are stored as float32."""
+    """Base class with the common step of the three strategies; both moments are stored as
+    float32."""
 
     learning_rate: PositiveFloat
     beta1: Memory
@@ -104,7 +105,7 @@ class FedAdam(_Adaptive):
 class FedYogi(FedAdam):
     """v ← v − (1 − β2)·Δ²·sign(v − Δ²): as FedAdam, but v falls only slowly.
 
-    Options are those of FedAdam.
+    The options are those of FedAdam.
     """
 
     def _second_moment(self, moment: Doubles, square: Doubles) -> Doubles:

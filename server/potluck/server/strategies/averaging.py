@@ -19,7 +19,7 @@ from potluck.server.strategy import (
 )
 
 Memory = Annotated[float, Field(ge=0, lt=1)]
-"""Share of the old value that a moving average keeps in each round."""
+"""Weight of the old value in a moving average."""
 
 
 class Averaging(Strategy):

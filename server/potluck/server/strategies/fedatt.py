@@ -1,4 +1,5 @@
-"""FedAtt: tensor by tensor, clients that are farther away get more attention (Ji et al. 2019)."""
+"""FedAtt: for each tensor, clients that are farther from the model get more attention (Ji et al.
+2019)."""
 
 from __future__ import annotations
 
@@ -19,10 +20,12 @@ class FedAtt(Averaging):
     """For each tensor: s_k = ‖w − w_k‖, a = softmax(s), w ← w − ε·Σ a_k (w − w_k).
 
     step_size: ε > 0. The default 1.2 is that of the authors' code; above 1, the step overshoots the
-    weighted mean of the clients' models. Norms are Frobenius norms, of tensors of any shape;
-    numbers of samples have no effect. Large tensors have large distances, and the softmax then
-    gives nearly all attention to one client. The paper's noise on the result is omitted, because it
-    does not protect clients.
+    weighted mean of the clients' models.
+
+    The norms are Frobenius norms, for tensors of any shape. Numbers of samples have no effect.
+    Large tensors have large distances, and the softmax then gives nearly all attention to one
+    client. The paper adds noise to the result; it is omitted here, because it does not protect
+    clients.
     """
 
     step_size: PositiveFloat = 1.2
@@ -32,7 +35,8 @@ class FedAtt(Averaging):
     by_samples = False
 
     def weigh(self, statistics: UpdateStatistics) -> Combine:
-        """Request the mean with attention weights for each parameter, equal weights for buffers."""
+        """Request the mean, with attention weights for each parameter and equal weights for
+        buffers."""
         norms = statistics.tensor_norms or {}
         equal = equal_shares(len(statistics.clients))
         return Combine(

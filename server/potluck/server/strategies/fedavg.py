@@ -6,8 +6,8 @@ from potluck.server.strategies.averaging import Averaging
 
 
 class FedAvg(Averaging):
-    """w ← Σ p_k w_k with p_k = n_k / Σ n_j over the updates that arrived; keeps no state.
+    """w ← Σ p_k w_k with p_k = n_k / Σ n_j over the updates that arrived; has no state.
 
     The paper's Algorithm 1 prints n_k / n with n over all clients, which would shrink the model if
-    not all are selected; its text means n over the selected clients.
+    not all clients are selected. The paper's text defines n over the selected clients.
     """

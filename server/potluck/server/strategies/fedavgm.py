@@ -25,9 +25,9 @@ class FedAvgM(Averaging):
     """v ← β·v + Δ, w ← w + η·v with Δ = Σ p_k (w_k − w).
 
     momentum: β in [0, 1); a constant Δ is amplified up to 1/(1 − β) times, 20 times at 0.95.
-    learning_rate: η > 0. nesterov: True to step by β·v + Δ, as in the paper, instead of v (heavy
-    ball). The velocity v is stored as float32. A round without updates changes neither the model
-    nor v.
+    learning_rate: η > 0. nesterov: True to step by β·v + Δ, as in the paper; False to step by v
+    (heavy ball). The velocity v is stored as float32. A round without updates changes neither the
+    model nor v.
     """
 
     momentum: Memory = 0.95

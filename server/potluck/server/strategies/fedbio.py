@@ -23,17 +23,18 @@ from potluck.server.strategy import (
 )
 
 DIRECTION: Final = "direction"
-"""The auxiliary u: the coordinator sends the last round's mean, a client returns its own u."""
+"""Name of the auxiliary u. The coordinator sends the last round's mean of it, a client returns its
+own u."""
 
 
 @dataclass(kw_only=True)
 class FedBiO(Averaging):
     """FedAvg of the model y and of u, an estimate of (∇²_yy g)⁻¹·∇_y f, both weighted by samples.
 
-    g is the clients' training loss, with a weight σ(λ_i) for each sample; f is the loss on samples
-    that they hold out (training.validation_share; 0.2 if unset). A client's λ never leave it; it
-    keeps new ones only if its update became part of a committed round. Sending u doubles the
-    traffic in both directions. A step needs two more backward passes.
+    g is the clients' training loss, with a weight σ(λ_i) for each sample. f is the loss on samples
+    that clients hold out (training.validation_share; 0.2 if unset). A client's λ never leave the
+    client; new ones replace the old only if its update became part of a committed round. Sending u
+    doubles the traffic in both directions. A step needs two more backward passes.
 
     tau > 0: step size of u. eta > 0: step size of the λ. clip > 0: maximum L2 norm of u.
     """
@@ -53,8 +54,8 @@ class FedBiO(Averaging):
         """Raise ConfigurationError if clients hold out no samples."""
         if not training.validation_share:
             raise ConfigurationError(
-                "strategy fedbio needs samples that clients hold out from training, and "
-                "training.validation_share is 0; set it to 0.2, say",
+                "strategy fedbio needs samples that clients hold out from training, but "
+                "training.validation_share is 0; set it to 0.2, for example",
                 strategy="fedbio",
             )
         return super().review(training, weighting)

@@ -19,7 +19,7 @@ from potluck.server.strategies.server_step import moved
 from potluck.server.strategy import Combine, RoundContext, UpdateStatistics, Weights
 
 JOINED: Final = "joined"
-"""Name of the model's integer that records whether its head is in use."""
+"""Name of the model's integer that is 1 if its head is in use."""
 _CENTRES: Final = "centres"
 _GROUP: Final = "group/"
 _ROUNDS: Final = "rounds"
@@ -27,14 +27,16 @@ _ROUNDS: Final = "rounds"
 
 @dataclass(frozen=True, kw_only=True)
 class FedConcat(Averaging):
-    """Phase 1 groups clients by k-means of their label distributions; FedAvg runs in each group.
+    """Groups clients by labels and trains an encoder for each group; then trains a head on all
+    encoders.
 
-    Phase 2, after `rounds`: the groups' encoders are frozen, and all clients train one linear head
+    Phase 1 groups clients by k-means of their label distributions, and runs FedAvg in each group.
+    Phase 2, after `rounds` rounds, freezes the groups' encoders; all clients train one linear head
     on the concatenated outputs, with equal weights.
 
     groups: number of groups, as in the model `concatenation`. A client's group is fixed by the
-    first round that is committed after it joined. The encoder of a group without clients in a
-    round's cohort does not change.
+    first round that is committed after the client joined. The encoder of a group without clients in
+    a round's cohort does not change.
     """
 
     groups: Annotated[int, Field(ge=2)] = 5
@@ -54,7 +56,7 @@ class FedConcat(Averaging):
         found = {name.split(".")[1] for name in names if name.startswith("encoders.")}
         if JOINED not in names or found != {str(group) for group in range(self.groups)}:
             raise ConfigurationError(
-                f"strategy fedconcat trains {self.groups} encoders and a head on all of them, and "
+                f"strategy fedconcat trains {self.groups} encoders and a head on all of them, but "
                 'the model has other parts; set [model] name = "concatenation", groups = '
                 f"{self.groups}, and `of` to the model that each group trains",
                 groups=self.groups,
@@ -65,7 +67,7 @@ class FedConcat(Averaging):
         return State(scalars={_ROUNDS: 0})
 
     def enrol(self, state: State, population: Population, seed: int) -> State:
-        """Assign new clients to the group with the nearest centre; the first ones define the
+        """Assign new clients to the group with the nearest centre. The first clients define the
         centres."""
         new = [
             row for row, client in enumerate(population.ids) if _GROUP + client not in state.scalars
@@ -122,13 +124,13 @@ class FedConcat(Averaging):
         return following, State(scalars={**state.scalars, _ROUNDS: rounds}, arrays=state.arrays)
 
     def _joins(self, state: State) -> bool:
-        """True in phase 2."""
+        """Return True in phase 2."""
         return int(state.scalars[_ROUNDS] or 0) >= self.rounds
 
 
 def distributions(counts: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the shares of the classes, n × C; equal ones for a row of zeros. Negative counts are
-    0."""
+    """Return the shares of the classes, n × C; equal shares for a row of zeros. Negative counts are
+    taken as 0."""
     clipped = counts.clip(min=0.0)
     totals = clipped.sum(axis=1, keepdims=True)
     alike = np.full_like(clipped, 1.0 / clipped.shape[1])
@@ -136,7 +138,7 @@ def distributions(counts: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _within(samples: NDArray[Any], members: NDArray[Any]) -> NDArray[np.float64]:
-    """Return each member's share of the members' samples, 0 for others."""
+    """Return each member's share of the members' samples; 0 for other clients."""
     weights = np.zeros(len(samples))
     if members.any():
         weights[members] = shares(samples[members])

@@ -13,12 +13,12 @@ from potluck.common.errors import TrainingError
 from potluck.server.strategies.averaging import Averaging
 from potluck.server.strategy import ServerTraining
 
-if TYPE_CHECKING:  # only needed in the training process
+if TYPE_CHECKING:  # torch is only needed in the training process
     import torch
     from torch import Tensor, nn
 
 _HELD_BACK: Final = 10
-"""One in this many public samples is held out, to decide when to stop."""
+"""One in this many public samples is held out, to decide when training stops."""
 _AT_ONCE: Final = 1024
 
 
@@ -27,12 +27,13 @@ class FedDF(Averaging):
     """Starts from FedAvg's mean and minimises KL(softmax of the clients' mean logits ‖ model).
 
     The coordinator trains with Adam and a cosine learning rate, on public samples without labels.
-    steps: maximum number of batches. batch_size: public samples per batch. learning_rate: initial
-    value. check_every: number of steps between measurements on held-out samples; training stops
-    after `patience` steps without improvement, and the best model is kept. gradient_clip: maximum
-    L2 norm of a step's gradient. The paper stops by accuracy on labelled validation data. Here the
-    divergence on a held-out tenth of the public samples decides, which needs neither labels nor
-    evaluation data.
+    steps: maximum number of batches. batch_size: number of public samples per batch. learning_rate:
+    initial learning rate. check_every: number of steps between evaluations on held-out samples.
+    patience: number of steps without improvement after which training stops; the best model is then
+    used. gradient_clip: maximum L2 norm of a step's gradient.
+
+    The paper stops by accuracy on labelled validation data. Here the divergence on a held-out tenth
+    of the public samples decides, which needs neither labels nor evaluation data.
     """
 
     steps: PositiveInt = 10_000
@@ -47,7 +48,7 @@ class FedDF(Averaging):
     trains = True
 
     def train(self, training: ServerTraining) -> None:
-        """Distil the clients' models into the mean of them."""
+        """Distil the clients' models into their mean, which is the initial network."""
         import torch
         from torch import nn
 
@@ -82,13 +83,12 @@ class FedDF(Averaging):
         training.load(found)
 
     def _rate(self, step: int) -> float:
-        """Return the learning rate of a step. step: from 0."""
+        """Return the learning rate of a step. step: number of the step, from 0."""
         return self.learning_rate * (1.0 + math.cos(math.pi * step / self.steps)) / 2.0
 
 
 def teacher(training: ServerTraining) -> Tensor:
-    """Return the softmax of the updates' mean logits, n × C; the network's weights are
-    overwritten."""
+    """Return the softmax of the updates' mean logits, n × C. Overwrites the network's weights."""
     import torch
 
     total: Tensor | None = None
@@ -102,7 +102,7 @@ def teacher(training: ServerTraining) -> Tensor:
 
 
 def divergence(logits: Tensor, beliefs: Tensor) -> Tensor:
-    """Return KL(beliefs ‖ softmax(logits)), the mean over b samples. Both b × C."""
+    """Return KL(beliefs ‖ softmax(logits)), averaged over b samples. Both arguments are b × C."""
     from torch.nn import functional
 
     return functional.kl_div(functional.log_softmax(logits, 1), beliefs, reduction="batchmean")
@@ -124,7 +124,7 @@ def _logits(network: nn.Module, inputs: Tensor) -> Tensor:
 
 
 def _batches(positions: Tensor, size: int, order: torch.Generator) -> Iterator[Tensor]:
-    """Yield batches endlessly, in a new random order for each pass."""
+    """Yield batches endlessly; each pass has a new random order."""
     import torch
 
     while True:

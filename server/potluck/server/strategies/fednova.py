@@ -27,10 +27,10 @@ from potluck.server.strategy import (
 class FedNova(Averaging):
     """w ← w − η·τ_eff·Σ p_k d_k with d_k = (w − w_k)/a_k and τ_eff = Σ p_k a_k.
 
-    a_k is the effective number of client k's steps; every client reports its own. It is the number
-    of steps τ for plain SGD, (τ − ρ(1 − ρ^τ)/(1 − ρ))/(1 − ρ) with momentum ρ, and less with a
-    proximal term. For Adam, which has no such number, a_k is τ. If all a_k are equal, this is
-    FedAvg.
+    a_k is the effective number of client k's steps; every client reports its own a_k. For plain
+    SGD, it is the number of steps τ. With momentum ρ, it is (τ − ρ(1 − ρ^τ)/(1 − ρ))/(1 − ρ). A
+    proximal term makes it smaller. For Adam, which has no such number, a_k is τ. If all a_k are
+    equal, this is FedAvg.
 
     momentum: β in [0, 1) of the server's step, as in FedAvgM (FedDiverse's experiments use it).
     learning_rate: η > 0. Buffers are averaged by samples.
@@ -52,9 +52,9 @@ class FedNova(Averaging):
         """
         if weighting is Weighting.EQUAL and training.steps is None:
             raise ConfigurationError(
-                'strategy fednova and weighting = "equal" are not compatible: it normalises by the '
-                "clients' numbers of steps, which would reveal their numbers of samples; set "
-                "training.steps, another weighting or another strategy",
+                'strategy fednova and weighting = "equal" are not compatible: FedNova normalises '
+                "by the clients' numbers of steps, which would reveal their numbers of samples; "
+                "set training.steps, another weighting or another strategy",
                 strategy="fednova",
                 weighting=weighting.value,
             )

@@ -1,4 +1,4 @@
-"""Exact means of low-rank adapters of any ranks, by stacking them (FLoRA, Wang et al. 2024, §3)."""
+"""Exact means of low-rank adapters of any rank, by stacking them (FLoRA, Wang et al. 2024, §3)."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class Adapter:
 
 @dataclass(frozen=True, kw_only=True)
 class LoraStacking(Averaging):
-    """W ← W + s·Σ p_k B_k A_k for each adapted layer, p_k = n_k / Σ n_j; B ← 0, A redrawn.
+    """W ← W + s·Σ p_k B_k A_k for each adapted layer, p_k = n_k / Σ n_j; B ← 0, A is drawn again.
 
-    This is the mean of the full differences; separate means of A and of B are not. Stacked, [p_1
-    B_1 … p_m B_m]·[A_1; …; A_m] is that sum for any ranks; a client with a lower rank than the
+    This is the mean of the full differences; separate means of A and of B would not be. Stacked,
+    [p_1 B_1 … p_m B_m]·[A_1; …; A_m] is that sum for any ranks. A client with a lower rank than the
     model's leaves rows of A and columns of B zero. All other tensors are averaged as by FedAvg. The
     product is merged into W, so clients receive W and the adapters, and send only the adapters.
 
@@ -56,8 +56,8 @@ class LoraStacking(Averaging):
     one_way = ("*.base_layer.weight",)
 
     def check_model(self, layout: Layout) -> None:
-        """Raise ConfigurationError unless each adapter is two matrices, and clients receive their
-        weight."""
+        """Raise ConfigurationError unless each adapter is two matrices, and clients receive the
+        adapted weight."""
         found = adapters(list(layout.by_name))
         if not found:
             raise _refused(
@@ -77,7 +77,8 @@ class LoraStacking(Averaging):
             if len(down) != 2 or len(up) != 2 or down[0] != up[1] or weight != (up[0], down[1]):
                 raise _refused(
                     f"tensor {quoted(each.weight)} is {weight}, and its adapters are {up} and "
-                    f"{down}; only layers nn.Linear can be merged: choose others as target_modules"
+                    f"{down}; only adapters of nn.Linear layers can be merged; choose such layers "
+                    "as target_modules"
                 )
         parts = {name for each in found for name in (each.weight, each.down, each.up)}
         for name in shapes:
@@ -102,7 +103,8 @@ class LoraStacking(Averaging):
 
 
 def adapters(names: Sequence[str]) -> list[Adapter]:
-    """Return the adapters among a model's tensors, in their order; one factor may be missing."""
+    """Return the adapters among a model's tensors, in the tensors' order. One factor of an adapter
+    may be missing."""
     pairs: dict[tuple[str, str], Adapter] = {}
     for name in names:
         match = _FACTOR.fullmatch(name)
@@ -132,7 +134,7 @@ def _stacked(
     for update, weight in zip(updates, weights, strict=True):
         up = update.tensor(adapter.up).astype(np.float64)
         down = update.tensor(adapter.down).astype(np.float64)
-        used = up.any(axis=0) & down.any(axis=1)  # the others contribute nothing
+        used = up.any(axis=0) & down.any(axis=1)  # all other ranks contribute nothing
         ups.append(weight * up[:, used])
         downs.append(down[used])
     return np.concatenate(ups, axis=1), np.concatenate(downs)

@@ -22,9 +22,9 @@ class RHFL(Averaging):
     """w ← Σ w_k·w_k with w = softmax(1/(N − 1) + ½·q/Σq) over the N updates of the round.
 
     q_k = (L_before − L)/L, the relative fall of a client's loss since it last took part, at least
-    0; 0 for a client that takes part for the first time. If no client's loss fell, all have the
-    same weight. Numbers of samples have no effect. Losses are those that clients report, of the
-    run's objective; the paper trains with `symmetric-cross-entropy`.
+    0. It is 0 for a client that takes part for the first time. If no client's loss fell, all
+    clients have the same weight. Numbers of samples have no effect. The losses are those of the
+    run's objective, as clients report them; the paper trains with `symmetric-cross-entropy`.
     """
 
     individual = True
@@ -49,7 +49,8 @@ def losses_before(statistics: UpdateStatistics) -> NDArray[np.float64]:
 
 
 def losses_told(context: RoundContext) -> dict[str, float]:
-    """Return the round's losses as scalars of a state, for `losses_before` in later rounds."""
+    """Return the round's losses as scalars of a state, which `losses_before` reads in later
+    rounds."""
     told = zip(context.included, context.losses.tolist(), strict=True)
     return {_LOSS + client: loss for client, loss in told if np.isfinite(loss)}
 

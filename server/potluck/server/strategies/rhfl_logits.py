@@ -1,4 +1,4 @@
-"""RHFL with one model per client; the models learn from one another's outputs (Fang & Ye 2022)."""
+"""RHFL with one model per client. The models learn from one another's outputs (Fang & Ye 2022)."""
 
 from __future__ import annotations
 
@@ -24,14 +24,16 @@ from potluck.server.strategy import (
     Weights,
 )
 
-if TYPE_CHECKING:  # only needed in the training process
+if TYPE_CHECKING:  # torch is only needed in the training process
     from torch import Tensor
 
 MOST_CLIENTS: Final = 64
 CONFIDENCE: Final = "confidence"
-"""Name of the model's float32 array with each client's weight when it last took part, or 0."""
+"""Name of the model's float32 array with each client's weight when it last took part; 0 if it never
+did."""
 ROUNDS: Final = "rounds"
-"""Name of the model's integer array with the round in which each client last took part, or 0."""
+"""Name of the model's integer array with the round in which each client last took part; 0 if it
+never did."""
 _PLACE: Final = "place/"
 
 
@@ -40,13 +42,15 @@ class RHFLLogits(Averaging):
     """Each client trains its own model; the coordinator then makes the models' outputs more
     similar.
 
-    Of the round's N models, it trains model k to lower Σ_{i≠k} w_i·KL(p_i‖p_k) on public samples
-    without labels (Eqs. 3–5, 11–13). For the model `ensemble`, with `clients` members. p are the
-    members' softmax outputs, w the weights of `rhfl`; 1/(N − 1) if no earlier loss is known.
-    epochs: passes over the public samples in each round. batch_size: public samples per batch.
-    learning_rate: of Adam, which is reset in each round. All members are updated together for a
-    batch, towards the others' outputs before it. A client's member is fixed by the first round that
-    is committed after it joined.
+    For the round's N models, the coordinator trains model k to lower Σ_{i≠k} w_i·KL(p_i‖p_k) on
+    public samples without labels (Eqs. 3–5, 11–13). p are the models' softmax outputs, w the
+    weights of `rhfl`; 1/(N − 1) if no earlier loss is known. The run's model must be an `ensemble`
+    with `clients` members, one model per client.
+
+    epochs: number of passes over the public samples in each round. batch_size: number of public
+    samples per batch. learning_rate: learning rate of Adam, which is reset in each round. All
+    members are updated together for a batch, towards the outputs that the others had before this
+    batch. A client's member is fixed by the first round that is committed after the client joined.
     """
 
     clients: Annotated[int, Field(ge=2, le=MOST_CLIENTS)] = 10
@@ -70,8 +74,8 @@ class RHFLLogits(Averaging):
         own = [shapes.get(name) for name in (CONFIDENCE, ROUNDS)]
         if found != wanted or own != [(self.clients,)] * 2:
             raise ConfigurationError(
-                f"strategy rhfl-logits has {self.clients} clients with a model each, and the model "
-                f'is not such an ensemble; set [model] name = "ensemble", members = '
+                f"strategy rhfl-logits needs an ensemble of {self.clients} models, one per client; "
+                f'set [model] name = "ensemble", members = '
                 f"{self.clients}, and `of` to the model that each client trains",
                 clients=self.clients,
             )
@@ -83,9 +87,9 @@ class RHFLLogits(Averaging):
         new = [client for client in population.ids if _PLACE + client not in state.scalars]
         if len(known) + len(new) > self.clients:
             raise RunError(
-                f"strategy rhfl-logits has models for {self.clients} clients, and "
+                f"strategy rhfl-logits has models for {self.clients} clients, but "
                 f"{len(known) + len(new)} take part; raise strategy.clients and model.members "
-                f'(to {MOST_CLIENTS} at most), or set round.late_joiners = "refuse"'
+                f'(to at most {MOST_CLIENTS}), or set round.late_joiners = "refuse"'
             )
         places = {_PLACE + client: len(known) + at for at, client in enumerate(new)}
         return State(scalars={**state.scalars, **places}, arrays=state.arrays)
@@ -96,8 +100,8 @@ class RHFLLogits(Averaging):
         return place if isinstance(place, int) else None
 
     def weigh(self, statistics: UpdateStatistics) -> Combine:
-        """Request each member as its client sent it; other tensors weighted by the fall of
-        losses."""
+        """Request each member as its client sent it, and the mean of other tensors, weighted by the
+        fall of losses."""
         clients, before = statistics.clients, losses_before(statistics)
         shares = confidence(before, statistics.losses)
         if not np.isfinite(before).any():
@@ -153,9 +157,9 @@ class RHFLLogits(Averaging):
 
 
 def disagreement(logits: Tensor, weights: Tensor) -> Tensor:
-    """Return Σ_k Σ_{i≠k} w_i·KL(p_i‖p_k), the mean over b samples.
+    """Return Σ_k Σ_{i≠k} w_i·KL(p_i‖p_k), averaged over b samples.
 
-    p are softmaxes of logits, N × b × C. weights: N. Gradients flow to each p_k, not to any p_i:
+    p are softmaxes of logits, N × b × C. weights: w, N. Gradients flow to each p_k, not to any p_i:
     each output is a constant target for the others.
     """
     import torch

@@ -15,13 +15,14 @@ from potluck.server.strategy import Combine, Reduction, Statistic, UpdateStatist
 
 
 class _Robust(Averaging):
-    """Base of the three robust strategies, which read single updates; a sum would hide them."""
+    """Base class of the three robust strategies, which read single updates; a sum would hide
+    these."""
 
     individual = True
 
 
 class CoordinateMedian(_Robust):
-    """Each coordinate's median over the updates, whatever their numbers of samples."""
+    """The median of each coordinate over the updates. Numbers of samples have no effect."""
 
     by_samples = False
 
@@ -32,10 +33,10 @@ class CoordinateMedian(_Robust):
 
 @dataclass(frozen=True, kw_only=True)
 class TrimmedMean(_Robust):
-    """Each coordinate's unweighted mean, without the smallest and the largest values.
+    """The unweighted mean of each coordinate, without the smallest and the largest values.
 
-    trim in [0, 0.5): share of the updates cut at each end, rounded down to whole updates; the
-    result is robust to that number of bad updates.
+    trim in [0, 0.5): share of the updates cut at each end, rounded down to whole updates. The
+    result is robust to this number of bad updates.
     """
 
     trim: Annotated[float, Field(ge=0, lt=0.5)] = 0.1

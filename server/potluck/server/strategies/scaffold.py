@@ -30,7 +30,8 @@ from potluck.server.strategy import (
 )
 
 CONTROL: Final = "control"
-"""The auxiliary: clients receive c, and c_k if the coordinator keeps it; they send c_k⁺ − c_k."""
+"""Name of the auxiliary. Clients receive c, and also c_k if the coordinator stores it; they send
+c_k⁺ − c_k."""
 
 _CAVEAT: Final = (
     "Adam rescales each corrected gradient, so clients' drifts no longer cancel out as the "
@@ -42,19 +43,20 @@ _CAVEAT: Final = (
 class Scaffold(Strategy):
     """Clients step by ∇f_k(y) − c_k + c; c is the mean of all clients' c_k, which start at 0.
 
-    After its steps a client has c_k⁺ = c_k − c + (w − y)/(a_k·η), a_k as in FedNova (the number of
-    steps for plain SGD) and η the round's learning rate, and sends c_k⁺ − c_k in addition to its
-    weights. This doubles the traffic per client and round in both directions.
+    After its steps, a client computes c_k⁺ = c_k − c + (w − y)/(a_k·η) and sends c_k⁺ − c_k in
+    addition to its weights. a_k is as in FedNova (the number of steps for plain SGD), η the round's
+    learning rate. This doubles the traffic per client and round in both directions.
 
-    keeper: `clients` keep their c_k; a new c_k is used only once its round is committed. A client
-    that lost its state directory can't take part any more, because its share of c can't be
-    replaced. `coordinator`: it keeps all c_k (the size of the model for every client, written at
-    each commit), for clients that may lose their disk. control: clients compute their control
-    variates from the difference of the weights (`way`), as in the paper, or add up their
-    `gradients`, as Adam needs it. learning_rate: η_g > 0 of the mean, equal over clients (`weights
-    = "equal"`, the paper's) or by samples (`"samples"`). step: another strategy for the server's
-    step, by name or as a table with its options; learning_rate and weights are then ignored. Raises
-    ConfigurationError, PluginError.
+    keeper: where the c_k are stored. `clients`: each client stores its own; a new c_k is used only
+    once its round is committed. A client that lost its state directory can't take part any more,
+    because its share of c can't be replaced. `coordinator`: the coordinator stores all c_k (each as
+    large as the model, written at each commit), for clients that may lose their disk.
+
+    control: how clients compute their control variates: from the difference of the weights (`way`),
+    as in the paper, or from the sum of their `gradients`, which Adam needs. learning_rate: η_g > 0
+    of the mean. weights: `equal` over clients, as in the paper, or by `samples`. step: another
+    strategy for the server's step, by name or as a table with its options; learning_rate and
+    weights are then ignored. Raises ConfigurationError, PluginError.
     """
 
     learning_rate: PositiveFloat = 1.0
@@ -78,7 +80,7 @@ class Scaffold(Strategy):
         self.by_samples = self._step.by_samples
 
     def review(self, training: LocalTraining, weighting: Weighting) -> Sequence[str]:
-        """Return a remark for Adam. Raises ConfigurationError for Adam unless `control =
+        """Return a remark if clients use Adam. Raises ConfigurationError for Adam unless `control =
         "gradients"`."""
         remarks = self._step.review(training, weighting)
         if training.adaptive and self.control == "gradients":
@@ -114,7 +116,7 @@ class Scaffold(Strategy):
         return {CONTROL: {name: _mean(total, clients) for name, total in sums.items()}}
 
     def personal(self, state: State, client: str) -> Mapping[str, Weights]:
-        """Return c_k, if the coordinator keeps it."""
+        """Return c_k if the coordinator stores it, else nothing."""
         if not self._keeps:
             return {}
         kept = unnamed(f"kept/{client}", state.arrays)
@@ -133,8 +135,10 @@ class Scaffold(Strategy):
     def apply(
         self, state: State, model: Weights, combined: Weights, context: RoundContext
     ) -> tuple[Weights, State]:
-        """Take the server's step; c ← c + Σ (c_k⁺ − c_k)/K, stored as a sum, so K includes late
-        joiners."""
+        """Take the server's step, and add Σ (c_k⁺ − c_k)/K to c.
+
+        c is stored as a sum, so that K includes clients that joined late.
+        """
         following, step_state = self._step.apply(
             _step_state(state), model, combined, replace(context, auxiliary={})
         )
@@ -159,7 +163,7 @@ class Scaffold(Strategy):
 
 
 class _Mean(Averaging):
-    """w ← w + η_g·mean Δ, weighted by samples or equally."""
+    """w ← w + η_g·mean Δ, with a mean weighted by samples or equally."""
 
     def __init__(self, *, rate: float, equal: bool) -> None:
         self._rate, self._equal = rate, equal

@@ -1,6 +1,6 @@
 """The server's step: computes the next model from a model and a difference, tensor by tensor.
 
-Arithmetic is in float64 and rounded to float32 once, block by block, so that a step takes little
+Arithmetic is in float64 and rounded to float32 once, block by block, so that a step needs little
 memory besides its arrays. The next model overwrites the difference.
 """
 
@@ -17,8 +17,10 @@ from potluck.server.strategy import Weights
 
 Doubles = NDArray[np.float64]
 TensorStep = Callable[[str, slice, Doubles], Doubles]
-"""(a parameter's name, a slice of its elements in C order, their difference Δ) -> the values to add
-to them; both float64, one-dimensional."""
+"""Function of a parameter's name, a slice of its elements in C order, and their difference Δ.
+
+It returns the values to add to these elements. Δ and the values are float64, one-dimensional.
+"""
 
 _BLOCK_ELEMENTS: Final = 2**18
 
@@ -28,9 +30,9 @@ def moved(
 ) -> dict[str, NDArray[Any]]:
     """Return the next model: each parameter plus the result of `step` for its difference.
 
-    The arrays are those of `difference`, overwritten if possible. Floating-point buffers (running
-    statistics) are not parameters: the difference itself is added to them. Integer tensors are
-    taken from `difference`, which holds those of a client.
+    The returned arrays are those of `difference`, overwritten if possible. Floating-point buffers
+    (running statistics) are not parameters: the difference itself is added to them. Integer tensors
+    are taken from `difference`, which has those of one client.
     """
     result: dict[str, NDArray[Any]] = {}
     for name, array in model.items():
@@ -54,7 +56,7 @@ def _target(difference: NDArray[Any], array: NDArray[Any]) -> NDArray[Any]:
 
 
 def following(arrays: Weights, buffers: frozenset[str]) -> dict[str, NDArray[Any]]:
-    """Return arrays for the next values of a state; the step fills them, except those of
+    """Return arrays for the next values of a state. The step overwrites all of them except those of
     buffers."""
     return {
         name: array if name in buffers else empty(array.shape, array.dtype)
@@ -69,7 +71,8 @@ def doubles(arrays: Weights, name: str, place: slice) -> Doubles:
 
 
 def zeros(model: Weights) -> dict[str, NDArray[np.float32]]:
-    """Return a float32 zero for every floating-point element of a model, by tensor."""
+    """Return arrays of float32 zeros, one for each floating-point tensor of a model, with its
+    shape."""
     return {
         name: filled(array.shape, 0.0) for name, array in model.items() if array.dtype.kind == "f"
     }
@@ -85,12 +88,12 @@ def filled(
 
 
 def named(prefix: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Return the arrays with the names that they have in a state: PREFIX/NAME."""
+    """Return the arrays under the names that they have in a state: PREFIX/NAME."""
     return {f"{prefix}/{name}": array for name, array in arrays.items()}
 
 
 def unnamed(prefix: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Return the arrays of a state that have this prefix, under their names without it."""
+    """Return the arrays of a state whose names have this prefix, under their names without it."""
     start = f"{prefix}/"
     return {
         name.removeprefix(start): array for name, array in arrays.items() if name.startswith(start)

@@ -1,4 +1,5 @@
-"""A training on the coordinator: the job for the training process, and its execution there."""
+"""A training on the coordinator: the job that describes it, and the function that the training
+process runs."""
 
 from __future__ import annotations
 
@@ -46,11 +47,12 @@ class Workplace(BaseModel):
 
 
 class TrainingJob(BaseModel):
-    """All inputs of the training process, which shares the disk with the coordinator, but no
+    """All inputs of the training process, which shares the disk with the coordinator, but not
     memory.
 
-    run_file: text of the run file. model: the model to continue from. base: the model that clients
-    trained from. updates: the round's updates in client order. trained: path of the result.
+    run_file: text of the run file. model: the model from which training continues. base: the model
+    that clients trained from. updates: the round's updates in client order. trained: path of the
+    result.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -70,9 +72,9 @@ class TrainingJob(BaseModel):
 
 
 def public_inputs(plan: RunPlan, data_directory: Path | None) -> torch.Tensor:
-    """Return the public data that the run's strategy trains on, n × …, n at least 2.
+    """Return the public data on which the run's strategy trains, n × …, n at least 2.
 
-    Raises ConfigurationError if the task has none.
+    Raises ConfigurationError if the task has no public data.
     """
     name = plan.run_file.task.name
     with blamed_on_task(name, PUBLIC_DATA):
@@ -81,7 +83,7 @@ def public_inputs(plan: RunPlan, data_directory: Path | None) -> torch.Tensor:
         found = "has none" if inputs is None else f"has {len(inputs)}"
         raise ConfigurationError(
             f"strategy {plan.run_file.strategy.name} trains on the coordinator, on public samples "
-            f"without labels, and task '{name}' {found}; set `public` of [task] to their number, "
+            f"without labels, but task '{name}' {found}; set `public` of [task] to their number, "
             "or return some from the task's method `public_data`",
             task=name,
         )
@@ -119,7 +121,7 @@ def carry_out(job: TrainingJob, progress: Callable[[float], None]) -> None:
         except PotluckError:
             raise
         except Exception as error:
-            traceback.print_exc()  # goes to the coordinator's log
+            traceback.print_exc()  # the coordinator's log shows this output
             raise TrainingError(plugin_failure(error, plan.plugins, job.round)) from error
     write_tensors(job.trained, _finite(made, plan.run_file.strategy.name), layout=made.layout)
 

@@ -17,15 +17,15 @@ from potluck.server.training.training_job import TrainingJob
 log = structlog.get_logger()
 
 ATTEMPTS: Final = 3
-"""Maximum number of attempts: a killed process is started again, since its result would be the
-same."""
+"""Maximum number of attempts. If the process is killed, it is started again, because its result
+would be the same."""
 
 
 async def train_apart(job: TrainingJob, progress: Callable[[float], None]) -> None:
     """Run a job in a separate process, which is killed if the caller is cancelled.
 
-    progress: called with the completed share, in [0, 1]. Raises RunError if the job fails, or its
-    process is killed three times.
+    progress: function called with the completed share, in [0, 1]. Raises RunError if the job fails,
+    or if its process is killed in every attempt.
     """
     code = 0
     for attempt in range(1, ATTEMPTS + 1):
@@ -45,7 +45,8 @@ async def train_apart(job: TrainingJob, progress: Callable[[float], None]) -> No
 
 
 async def _attempt(job: TrainingJob, progress: Callable[[float], None]) -> tuple[int, str]:
-    """Run the process once; return (exit code, negative for a signal; its reason)."""
+    """Run the process once. Return its exit code (negative for a signal), and the reason of a
+    failure."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -77,7 +78,8 @@ async def _attempt(job: TrainingJob, progress: Callable[[float], None]) -> tuple
 
 
 def _read(line: bytes) -> dict[str, Any]:
-    """Return an answer; an empty one if the process was killed while it wrote it."""
+    """Return the content of a line. Return an empty dictionary if the process was killed while it
+    wrote the line."""
     try:
         found = json.loads(line)
     except ValueError:

@@ -104,7 +104,7 @@ def test_each_client_has_a_member_and_keeps_it() -> None:
     assert [strategy.part(late, client) for client in "bca"] == [0, 1, 2]
     assert enrolled(strategy, state, "b", "c", "a").scalars == late.scalars, "a kill before commit"
     assert strategy.part(late, "d") is None
-    with pytest.raises(RunError, match="models for 3 clients, and 4 take part; raise"):
+    with pytest.raises(RunError, match="models for 3 clients, but 4 take part; raise"):
         enrolled(strategy, late, "b", "c", "a", "d")
 
 
