@@ -30,11 +30,14 @@ from potluck.server.rounds.plan import draw_up
 from potluck.server.rounds.selection_privacy import Protection, Treatment, verdict_on
 from potluck.server.selection import Selector
 from potluck.server.strategy import Strategy
+from what_leaves import leaving_table
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 REFERENCE = DOCS / "reference"
 SELECTION = DOCS / "privacy" / "selection.md"
 """The page on selectors in runs with noise."""
+OWNERS = DOCS / "privacy" / "for-data-owners.md"
+"""The page with the table of what leaves a client."""
 FOLDERS = {plugins.SELECTORS: "selectors", plugins.STRATEGIES: "strategies"}
 FIELDS = (
     "When to choose it",
@@ -284,6 +287,7 @@ def rendered() -> Iterator[tuple[Path, str]]:
         index = REFERENCE / folder / "index.md"
         yield index, marked(index.read_text(encoding="utf-8"), "overview", overview(group))
     yield SELECTION, marked(SELECTION.read_text(encoding="utf-8"), "selectors", noise_table())
+    yield OWNERS, marked(OWNERS.read_text(encoding="utf-8"), "leaves", leaving_table())
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ class RunPrivacy:
         spent = await asyncio.to_thread(self._spent, asked, sent)
         changed = {c: e for c, e in spent.items() if self._known.get(c) != e}
         self._known = spent
-        limit = NEAR_LIMIT * asked.trainings if asked.epsilon else None
+        limit = NEAR_LIMIT * asked.trainings if run_file.privacy.epsilon else None
         return RoundPrivacy(
             delta=asked.delta,
             largest=max(spent.values(), default=None),

@@ -1,0 +1,20 @@
+"""The table of what leaves a client follows from the code."""
+
+from __future__ import annotations
+
+from reference_pages import OWNERS, marked
+from what_leaves import ROWS, RUNS, Configuration, leaving_table
+
+
+def test_the_page_has_the_table_of_the_code() -> None:
+    page = OWNERS.read_text(encoding="utf-8")
+    assert marked(page, "leaves", leaving_table()) == page, "run: make pages"
+
+
+def test_noise_sends_no_loss_and_masks_send_sums() -> None:
+    plain, masked, noisy = (Configuration(*settings) for settings in RUNS.values())
+    loss = ROWS["training loss and metrics"]
+    assert (loss(plain), loss(masked), loss(noisy)) == ("exact", "in a sum over hosts", "no")
+    answers = ROWS["answers to a selector's questions"]
+    assert answers(plain) == "exact †"
+    assert answers(noisy) in ("refused", "with noise †")
