@@ -13,6 +13,7 @@ from typing import Final
 
 from potluck.common.errors import ConfigurationError
 from potluck.rpc.v1 import coordinator_pb2, transfer_pb2
+from potluck.secagg.masked_lanes import metric_names
 from potluck.server.hosts.instructions import check_instruction
 from potluck.server.rounds.plan import RunPlan, draw_up
 from potluck.server.runs.report_checks import report_said
@@ -20,10 +21,14 @@ from potluck.server.runs.report_checks import report_said
 RUNS: Final = {
     "plain run": ("", ""),
     "masks": ("secure_aggregation = true\n", ""),
-    '`[privacy]`, `unit = "record"`': ("", "[privacy]\nnoise_multiplier = 1.0\n"),
+    'noise, `unit = "record"`': ("", "[privacy]\nnoise_multiplier = 1.0\n"),
+    'masks and noise, `unit = "client"`': (
+        "secure_aggregation = true\n",
+        '[privacy]\nunit = "client"\nnoise_multiplier = 5.0\n',
+    ),
 }
 """Settings of each run by its title: before the first table, and tables."""
-_TASK = 'clients_per_round = 5\n[task]\nname = "digits"\n'
+_TASK = 'clients_per_round = 20\n[task]\nname = "digits"\n'
 _BY_OWNER = "{} †"
 """Cell of something that the owner must allow."""
 _IN_SUM = "in a sum over hosts"
@@ -73,12 +78,14 @@ def _update(run: Configuration) -> str:
 
 
 def _samples(run: Configuration) -> str:
-    return _IN_SUM if run.masked else "as `weighting` allows"
+    if run.masked:
+        return "no" if run.noisy else _IN_SUM
+    return "as `weighting` allows"
 
 
 def _loss(run: Configuration) -> str:
     if run.masked:
-        return _IN_SUM
+        return _IN_SUM if metric_names(normalized=False, noisy=run.noisy) else "no"
     report = transfer_pb2.TrainingReport(samples=1, loss=0.5)
     return "no" if report_said(run.plan(), report).loss is None else "exact"
 
@@ -106,7 +113,9 @@ def _reports(run: Configuration) -> str:
 
 
 def _failures(run: Configuration) -> str:
-    return "their number; the reason stays on the host" if run.masked else "one line of text"
+    if run.masked:
+        return "no" if run.noisy else "their number, without reasons"
+    return "one line of text"
 
 
 def _always(text: str) -> Callable[[Configuration], str]:

@@ -53,6 +53,7 @@ def test_the_card_states_the_claim_and_the_loss_of_each_client() -> None:
     text = card.markdown()
     assert "hide whether any single record was among a client's samples" in text
     assert "No client has spent more than ε = 1.4 on its updates" in text
+    assert "at δ = 1e-05 per record" in text
     assert "2 clients refused more trainings" in text
     assert "| ε of updates |" in text
 
@@ -95,3 +96,5 @@ def test_each_kind_of_run_claims_what_it_protects() -> None:
     fixed = privacy_claim({"privacy": {"noise_multiplier": 1.0, "delta": 1e-6}})
     assert "an ε that grows with each training and δ = 1e-06" in fixed
     assert "ε ≤ 3 in this run" in privacy_claim({"privacy": {"epsilon": 3}})
+    whole = {"secure_aggregation": True, "privacy": {"unit": "client", "epsilon": 3}}
+    assert privacy_claim(whole).startswith("[privacy]: sums hide each client's whole update")

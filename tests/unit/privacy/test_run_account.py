@@ -17,8 +17,15 @@ from potluck.rpc.v1 import coordinator_pb2 as rpc
 TRAINING = LocalTraining(batch_size=16, epochs=1)
 
 
-def terms(**values: float) -> rpc.Privacy:
-    return rpc.Privacy(unit="record", delta=1e-5, clip=1.0, trainings=5, **values)
+def terms(noise_multiplier: float = 0.0, epsilon: float = 0.0) -> rpc.Privacy:
+    return rpc.Privacy(
+        unit="record",
+        noise_multiplier=noise_multiplier,
+        epsilon=epsilon,
+        delta=1e-5,
+        clip=1.0,
+        trainings=5,
+    )
 
 
 def sent(samples: int, client: str = "client-0", epochs: int | None = None) -> TrainingsSent:
@@ -81,3 +88,12 @@ def test_many_different_numbers_of_samples_are_rounded_down() -> None:
     exact = spent_in_run(asked, TRAINING, Weighting.EXACT, clients[:1])
     assert len(found) == 70
     assert set(found.values()) == set(exact.values())
+
+
+def test_noise_on_whole_updates_needs_no_number_of_samples() -> None:
+    asked = rpc.Privacy(
+        unit="client", noise="clients", noise_multiplier=5.0, delta=1e-5, clip=0.5, trainings=5
+    )
+    kinds = [sent(0, "client-0"), sent(0, "client-1", epochs=2)]
+    found = spent_in_run(asked, TRAINING, Weighting.EQUAL, kinds)
+    assert found["client-0"] == found["client-1"] > 0

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from potluck.common.disclosure import CLAIM
 from potluck.common.run_file.run_settings import PrivateUpdates
+
+_HIDDEN: Final = {
+    "record": "updates hide whether any single record was among a client's samples, from everyone "
+    "who sees updates or models",
+    "client": "sums hide each client's whole update from everyone who sees sums or models, unless "
+    "more than masking.colluding_hosts collude",
+}
+"""Protected fact, and from whom it is hidden, by the unit of `[privacy]`."""
 
 
 def privacy_claim(run_file: Mapping[str, Any]) -> str:
@@ -25,7 +33,6 @@ def _of_noise(privacy: PrivateUpdates) -> str:
     if privacy.epsilon is not None:
         loss = f"ε ≤ {privacy.epsilon:g} in this run"
     return (
-        "updates hide whether any single record was among a client's samples, from everyone who "
-        f"sees updates or models, with {loss} and δ = {privacy.delta:g} per client; each host's "
+        f"{_HIDDEN[privacy.unit]}, with {loss} and δ = {privacy.delta:g} per client; each host's "
         "ledger holds its owner's limit over all runs"
     )

@@ -194,7 +194,7 @@ def _spent_on_updates(noise: CardNoise | None) -> list[str]:
             f"No client has spent more than ε = {noise.largest:.4g} on its updates in this run "
             f"(median {noise.median:.4g})"
         )
-    lines = [f"{loss}, at δ = {noise.delta:g} per record. Hosts also count other runs."]
+    lines = [f"{loss}, at δ = {noise.delta:g} per {noise.unit}. Hosts also count other runs."]
     if noise.refused:
         lines.append(
             f"{readable_count(noise.refused, 'client')} refused more trainings, because the "

@@ -60,6 +60,7 @@ class CardClient(CardPart):
 class CardNoise(CardPart):
     """Privacy loss of a run with `[privacy]`, as the coordinator knows it."""
 
+    unit: str = Field(description='Unit that the noise hides: "record" or "client".')
     delta: float = Field(description="Chance that the loss is larger.")
     largest: float | None = Field(description="Largest ε of a client; null if unknown.")
     median: float | None = Field(description="Median ε over clients; null if unknown.")

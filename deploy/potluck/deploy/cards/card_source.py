@@ -117,7 +117,7 @@ def make_card(
                 independent=any(part.independent_root for part in disclosures)
             ),
             claim=privacy_claim(values).partition(": ")[2],
-            noise=None if last is None else _noise(last),
+            noise=None if last is None else _noise(last, values),
         ),
         software=_software(rounds),
         run_file=run_file,
@@ -162,12 +162,13 @@ def _coverage(committed: Round) -> dict[str, CardCoverage]:
     return {name: CardCoverage(**vars(each)) for name, each in committed.coverage.items()}
 
 
-def _noise(last: Round) -> CardNoise | None:
+def _noise(last: Round, run_file: Mapping[str, Any]) -> CardNoise | None:
     """Return the privacy loss after a round; None without `[privacy]`."""
     found = last.privacy
     if found is None:
         return None
-    return CardNoise(**{name: getattr(found, name) for name in CardNoise.model_fields})
+    values = {name: each for name, each in vars(found).items() if name in CardNoise.model_fields}
+    return CardNoise(unit=run_file.get("privacy", {}).get("unit", "record"), **values)
 
 
 def _clients(
