@@ -10,11 +10,17 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from potluck.client.private_training import GrantedTraining
+from potluck.client.training.objectives.cross_entropy import CrossEntropy
+from potluck.client.training.steps.loop import TrainingContext
 from potluck.common.errors import ConfigurationError
 from potluck.common.learning.task_loading import model_maker
+from potluck.common.settings.local_training import LocalTraining
 from potluck.common.settings.model_table import ModelTable
+from potluck.common.task import Examples
 from potluck.common.tensors.model_parts import divided
 from potluck.integrations.adapters.lora import keep_rank, with_lora
+from potluck.privacy.record_training import RecordTraining
 from potluck.server.strategies.lora_stacking import LoraStacking, adapters
 
 RANK = 4
@@ -45,6 +51,22 @@ def test_a_training_stays_within_its_rank(rank: int) -> None:
         assert up[:, :rank].any(dim=0).all()
         assert not down[rank:].any()
         assert not up[:, rank:].any()
+
+
+def test_only_adapters_are_trained_with_noise() -> None:
+    model = with_lora(network(), rank=RANK, targets=["0", "2"])
+    before = {name: each.clone() for name, each in model.named_parameters()}
+    generator = torch.Generator().manual_seed(2)
+    data = Examples(inputs=torch.randn(20, 6, generator=generator), labels=torch.arange(20) % 2)
+    context = TrainingContext(classes=2, seed=1, round=1, device=torch.device("cpu"))
+    granted = GrantedTraining(
+        sampling_rate=0.5, noise_multiplier=1.0, steps=3, clip=1.0, expected_batch=10.0
+    )
+    loop, settings, loss = RecordTraining(), LocalTraining(batch_size=10), CrossEntropy()
+    loop.check(model, loss, settings)
+    loop.train(model, data, loss, settings, context, granted)
+    moved = {n for n, each in model.named_parameters() if not torch.equal(each, before[n])}
+    assert moved == {name for name in before if ".lora_" in name}
 
 
 def test_the_scaling_is_that_of_all_ranks() -> None:

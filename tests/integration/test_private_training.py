@@ -212,7 +212,12 @@ async def test_a_run_with_noise_ends_without_the_host_at_its_limit(tmp_path: Pat
         clients=4,
         count=2,
         rounds=3,
-        assignments=["privacy.noise_multiplier=1.0", "privacy.clip=1.0", "round.quorum=0.5"],
+        assignments=[
+            "privacy.noise_multiplier=1.0",
+            "privacy.clip=1.0",
+            "round.quorum=0.5",
+            "strategy.name=scaffold",  # clients send and keep tensors beside the weights
+        ],
         start_hosts=False,
     ) as federation:
         limited, free = federation.files.hosts

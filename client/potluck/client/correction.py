@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -89,6 +89,11 @@ class LocalCorrection(Plugin):
     """The plug-in. Raises ConfigurationError if it is incompatible with the settings."""
 
     group = CORRECTIONS
+
+    of_gradients: ClassVar[bool] = False
+    """True if the correction uses the client's data only by the gradients of the steps.
+
+    It then also works with `[privacy]`, since these gradients have noise."""
 
     @abstractmethod
     def begin(self, context: CorrectionContext) -> RunningCorrection:

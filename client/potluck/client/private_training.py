@@ -30,8 +30,9 @@ if TYPE_CHECKING:  # importing torch takes seconds
     from numpy.typing import NDArray
     from torch import nn
 
+    from potluck.client.correction import LocalCorrection
     from potluck.client.objective import Objective
-    from potluck.client.training.steps.loop import TrainingContext, TrainingResult
+    from potluck.client.training.steps.loop import Corrected, TrainingContext, TrainingResult
     from potluck.common.task import Examples
 
 GUARD: Final = "privacy-guard"
@@ -147,7 +148,13 @@ class PrivateLoop(ABC):
     Called in the thread, or the process, that trains."""
 
     @abstractmethod
-    def check(self, model: nn.Module, objective: Objective, settings: LocalTraining) -> None:
+    def check(
+        self,
+        model: nn.Module,
+        objective: Objective,
+        settings: LocalTraining,
+        correction: LocalCorrection | None = None,
+    ) -> None:
         """Raise ConfigurationError if noise can't hide single records in such a training."""
 
     @abstractmethod
@@ -159,8 +166,11 @@ class PrivateLoop(ABC):
         settings: LocalTraining,
         context: TrainingContext,
         granted: GrantedTraining,
+        corrected: Corrected | None = None,
     ) -> TrainingResult:
         """Train the model in place, from the weights it has. Report no loss.
+
+        corrected: the strategy's correction of the noisy gradients.
 
         Raises TrainingError, and RoundClosedError if cancelled."""
 
@@ -206,11 +216,11 @@ def check_terms(work: rpc.Train) -> None:
         "a masked update": masked and not whole,
         "a normalised update": work.normalized and whole,
         "numbers reported with the update": bool(work.reports),
-        "tensors beside the weights": work.HasField("auxiliary"),
+        "tensors beside the weights": work.HasField("auxiliary") and whole,
+        "a part of the model": work.HasField("part") and whole,
         "limits on the samples of a class": bool(work.quotas),
         "a question before the upload": work.HasField("before_upload"),
         "a model of the client's own": work.HasField("personal"),
-        "a part of the model": work.HasField("part"),
     }
     for what, found in asked.items():
         if found:

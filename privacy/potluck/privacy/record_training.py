@@ -3,7 +3,7 @@
 Each step draws a Poisson sample of the client's records, clips each record's gradient to an L2
 norm, adds Gaussian noise to the sum, and divides by the expected batch size, which is public.
 Everything after that only processes noisy gradients: momentum, Adam, weight decay, the proximal
-term.
+term, SCAFFOLD's control variates.
 
 The generators of batches and noise get their seeds from the operating system, never from the run's
 seed, which the coordinator knows. They are torch's own, which are not cryptographic.
@@ -23,9 +23,15 @@ from opacus.optimizers import DPOptimizer
 from opacus.validators import ModuleValidator
 from torch import Tensor, nn
 
+from potluck.client.correction import LocalCorrection, RunningCorrection
 from potluck.client.objective import Batch, LocalContext, Objective
 from potluck.client.private_training import GrantedTraining, PrivateLoop
-from potluck.client.training.steps.loop import TrainingContext, TrainingResult, trainable
+from potluck.client.training.steps.loop import (
+    Corrected,
+    TrainingContext,
+    TrainingResult,
+    trainable,
+)
 from potluck.client.training.steps.optimizers import make_optimizer
 from potluck.common.errors import (
     ConfigurationError,
@@ -49,7 +55,13 @@ from potluck.privacy.noisy_steps import (
 class RecordTraining(PrivateLoop):
     """Trains so that the update hides each single record."""
 
-    def check(self, model: nn.Module, objective: Objective, settings: LocalTraining) -> None:
+    def check(
+        self,
+        model: nn.Module,
+        objective: Objective,
+        settings: LocalTraining,
+        correction: LocalCorrection | None = None,
+    ) -> None:
         """Raise ConfigurationError if noise can't hide single records in such a training."""
         if settings.unfit_for_noise:
             raise ConfigurationError(settings.unfit_for_noise)
@@ -58,6 +70,11 @@ class RecordTraining(PrivateLoop):
                 "the objective is not compatible with [privacy]: its loss of a record depends on "
                 "other records; choose cross-entropy, focal, generalized-cross-entropy, "
                 "symmetric-cross-entropy or fedprox"
+            )
+        if correction is not None and not correction.of_gradients:
+            raise ConfigurationError(
+                f"the correction {type(correction).__name__} is not compatible with [privacy]: it "
+                "uses records without noise; choose fedavg, fedavgm, fedadam or scaffold"
             )
         self.check_model(model)
 
@@ -86,6 +103,7 @@ class RecordTraining(PrivateLoop):
         settings: LocalTraining,
         context: TrainingContext,
         granted: GrantedTraining,
+        corrected: Corrected | None = None,
     ) -> TrainingResult:
         """Train the model in place, from the weights it has. Report no loss."""
         started, device = time.monotonic(), context.device
@@ -94,7 +112,13 @@ class RecordTraining(PrivateLoop):
         data = data.to(device)
         with with_record_gradients(model) as network:
             steps = _NoisySteps(network, data, objective, settings, context, granted)
+            if corrected is not None:
+                steps.correction = corrected.begin(model, settings, context)
             steps.run()
+        amount = normalizer(
+            settings, granted.steps, round_number=context.round, mu=objective.proximal
+        )
+        correction = None if steps.correction is None else steps.correction.finish(amount)
         with torch.no_grad():
             for name, each in model.named_buffers():
                 each.copy_(buffers[name])  # restore: forward passes write without noise
@@ -102,11 +126,10 @@ class RecordTraining(PrivateLoop):
         return TrainingResult(
             samples=len(data),
             steps=granted.steps,
-            normalizer=normalizer(
-                settings, granted.steps, round_number=context.round, mu=objective.proximal
-            ),
+            normalizer=amount,
             seconds=time.monotonic() - started,
             loss=math.nan,
+            correction=correction,
         )
 
 
@@ -124,6 +147,7 @@ class _NoisySteps:
     ) -> None:
         self.network, self.data, self.objective = network, data, objective
         self.settings, self.context, self.granted = settings, context, granted
+        self.correction: RunningCorrection | None = None
         device = context.device
         self.batches = torch.Generator().manual_seed(secrets.randbits(63))
         self.parameters: tuple[Any, ...] = tuple(trainable(network).values())
@@ -169,6 +193,8 @@ class _NoisySteps:
                     now.grad.add_(now.detach() - then, alpha=self.objective.proximal)
         if self.settings.gradient_clip is not None:
             nn.utils.clip_grad_norm_(self.parameters, self.settings.gradient_clip)
+        if self.correction is not None:
+            self.correction.correct()
         self.optimizer.step()
 
     def _add(self, indices: Tensor) -> None:

@@ -170,13 +170,15 @@ class Correction:
 
     keeps: True if clients store a state from one training for the next. A client that has lost its
     state fails and reports the reason. descends: True if the plug-in computes the gradients itself.
-    The run's objective is then not used, and must be plain cross-entropy.
+    The run's objective is then not used, and must be plain cross-entropy. of_gradients: True if the
+    plug-in uses a client's data only by the gradients of the steps, which noise may hide.
     """
 
     name: str
     options: Mapping[str, object] = field(default_factory=dict)
     keeps: bool = False
     descends: bool = False
+    of_gradients: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

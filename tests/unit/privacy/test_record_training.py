@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -11,15 +11,20 @@ from torch import Tensor, nn
 
 from potluck.client.objective import Batch, LocalContext, Objective
 from potluck.client.private_training import GrantedTraining
+from potluck.client.training.fedbio_correction import FedBiOCorrection
 from potluck.client.training.objective_sum import composed
 from potluck.client.training.objectives.cross_entropy import CrossEntropy
 from potluck.client.training.objectives.fedlc import FedLC
 from potluck.client.training.objectives.fedprox import FedProx
-from potluck.client.training.steps.loop import TrainingContext
+from potluck.client.training.scaffold_correction import CONTROL, ScaffoldCorrection
+from potluck.client.training.steps.loop import Corrected, TrainingContext
 from potluck.common.errors import ConfigurationError, TrainingError
+from potluck.common.models.concatenation import Concatenation
 from potluck.common.settings.local_training import LocalTraining
 from potluck.common.settings.plugins import find, installed
 from potluck.common.task import Examples
+from potluck.common.tensors.layout import Layout
+from potluck.common.tensors.model_arrays import state_arrays
 from potluck.privacy.record_training import RecordTraining
 
 CONTEXT = TrainingContext(classes=3, seed=1, round=1, device=torch.device("cpu"))
@@ -58,18 +63,43 @@ def flat(model: nn.Module) -> Tensor:
     return torch.cat([each.detach().flatten() for each in model.parameters()])
 
 
-def test_a_step_is_the_mean_of_clipped_gradients_of_single_records() -> None:
-    model, data = network(), examples()
-    total = torch.zeros_like(flat(model))
+def check_a_step(model: nn.Module) -> None:
+    """Check that a step is the mean of the clipped gradients of single records."""
+    data, total = examples(), torch.zeros_like(flat(model))
     for place in range(len(data)):
-        model.zero_grad()
+        model.zero_grad(set_to_none=False)
         one = slice(place, place + 1)
         nn.functional.cross_entropy(model(data.inputs[one]), data.labels[one]).backward()  # type: ignore[no-untyped-call]
-        gradient = torch.cat([each.grad.flatten() for each in model.parameters()])  # type: ignore[union-attr]
+        parameters = list(model.parameters())
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        gradient = torch.cat([each.flatten() for each in gradients])
         total += gradient * min(1.0, ALL.clip / float(gradient.norm()))
     before = flat(model)
     trained(model)
     assert torch.allclose(before - flat(model), total / 20, atol=1e-5)
+    assert bool(total.any())
+
+
+def test_a_step_is_the_mean_of_clipped_gradients_of_single_records() -> None:
+    check_a_step(network())
+
+
+@pytest.mark.parametrize("part", [0, 1, 2])
+def test_a_part_of_a_model_is_trained_alone(part: int) -> None:
+    model = Concatenation([network(), network()])
+    model.use_part(part)
+    before = {name: each.clone() for name, each in model.named_parameters()}
+    check_a_step(model)
+    moved = {n for n, each in model.named_parameters() if not torch.equal(each, before[n])}
+    own = ("head.",) if part == 2 else (f"encoders.{part}.", f"heads.{part}.")
+    assert moved == {name for name in before if name.startswith(own)}
+
+
+def test_frozen_tensors_of_a_model_stay() -> None:
+    model = network()
+    for each in model[0].parameters():
+        each.requires_grad_(False)
+    check_a_step(model)
 
 
 def test_the_noise_has_the_standard_deviation_that_was_charged() -> None:
@@ -133,6 +163,55 @@ def test_the_proximal_term_is_added_after_the_noise() -> None:
     trained(once)
     # The second step of the pulled one goes back by half of the first.
     assert torch.allclose(flat(pulled), flat(free) - 0.5 * (flat(once) - begin), atol=1e-5)
+
+
+def corrected(
+    model: nn.Module, control: Literal["way", "gradients"], common: float, own: float
+) -> Corrected:
+    """SCAFFOLD's correction, with control variates that have one value each."""
+    layout = Layout.of(state_arrays(model))
+
+    def filled(value: float) -> dict[str, dict[str, Tensor]]:
+        values = {n: torch.full_like(each, value) for n, each in model.named_parameters()}
+        return {CONTROL: values}
+
+    return Corrected(
+        correction=ScaffoldCorrection(control=control),
+        shared=filled(common),
+        personal={},
+        kept=filled(own),
+        layout=layout,
+    )
+
+
+@pytest.mark.parametrize("control", ["way", "gradients"])
+def test_scaffold_corrects_noisy_steps_and_its_variate_is_their_mean(
+    control: Literal["way", "gradients"],
+) -> None:
+    granted = GrantedTraining(
+        sampling_rate=1e-9, noise_multiplier=4.0, steps=4, clip=0.5, expected_batch=10.0
+    )
+    torch.manual_seed(5)
+    model = nn.Sequential(nn.Linear(4, 900), nn.ReLU(), nn.Linear(900, 3))
+    before, correction = flat(model), corrected(model, control, common=0.7, own=0.2)
+    result = RecordTraining().train(
+        model, examples(), CrossEntropy(), SETTINGS, CONTEXT, granted, correction
+    )
+    assert result.correction is not None
+    assert result.correction.keep is not None
+    sent, kept = result.correction.send[CONTROL], result.correction.keep[CONTROL]
+    mean = (before - flat(model)) / 4 - (0.7 - 0.2)  # of the noisy gradients; the rate is 1
+    variate = torch.cat([kept[name].flatten() for name, _ in model.named_parameters()])
+    change = torch.cat([sent[name].flatten() for name, _ in model.named_parameters()])
+    assert torch.allclose(variate, mean, atol=1e-4)
+    assert torch.allclose(change, mean - 0.2, atol=1e-4)
+    # 7,203 weights; no record is drawn, so all is noise: 4.0 · 0.5 / 10 / √4. Five errors wide.
+    assert float(variate.std()) == pytest.approx(0.1, rel=5 / (2 * 7203) ** 0.5)
+
+
+def test_a_correction_that_reads_records_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="FedBiOCorrection is not compatible"):
+        RecordTraining().check(network(), CrossEntropy(), SETTINGS, FedBiOCorrection())
 
 
 def test_the_model_is_an_ordinary_one_afterwards() -> None:

@@ -208,9 +208,7 @@ async def _granted(context: HandlerContext, active: ActiveInstruction) -> Grante
     instruction, work = active.instruction, active.instruction.train
     check_terms(work)
     client = ClientId(instruction.client_id)
-    samples = await context.look_up(
-        active, work.task, lambda device: device.samples(work.task, client)
-    )
+    samples = await context.look_up(active, work.task, lambda device: device.samples(work, client))
     granted, spent = await asyncio.to_thread(_charged, context, instruction, samples)
     context.metrics.spent_on_trainings(client, spent, limit=context.policy.training_epsilon)
     return granted

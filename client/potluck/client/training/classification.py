@@ -113,7 +113,7 @@ class Classification(TaskTraining):
         plan = plan_training(work, self.loaded.task)
         if hides_records(work):
             check_terms(work)
-            private_loop().check(self.loaded.model, plan.objective, plan.settings)
+            private_loop().check(self.loaded.model, plan.objective, plan.settings, plan.correction)
 
     # Training ---------------------------------------------------------------------------------
 
@@ -127,8 +127,7 @@ class Classification(TaskTraining):
         if hides_records(work) != (granted is not None):
             raise ProtocolError("a training with noise was not granted, or is not one")
         if granted is not None:
-            check_terms(work)
-            private_loop().check(loaded.model, plan.objective, plan.settings)
+            self.check(work)
         data = self.client_data(client_id).train
         samples = self._samples(client_id, work, plan.settings.validation_share)
         correction = _correction(plan, files, loaded, samples)
@@ -151,7 +150,13 @@ class Classification(TaskTraining):
             loaded.model.to(self._device)  # before an optimiser is made for its tensors
             if granted is not None:
                 return private_loop().train(
-                    loaded.model, samples.training, plan.objective, settings, context, granted
+                    loaded.model,
+                    samples.training,
+                    plan.objective,
+                    settings,
+                    context,
+                    granted,
+                    correction,
                 )
             if settings.kept_epochs:
                 return train_in_turn(

@@ -168,9 +168,13 @@ class TrainingDevice:
         values = training.answer(question, instruction, cancelled, files)
         return {name: float(value) for name, value in values.items()}
 
-    def samples(self, plugin: rpc.Plugin, client_id: ClientId) -> int:
-        """Return a client's number of training samples. Raises PluginError, TrainingError."""
-        return self._tasks.of(plugin).samples(client_id)
+    def samples(self, work: rpc.Train, client_id: ClientId) -> int:
+        """Return a client's number of training samples, after the checks of its training.
+
+        Raises PluginError, TrainingError, and what `TaskTraining.check` raises."""
+        found = self._tasks.of(work.task)
+        found.check(work)
+        return found.samples(client_id)
 
     def label_counts(self, plugin: rpc.Plugin, client_id: ClientId) -> list[int]:
         """Return a client's training samples per class. Raises PluginError, TrainingError."""

@@ -35,6 +35,8 @@ class ScaffoldCorrection(LocalCorrection):
 
     control: Literal["way", "gradients"] = "way"
 
+    of_gradients = True
+
     def begin(self, context: CorrectionContext) -> RunningCorrection:
         """Begin with the c_k that the client or the coordinator has kept; else with 0."""
         if self.control == "gradients":

@@ -38,6 +38,8 @@ class Trait(Enum):
     """Sends tensors in addition to the weights."""
     CORRECTION = auto()
     """Has hosts correct what clients send, or how they train."""
+    DATA_CORRECTION = auto()
+    """Has hosts compute what clients send from data, not only from the gradients of steps."""
     KEPT_CORRECTION = auto()
     """Has clients keep a state from one training for the next."""
     SINGLE_STEPS = auto()
@@ -144,6 +146,8 @@ class RunParts:
             Trait.OWN_TENSORS: bool(strategy.one_way),
             Trait.AUXILIARIES: bool(strategy.auxiliary),
             Trait.CORRECTION: correction is not None,
+            Trait.DATA_CORRECTION: (correction is not None and not correction.of_gradients)
+            or (correction is None and bool(strategy.auxiliary)),
             Trait.KEPT_CORRECTION: correction is not None and correction.keeps,
             Trait.SINGLE_STEPS: "corrects" if correction else "counts" if normalized else "",
             Trait.OTHER_WEIGHTS: not strategy.by_samples,
@@ -197,7 +201,8 @@ class RunParts:
     def _exact_profiles(self) -> str:
         """Return the setting by which clients disclose profiles or sums without noise."""
         profiles, selector = self.run_file.profiles, self.selector
-        if not (selector.needs_profiles or selector.wants_label_totals):
+        needs = selector.needs_profiles or self.strategy.needs_profiles
+        if not (needs or selector.wants_label_totals):
             return ""
         if profiles.disclosure == "exact":
             return 'profiles.disclosure = "exact"'
@@ -380,12 +385,9 @@ HIDES: Final[Mapping[Trait, Mapping[Trait, str]]] = {
         "`settings.noisy_steps` and declare it, choose another task, or remove [privacy]",
         Trait.MASKS: "secure_aggregation is not compatible with [privacy]: what a masked update "
         "reports of its training has no noise; remove one of them",
-        Trait.CORRECTION: f"{_PRIVATE_STRATEGY}it has clients correct their steps with numbers "
-        "without noise; choose fedavg, fedavgm or fedadam, or remove [privacy]",
-        Trait.AUXILIARIES: f"{_PRIVATE_STRATEGY}clients send tensors without noise beside their "
-        "weights; choose fedavg, fedavgm or fedadam, or remove [privacy]",
-        Trait.GROUPS: f"{_PRIVATE_STRATEGY}clients train parts of the model by their profiles; "
-        "choose fedavg, fedavgm or fedadam, or remove [privacy]",
+        Trait.DATA_CORRECTION: f"{_PRIVATE_STRATEGY}clients compute tensors from records without "
+        "noise, and send them beside their weights; choose fedavg, fedavgm, fedadam or scaffold, "
+        "or remove [privacy]",
         Trait.QUESTIONS: f"{_PRIVATE_SELECTOR}asks clients for {{detail}}, and the answers have no "
         f"noise{_NO_NOISE}",
         Trait.OFFERS: f"{_PRIVATE_SELECTOR}asks about the trained model before the upload, and the "

@@ -73,7 +73,9 @@ class Scaffold(Strategy):
         self._step: Strategy = mean if self.step is None else _other_step(self.step)
         self._keeps = self.keeper == "coordinator"
         options = {} if self.control == "way" else {"control": self.control}
-        self.correction = Correction(name="scaffold", options=options, keeps=not self._keeps)
+        self.correction = Correction(
+            name="scaffold", options=options, keeps=not self._keeps, of_gradients=True
+        )
         self.needs = self._step.needs
         self.individual = self._keeps or self._step.individual
         self.summation = self._step.summation

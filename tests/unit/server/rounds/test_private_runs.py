@@ -31,6 +31,14 @@ strategy.name = "{strategy}"
 """
 
 
+CONCATENATION = """
+[model]
+name = "concatenation"
+groups = 2
+of = { name = "perceptron", inputs = 64, classes = 10 }
+"""
+
+
 def text(
     privacy: str = "noise_multiplier = 1.5",
     *,
@@ -71,7 +79,14 @@ def test_a_run_without_the_table_has_no_such_field() -> None:
         (text(selector="oort"), "oort wants utility reported"),
         (text(table='profiles.disclosure = "exact"', selector="kl"), 'disclosure = "exact" is not'),
         (text(table='profiles.sum_mode = "exact"', selector="kl"), 'sum_mode = "exact" is not'),
-        (text(strategy="scaffold"), "scaffold is not compatible"),
+        (text(strategy="fedbio"), "clients compute tensors from records without noise"),
+        (
+            text(
+                strategy="fedconcat",
+                table=f'{CONCATENATION}\n[profiles]\ndisclosure = "exact"',
+            ),
+            'profiles.disclosure = "exact" is not compatible',
+        ),
         (text(table='personal.method = "ditto"'), "ditto"),
         (text(table="evaluation.fine_tune_epochs = 1"), "fine_tune_epochs = 0"),
         (text(table="training.validation_share = 0.1"), "validation_share"),
@@ -84,11 +99,15 @@ def test_what_has_no_noise_is_refused_before_the_run(run_file: str, words: str) 
 
 
 @pytest.mark.parametrize("selector", ["uniform", "fedentopt", "refl"])
-@pytest.mark.parametrize("strategy", ["fedavg", "fednova", "median"])
+@pytest.mark.parametrize("strategy", ["fedavg", "fednova", "median", "scaffold"])
 def test_selectors_and_strategies_that_use_what_is_released_work(
     selector: str, strategy: str
 ) -> None:
     assert instructed(text(selector=selector, strategy=strategy)) is not None
+
+
+def test_groups_of_clients_may_train_parts_of_a_model() -> None:
+    assert instructed(text(strategy="fedconcat", table=CONCATENATION)) is not None
 
 
 @pytest.mark.parametrize("capable", [True, False])
