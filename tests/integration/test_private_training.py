@@ -14,16 +14,19 @@ import pytest
 import tomlkit
 from support.client_host import host_config, reference, train_instruction, write_config
 from support.fake_coordinator import FakeCoordinator, serving
-from support.federation import Points, plugins_installed, set_values
+from support.federation import plugins_installed, set_values
 from support.host_scene import Scene
 from support.pki import TestFederation, make_federation
 from support.profile_federation import profile_federation
 from support.programs import run_program
 
+from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
 from potluck.common.records.privacy_loss import BUDGET_SPENT
 from potluck.common.tensors.model_arrays import state_arrays
 from potluck.common.tensors.tensor_files import write_tensors
 from potluck.deploy.local.demo_files import program
+from potluck.privacy.host_guard import spent_in_epoch
+from potluck.privacy.privacy_ledger import PrivacyLedger
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 
@@ -161,45 +164,80 @@ async def process(
         await fake.until(lambda: fake.hosts == 0)
 
 
-async def check_kill(folder: Path, federation: TestFederation, points: Points, point: str) -> bool:
-    """Kill a host at a point of two trainings, restart it, and compare ledger and uploads.
-
-    Returns False if the process did not reach the point."""
-    points.clear()
-    points.note_boundaries()
-    points.kill(point)
-    scene = Scene(folder.parent, federation)
-    killed = False
-    async with serving(scene.fake, federation.coordinator) as port:
-        model = watched_model(scene)
-        for name, round_ in (("a", 1), ("b", 2)):
-            done = False
-            while not done:
-                async with process(folder, federation, scene.fake, port) as host:
-                    scene.fake.instruct(watched(name, model, round_))
-                    completed = asyncio.ensure_future(scene.fake.completed(name))
-                    died = asyncio.ensure_future(host.wait())
-                    await asyncio.wait((completed, died), return_when=asyncio.FIRST_COMPLETED)
-                    done = completed.done() and completed.result().complete
-                    killed = killed or died.done()
-                    for task in (completed, died):
-                        task.cancel()
-        sent = {header.blake3 for header in scene.fake.headers}
-    spent = len(ledger(folder / "host-0"))
-    assert spent >= len(sent) >= 2
-    assert spent <= 3, "one kill charges at most one more"
-    return killed
+BOUNDARIES = [
+    ("client-1", "before-rename-privacy.jsonl-1", 1),  # a client's first training: a new ledger
+    ("client-0", "after-rename-privacy.jsonl-1", 2),
+    ("client-0", "before-sync-privacy.jsonl-1", 2),  # later ones add a line
+    ("client-0", "after-sync-privacy.jsonl-1", 2),
+    ("client-0", "train-client-0", 2),  # charged; no batch and no noise is drawn yet
+    ("client-0", "before-rename-updates.safetensors-1", 2),  # trained, not kept
+    ("client-0", "after-rename-updates.safetensors-1", 2),  # a file without its record
+    ("client-0", "after-rename-updates.json-1", 1),  # kept
+    ("client-0", "upload", 1),
+]
+"""For a training each: its client, the point at which its host is killed, and its charges."""
 
 
-async def test_a_host_killed_around_its_charge_never_spends_less_than_it_used(
+async def test_a_host_killed_at_each_durable_boundary_never_spends_less_than_it_used(
     tmp_path: Path, federation: TestFederation
 ) -> None:
-    with plugins_installed(tmp_path / "points", "potluck-client") as points:
-        for number, point in enumerate(
-            ("before-rename-privacy.jsonl-1", "after-sync-privacy.jsonl-1")
-        ):
-            assert await check_kill(tmp_path / f"kill-{number}", federation, points, point)
-        points.clear()
+    folder, state = tmp_path / "host", tmp_path / "host" / "host-0"
+    scene = Scene(tmp_path, federation)
+    async with contextlib.AsyncExitStack() as stack:
+        points = stack.enter_context(plugins_installed(tmp_path / "points", "potluck-client"))
+        port = await stack.enter_async_context(serving(scene.fake, federation.coordinator))
+        model = watched_model(scene)
+        host = await stack.enter_async_context(process(folder, federation, scene.fake, port))
+        for round_, (client, point, charges) in enumerate(BOUNDARIES, start=1):
+            points.clear()
+            points.note_boundaries()
+            points.kill(point)
+            asked = watched(point, model, round_)
+            asked.client_id = client
+            await kill_in(host, scene.fake, asked)
+            host = await stack.enter_async_context(process(folder, federation, scene.fake, port))
+            scene.fake.instruct(asked)
+            await scene.fake.completed(point)
+            assert point == "upload" or not points.spare(point)
+            sent = {each.blake3 for each in scene.fake.headers if each.update_id == point}
+            assert len(sent) == 1, f"{point}: an update that was kept is sent, and no other"
+            charged = [line for line in ledger(state, client) if line["round"] == round_]
+            assert len(charged) == charges, point
+    await check_limit(tmp_path, federation, state)
+
+
+async def kill_in(host: Process, fake: FakeCoordinator, asked: rpc.Instruction) -> None:
+    """Send an instruction, and wait until the host is dead."""
+    at_upload = asked.id == "upload"
+    released = asyncio.Event()
+    fake.hold_uploads = released if at_upload else None
+    fake.instruct(asked)
+    if at_upload:
+        await fake.until(lambda: fake.held_uploads == 1)
+        host.kill()
+    async with asyncio.timeout(60):
+        await host.wait()
+    released.set()
+    fake.hold_uploads = None
+    await fake.until(lambda: fake.hosts == 0)
+
+
+async def check_limit(folder: Path, federation: TestFederation, state: Path) -> None:
+    """Assert that what was spent before kills counts at another coordinator and in another run."""
+    charged = len(ledger(state))
+    policy = DisclosurePolicy()
+    spent = spent_in_epoch(PrivacyLedger(state / "privacy").of("client-0"), policy).epsilon_spent
+    scene = Scene(folder, federation)
+    asked = private("renamed", scene.model())
+    asked.run_id = "renamed"
+    async with (
+        serving(scene.fake, federation.coordinator) as scene.port,
+        scene.host(state_directory=state, disclosure={"training_epsilon": spent}),
+    ):
+        scene.fake.instruct(asked)
+        answer = await scene.fake.answered("renamed")
+    assert answer.failure.message == f"client 'client-0': {BUDGET_SPENT}"
+    assert len(ledger(state)) == charged
 
 
 # Runs --------------------------------------------------------------------------------------------
