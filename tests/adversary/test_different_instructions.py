@@ -129,11 +129,20 @@ async def test_an_honest_round_passes_through_the_proxy(scene: Scene) -> None:
     assert row.state is RunState.FINISHED, row.reason
 
 
-async def test_a_text_that_means_the_same_changes_nothing(scene: Scene) -> None:
-    def spaced(work: rpc.Train) -> None:
-        work.training_json = work.training_json.replace(",", " ,\n")
+def spaced(work: rpc.Train) -> None:
+    work.training_json = work.training_json.replace(",", " ,\n")
 
-    scene.liar.script = OthersTold(spaced)
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        pytest.param(spaced, id="a text that means the same"),
+        # Clients of a masked round are trained one by one, whatever companions they have.
+        pytest.param(merged(companions=["client-1", "client-2"]), id="companions"),
+    ],
+)
+async def test_a_change_that_no_update_depends_on_changes_nothing(scene: Scene, edit: Edit) -> None:
+    scene.liar.script = OthersTold(edit)
     row = await scene.federation.finished(MASKED)
     assert row.state is RunState.FINISHED, row.reason
 

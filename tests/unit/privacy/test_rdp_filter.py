@@ -1,5 +1,7 @@
 """No schedule, however it is chosen, exceeds the owner's limit."""
 
+from collections import Counter
+
 import pytest
 from dp_accounting.rdp import RdpAccountant, compute_epsilon
 from hypothesis import given, settings
@@ -66,6 +68,32 @@ def test_whatever_is_asked_the_admitted_events_stay_within_the_limit(
     for event in admitted:
         independent.compose(event.dp_event())
     assert independent.get_epsilon(delta) <= limit + 1e-9
+
+
+@settings(deadline=None, max_examples=20)
+@given(limit=st.floats(0.2, 12), choices=st.data())
+def test_events_that_follow_from_earlier_answers_stay_within_the_limit(
+    limit: float, choices: st.DataObject
+) -> None:
+    """An adaptive schedule: noise is halved after a grant and doubled after a refusal."""
+    found = RdpFilter(epsilon=limit, delta=DELTA)
+    admitted: Counter[tuple[float, float]] = Counter()
+    noise, refusals = 4.0, 0
+    while refusals < 6 and noise > 0.2:
+        rate, steps = choices.draw(st.sampled_from([0.02, 1.0])), choices.draw(st.integers(1, 60))
+        event = GaussianSteps(sampling_rate=rate, noise_multiplier=noise, steps=steps)
+        if found.admits(event):
+            found = found.with_event(event)
+            admitted[rate, noise] += steps
+            noise /= 2
+        else:
+            noise, refusals = noise * 2, refusals + 1
+        assert found.epsilon_spent <= limit
+    independent = RdpAccountant()
+    for (rate, of), steps in admitted.items():
+        event = GaussianSteps(sampling_rate=rate, noise_multiplier=of, steps=steps)
+        independent.compose(event.dp_event())
+    assert independent.get_epsilon(DELTA) <= limit + 1e-9
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 3.0, 8.0])
