@@ -55,7 +55,7 @@ SETTINGS = LocalTraining(learning_rate=0.01, batch_size=BATCH, steps=STEPS)
 
 
 def chance_of(correct: int, guesses: int, epsilon: float, *, canaries: int, delta: float) -> float:
-    """Bound the probability that an (ε, δ)-private training allows so many correct guesses.
+    """Bound the probability of `correct` right guesses after an (ε, δ)-private training.
 
     Theorem 5.2 of the paper. Let W be the number of successes in r trials that succeed with
     probability e^ε / (e^ε + 1) each. Then P[at least v of r guesses are correct] is at most
