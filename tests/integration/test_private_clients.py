@@ -102,6 +102,22 @@ async def test_a_sum_has_the_noise_of_its_survivors_and_each_upload_is_charged(
     assert len(committed.privacy.clients) == survivors
 
 
+async def test_masked_updates_with_noise_for_records_report_no_loss(
+    federation: SumFederation,
+) -> None:
+    """Weights are numbers of samples, which are public."""
+    noise = NOISE.replace("client", "record").replace("0.5", "2.0")
+    row = await federation.finished(RUN_FILE + noise)
+    assert row.state is RunState.FINISHED, row.reason
+    [record] = await records(federation, row.run_id)
+    assert len(record.clients) == CLIENTS
+    for client in record.clients:
+        [line] = [each for each in charged(federation, client) if each["run"] == row.run_id]
+        assert (line["unit"], line["noise_multiplier"]) == ("record", 4.0)
+    [committed] = await federation.coordinator.store.call(lambda store: store.rounds(row.run_id))
+    assert committed.metrics == {}, "no loss is reported"
+
+
 async def test_a_failed_training_is_seen_nowhere_and_is_charged(
     federation: SumFederation, monkeypatch: pytest.MonkeyPatch
 ) -> None:

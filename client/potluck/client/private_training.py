@@ -206,14 +206,13 @@ def check_terms(work: rpc.Train) -> None:
     """Raise ProtocolError if a training with noise also asks for something without noise.
 
     An honest coordinator refuses such a run before it starts; a malicious one may still ask."""
-    masked, whole = is_masked(work), hides_update(work)
-    if whole and not masked:
+    whole = hides_update(work)
+    if whole and not is_masked(work):
         raise ProtocolError(
             "noise of all clients together needs a masked sum, and the update is not masked; set "
             "secure_aggregation = true in the run file"
         )
     asked = {
-        "a masked update": masked and not whole,
         "a normalised update": work.normalized and whole,
         "numbers reported with the update": bool(work.reports),
         "tensors beside the weights": work.HasField("auxiliary") and whole,

@@ -25,7 +25,8 @@ _SPARE_SECONDS: Final = 60.0
 def weight_bound(run_file: RunFile, strategy: Strategy) -> int:
     """Return the largest weight that a client may have in a round's sum."""
     alike = run_file.weighting is Weighting.EQUAL or strategy.summation is Summation.EQUAL
-    noisy = run_file.privacy is not None  # noise hides updates of equal weights
+    privacy = run_file.privacy
+    noisy = privacy is not None and privacy.unit == "client"  # its updates have equal weights
     return 1 if alike or noisy else run_file.masking.weight_cap
 
 

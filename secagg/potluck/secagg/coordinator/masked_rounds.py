@@ -258,7 +258,7 @@ class MaskedRounds(MaskedRules, UpdatePath):
         thresholds = complete_thresholds(hosts, colluding)
         certain = thresholds.quorum - colluding_clients(hosts, colluding)
         noise = _noise_in_sums(work, certain, thresholds.quorum)
-        metrics = metric_names(normalized=work.normalized, noisy=noise is not None)
+        metrics = metric_names(normalized=work.normalized, noisy=work.HasField("privacy"))
         lengths = lane_lengths(run.models.work.layout.parameters, metrics, plan.strategy.auxiliary)
         issued_at = int(time.time())
         return Header(
@@ -390,7 +390,7 @@ def _noise_in_sums(work: coordinator_pb2.Train, certain: int, quorum: int) -> No
     """Return the noise that clients add to their updates; None for none.
 
     certain: number of clients in every sum that don't collude. quorum: of all clients."""
-    if not work.HasField("privacy"):
+    if work.privacy.unit != "client":
         return None
     return NoiseInSums(
         clip=work.privacy.clip,

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from potluck.client.private_training import SumGrid, UpdateNoise, hides_update
+from potluck.client.private_training import SumGrid, UpdateNoise
 from potluck.client.training.unmasked_update import Differences
 from potluck.common.tensors.flat import TensorBorders
 from potluck.common.tensors.tensor_files import FileDigest, open_tensors, write_tensors
@@ -52,7 +52,7 @@ def expectation(instruction: rpc.Instruction, model: Path, data_epoch: int) -> E
     check_alike(instruction)
     with open_tensors(model) as file:
         parameters = file.layout.parameters
-    noisy = hides_update(work)
+    noisy = work.HasField("privacy")
     metrics = metric_names(normalized=work.normalized, noisy=noisy)
     # Without settings, seed and run: with others, it is still the same input. With noise, each
     # upload is another input, and is charged.

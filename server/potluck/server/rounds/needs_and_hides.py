@@ -383,8 +383,6 @@ HIDES: Final[Mapping[Trait, Mapping[Trait, str]]] = {
         Trait.NOISELESS_TRAINER: "task '{task}' is not compatible with [privacy]: its trainer does "
         "not declare the capability `privacy`, so its updates would have no noise; train with "
         "`settings.noisy_steps` and declare it, choose another task, or remove [privacy]",
-        Trait.MASKS: "secure_aggregation is not compatible with [privacy]: what a masked update "
-        "reports of its training has no noise; remove one of them",
         Trait.DATA_CORRECTION: f"{_PRIVATE_STRATEGY}clients compute tensors from records without "
         "noise, and send them beside their weights; choose fedavg, fedavgm, fedadam or scaffold, "
         "or remove [privacy]",

@@ -74,7 +74,6 @@ def test_a_run_without_the_table_has_no_such_field() -> None:
         (text("noise_multiplier = 1\nepsilon = 1"), "either `noise_multiplier` or `epsilon`"),
         (text("noise_multiplier = 1\ntrainings = 3"), "`trainings` is of use only with"),
         (text('unit = "household"\nepsilon = 1'), "record' or 'client'"),
-        (text(table="secure_aggregation = true"), "secure_aggregation is not compatible"),
         (text(selector="pow-d"), "pow-d asks clients for loss"),
         (text(selector="oort"), "oort wants utility reported"),
         (text(table='profiles.disclosure = "exact"', selector="kl"), 'disclosure = "exact" is not'),
@@ -104,6 +103,11 @@ def test_selectors_and_strategies_that_use_what_is_released_work(
     selector: str, strategy: str
 ) -> None:
     assert instructed(text(selector=selector, strategy=strategy)) is not None
+
+
+def test_updates_with_noise_may_be_masked() -> None:
+    run_file = text(table="secure_aggregation = true").replace("round = 2", "round = 7")
+    assert instructed(run_file) is not None
 
 
 def test_groups_of_clients_may_train_parts_of_a_model() -> None:
