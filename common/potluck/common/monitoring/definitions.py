@@ -474,7 +474,8 @@ NEAR_PRIVACY_LIMIT = _gauge(
 )
 PRIVACY_REFUSED = _gauge(
     "potluck_privacy_refused_clients",
-    "Clients that are excluded from the run because their owner's privacy budget is spent.",
+    "Clients that are excluded from the run because their owner's limit, or the run's number of "
+    "trainings, is used up.",
     RUN,
     condition=_WITH_NOISE,
 )

@@ -44,8 +44,8 @@ class RoundPrivacy:
     delta: chance that the loss is larger, in (0, 1). largest, median: ε over the clients whose loss
     is known; None if no loss is known. near_limit: number of clients that have used at least 80 %
     of the run's trainings; None if the run has no limit. refused: number of clients that are
-    excluded because their owner's budget is spent. clients: ε by client, for the clients whose loss
-    has changed since the round before.
+    excluded because the owner's limit, or the run's trainings, are used up. clients: ε by client,
+    for the clients whose loss has changed since the round before.
     """
 
     delta: float

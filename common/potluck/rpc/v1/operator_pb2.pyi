@@ -815,7 +815,9 @@ class RoundPrivacy(_message.Message):
     near_limit: _builtins.int
     """Number of clients that have used at least 80 % of the run's trainings; absent without a limit."""
     refused: _builtins.int
-    """Number of clients that are excluded because their owner's budget is spent."""
+    """Number of clients that are excluded because the owner's limit, or the run's trainings, are used
+    up.
+    """
     @_builtins.property
     def clients(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """ε by client, for the clients whose loss has changed since the round before."""

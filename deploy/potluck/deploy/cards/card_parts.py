@@ -67,7 +67,7 @@ class CardNoise(CardPart):
     near_limit: int | None = Field(
         description="Clients that have used 80 % of the run's trainings; null without a limit."
     )
-    refused: int = Field(description="Clients excluded because their owner's budget is spent.")
+    refused: int = Field(description="Clients whose hosts refuse more trainings.")
 
 
 class CardPrivacy(CardPart):

@@ -157,15 +157,16 @@ export function privacyCard() {
         { title: "Secure sums", right: true, cell: (row) => row.sums },
         { title: "Least hosts in one", right: true, cell: (row) => row.least_hosts ?? "–" },
         { title: "Disclosed itself", cell: (row) => row.disclosed.join(", ") || "nothing" },
-        { title: "ε of updates", right: true, cell: (row) => row.updates?.toLocaleString("en", { maximumFractionDigits: 4 }) ?? "–" },
+        ...(most.some((each) => each.updates !== null) ? [{ title: "ε of updates", right: true, cell: (row) => row.updates?.toLocaleString("en", { maximumFractionDigits: 4 }) ?? "–" }] : []),
       ], most));
+      const released = found.sums_released || found.sums_aborted || most.some((each) => each.disclosed.length);
       put(figures,
-        facts([
+        released ? facts([
           ["Largest ε", found.largest.toLocaleString("en", { maximumFractionDigits: 3 }), "of a client"],
           ["Median ε", found.median.toLocaleString("en", { maximumFractionDigits: 3 })],
           ["Secure sums", `${found.sums_released}`, found.sums_aborted ? `${found.sums_aborted} aborted` : ""],
-        ]),
-        spread(most.map((each) => each.epsilon)),
+        ]) : h("p", { class: "quiet" }, "Nothing left the clients of this run but model updates: no profiles, no secure sums."),
+        released ? spread(most.map((each) => each.epsilon)) : null,
         found.sums_released ? h("p", { class: "small soft" }, `Sums hide single clients from ${found.holds_against}.`) : null,
         claim(found));
       if (first) put(place, figures, numbers.element);
