@@ -108,8 +108,9 @@ class DisclosurePolicy(Settings):
         default=8.0,
         ge=0,
         allow_inf_nan=False,
-        description="Most privacy loss (epsilon) of a record by all trainings with noise in one\n"
-        "data_epoch, over all runs and coordinators. The host refuses what would exceed it.\n"
+        description="Most privacy loss (epsilon) by all trainings with noise in one data_epoch,\n"
+        "over all runs and coordinators: of a record, and of the client where noise hides its\n"
+        "updates. The host refuses what would exceed it.\n"
         'Trainings without noise are not counted; updates = "private" refuses them.',
     )
     training_delta: float = Field(

@@ -32,13 +32,6 @@ def _of_noise(privacy: PrivateUpdates) -> str:
     loss = "an ε that grows with each training"
     if privacy.epsilon is not None:
         loss = f"ε ≤ {privacy.epsilon:g} in this run"
-    if privacy.unit == "client":
-        return (
-            "sums of updates hide each client's update from everyone who sees sums or models, "
-            "unless more hosts collude than the run assumes, with "
-            f"{loss} and δ = {privacy.delta:g} per client; each host's ledger holds its owner's "
-            "limit over all runs"
-        )
     return (
         f"{_HIDDEN[privacy.unit]}, with {loss} and δ = {privacy.delta:g} per client; each host's "
         "ledger holds its owner's limit over all runs"

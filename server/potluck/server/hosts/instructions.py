@@ -234,6 +234,8 @@ def _train(
     )
     if run_file.privacy is not None:
         train.privacy.CopyFrom(privacy_terms(run_file.privacy, run_file.rounds))
+        if run_file.privacy.unit == "client":
+            train.weighting = WEIGHTINGS[Weighting.EQUAL]  # the noise is for equal weights
     if summed:
         terms = lane_terms(run_file, plan.strategy)
         train.summing.CopyFrom(coordinator_pb2.Summing(**dataclasses.asdict(terms)))

@@ -13,7 +13,7 @@ from potluck.common.run_file.runfile import parse_run_file
 from potluck.common.settings.local_training import LocalTraining
 from potluck.common.tasks.digits import Digits
 from potluck.common.trainer import Capability
-from potluck.rpc.v1.coordinator_pb2 import Privacy
+from potluck.rpc.v1.coordinator_pb2 import WEIGHTING_EQUAL, Privacy
 from potluck.server.hosts.instructions import check_instruction
 from potluck.server.rounds.compatibility import check_private_clients, check_private_training
 from potluck.server.rounds.plan import draw_up
@@ -144,6 +144,12 @@ MASKED = "secure_aggregation = true\nclients_per_round = 7"
 def whole(privacy: str = CLIENTS, *, table: str = MASKED, **parts: str) -> str:
     """A run with noise for whole clients."""
     return text(privacy, table=table, **parts).replace("clients_per_round = 2\n", "")
+
+
+def test_noise_of_clients_makes_weights_equal() -> None:
+    plan = draw_up(whole(), source="run.toml")
+    work = check_instruction(plan, "i", "run", 1, "client-0", b"").check.train
+    assert work.weighting == WEIGHTING_EQUAL
 
 
 def test_noise_of_all_clients_is_solved_for_by_the_coordinator() -> None:
