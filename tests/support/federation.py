@@ -39,6 +39,9 @@ QUESTIONS = (
 )
 """Those of the selectors that come with Potluck."""
 _LOOK_SECONDS = 0.01
+_WATCH_SECONDS = 10.0
+_NO_ROUND = 2**32 - 1
+"""A round after which no run has committed another."""
 
 OVER = (
     operator_pb2.RUN_STATE_FINISHED,
@@ -225,13 +228,10 @@ class Federation:
 
     async def ended(self, run_id: str) -> operator_pb2.RunStatus:
         """Wait until a run is over, over restarts of the coordinator."""
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while True:
-                with contextlib.suppress(UnreachableError):
-                    status = await self.status(run_id)
-                    if status.state in OVER:
-                        return status
-                await asyncio.sleep(_LOOK_SECONDS)
+        status: operator_pb2.RunStatus = await self._until(
+            run_id, lambda event: event.status if event.status.state in OVER else None
+        )
+        return status
 
     async def finished(self, run_id: str) -> str:
         """Wait until a run has finished; the digest of its last model."""
@@ -257,8 +257,26 @@ class Federation:
 
     async def until_committed(self, run_id: str, rounds: int) -> None:
         """Wait until this number of rounds is committed."""
+        await self._until(
+            run_id,
+            lambda event: max(event.committed.round, event.status.committed_rounds) >= rounds or None,
+        )
+
+    async def _until(
+        self, run_id: str, found: Callable[[operator_pb2.WatchRunResponse], Any | None]
+    ) -> Any:
+        """Watch a run, over restarts of the coordinator, until `found` returns other than None for
+        an event. Return that. Watching costs the coordinator less than many calls."""
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while (await self.status(run_id)).committed_rounds < rounds:  # noqa: ASYNC110  # likewise
+            while True:
+                # A stream from a coordinator that was cut off or stopped has no deadline.
+                with contextlib.suppress(UnreachableError, TimeoutError):
+                    async with asyncio.timeout(_WATCH_SECONDS):
+                        watched = self.operator.watch_run(run_id, after_round=_NO_ROUND)
+                        async with contextlib.aclosing(watched) as events:
+                            async for event in events:
+                                if (value := found(event)) is not None:
+                                    return value
                 await asyncio.sleep(_LOOK_SECONDS)
 
     async def before_round_two(self, *assignments: str) -> str:
