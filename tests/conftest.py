@@ -8,6 +8,7 @@ from typing import Any
 
 import hypothesis
 import pytest
+from support.shared_forks import end_shared_forks
 from support.side_by_side import ordered, unit_of
 
 import potluck.common.errors  # noqa: F401  # before grpc, which reads its settings once: as programs do
@@ -60,6 +61,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     scheduler = LoadFileScheduling(config, log)
     scheduler._split_scope = unit_of
     return scheduler
+
+
+def pytest_sessionfinish() -> None:
+    """End the fork server that federations share."""
+    end_shared_forks()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

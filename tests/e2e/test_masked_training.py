@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.federation import Federation, Points, set_values, until
+from support.shared_forks import shared_forks
 
 from potluck.deploy.local.demo_files import DemoOptions, reserved_port, write_demo_files
 from potluck.deploy.local.local_federation import LocalFederation
@@ -61,7 +62,10 @@ async def under_way(folder: Path, options: DemoOptions) -> AsyncIterator[Federat
         files = write_demo_files(folder / "federation", options, port)
         for path in files.hosts:
             set_values(path, {"reconnect_maximum_seconds": 0.3})
-        async with LocalFederation(files) as processes, processes.operator() as operator:
+        async with (
+            LocalFederation(files, shared_forks()) as processes,
+            processes.operator() as operator,
+        ):
             federation = Federation(
                 files=files,
                 processes=processes,

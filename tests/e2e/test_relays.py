@@ -9,6 +9,7 @@ import pytest
 import pytest_asyncio
 from support.federation import OVER, Federation, Points, crash_federation, until
 from support.relays import Relay, relays_of
+from support.shared_forks import shared_forks
 
 from potluck.deploy.local.demo_files import DemoOptions, reserved_port, write_demo_files
 from potluck.deploy.local.local_federation import LocalFederation
@@ -144,7 +145,10 @@ async def test_masked_rounds_go_through_a_relay_and_its_hosts_still_count(tmp_pa
     )
     with reserved_port() as port:
         files = write_demo_files(tmp_path / "federation", options, port)
-        async with LocalFederation(files) as processes, processes.operator() as operator:
+        async with (
+            LocalFederation(files, shared_forks()) as processes,
+            processes.operator() as operator,
+        ):
             federation = Federation(
                 files=files,
                 processes=processes,

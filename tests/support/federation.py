@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import tomlkit
+from support.shared_forks import shared_forks
 
 from potluck.common.errors import UnreachableError
 from potluck.deploy.local.demo_files import DemoFiles, DemoOptions, reserved_port, write_demo_files
@@ -259,7 +260,9 @@ class Federation:
         """Wait until this number of rounds is committed."""
         await self._until(
             run_id,
-            lambda event: max(event.committed.round, event.status.committed_rounds) >= rounds or None,
+            lambda event: (
+                max(event.committed.round, event.status.committed_rounds) >= rounds or None
+            ),
         )
 
     async def _until(
@@ -346,7 +349,10 @@ async def crash_federation(
         set_values(files.coordinator, {"heartbeat_seconds": 0.2} | (coordinator or {}))
         for path in files.hosts:
             set_values(path, {"reconnect_maximum_seconds": 0.3} | (host or {}))
-        async with LocalFederation(files) as processes, processes.operator() as operator:
+        async with (
+            LocalFederation(files, shared_forks()) as processes,
+            processes.operator() as operator,
+        ):
             federation = Federation(
                 files=files, processes=processes, operator=operator, points=points, options=options
             )

@@ -10,6 +10,7 @@ from typing import Any
 
 import tomlkit
 from support.federation import Federation, Points, set_values
+from support.shared_forks import shared_forks
 
 from potluck.deploy.local.demo_files import DemoOptions, reserved_port, write_demo_files
 from potluck.deploy.local.local_federation import LocalFederation
@@ -49,7 +50,10 @@ async def profile_federation(
             set_values(path, {"reconnect_maximum_seconds": 0.3})
             if disclosure:
                 set_values(path, {"disclosure": tomlkit.item(dict(disclosure))})
-        async with LocalFederation(files) as processes, processes.operator() as operator:
+        async with (
+            LocalFederation(files, shared_forks()) as processes,
+            processes.operator() as operator,
+        ):
             federation = Federation(
                 files=files,
                 processes=processes,

@@ -8,6 +8,8 @@ memory. FD is a stream socket. Requests and replies are JSON, one per line:
     {"begun": PID}                       in the order of the requests
     {"ended": PID, "code": CODE}         128 + N if signal N ended it, as in a shell
 
+`environment` replaces all variables. Folders of its PYTHONPATH come first on the search path.
+
 Each forked process has its own session. When the other end of the socket is closed for any reason,
 all forked processes get SIGTERM, and SIGKILL if they still run after the grace period. If this
 process is killed, the kernel kills them. LABEL only marks the process in the list of processes.
@@ -163,6 +165,8 @@ def run(request: dict[str, Any]) -> None:
         os.dup2(log.fileno(), 2)
     os.environ.clear()
     os.environ.update(request["environment"])
+    places = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:0] = [each for each in places if each and each not in sys.path]
     program = request["program"]
     sys.argv = [program, *request["arguments"]]
     with contextlib.suppress(OSError):  # sets the name in `ps`, if the file exists
