@@ -72,12 +72,12 @@ def spent_in_run(
 
 
 def _fewest(reported: int, weighting: Weighting) -> int:
-    """Return the smallest number of samples that is reported as `reported`; 0 if it is hidden."""
+    """Return the smallest number of samples that is reported as `reported`; 0 if it is hidden.
+
+    Masks report 0."""
     if weighting is Weighting.EXACT:
         return reported
-    if weighting is Weighting.EQUAL:
-        return 0
-    return max(1, math.ceil(reported / math.sqrt(2)))
+    return 0 if weighting is Weighting.EQUAL else math.ceil(reported / math.sqrt(2))
 
 
 def _rounded_down(samples: int) -> int:

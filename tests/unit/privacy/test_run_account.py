@@ -69,6 +69,8 @@ def test_rounded_numbers_of_samples_give_no_less_than_the_ledger(
 
 def test_clients_that_hide_their_number_of_samples_are_omitted() -> None:
     assert spent_in_run(terms(epsilon=3.0), TRAINING, Weighting.EQUAL, [sent(1)]) == {}
+    for weighting in Weighting:  # masks report 0
+        assert spent_in_run(terms(epsilon=3.0), TRAINING, weighting, [sent(0)]) == {}
 
 
 def test_longer_trainings_and_several_kinds_of_one_client_add_up() -> None:
