@@ -63,10 +63,12 @@ def short_table() -> str:
 
 
 def long_table() -> str:
-    """Return a table with one row per subpackage (or package without one), and its summary."""
+    """Return a table with one row per subpackage and per package with a docstring or without
+    subpackages, and its summary."""
     lines = ["| where | what is in it |", "|---|---|"]
     for root, package in packages():
-        for folder in subpackages(package) or [package]:
+        inside = subpackages(package)
+        for folder in [package, *inside] if summary(package) or not inside else inside:
             path = folder.relative_to(HOUSE).as_posix()
             label = f"{root}/…/{'/'.join(folder.parts[len(package.parts) - 1 :])}"
             text = "generated stubs" if package.name == GENERATED else summary(folder)

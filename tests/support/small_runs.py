@@ -90,6 +90,7 @@ async def small_run(folder: Path, store: Store, run_file: str = RUN_FILE) -> Sma
     services = RunServices(
         attendance=attendance,
         files=files,
+        state_directory=folder,
         in_store=in_store,
         tidy=nothing,
         note_commit=nothing,

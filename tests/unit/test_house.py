@@ -48,7 +48,7 @@ MAY_IMPORT = {
     "federation": {"client", "common", "deploy", "federation", "rpc", "server"},
     "integrations": {"client", "common", "integrations", "rpc", "server"},
     "page": {"common", "deploy", "page", "rpc"},
-    "privacy": {"client", "common", "privacy", "rpc"},
+    "privacy": {"client", "common", "privacy", "rpc", "server"},
     "relay": {"client", "common", "relay", "rpc", "server"},
     "rpc": {"rpc"},
     "secagg": {"client", "common", "rpc", "secagg", "server"},

@@ -20,7 +20,7 @@ def plan(
     run_file: Annotated[Path, typer.Argument(help="The run file.", show_default=False)],
     samples: Annotated[
         list[int] | None,
-        typer.Option(help="Training samples of a client; repeatable.", min=1),
+        typer.Option(help="Samples of a client, for unit = record; repeatable.", min=1),
     ] = None,
     trainings: Annotated[
         int | None, typer.Option(help="Trainings of a client; default: the rounds.", min=1)

@@ -84,10 +84,13 @@ def _of_updates(
         epsilon=privacy.epsilon or 0.0, delta=privacy.delta, trainings=privacy.trainings or rounds
     )
     counts = sorted({max(1, round(share * most)) for share in _SHARES})
+    who, limit = "hosts count", ". Hosts limit both rows by training_epsilon"
+    if privacy.at_coordinator:
+        who, limit = "the coordinator counts", ""
     yield (
-        f"ε (δ = {privacy.delta:g}) by number of trainings of a client, as hosts count it, with "
-        f"noise multiplier {noise:.4g}; 'fixed' is the tighter value for a schedule that no result "
-        "changes. Hosts limit both rows by training_epsilon"
+        f"ε (δ = {privacy.delta:g}) by number of trainings of a client, as {who} it, with noise "
+        f"multiplier {noise:.4g}; 'fixed' is the tighter value for a schedule that no result "
+        f"changes{limit}"
     )
     yield _row(["unit", "noise", *map(str, counts), "fixed"])
     for unit, multiplier in (("client", noise), ("record", noise / 2)):

@@ -32,6 +32,12 @@ def _of_noise(privacy: PrivateUpdates) -> str:
     loss = "an ε that grows with each training"
     if privacy.epsilon is not None:
         loss = f"ε ≤ {privacy.epsilon:g} in this run"
+    if privacy.at_coordinator:
+        return (
+            "models hide what a client's updates contain from everyone who sees only models, with "
+            f"{loss} and δ = {privacy.delta:g} per client; the coordinator and its operators see "
+            "each update"
+        )
     return (
         f"{_HIDDEN[privacy.unit]}, with {loss} and δ = {privacy.delta:g} per client; each host's "
         "ledger holds its owner's limit over all runs"

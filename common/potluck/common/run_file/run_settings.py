@@ -227,19 +227,21 @@ class PersonalModels(Settings):
 
 
 class PrivateUpdates(Settings):
-    """Noise in the training of clients or on their updates, so that updates hide single records or
-    whole clients."""
+    """Noise in the training of clients, on their updates or on the sum of these, which hides single
+    records or whole clients."""
 
     unit: Literal["record", "client"] = Field(
         default="record",
-        description="What updates hide: record (whether a single record was among a client's\n"
+        description="What noise hides: record (whether a single record was among a client's\n"
         "samples; DP-SGD in the built-in loop) or client (a client's whole update; needs\n"
-        "secure_aggregation). Hosts need the extra `privacy`.",
+        "secure_aggregation, or noise = coordinator). Hosts that add noise need the extra\n"
+        "`privacy`.",
     )
-    noise: Literal["clients"] = Field(
+    noise: Literal["clients", "coordinator"] = Field(
         default="clients",
-        description='Who adds the noise with unit = "client": clients (each a share, before its\n'
-        "update is masked). With records, it is each client for itself.",
+        description="Who adds the noise with unit = client: clients (each a share, before its\n"
+        "update is masked) or coordinator (to the sum of a round's updates, which it sees without\n"
+        "noise). With records, it is each client for itself.",
     )
     noise_multiplier: float | None = Field(
         default=None,
@@ -252,8 +254,8 @@ class PrivateUpdates(Settings):
         default=None,
         gt=0,
         le=1000,
-        description="Privacy loss of a client in the whole run. Each host then chooses the noise\n"
-        "for its number of samples. Smaller: more noise.",
+        description="Privacy loss of a client in the whole run; the noise follows from it. With\n"
+        "unit = record each host chooses it for its number of samples. Smaller: more noise.",
     )
     delta: float = Field(
         default=1e-5,
@@ -273,8 +275,24 @@ class PrivateUpdates(Settings):
         default=None,
         ge=1,
         le=1_000_000,
-        description="Trainings of a client that `epsilon` is for; a client refuses more. Fewer:\n"
-        "less noise. Unset: one in each round.",
+        description="Trainings of a client that `epsilon` is for; further ones are refused.\n"
+        "Fewer: less noise. Unset: one in each round.",
+    )
+
+    clip_quantile: float | None = Field(
+        default=None,
+        gt=0,
+        lt=1,
+        description="Share of updates that are not clipped; `clip` is then the first bound, and\n"
+        "each round adapts it by a noisy count. Larger: a larger bound, and more noise. Only for\n"
+        "noise = coordinator. Unset: the bound stays.",
+    )
+    clip_quantile_share: float = Field(
+        default=0.01,
+        gt=0,
+        le=0.5,
+        description="Share of the privacy loss that the noisy count of `clip_quantile` takes.\n"
+        "Larger: a steadier bound, and more noise in the sum.",
     )
 
     @model_validator(mode="after")
@@ -284,6 +302,19 @@ class PrivateUpdates(Settings):
         if self.trainings is not None and self.epsilon is None:
             raise ValueError("`trainings` is of use only with `epsilon`")
         return self
+
+    @model_validator(mode="after")
+    def _fitting_noise(self) -> Self:
+        if self.at_coordinator and self.unit != "client":
+            raise ValueError('noise = "coordinator" hides whole clients; set unit = "client"')
+        if self.clip_quantile is not None and not self.at_coordinator:
+            raise ValueError('`clip_quantile` needs noise = "coordinator"; leave it out')
+        return self
+
+    @property
+    def at_coordinator(self) -> bool:
+        """True if the coordinator adds the noise to the sum of a round's updates."""
+        return self.noise == "coordinator"
 
 
 class MissingProfiles(StrEnum):

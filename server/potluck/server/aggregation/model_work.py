@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -49,6 +49,7 @@ from potluck.server.aggregation.reduction import reduce
 from potluck.server.aggregation.update_facts import read_facts
 from potluck.server.aggregation.update_files import SpooledUpdate, UpdateFiles
 from potluck.server.aggregation.update_norms import distance
+from potluck.server.rounds.compatibility import check_noised_evaluation, check_noised_model
 from potluck.server.rounds.plan import RunPlan
 from potluck.server.selection import Judgement, UpdateFacts
 from potluck.server.state import State
@@ -60,6 +61,18 @@ SomeTotal = TypeVar("SomeTotal", bound=Total)
 _TORCH = threading.Lock()  # torch's global generator and thread count are shared
 
 _EVALUATION_DATA = "the coordinator's evaluation data"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenedRound:
+    """The open updates of a round, in client order, and the model that they began from.
+
+    buffers: names of the floating-point tensors that are not parameters.
+    """
+
+    updates: Sequence[EncodedUpdate]
+    model: Tensors
+    buffers: frozenset[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,10 +138,12 @@ class ModelWork:
         run_file, strategy = self._plan.run_file, self._plan.strategy
         if self._plan.selector.measures:
             self._check_measuring(run_file.selector.name)
+        noised = run_file.privacy is not None and run_file.privacy.at_coordinator
         divides = run_file.model is not None and run_file.model.divides
         if (
             run_file.initial_model is not None
             or divides
+            or noised
             or strategy.one_way
             or strategy.parts
             or strategy.needs_profiles
@@ -136,6 +151,10 @@ class ModelWork:
             made = self._new_model()
             self._start_from_file(made)
             strategy.check_model(made.layout)
+            if noised:
+                check_noised_model(made.network, made.layout)
+        if noised and run_file.followed is not None:
+            check_noised_evaluation(run_file, on_clients=self._own_samples() is None)
 
     def _check_measuring(self, selector: str) -> None:
         """Raise ConfigurationError if the selector evaluates updates and the evaluation data are
@@ -365,6 +384,17 @@ class ModelWork:
         """
         with open_tensors(path, expected=self.layout) as file:
             return self._publish(file.arrays, model, round_number)
+
+    @contextmanager
+    def opened_round(
+        self, updates: Sequence[SpooledUpdate], model: ModelVersion
+    ) -> Iterator[OpenedRound]:
+        """Open a round's updates while the block runs, for a sum over them."""
+        with (
+            self._files.opened(model.blake3, self.layout) as current,
+            opened(updates, self._updates, current) as these,
+        ):
+            yield OpenedRound(updates=these.encoded, model=current, buffers=self._buffers())
 
     def next_model_by_sum(
         self,

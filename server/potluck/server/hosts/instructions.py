@@ -232,7 +232,7 @@ def _train(
         normalized=(masked or summed) and plan.strategy.summation is Summation.NORMALIZED,
         one_way=plan.strategy.one_way,
     )
-    if run_file.privacy is not None:
+    if run_file.privacy is not None and not run_file.privacy.at_coordinator:
         train.privacy.CopyFrom(privacy_terms(run_file.privacy, run_file.rounds))
         if run_file.privacy.unit == "client":
             train.weighting = WEIGHTINGS[Weighting.EQUAL]  # the noise is for equal weights

@@ -12,12 +12,14 @@ from typing import Any
 
 from potluck.common.disclosure import CLAIM
 from potluck.common.errors import ConfigurationError, PluginError
+from potluck.common.learning.measures import TRAINING, MeasuredModel
 from potluck.common.learning.step_by_step import LEAKS, UNSAFE_STEPWISE
 from potluck.common.run_file.run_settings import PluginTable
 from potluck.common.run_file.runfile import RunFile
 from potluck.common.settings import plugins
 from potluck.common.settings.local_training import LocalTraining
 from potluck.common.task import Task
+from potluck.common.tensors.layout import Layout
 from potluck.common.tensors.model_arrays import buffer_names
 from potluck.server.rounds.update_noise import noise_multiplier
 from potluck.server.selection import Selector
@@ -105,6 +107,39 @@ def check_private_clients(run_file: RunFile, task: Task, *, source: str) -> None
         )
     if run_file.privacy is not None:
         noise_multiplier(run_file.privacy, run_file.rounds)
+
+
+def check_noised_model(network: Any, layout: Layout) -> None:
+    """Raise ConfigurationError if the model needs running statistics of its clients' data.
+
+    The coordinator adds noise to parameters and keeps all buffers as they are. layout: layout of
+    the tensors that clients receive."""
+    from torch.nn.modules.batchnorm import _NormBase
+
+    for name, each in network.named_modules():
+        if isinstance(each, _NormBase) and f"{name}.running_mean" in layout.by_name:
+            raise ConfigurationError(
+                f"the model has running statistics ('{name[:80]}'), which would stay at their "
+                'first values with privacy.noise = "coordinator"; choose a model with group '
+                "normalisation (resnet18-gn), or remove [privacy]",
+                module=name[:80],
+            )
+
+
+def check_noised_evaluation(run_file: RunFile, *, on_clients: bool) -> None:
+    """Raise ConfigurationError if a number without noise decides which model is kept.
+
+    on_clients: True if models are evaluated on the clients' held-out samples."""
+    name = run_file.followed
+    of_clients = (TRAINING, MeasuredModel.TUNED, MeasuredModel.PERSONAL)
+    if name is None or not (on_clients or name.startswith(of_clients)):
+        return
+    key = "retention.keep_best" if run_file.stop is None else "stop.measure"
+    raise ConfigurationError(
+        f"{key} = '{name}' is not compatible with privacy.noise = \"coordinator\": clients "
+        "measure it, without noise; evaluate on data of the coordinator, or remove it",
+        measure=name,
+    )
 
 
 def _leaks(run_file: RunFile) -> Sequence[str]:

@@ -115,7 +115,9 @@ class Trait(Enum):
     PRIVATE_CLIENTS = auto()
     """Updates or models have noise that hides single clients."""
     OPEN_UPDATES = auto()
-    """Updates are not masked."""
+    """Updates are not masked, and their sum has no noise of the coordinator."""
+    NOISED_SUMS = auto()
+    """The coordinator adds noise to the sum of a round's clipped updates."""
     TUNED_MODELS = auto()
     """Clients train a model further before they measure it."""
     LARGE_COHORT = auto()
@@ -174,7 +176,9 @@ class RunParts:
         spares = run_file.round.over_selection
         cohort = run_file.clients_per_round + spares
         objective = "objective" in run_file.model_fields_set
-        unit: str = "" if run_file.privacy is None else run_file.privacy.unit
+        privacy = run_file.privacy
+        unit: str = "" if privacy is None else privacy.unit
+        noised = privacy is not None and privacy.at_coordinator
         return {
             Trait.OWN_TRAINER: self.trainer is not None,
             Trait.NOISELESS_TRAINER: self.trainer is not None
@@ -193,7 +197,8 @@ class RunParts:
             Trait.EXACT_PROFILES: self._exact_profiles(),
             Trait.PRIVATE_RECORDS: unit == "record",
             Trait.PRIVATE_CLIENTS: unit == "client",
-            Trait.OPEN_UPDATES: not run_file.secure_aggregation,
+            Trait.OPEN_UPDATES: not (run_file.secure_aggregation or noised),
+            Trait.NOISED_SUMS: noised,
             Trait.TUNED_MODELS: run_file.evaluation.fine_tune_epochs,
             Trait.LARGE_COHORT: str(cohort) if cohort > MOST_MEMBERS else "",
         }
@@ -204,8 +209,8 @@ class RunParts:
         needs = selector.needs_profiles or self.strategy.needs_profiles
         if not (needs or selector.wants_label_totals):
             return ""
-        if profiles.disclosure == "exact":
-            return 'profiles.disclosure = "exact"'
+        if profiles.disclosure in ("exact", UNSAFE_STEPWISE):
+            return f'profiles.disclosure = "{profiles.disclosure}"'
         return 'profiles.sum_mode = "exact"' if profiles.sum_mode == "exact" else ""
 
 
@@ -427,8 +432,24 @@ HIDES: Final[Mapping[Trait, Mapping[Trait, str]]] = {
         f"equal weights{_HIDES_CLIENTS}",
         Trait.PARTIAL_UPDATES: f"{_PRIVATE_SELECTOR}has clients omit tensors, and the noise is for "
         f"whole updates{_HIDES_CLIENTS}",
+        Trait.EVERYBODY: f"{_PRIVATE_SELECTOR}has all clients train in a round, and the noise is "
+        f"for clients_per_round of them{_HIDES_CLIENTS}",
         Trait.UNHIDDEN_PROFILES: _UNHIDDEN_PROFILES,
         Trait.EXACT_PROFILES: _EXACT_PROFILES,
+    },
+    Trait.NOISED_SUMS: {
+        Trait.MASKS: 'secure_aggregation is not compatible with privacy.noise = "coordinator": the '
+        "coordinator can't clip updates that it can't see; remove one of them",
+        Trait.HOST_SUMS: 'host_sums is not compatible with privacy.noise = "coordinator": the '
+        "coordinator can't clip single updates in a sum; remove one of them",
+        Trait.LATE_UPDATES: "round.late_updates is not compatible with privacy.noise = "
+        '"coordinator": noise is for the updates of one round; set round.late_updates.rounds = 0',
+        Trait.SINGLE_UPDATES: f"{_HIDDEN_STRATEGY}it reads single updates, without noise"
+        f"{_PLAIN_MEAN}",
+        Trait.SERVER_TRAINING: f"{_HIDDEN_STRATEGY}it trains on the coordinator with single "
+        f"updates, without noise{_PLAIN_MEAN}",
+        Trait.OWN_TENSORS: f"{_HIDDEN_STRATEGY}it changes some tensors on the coordinator, and the "
+        f"sum with noise has all of them{_PLAIN_MEAN}",
     },
     Trait.LATE_UPDATES: {
         Trait.MASKS: f"{_LATE}secure aggregation: a masked sum is over the clients of one round"

@@ -1,8 +1,8 @@
 """The requirements of an update path on the plan of a run.
 
-A path is how the updates of a run become a model: as single updates, as sums from hosts, or masked.
-It is a plug-in of the group `potluck.update_paths`. `runs.update_path` has the part that works
-while the run is under way; a plan asks only the methods below.
+A path is how the updates of a run become a model: as single updates, with noise in their sum, as
+sums from hosts, or masked. It is a plug-in of the group `potluck.update_paths`. `runs.update_path`
+has the part that works while the run is under way; a plan asks only the methods below.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from potluck.common.run_file.runfile import RunFile
 from potluck.common.settings import plugins
 from potluck.common.settings.plugins import Plugin
 
-OPEN, SUMMED, MASKED = "open", "summed", "masked"
+OPEN, SUMMED, MASKED, NOISED = "open", "summed", "masked", "noised"
 
 COLLECTOR = "coordinator"
 """Name of the plug-in that collects secure sums of label counts, in the group
@@ -63,6 +63,8 @@ def path_name(run_file: RunFile) -> str:
     """Return the name of the path that a run's updates take."""
     if run_file.secure_aggregation:
         return MASKED
+    if run_file.privacy is not None and run_file.privacy.at_coordinator:
+        return NOISED
     return SUMMED if run_file.host_sums.enabled else OPEN
 
 
@@ -82,6 +84,11 @@ def path_of(run_file: RunFile) -> type[PathRules]:
         raise ConfigurationError(
             "secure_aggregation = true needs the package potluck.secagg, which this coordinator "
             "does not have; install all of potluck, or remove secure_aggregation from the run file"
+        )
+    if name == NOISED and not plugins.is_present(plugins.UPDATE_PATHS, name):
+        raise ConfigurationError(
+            'privacy.noise = "coordinator" needs the package potluck.privacy, which this '
+            "coordinator does not have; install all of potluck, or remove [privacy]"
         )
     found: type[PathRules] = plugins.find(plugins.UPDATE_PATHS, name)
     return found

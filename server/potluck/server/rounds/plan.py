@@ -188,11 +188,11 @@ def draw_up(
     _check_places(run_file, strategy, source)
     check_hidden(parts, Trait.OWN_TRAINER, *OF_STRATEGIES, source=source)
     remarks = check_composition(run_file, strategy, training, source=source)
-    private = (Trait.PRIVATE_RECORDS, Trait.PRIVATE_CLIENTS)
+    private = (Trait.PRIVATE_RECORDS, Trait.PRIVATE_CLIENTS, Trait.NOISED_SUMS)
     check_hidden(parts, *private, Trait.MASKS, source=source)
-    if run_file.privacy is not None and run_file.privacy.unit == "client":
+    if Trait.PRIVATE_CLIENTS in parts.traits and Trait.NOISED_SUMS not in parts.traits:
         check_private_clients(run_file, task, source=source)
-    elif run_file.privacy is not None:
+    elif Trait.PRIVATE_RECORDS in parts.traits:
         check_private_training(training, task, source=source)
     path = _path(run_file, source)
     check_hidden(parts, Trait.HOST_SUMS, Trait.LATE_UPDATES, source=source)

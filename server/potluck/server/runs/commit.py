@@ -171,7 +171,7 @@ async def commit(run: Run, action: rounds.Commit, post_commit: PostCommitTasks) 
         best=_best(run, metrics, coverage),
         software=dict(software_versions()),
         coverage=coverage,
-        privacy=await run.privacy.after_round(run.selecting.left_out.troubles),
+        privacy=await run.privacy.after_round(run.selecting.left_out.troubles, result.spent),
     )
     await post_commit.settled()
     # A stored round is announced, even if the run is being stopped.

@@ -25,12 +25,13 @@ class RoundModel:
     facts: facts about the updates for the selector. judgement: the selector's judgement on them.
     late_weights: weights of the late updates that are part of the model, in the order in which they
     joined. training_loss: mean loss of the trainings, if it is known from a sum of updates; else
-    None.
+    None. spent: ε of each client in the run, if the coordinator adds noise; else None.
     """
 
     model: ModelVersion
     strategy_state: State
     training_loss: float | None = None
+    spent: Mapping[str, float] | None = None
     late_weights: Sequence[float] = ()
     facts: UpdateFacts | None = None
     judgement: Judgement = field(default_factory=Judgement)

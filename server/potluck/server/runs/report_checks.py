@@ -46,8 +46,11 @@ def report_said(plan: RunPlan, message: transfer_pb2.TrainingReport) -> UpdateRe
         for name in sorted(plan.reports)
         if name in report.reports and math.isfinite(report.reports[name])
     }
+    privacy = plan.run_file.privacy
+    if privacy is not None and privacy.at_coordinator:  # numbers of trainings have no noise
+        return replace(report, reports=reports, loss=None, measures={})
     # The message always has a loss; it means nothing if the training has noise or no loss.
-    said = (not plan.measures or "loss" in plan.measures) and plan.run_file.privacy is None
+    said = (not plan.measures or "loss" in plan.measures) and privacy is None
     return replace(report, reports=reports, loss=report.loss if said else None)
 
 

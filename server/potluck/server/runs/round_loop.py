@@ -146,7 +146,7 @@ class RoundLoop:
                 await run.selecting.left_out.remove_from_store(clients)
                 publish_status(run)
             case rounds.Select():
-                self._begin_slow(select(run, action))
+                self._begin_slow(select(run, self._path, action))
             case rounds.Train(client):
                 await self._training.begin(client)
             case rounds.DecideUploads():

@@ -18,6 +18,7 @@ from potluck.server.runs.cohort_hosts import check_hosts
 from potluck.server.runs.interview import ReplayError, choose
 from potluck.server.runs.live_status import set_state
 from potluck.server.runs.run import CohortMember, Run
+from potluck.server.runs.update_path import UpdatePath
 from potluck.server.selection import Rows, Selection, SelectionContext
 from potluck.server.store.records import AttemptKey, AttemptRow, MemberWork, Provenance, RunState
 
@@ -30,10 +31,13 @@ async def admit(run: Run, clients: tuple[str, ...]) -> None:
         run.models.start_selector(run.selecting.population())
 
 
-async def select(run: Run, action: rounds.Select) -> None:
+async def select(run: Run, path: UpdatePath, action: rounds.Select) -> None:
     """Choose a cohort, and store it before it is used."""
     key = AttemptKey(run.id, action.round, action.attempt)
     try:
+        unable = await path.unable(action.available)
+        if unable:
+            await run.selecting.left_out.add_and_store(unable)
         await _select(run, action, key)
     except ReplayError as error:
         run.post(rounds.StoredAnswersInvalid(error.message))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from potluck.server.eligibility.collected_sums import SumCollector
 from potluck.server.hosts.attendance import Attendance
@@ -22,6 +23,8 @@ class RunServices:
 
     attendance: Attendance
     files: ModelFiles
+    state_directory: Path
+    """Folder of the coordinator's state, which backups contain."""
     in_store: InStore
     tidy: Callable[[int], Awaitable[None]]
     """Delete model files that are no longer needed after the commit of this round."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,6 +72,13 @@ class UpdatePath(PathRules):
     def report(self, member: transfer_pb2.SumMember, /) -> UpdateReport:
         """Return the report about an update, with the numbers that the run uses."""
 
+    async def unable(self, clients: Sequence[str]) -> Mapping[str, str]:  # noqa: ARG002  part of the seam
+        """Return the clients that must not be selected any more, with the reasons.
+
+        Called before each selection, with the clients that are available.
+        """
+        return {}
+
     def lose(self, client: str) -> None:
         """Stop waiting for this client's update. Other updates may depend on it."""
 
@@ -127,7 +134,7 @@ class OpenRounds(UpdatePath):
         """Return the report, with those of the selector's numbers that are finite."""
         return report_said(self._run.plan, member.report)
 
-    async def reduce(self, updates: Sequence[SpooledUpdate]) -> RoundModel:
+    async def reduce(self, updates: Sequence[SpooledUpdate]) -> RoundModel | None:
         """Combine the updates as the strategy requests."""
         run = self._run
         cohort = run.attempt.cohort

@@ -98,6 +98,7 @@ class RunsUnderWay:
         services = RunServices(
             attendance=self._attendance,
             files=self._files,
+            state_directory=self._config.state_directory,
             in_store=self._in_store,
             tidy=partial(self._tidying.after_commit, run_id, plan.run_file.kept_models),
             note_commit=self._note_commit,

@@ -12,6 +12,7 @@ from potluck.common.records.privacy_loss import (
     ACCOUNT,
     BUDGET_SPENT,
     NEAR_LIMIT,
+    RUN_BUDGET_SPENT,
     RoundPrivacy,
     TrainingsSent,
 )
@@ -22,6 +23,8 @@ from potluck.server.rounds.plan import RunPlan
 from potluck.server.rounds.pretraining import pretraining_id
 from potluck.server.store import Store
 from potluck.server.store.store_thread import InStore
+
+_SPENT = (BUDGET_SPENT, RUN_BUDGET_SPENT)
 
 
 class RunPrivacy:
@@ -40,31 +43,38 @@ class RunPrivacy:
         self._computes = True
         self._known: Mapping[str, float] = {}
 
-    async def after_round(self, left_out: Mapping[str, str]) -> RoundPrivacy | None:
+    async def after_round(
+        self, left_out: Mapping[str, str], charged: Mapping[str, float] | None = None
+    ) -> RoundPrivacy | None:
         """Return the privacy loss so far; None for a run without `[privacy]`.
 
-        left_out: the excluded clients, with reasons.
+        left_out: the excluded clients, with reasons. charged: ε by client, if the coordinator adds
+        the noise and keeps the ledger.
         """
         run_file = self._plan.run_file
         if run_file.privacy is None:
             return None
-        asked = privacy_terms(run_file.privacy, run_file.rounds)
-        sent = await self._sent(self._run_id, asked.trainings)
+        settings = run_file.privacy
+        planned = settings.trainings or run_file.rounds
+        sent = await self._sent(self._run_id, planned)
         own = Counter[str]()
         for each in sent:
             own[each.client] += each.count
-        pretrained = run_file.privacy.trainings or run_file.profiles.triplet.pretraining_rounds
-        sent = [*sent, *await self._sent(pretraining_id(self._run_id), pretrained)]
-        spent = await asyncio.to_thread(self._spent, asked, sent)
+        spent = charged
+        if spent is None:
+            pretrained = settings.trainings or run_file.profiles.triplet.pretraining_rounds
+            sent = [*sent, *await self._sent(pretraining_id(self._run_id), pretrained)]
+            asked = privacy_terms(settings, run_file.rounds)
+            spent = await asyncio.to_thread(self._spent, asked, sent)
         changed = {c: e for c, e in spent.items() if self._known.get(c) != e}
         self._known = spent
-        limit = NEAR_LIMIT * asked.trainings if run_file.privacy.epsilon else None
+        limit = None if settings.epsilon is None else NEAR_LIMIT * planned
         return RoundPrivacy(
-            delta=asked.delta,
+            delta=settings.delta,
             largest=max(spent.values(), default=None),
             median=statistics.median(spent.values()) if spent else None,
             near_limit=None if limit is None else sum(each >= limit for each in own.values()),
-            refused=sum(BUDGET_SPENT in why for why in left_out.values()),
+            refused=sum(any(text in why for text in _SPENT) for why in left_out.values()),
             clients=changed,
         )
 

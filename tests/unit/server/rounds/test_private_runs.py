@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 
@@ -9,14 +10,26 @@ import pytest
 from torch import nn
 
 from potluck.common.errors import ConfigurationError
+from potluck.common.run_file.claims import privacy_claim
 from potluck.common.run_file.runfile import parse_run_file
+from potluck.common.settings import plugins
 from potluck.common.settings.local_training import LocalTraining
 from potluck.common.tasks.digits import Digits
+from potluck.common.tensors.layout import Layout
+from potluck.common.tensors.model_arrays import state_arrays
 from potluck.common.trainer import Capability
+from potluck.rpc.v1 import transfer_pb2
 from potluck.rpc.v1.coordinator_pb2 import WEIGHTING_EQUAL, Privacy
 from potluck.server.hosts.instructions import check_instruction
-from potluck.server.rounds.compatibility import check_private_clients, check_private_training
+from potluck.server.rounds.compatibility import (
+    check_noised_evaluation,
+    check_noised_model,
+    check_private_clients,
+    check_private_training,
+)
+from potluck.server.rounds.path_rules import NOISED
 from potluck.server.rounds.plan import draw_up
+from potluck.server.runs.report_checks import report_said
 
 PLUGINS = Path(__file__).parents[3] / "support" / "trainer_plugins"
 RUN = """
@@ -74,6 +87,8 @@ def test_a_run_without_the_table_has_no_such_field() -> None:
         (text("noise_multiplier = 1\nepsilon = 1"), "either `noise_multiplier` or `epsilon`"),
         (text("noise_multiplier = 1\ntrainings = 3"), "`trainings` is of use only with"),
         (text('unit = "household"\nepsilon = 1'), "record' or 'client'"),
+        (text('noise = "coordinator"\nepsilon = 1'), 'set unit = "client"'),
+        (text("epsilon = 1\nclip_quantile = 0.5"), '`clip_quantile` needs noise = "coordinator"'),
         (text(selector="pow-d"), "pow-d asks clients for loss"),
         (text(selector="oort"), "oort wants utility reported"),
         (text(table='profiles.disclosure = "exact"', selector="kl"), 'disclosure = "exact" is not'),
@@ -126,6 +141,90 @@ def test_a_trainer_must_declare_that_it_adds_noise(
         return
     with pytest.raises(ConfigurationError, match=r"does not declare the capability `privacy`"):
         draw_up(text().replace('"digits"', '"line"'), source="run.toml")
+
+
+# Noise at the coordinator ----------------------------------------------------------------------
+
+AT_COORDINATOR = 'unit = "client"\nnoise = "coordinator"\nnoise_multiplier = 1.0'
+
+
+def test_a_run_with_noise_at_the_coordinator_takes_its_path_and_asks_hosts_for_none() -> None:
+    plan = draw_up(text(AT_COORDINATOR), source="run.toml")
+    assert plan.path is plugins.find(plugins.UPDATE_PATHS, NOISED)
+    assert instructed(text(AT_COORDINATOR)) is None
+    claim = privacy_claim(plan.run_file.model_dump(exclude_none=True))
+    assert "the coordinator and its operators see each update" in claim
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"table": "secure_aggregation = true"}, "can't clip updates that it can't see"),
+        ({"table": "host_sums.enabled = true"}, "can't clip single updates in a sum"),
+        ({"table": "round.late_updates.rounds = 1"}, "late_updates.rounds = 0"),
+        (
+            {"table": 'profiles.disclosure = "exact"', "selector": "kl"},
+            "discloses counts of records",
+        ),
+        ({"selector": "feddiverse"}, "needs triplet of each client"),
+        ({"selector": "pow-d"}, "pow-d asks clients for loss"),
+        ({"selector": "oort"}, "oort wants utility reported"),
+        ({"selector": "greedyfed"}, "greedyfed measures means"),
+        ({"selector": "everyone"}, "has all clients train"),
+        ({"strategy": "scaffold"}, "corrects the single steps"),
+        ({"strategy": "median"}, "median .* reads single updates"),
+        ({"strategy": "clipped-mean"}, "reads single updates"),
+        ({"strategy": "fednova"}, "counts the single steps"),
+        ({"strategy": "fedconcat"}, "fedconcat"),
+    ],
+)
+def test_what_would_let_numbers_without_noise_choose_models_is_refused(
+    changes: dict[str, str], words: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        draw_up(text(AT_COORDINATOR, **changes), source="run.toml")
+
+
+@pytest.mark.parametrize("selector", ["uniform", "round-robin", "fedentopt", "kl", "refl"])
+@pytest.mark.parametrize("strategy", ["fedavg", "fedavgm", "fedadam"])
+def test_selectors_by_noisy_profiles_or_chance_work_with_noise_at_the_coordinator(
+    selector: str, strategy: str
+) -> None:
+    assert draw_up(text(AT_COORDINATOR, selector=selector, strategy=strategy), source="run.toml")
+
+
+def test_training_numbers_of_clients_are_dropped_from_such_runs() -> None:
+    plan = draw_up(text(AT_COORDINATOR), source="run.toml")
+    message = transfer_pb2.TrainingReport(samples=9, steps=3, loss=0.25)
+    found = report_said(plan, message)
+    assert (found.samples, found.loss, found.measures) == (9, None, {})
+
+
+def test_running_statistics_are_refused_and_frozen_ones_are_not_sent() -> None:
+    network = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    arrays = state_arrays(network)
+    with pytest.raises(ConfigurationError, match=r"running statistics \('1'\).*group"):
+        check_noised_model(network, Layout.of(arrays))
+    trained = {name: each for name, each in arrays.items() if name.startswith("0.")}
+    check_noised_model(network, Layout.of(trained))
+
+
+@pytest.mark.parametrize(
+    ("table", "on_clients", "refused"),
+    [
+        ('stop = {measure = "accuracy", patience = 3}', True, "stop.measure"),
+        ('stop = {measure = "accuracy", patience = 3}', False, ""),
+        ('retention.keep_best = "accuracy"', True, "retention.keep_best"),
+        ("evaluation.every = 1", True, ""),
+    ],
+)
+def test_what_clients_measure_must_not_choose_a_model(
+    table: str, on_clients: bool, refused: str
+) -> None:
+    plan = draw_up(text(AT_COORDINATOR, table=table), source="run.toml")
+    expected = pytest.raises(ConfigurationError, match=refused) if refused else nullcontext()
+    with expected:
+        check_noised_evaluation(plan.run_file, on_clients=on_clients)
 
 
 def test_batch_normalisation_is_refused_with_a_remedy() -> None:

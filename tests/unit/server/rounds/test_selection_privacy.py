@@ -50,7 +50,7 @@ def test_the_run_of_a_refused_selector_is_refused_with_reason_and_remedy(name: s
 def test_selectors_that_use_no_data_of_single_clients_are_free_for_both_units() -> None:
     free = {name for name in NAMES if verdict(name, Protection.RECORD).reason == ""}
     assert free == WITHOUT_DATA
-    for name in sorted(free - {"clustered-sampling"}):
+    for name in sorted(free - {"clustered-sampling", "everyone"}):
         assert verdict(name, Protection.CLIENT).treatment is Treatment.FREE
 
 
@@ -63,6 +63,7 @@ def test_selectors_that_use_no_data_of_single_clients_are_free_for_both_units() 
         ("greedyfed", "means of some updates"),
         ("fedentropy", "skips uploads"),
         ("clustered-sampling", "equal weights"),
+        ("everyone", "has all clients train"),
     ],
 )
 def test_the_noise_of_clients_refuses_what_reads_single_clients(name: str, words: str) -> None:

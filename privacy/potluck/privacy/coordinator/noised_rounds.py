@@ -1,0 +1,164 @@
+"""Rounds with noise in the sum of their updates, which the coordinator adds.
+
+The updates arrive as open ones. Before their sum is computed, each of their clients is charged for
+it in the run's ledger; a client beyond the run's limit is not in the sum, and not selected again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from functools import lru_cache
+
+from potluck.common.errors import ConfigurationError
+from potluck.common.interruptible import in_thread
+from potluck.common.records.privacy_loss import RUN_BUDGET_SPENT
+from potluck.common.run_file.run_settings import PrivateUpdates
+from potluck.common.run_file.runfile import RunFile
+from potluck.privacy.accounting import GaussianSteps
+from potluck.privacy.coordinator.adaptive_clip import (
+    clip_of,
+    next_clip,
+    noise_of_sum,
+    with_clip,
+    without_clip,
+)
+from potluck.privacy.coordinator.noised_sum import opened_noised_sum
+from potluck.privacy.coordinator.round_ledger import NoisedRound, RoundLedger, divergences
+from potluck.privacy.coordinator.system_normals import system_normals
+from potluck.privacy.rdp_filter import epsilon_spent, solved_noise
+from potluck.server.aggregation.update_files import SpooledUpdate
+from potluck.server.rounds import events as rounds
+from potluck.server.runs.models import RoundModel
+from potluck.server.runs.run import Run
+from potluck.server.runs.update_path import OpenRounds
+from potluck.server.selection import Judgement
+
+
+class NoisedRounds(OpenRounds):
+    """The path of open updates whose sum gets noise."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self._settings = private_updates(run.plan.run_file)
+        self._ledger = RoundLedger(run.services.state_directory, run.id)
+        self._turn = asyncio.Lock()
+
+    @classmethod
+    def check_sizes(cls, run_file: RunFile) -> None:
+        """Check that the run's ε can be reached. Raises ConfigurationError."""
+        noise_of(private_updates(run_file), run_file.rounds)
+
+    async def unable(self, clients: Sequence[str]) -> Mapping[str, str]:
+        """Return the clients whose budget allows no further training."""
+        async with self._turn:
+            return await asyncio.to_thread(self._spent, clients)
+
+    async def reduce(self, updates: Sequence[SpooledUpdate]) -> RoundModel | None:
+        """Charge the clients, and make the round's model of the noisy sum of their updates."""
+        run, settings = self._run, self._settings
+        async with self._turn:
+            spent = await asyncio.to_thread(self._spent, [each.client for each in updates])
+            kept = [each for each in updates if each.client not in spent]
+            if spent:
+                await run.selecting.left_out.add_and_store(spent)
+            if len(kept) < run.machine.cohort.needed:
+                why = "the privacy budget of too many clients is spent"
+                run.post(rounds.SumFailed(*run.key[1:], why, tuple(spent.items())))
+                return None
+            clients = [each.client for each in kept]
+            await asyncio.to_thread(self._charge, clients)
+        model, state, total = await in_thread(
+            run.models.work.next_model_by_sum,
+            run.machine.round,
+            clients,
+            opened_noised_sum(
+                run.models.work.opened_round(kept, run.models.current),
+                clip=self._clip,
+                noise_multiplier=noise_of_sum(settings, self._noise),
+                clients=run.plan.run_file.clients_per_round,
+                normals=system_normals,
+            ),
+            run.models.current,
+            without_clip(run.models.states.strategy),
+            clients=len(run.roster),
+        )
+        if settings.clip_quantile is not None:
+            state = with_clip(state, next_clip(total, settings, self._noise))
+        rows = run.roster.rows(list(spent)).tolist()
+        aside = dict(zip(rows, spent.values(), strict=True))
+        return RoundModel(
+            model=model,
+            strategy_state=state,
+            judgement=Judgement(set_aside=aside),
+            spent=await asyncio.to_thread(self._ledger.spent, settings.delta),
+        )
+
+    @property
+    def _clip(self) -> float:
+        """The bound on the norm of this round's updates."""
+        return clip_of(self._run.models.states.strategy, self._settings)
+
+    @property
+    def _noise(self) -> float:
+        return noise_of(self._settings, self._run.plan.run_file.rounds)
+
+    def _charge(self, clients: Sequence[str]) -> None:
+        _, number, attempt = self._run.key
+        self._ledger.charge(
+            NoisedRound(
+                round=number,
+                attempt=attempt,
+                noise_multiplier=self._noise,
+                clip=self._clip,
+                clients=tuple(clients),
+                at=datetime.now(UTC),
+            )
+        )
+
+    def _spent(self, clients: Sequence[str]) -> Mapping[str, str]:
+        """Return the clients beyond whose limit one more sum would be, with the reasons."""
+        limit, delta = self._settings.epsilon, self._settings.delta
+        if limit is None:
+            return {}
+        found: dict[str, str] = {}
+        for client in clients:
+            events = self._ledger.events_of(client)
+            if not admits(events, GaussianSteps(noise_multiplier=self._noise), limit, delta):
+                found[client] = (
+                    f"{RUN_BUDGET_SPENT} (ε ≤ {limit:g}, {sum(events.values())} charged); give a "
+                    "new run a larger privacy.epsilon or privacy.trainings"
+                )
+        return found
+
+
+def private_updates(run_file: RunFile) -> PrivateUpdates:
+    """Return the run's [privacy] table. Raises ConfigurationError if it has none."""
+    if run_file.privacy is None:
+        raise ConfigurationError("sums with noise need the table [privacy]; add it to the run file")
+    return run_file.privacy
+
+
+def noise_of(settings: PrivateUpdates, rounds_of_run: int) -> float:
+    """Return the run's noise multiplier; solved for if the run gives an ε.
+
+    Raises ConfigurationError if no noise reaches the ε.
+    """
+    if settings.noise_multiplier is not None:
+        return settings.noise_multiplier
+    trainings = settings.trainings or rounds_of_run
+    return _solved(settings.epsilon or 0.0, settings.delta, trainings)
+
+
+@lru_cache(maxsize=256)
+def _solved(epsilon: float, delta: float, trainings: int) -> float:
+    return solved_noise(epsilon=epsilon, delta=delta, sampling_rate=1.0, steps=trainings)
+
+
+def admits(
+    events: Mapping[GaussianSteps, int], event: GaussianSteps, epsilon: float, delta: float
+) -> bool:
+    """Return True if a client with these events stays within ε after one more event."""
+    after = {**events, event: events.get(event, 0) + 1}
+    return epsilon_spent(divergences(after), delta) <= epsilon

@@ -1,0 +1,124 @@
+"""The sum of a round's updates, each clipped as a whole, with Gaussian noise.
+
+Each block is read from all updates, scaled, added in float64 and noised there; no sum without noise
+leaves the block. Buffers (running statistics) add nothing: the model keeps its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from potluck.common.errors import RunError
+from potluck.common.tensors.flat import FlatVector, TensorBorders
+from potluck.privacy.coordinator.system_normals import Normals
+from potluck.server.aggregation.model_work import OpenedRound
+from potluck.server.aggregation.move_by_sum import BlockReader
+from potluck.server.aggregation.update_norms import tensor_norms
+
+_PART: Final = 2**16
+"""Elements added at once: two float64 parts fit a core's L2 cache."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoisedSum:
+    """A sum of clipped updates with noise, as a mean over a fixed number of clients.
+
+    The noise is drawn while a block is read, so read each block once. round: the open updates.
+    norms: the L2 norm of each update. clip: maximum norm, over all parameters together. deviation:
+    standard deviation of the noise in the sum. clients: number by which the sum is divided.
+    """
+
+    round: OpenedRound
+    norms: NDArray[np.float64]
+    clip: float
+    deviation: float
+    clients: int
+    normals: Normals
+
+    @property
+    def weight(self) -> float:
+        """The number of updates; all have weight 1."""
+        return float(len(self.round.updates))
+
+    @property
+    def loss(self) -> float:
+        """NaN: losses have no noise."""
+        return math.nan
+
+    @property
+    def normalizer(self) -> float:
+        """1: updates are not normalized."""
+        return 1.0
+
+    def mean(self) -> BlockReader:
+        """Return a reader of the noisy mean difference from the model."""
+        model, borders = self.round.model, TensorBorders(self.round.model.layout)
+        base = FlatVector(model.arrays, model.layout)
+        scales = (self.clip / np.maximum(self.norms, self.clip)).tolist()
+
+        def read(begin: int, end: int) -> NDArray[np.float64]:
+            total = self.deviation * self.normals(end - begin)
+            scratch, work = np.empty(_PART, np.float32), np.empty(_PART)
+            origin = np.empty(_PART)
+            for first in range(begin, end, _PART):
+                last = min(first + _PART, end)
+                size, part = last - first, total[first - begin : last - begin]
+                np.copyto(origin[:size], base.block(first, last, scratch))
+                for update, scale in zip(self.round.updates, scales, strict=True):
+                    term = work[:size]
+                    np.copyto(term, update.block(first, last, scratch))
+                    np.subtract(term, origin[:size], out=term)
+                    np.multiply(term, scale, out=term)
+                    np.add(part, term, out=part)
+            total /= self.clients
+            for place, name in borders.parts(begin, end):
+                if name in self.round.buffers:
+                    total[place] = 0.0
+            return total
+
+        return read
+
+    def sum(self, auxiliary: str) -> BlockReader:
+        """Raise RunError: sums with noise have no auxiliaries."""
+        raise RunError(f"auxiliary '{auxiliary}' has no sum with noise; choose another strategy")
+
+
+@contextmanager
+def opened_noised_sum(
+    opened: AbstractContextManager[OpenedRound],
+    *,
+    clip: float,
+    noise_multiplier: float,
+    clients: int,
+    normals: Normals,
+) -> Iterator[NoisedSum]:
+    """Open the sum of these updates while the block runs.
+
+    clip: maximum L2 norm of an update. noise_multiplier: standard deviation of the noise, in units
+    of `clip`. clients: number by which the sum is divided, however many updates are in it.
+    """
+    with opened as found:
+        yield NoisedSum(
+            round=found,
+            norms=_norms(tensor_norms(found.updates, found.model), found.buffers),
+            clip=clip,
+            deviation=noise_multiplier * clip,
+            clients=clients,
+            normals=normals,
+        )
+
+
+def _norms(
+    by_tensor: Mapping[str, NDArray[np.float64]], buffers: frozenset[str]
+) -> NDArray[np.float64]:
+    """Return the norm of each update over all its parameters, without buffers."""
+    parameters = [norms for name, norms in by_tensor.items() if name not in buffers]
+    found: NDArray[np.float64] = np.sqrt(np.sum(np.square(parameters), axis=0))
+    return found

@@ -1,0 +1,179 @@
+"""The coordinator's ledger of a run: which clients are in which sums with noise, kept for ever.
+
+Each run has one file of JSON lines in the state directory's `privacy`: its name, then one sum per
+line. A line is on disk, synced, before the noise of its sum is drawn. A coordinator that is killed
+in between, or before the round is committed, draws new noise and adds a line. So it may charge more
+than it published, never less. An incomplete last line had no effect yet. The files outlive deleted
+runs, and backups contain them. A run's pre-training has a file of its own, and counts as part of
+the run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+
+from potluck.common.errors import StorageError
+from potluck.privacy.accounting import GaussianSteps, rdp_of
+from potluck.privacy.rdp_filter import NOTHING, epsilon_spent
+from potluck.server.rounds.pretraining import is_pretraining, pretraining_id
+
+FOLDER: Final = "privacy"
+"""Name of the folder of ledgers in a coordinator's state directory."""
+
+
+class NoisedRound(BaseModel):
+    """One sum with noise. clients: those whose updates are in it. clip: their maximum L2 norm.
+
+    noise_multiplier: standard deviation of the noise, in units of `clip`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    round: int
+    attempt: int
+    noise_multiplier: float = Field(gt=0, allow_inf_nan=False)
+    clip: float = Field(gt=0, allow_inf_nan=False)
+    clients: tuple[str, ...]
+    at: AwareDatetime
+
+    @property
+    def event(self) -> GaussianSteps:
+        """The loss of each of its clients, as an event of the accounting."""
+        return GaussianSteps(noise_multiplier=self.noise_multiplier)
+
+
+class RoundLedger:
+    """The ledger of one run. Blocks; must be used by one caller at a time."""
+
+    def __init__(self, state_directory: Path, run_id: str) -> None:
+        self._pretraining: RoundLedger | None = None
+        if not is_pretraining(run_id):
+            self._pretraining = RoundLedger(state_directory, pretraining_id(run_id))
+        self._path = state_directory / FOLDER / f"{run_id}.jsonl"
+        self._first = json.dumps({"run": run_id}) + "\n"
+        self._rounds: list[NoisedRound] | None = None
+        self._size = 0
+        self._charged: dict[str, Counter[GaussianSteps]] = {}
+
+    def charge(self, charged: NoisedRound) -> None:
+        """Add a sum with noise; synced to disk. Raises StorageError; nothing has changed then."""
+        rounds = self._read()
+        lines = (self._first * (not self._size) + charged.model_dump_json() + "\n").encode()
+        try:
+            _append(self._path, lines, self._size)
+        except OSError as error:
+            raise StorageError(
+                f"can't write the privacy ledger {self._path}: {error.strerror}", path=self._path
+            ) from error
+        self._size += len(lines)
+        rounds.append(charged)
+        self._note(charged)
+
+    def rounds(self) -> Sequence[NoisedRound]:
+        """Return the charged sums, oldest first, without those of the pre-training.
+
+        Raises StorageError if the file exists but can't be read: a damaged file must not reset the
+        spent budget.
+        """
+        return tuple(self._read())
+
+    def events_of(self, client: str) -> Mapping[GaussianSteps, int]:
+        """Return what a client was charged for, with the number of times. Raises StorageError."""
+        self._read()
+        found = Counter(self._charged.get(client, {}))
+        if self._pretraining is not None:
+            found.update(self._pretraining.events_of(client))
+        return found
+
+    def clients(self) -> list[str]:
+        """Return the clients that were charged, sorted. Raises StorageError."""
+        self._read()
+        earlier = [] if self._pretraining is None else self._pretraining.clients()
+        return sorted({*self._charged, *earlier})
+
+    def spent(self, delta: float) -> Mapping[str, float]:
+        """Return the ε that each charged client has spent, by client. Raises StorageError."""
+        return {
+            client: epsilon_spent(divergences(self.events_of(client)), delta)
+            for client in self.clients()
+        }
+
+    def _read(self) -> list[NoisedRound]:
+        if self._rounds is not None:
+            return self._rounds
+        try:
+            content = self._path.read_bytes()
+        except FileNotFoundError:
+            content = b""
+        except OSError as error:
+            raise StorageError(
+                f"can't read the privacy ledger {self._path}: {error.strerror}", path=self._path
+            ) from error
+        whole = content[: content.rfind(b"\n") + 1]
+        first, *lines = whole.splitlines(keepends=True) or [self._first.encode()]
+        try:
+            found = [NoisedRound.model_validate_json(line) for line in lines]
+        except ValidationError as error:
+            raise self._damaged() from error
+        if first != self._first.encode():
+            raise self._damaged()
+        self._rounds, self._size = found, len(whole)
+        for each in found:
+            self._note(each)
+        return found
+
+    def _note(self, charged: NoisedRound) -> None:
+        for client in charged.clients:
+            self._charged.setdefault(client, Counter())[charged.event] += 1
+
+    def _damaged(self) -> StorageError:
+        return StorageError(
+            f"{self._path} is not a valid privacy ledger; restore it from a backup: without it the "
+            "run would forget what its clients have spent",
+            path=self._path,
+        )
+
+
+def divergences(events: Mapping[GaussianSteps, int]) -> tuple[float, ...]:
+    """Return the summed Rényi divergences of events, each with the number of times."""
+    found = NOTHING
+    for event, count in events.items():
+        more = rdp_of(replace(event, steps=event.steps * count))
+        found = tuple(one + other for one, other in zip(found, more, strict=True))
+    return found
+
+
+def spent_by_client(state_directory: Path, run_id: str, delta: float) -> Mapping[str, float]:
+    """Return the ε that each client of a run has spent by sums with noise, by client.
+
+    Clients that are in no sum are missing. Also while the run goes on; nothing is changed. Raises
+    StorageError.
+    """
+    return RoundLedger(state_directory, run_id).spent(delta)
+
+
+def _append(path: Path, lines: bytes, size: int) -> None:
+    """Write after the valid bytes, and sync file and folder; overwrite a failed attempt's rest."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    with os.fdopen(descriptor, "r+b") as file:
+        file.seek(size)
+        file.truncate()
+        file.write(lines)
+        file.flush()
+        os.fsync(file.fileno())
+    if not size:
+        for folder in (path.parent, path.parent.parent):
+            held = os.open(folder, os.O_RDONLY)
+            try:
+                os.fsync(held)
+            finally:
+                os.close(held)

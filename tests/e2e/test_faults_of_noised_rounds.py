@@ -1,0 +1,90 @@
+"""A coordinator that adds noise, killed between the charge of a sum and the commit of its round."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+from support.federation import Federation, crash_federation
+
+from potluck.common.records.privacy_loss import RUN_BUDGET_SPENT
+from potluck.privacy.coordinator.round_ledger import RoundLedger, spent_by_client
+from potluck.rpc.v1 import operator_pb2
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+INCLUDED = operator_pb2.MEMBER_STATE_INCLUDED
+NOISE = ("privacy.unit=client", "privacy.noise=coordinator", "privacy.clip=0.5")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Federation]:
+    async with crash_federation(tmp_path_factory.mktemp("noised")) as federation:
+        yield federation
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def federation(shared: Federation) -> Federation:
+    shared.points.clear()
+    return shared
+
+
+def charged(federation: Federation, run_id: str) -> list[tuple[int, int]]:
+    """The round and the attempt of each charged sum."""
+    found = RoundLedger(federation.state, run_id).rounds()
+    return [(each.round, each.attempt) for each in found]
+
+
+async def included(federation: Federation, run_id: str) -> Counter[str]:
+    """The number of committed rounds that each client is in."""
+    history = await federation.history(run_id)
+    members = [member for entry in history for member in entry.members]
+    return Counter(each.client_id for each in members if each.state == INCLUDED)
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        "weigh",  # the sum is charged, its noise is not drawn
+        "apply",  # it is drawn, the model is not on disk
+        "evaluate",  # the model is on disk
+        "observe",  # the round is about to be committed
+    ],
+)
+async def test_a_kill_between_charge_and_commit_is_charged_again(
+    federation: Federation, point: str
+) -> None:
+    federation.points.kill(point)
+    run_id = await federation.start_run(
+        *NOISE, "privacy.noise_multiplier=1.5", "privacy.clip_quantile=0.5"
+    )
+    assert await federation.coordinator.ended() == 137
+    assert charged(federation, run_id) == [(1, 1)]
+    await federation.restart_coordinator()
+    await federation.finished(run_id)
+    assert charged(federation, run_id) == [(1, 1), (1, 1), (2, 1), (3, 1)]
+    ledger = RoundLedger(federation.state, run_id)
+    used = await included(federation, run_id)
+    for client in ledger.clients():
+        assert sum(ledger.events_of(client).values()) >= used[client]
+    clips = [each.clip for each in ledger.rounds()]
+    assert clips[0] == clips[1] == 0.5
+    assert len(set(clips)) == 3, "each committed round adapts the bound of the next"
+    assert all(loss > 0 for loss in spent_by_client(federation.state, run_id, 1e-5).values())
+
+
+async def test_a_resumed_run_knows_who_is_at_the_limit(federation: Federation) -> None:
+    federation.points.kill("observe")
+    run_id = await federation.start_run(*NOISE, "privacy.epsilon=4", "privacy.trainings=1")
+    assert await federation.coordinator.ended() == 137
+    [first] = RoundLedger(federation.state, run_id).rounds()
+    await federation.restart_coordinator()
+    # Two of six clients are left, and a round needs two of a cohort of four.
+    await federation.until_committed(run_id, 1)
+    [again] = [e for e in RoundLedger(federation.state, run_id).rounds() if e != first]
+    assert not set(first.clients) & set(again.clients)
+    assert set(await included(federation, run_id)) == set(again.clients)
+    status = await federation.ended(run_id)
+    assert status.state == operator_pb2.RUN_STATE_FAILED
+    assert f"{RUN_BUDGET_SPENT} (ε ≤ 4, 1 charged)" in status.reason
