@@ -153,10 +153,13 @@ class HostMetrics:
         self.instruments.set(metrics.HOST_PRIVACY_SPENT, self._spent)
 
     def spent_on_trainings(self, client: str, epsilon: float, *, limit: float) -> None:
-        """Record the ε that a client has spent on trainings with noise, and its owner's limit."""
+        """Record the ε that a client has spent on trainings with noise, and its owner's limit.
+
+        Shown to two significant digits: an exact ε would disclose the number of samples."""
         self._spent_on_trainings[client] = epsilon
         spent = self._spent_on_trainings.values()
         largest, near = max(spent), sum(each >= NEAR_LIMIT * limit for each in spent)
-        self.instruments.set(metrics.HOST_TRAINING_PRIVACY_SPENT, largest)
-        self.instruments.set(metrics.HOST_TRAINING_PRIVACY_LEFT, max(0.0, limit - largest))
+        left = max(0.0, limit - largest)
+        self.instruments.set(metrics.HOST_TRAINING_PRIVACY_SPENT, float(f"{largest:.1e}"))
+        self.instruments.set(metrics.HOST_TRAINING_PRIVACY_LEFT, float(f"{left:.1e}"))
         self.instruments.set(metrics.HOST_NEAR_PRIVACY_LIMIT, near)

@@ -572,7 +572,8 @@ HOST_PRIVACY_BUDGET = _gauge(
 HOST_TRAINING_PRIVACY_SPENT = _gauge(
     "potluck_host_privacy_trainings_spent_epsilon",
     "The largest ε that a client of this host has spent on trainings with noise, over all runs on "
-    "the current version of its data; `potluck-client privacy` lists all clients.",
+    "the current version of its data, to two significant digits; `potluck-client privacy` lists "
+    "all clients.",
     condition="once a client was trained with noise",
 )
 HOST_TRAINING_PRIVACY_LEFT = _gauge(

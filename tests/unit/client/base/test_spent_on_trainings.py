@@ -1,0 +1,23 @@
+"""A host's metrics on trainings with noise: the client that has spent most, and those near the
+limit."""
+
+from __future__ import annotations
+
+from potluck.client.base.host_metrics import HostMetrics
+
+
+def shown(metrics: HostMetrics) -> dict[str, float]:
+    lines = metrics.instruments.exposition().decode().splitlines()
+    found = (line.split() for line in lines if line.startswith("potluck_host_privacy"))
+    return {name: float(value) for name, value in found}
+
+
+def test_the_client_that_has_spent_most_and_those_near_the_limit_are_shown() -> None:
+    metrics = HostMetrics()
+    assert "potluck_host_privacy_near_limit_clients" not in shown(metrics)
+    metrics.spent_on_trainings("a", 6.4567, limit=8.0)
+    metrics.spent_on_trainings("b", 2.0, limit=8.0)
+    found = shown(metrics)
+    assert found["potluck_host_privacy_trainings_spent_epsilon"] == 6.5
+    assert found["potluck_host_privacy_trainings_left_epsilon"] == 1.5
+    assert found["potluck_host_privacy_near_limit_clients"] == 1
