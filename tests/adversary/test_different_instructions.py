@@ -115,10 +115,14 @@ def another_objective(work: rpc.Train) -> None:
     work.objective.name, work.objective.options_json = "fedprox", '{"mu": 0.5}'
 
 
-async def refused(scene: Scene, script: Script) -> list[str]:
+def without_noise(work: rpc.Train) -> None:
+    work.ClearField("privacy")
+
+
+async def refused(scene: Scene, script: Script, run_file: str = MASKED) -> list[str]:
     """The failures that hosts told, where the round has no sum and no client is in one."""
     scene.liar.script = script
-    row = await scene.federation.finished(MASKED)
+    row = await scene.federation.finished(run_file)
     assert row.state is RunState.FAILED
     assert not any(map(scene.federation.has_released, scene.federation.members.names))
     return [row.reason, *(message.answer.failure.message for _, message in scene.liar.said)]
@@ -184,3 +188,24 @@ async def test_other_instructions_for_all_but_one_client_give_no_sum(
 
 async def test_clients_bound_to_different_trainings_form_no_sum(scene: Scene) -> None:
     await refused(scene, OthersTold(still, headers=True))
+
+
+@pytest.mark.parametrize(
+    ("edit", "why"),
+    [
+        pytest.param(without_noise, "the lanes have other", id="others add no noise"),
+        pytest.param(
+            merged(privacy={"noise_multiplier": 3.9}), ANOTHER_SUM, id="others add less noise"
+        ),
+        pytest.param(merged(privacy={"clip": 1e-3}), ANOTHER_SUM, id="others send next to nothing"),
+        pytest.param(
+            merged(privacy={"trainings": 2}), ANOTHER_SUM, id="another number of trainings"
+        ),
+    ],
+)
+async def test_other_noise_for_all_but_one_client_gives_no_sum_and_charges_no_client(
+    scene: Scene, edit: Edit, why: str
+) -> None:
+    private = f'{MASKED}\n[privacy]\nunit = "client"\nnoise_multiplier = 4.0\n'
+    assert any(why in text for text in await refused(scene, OthersTold(edit), private))
+    assert not list(scene.federation.folder.glob("host-*/privacy/*.jsonl"))
