@@ -178,6 +178,7 @@ BOUNDARIES = [
 """For a training each: its client, the point at which its host is killed, and its charges."""
 
 
+@pytest.mark.timeout(600)  # ten starts of a process that imports torch
 async def test_a_host_killed_at_each_durable_boundary_never_spends_less_than_it_used(
     tmp_path: Path, federation: TestFederation
 ) -> None:
@@ -215,7 +216,7 @@ async def kill_in(host: Process, fake: FakeCoordinator, asked: rpc.Instruction) 
     if at_upload:
         await fake.until(lambda: fake.held_uploads == 1)
         host.kill()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         await host.wait()
     released.set()
     fake.hold_uploads = None
