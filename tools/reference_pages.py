@@ -47,7 +47,11 @@ FIELDS = (
     "Options",
 )
 """Titles of the sections of every page, in order."""
-_TREATMENTS = {Treatment.FREE: "yes", Treatment.REFUSED: "no"}
+_TREATMENTS = {
+    Treatment.FREE: "yes",
+    Treatment.CHARGED: "yes; clients are charged for their answers",
+    Treatment.REFUSED: "no",
+}
 _MASKED = 'secure_aggregation = true\n[task]\nname = "colored-digits"\nclients = 20\n'
 _TYPES = {int: "integer", float: "number", str: "name"}
 _ROW = re.compile(r"^\| `(\w+)` \|.*\| (.*) \|$", re.MULTILINE)

@@ -21,7 +21,10 @@ from potluck.server.runs.report_checks import report_said
 RUNS: Final = {
     "plain run": ("", ""),
     "masks": ("secure_aggregation = true\n", ""),
-    'noise, `unit = "record"`': ("", "[privacy]\nnoise_multiplier = 1.0\n"),
+    'noise, `unit = "record"`': (
+        "",
+        "[privacy]\nnoise_multiplier = 1.0\nanswer_noise_multiplier = 20.0\n",
+    ),
     'masks and noise, `unit = "client"`': (
         "secure_aggregation = true\n",
         '[privacy]\nunit = "client"\nnoise_multiplier = 5.0\n',

@@ -21,7 +21,7 @@ from support.profile_federation import profile_federation
 from support.programs import run_program
 
 from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
-from potluck.common.records.privacy_loss import BUDGET_SPENT
+from potluck.common.records.privacy_loss import BUDGET_SPENT, NO_ANSWER
 from potluck.common.tensors.model_arrays import state_arrays
 from potluck.common.tensors.tensor_files import write_tensors
 from potluck.deploy.local.demo_files import program
@@ -121,6 +121,57 @@ async def test_a_check_refuses_what_has_no_noise_beside_it(scene: Scene) -> None
         scene.fake.instruct(check)
         answer = await scene.fake.answered("c")
     assert "numbers reported" in answer.failure.message
+
+
+def asked_loss(name: str, model: Any) -> rpc.Instruction:
+    """A question about the loss, with noise."""
+    found = private(name, model)
+    question = rpc.Question(kind="loss", names=["loss"], task=found.train.task, model=model)
+    question.privacy.CopyFrom(found.train.privacy)
+    question.privacy.answers = 9
+    question.privacy.answer_noise_multiplier = 8.0
+    question.privacy.answer_clip = 4.0
+    found.question.CopyFrom(question)  # replaces the training
+    return found
+
+
+async def test_an_answer_with_noise_is_charged_and_given_again_after_a_restart(
+    scene: Scene,
+) -> None:
+    model = scene.model()
+    async with scene.host():
+        scene.fake.instruct(asked_loss("a", model))
+        first = await scene.fake.answered("a")
+    async with scene.host():  # another process
+        scene.fake.instruct(asked_loss("b", model))
+        again = await scene.fake.answered("b")
+    loss = first.scalars.values["loss"]
+    assert 0 < loss <= 4
+    assert again.scalars.values["loss"] == loss
+    [line] = ledger(scene.folder / "state")
+    assert (line["kind"], line["numbers"]) == ("answer", {"loss": loss})
+
+
+async def test_a_host_at_its_limit_refuses_an_answer_in_fixed_words(scene: Scene) -> None:
+    model = scene.model()
+    async with scene.host(disclosure={"training_epsilon": 0.1, "questions": ["loss"]}):
+        scene.fake.instruct(asked_loss("a", model))
+        answer = await scene.fake.answered("a")
+    assert answer.failure.message == f"client 'client-0': {NO_ANSWER}"
+    assert ledger(scene.folder / "state") == []
+
+
+async def test_an_owner_may_refuse_answers_without_noise(scene: Scene) -> None:
+    model = scene.model()
+    plain = asked_loss("a", model)
+    plain.question.ClearField("privacy")
+    async with scene.host(disclosure={"updates": "private", "questions": ["loss"]}):
+        scene.fake.instruct(plain)
+        answer = await scene.fake.answered("a")
+        scene.fake.instruct(asked_loss("b", model))
+        noisy = await scene.fake.answered("b")
+    assert "answers 'loss' with noise only" in answer.failure.message
+    assert noisy.HasField("scalars")
 
 
 def watched(name: str, model: Any, round_: int) -> rpc.Instruction:
@@ -274,7 +325,7 @@ async def test_a_run_with_noise_ends_without_the_host_at_its_limit(tmp_path: Pat
         )
         text = shown.stdout.decode()
         assert shown.returncode == 0, shown.stderr
-        assert "trainings with noise spent ε = " in text
+        assert "trainings and answers with noise spent ε = " in text
         assert f"run {run_id}" in text
         refused = run_program(
             *("potluck-client", "privacy", "--json", "--config", str(limited)),
@@ -295,3 +346,29 @@ async def test_a_run_with_noise_ends_without_the_host_at_its_limit(tmp_path: Pat
         }
         assert committed[-1].privacy.largest == max(spent.values())
         assert committed[-1].privacy.refused >= 1
+
+
+async def test_a_run_that_asks_for_losses_selects_by_noisy_answers(tmp_path: Path) -> None:
+    async with profile_federation(
+        tmp_path,
+        selector="pow-d",
+        clients=4,
+        count=2,
+        rounds=2,
+        assignments=["privacy.epsilon=6.0", "privacy.clip=1.0"],
+        start_hosts=False,
+    ) as federation:
+        for path in federation.files.hosts:
+            disclosure = tomlkit.parse(path.read_text()).get("disclosure", {})
+            set_values(path, {"disclosure": {**disclosure, "questions": ["loss"]}})
+        await federation.start_hosts()
+        await federation.finished(await federation.start_run())
+        states = [federation.files.folder / path.stem for path in federation.files.hosts]
+    charged = [
+        json.loads(line)["kind"]
+        for state in states
+        for path in state.glob("privacy/*.jsonl")
+        for line in path.read_text().splitlines()[1:]
+    ]
+    assert charged.count("training") == 4
+    assert charged.count("answer") == 8, "each round asks twice as many candidates as it selects"

@@ -11,7 +11,7 @@ it used.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # importing torch takes seconds
 
     from potluck.client.correction import LocalCorrection
     from potluck.client.objective import Objective
+    from potluck.client.question import BoundedSums
     from potluck.client.training.steps.loop import Corrected, TrainingContext, TrainingResult
     from potluck.common.task import Examples
 
@@ -130,6 +131,23 @@ class PrivacyGuard(ABC):
 
         Its `charge` charges the ledger. Raises DisclosureRefusedError if the owner's limit would
         be exceeded, and what `check` raises."""
+
+    @abstractmethod
+    def kept_answer(self, instruction: rpc.Instruction) -> Mapping[str, float] | None:
+        """Return the answer that the client has given to the same question; None if none.
+
+        Raises DisclosureRefusedError if there is none and the owner's limit would be exceeded,
+        ProtocolError if the noise asked for is not valid, and StorageError."""
+
+    @abstractmethod
+    def answer(
+        self, instruction: rpc.Instruction, sums: BoundedSums, samples: int
+    ) -> Mapping[str, float]:
+        """Add noise to sums over a client's records, and return their means.
+
+        Charges the client's ledger and keeps the answer, both synced to disk before it returns. The
+        same question is answered with the kept numbers. samples: the client's number of training
+        samples. Raises what `kept_answer` raises; the ledger has not changed then."""
 
     @abstractmethod
     def clients(self) -> Sequence[str]:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,6 +82,20 @@ class QuestionContext:
             )
 
 
+@dataclass(frozen=True, kw_only=True)
+class BoundedSums:
+    """Numbers of which one record decides little; with noise, their means answer a question.
+
+    values: by name, each ≥ 0. sensitivity: > 0; adding or removing one record changes the vector of
+    all values by at most this (L2 norm). public: further numbers of the answer, which depend on no
+    record.
+    """
+
+    values: Mapping[str, float]
+    sensitivity: float
+    public: Mapping[str, float] = field(default_factory=dict)
+
+
 class Question(Plugin):
     """A kind of question. Called from a worker thread; may take its time."""
 
@@ -89,6 +103,8 @@ class Question(Plugin):
 
     needs_model: bool = False
     """True if the round's model is fetched first; a training that follows reuses it."""
+    hides_records: ClassVar[bool] = False
+    """True if it has a noisy form: `bounded_sums`. Runs with `[privacy]` refuse other questions."""
 
     @abstractmethod
     def answer(self, context: QuestionContext) -> Mapping[str, float]:
@@ -96,3 +112,12 @@ class Question(Plugin):
 
         Raises TrainingError if there is no answer; the coordinator then selects without it.
         """
+
+    def bounded_sums(self, context: QuestionContext, clip: float) -> BoundedSums:
+        """Return the sums whose noisy means are the answer in a run with `[privacy]`.
+
+        clip: bound on the numbers of one record (L2 norm), > 0; larger ones are scaled down. A
+        record at which the computation fails adds nothing, so that a failure reveals no record.
+        Raises TrainingError if the answer fails for other reasons.
+        """
+        raise NotImplementedError(f"{type(self).__name__} declares no noisy form")

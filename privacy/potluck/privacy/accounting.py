@@ -110,7 +110,8 @@ def noise_for(epsilon: float, epsilon_of: Callable[[float], float]) -> float:
         if high > LARGEST_NOISE:
             raise ConfigurationError(
                 f"ε = {epsilon:g} can't be reached: it needs a noise multiplier above "
-                f"{LARGEST_NOISE:g}; raise epsilon, or lower the number of trainings or of steps",
+                f"{LARGEST_NOISE:g}; raise epsilon, or lower the number of trainings, of answers "
+                "or of steps",
                 epsilon=epsilon,
             )
     while high - low > _ACCURACY * high:

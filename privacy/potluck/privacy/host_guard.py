@@ -1,10 +1,11 @@
-"""The host's guard: grants noise for a training or an update if its owner's limit allows it."""
+"""The host's guard: grants trainings and answers with noise if their owner's limit allows it."""
 
 from __future__ import annotations
 
 import math
+import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,7 @@ from potluck.client.private_training import (
     check_terms,
     hides_records,
 )
+from potluck.client.question import BoundedSums
 from potluck.client.training.plugin_options import json_object
 from potluck.common.disclosure import Weighting
 from potluck.common.errors import (
@@ -33,15 +35,24 @@ from potluck.common.errors import (
     DisclosureRefusedError,
     ProtocolError,
     ProtocolVersionError,
+    TrainingError,
 )
-from potluck.common.records.privacy_loss import BUDGET_SPENT
+from potluck.common.records.privacy_loss import BUDGET_SPENT, NO_ANSWER
 from potluck.common.settings.configuration import validate
 from potluck.common.settings.extras import require
 from potluck.common.settings.local_training import LocalTraining
+from potluck.common.tensors.digest import digest_of
 from potluck.privacy.accounting import GaussianSteps
+from potluck.privacy.answer_noise import answer_noise, noisy_means
 from potluck.privacy.client_noise import ClientNoise
 from potluck.privacy.planned_training import planned_event
-from potluck.privacy.privacy_ledger import ChargedTraining, PrivacyLedger, Unit
+from potluck.privacy.privacy_ledger import (
+    Charge,
+    ChargedAnswer,
+    ChargedTraining,
+    PrivacyLedger,
+    Unit,
+)
 from potluck.privacy.rdp_filter import RdpFilter
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
@@ -143,27 +154,19 @@ class HostGuard(PrivacyGuard):
             why = self._excess(self._ledger.of(client), charged, asked)
             if not why and charges:
                 self._ledger.charge(client, charged)
-        if not why:
-            return
-        log.warning(
-            "training with noise refused",
-            client=client,
-            run=charged.run,
-            round=charged.round,
-            why=why,
-        )
-        raise DisclosureRefusedError(f"client '{client}': {BUDGET_SPENT}", client=client)
+        if why:
+            raise _refusal(client, charged, why)
 
-    def _excess(
-        self, trainings: Sequence[ChargedTraining], charged: ChargedTraining, asked: rpc.Privacy
-    ) -> str:
-        """Return which limit a training would exceed; empty if none."""
-        in_run = sum(each.recipient == charged.recipient for each in trainings)
-        if asked.epsilon and in_run >= asked.trainings:
-            return f"the run's epsilon is for {asked.trainings} trainings; {in_run} are charged"
+    def _excess(self, charges: Sequence[Charge], charged: Charge, asked: rpc.Privacy) -> str:
+        """Return which limit a charge would exceed; empty if none."""
+        of_run = [each for each in charges if each.recipient == charged.recipient]
+        in_run = sum(each.kind == charged.kind for each in of_run)
+        most = asked.trainings if charged.kind == "training" else asked.answers
+        if asked.epsilon and in_run >= most:
+            return f"the run's epsilon is for {most} {charged.kind}s; {in_run} are charged"
         for unit in UNITS:
             event = charged.event_in(unit)
-            before = spent_in_epoch(trainings, self._policy, unit)
+            before = spent_in_epoch(charges, self._policy, unit)
             if event is not None and not before.admits(event):
                 after = before.with_event(event).epsilon_spent
                 return (
@@ -172,15 +175,96 @@ class HostGuard(PrivacyGuard):
                 )
         return ""
 
+    def kept_answer(self, instruction: rpc.Instruction) -> Mapping[str, float] | None:
+        """Return the kept answer to a question; None if the client may answer it now."""
+        charged = self._charged_answer(instruction, {})
+        with self._turn:
+            return self._kept(instruction.client_id, charged, instruction.question.privacy)
+
+    def answer(
+        self, instruction: rpc.Instruction, sums: BoundedSums, samples: int
+    ) -> Mapping[str, float]:
+        """Charge the client's ledger for an answer and return it; a kept one costs nothing."""
+        asked, client = instruction.question.privacy, instruction.client_id
+        without_numbers = self._charged_answer(instruction, {})
+        if samples < 1:
+            raise DataError("the client has no training samples; remove it from this federation")
+        numbers = (*sums.values.values(), *sums.public.values())
+        if not (0 < sums.sensitivity < math.inf and all(map(math.isfinite, numbers))):
+            raise TrainingError(
+                f"the sums of question '{instruction.question.kind}' are not finite"
+            )
+        with self._turn:
+            kept = self._kept(client, without_numbers, asked)
+            if kept is not None:
+                return kept
+            answer = noisy_means(
+                sums,
+                samples,
+                public=self._policy.weighting is Weighting.EXACT,
+                noise_multiplier=without_numbers.noise_multiplier,
+                random=os.urandom,
+            )
+            self._ledger.charge(client, self._charged_answer(instruction, answer))
+        return answer
+
+    def _charged_answer(
+        self, instruction: rpc.Instruction, numbers: Mapping[str, float]
+    ) -> ChargedAnswer:
+        """Return the line of an answer. Raises ProtocolError if its noise is not valid."""
+        work = instruction.question
+        check_answer_noise(work.privacy)
+        return ChargedAnswer(
+            data_epoch=self._policy.data_epoch,
+            noise_multiplier=answer_noise(work.privacy),
+            question=work.kind,
+            work=_digest_of_question(work),
+            numbers=numbers,
+            federation=self._federation,
+            coordinator=self._coordinator,
+            run=instruction.run_id,
+            round=instruction.round,
+            at=datetime.now(UTC),
+        )
+
+    def _kept(
+        self, client: str, charged: ChargedAnswer, asked: rpc.Privacy
+    ) -> Mapping[str, float] | None:
+        """Return the kept answer to the same question; None if there is none.
+
+        Raises DisclosureRefusedError if there is none, and a limit does not allow one."""
+        charges = self._ledger.of(client)
+        for each in charges:
+            same_data = each.data_epoch == charged.data_epoch
+            if isinstance(each, ChargedAnswer) and same_data and each.work == charged.work:
+                return each.numbers
+        why = self._excess(charges, charged, asked)
+        if why:
+            raise _refusal(client, charged, why)
+        return None
+
+
+def _refusal(client: str, charged: Charge, why: str) -> DisclosureRefusedError:
+    """Log why a limit does not allow a charge; return the error for the coordinator."""
+    log.warning(
+        f"{charged.kind} with noise refused",
+        client=client,
+        run=charged.run,
+        round=charged.round,
+        why=why,
+    )
+    fixed = BUDGET_SPENT if charged.kind == "training" else NO_ANSWER
+    return DisclosureRefusedError(f"client '{client}': {fixed}", client=client)
+
 
 def spent_in_epoch(
-    trainings: Sequence[ChargedTraining], policy: DisclosurePolicy, unit: Unit = RECORD
+    charges: Sequence[Charge], policy: DisclosurePolicy, unit: Unit = RECORD
 ) -> RdpFilter:
-    """Return the filter of a client after its trainings on the current version of the data.
+    """Return the filter of a client after what it was charged on the current data epoch.
 
-    Trainings whose noise does not hide the unit are left out."""
+    Charges whose noise does not hide the unit are left out."""
     found = RdpFilter(epsilon=policy.training_epsilon, delta=policy.training_delta)
-    current = [each for each in trainings if each.data_epoch == policy.data_epoch]
+    current = [each for each in charges if each.data_epoch == policy.data_epoch]
     events = (each.event_in(unit) for each in current)
     return found.with_events(each for each in events if each is not None)
 
@@ -210,6 +294,28 @@ def check_noise(asked: rpc.Privacy) -> None:
             "the noise of a training is not valid: privacy needs clip, delta, and either "
             "noise_multiplier or epsilon with trainings; set them in the run file"
         )
+
+
+def check_answer_noise(asked: rpc.Privacy) -> None:
+    """Raise ProtocolError if the noise that a question asks for is not valid."""
+    check_noise(asked)
+    noise = asked.answer_noise_multiplier
+    numbers = [asked.answer_clip, noise or asked.epsilon]
+    valid = all(math.isfinite(each) and each > 0 for each in numbers)
+    if not valid or asked.answers < 1 or asked.unit != RECORD:
+        raise ProtocolError(
+            'the noise of an answer is not valid: privacy needs unit = "record", answer_clip, and '
+            "either answer_noise_multiplier or epsilon with answers; set them in the run file"
+        )
+
+
+def _digest_of_question(asked: rpc.Question) -> str:
+    """Return the digest by which a question with the same answer is known again."""
+    question = rpc.Question()
+    question.CopyFrom(asked)
+    question.model.ClearField("renditions")
+    question.ClearField("names")
+    return digest_of(question.SerializeToString(deterministic=True))
 
 
 def _settings(work: rpc.Train) -> LocalTraining:

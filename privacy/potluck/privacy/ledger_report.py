@@ -14,9 +14,15 @@ from potluck.client.disclosure.outgoing_log import Outgoing, OutgoingLog
 from potluck.client.disclosure.privacy_budget import PrivacyBudget
 from potluck.client.private_training import CLIENT, RECORD
 from potluck.common.errors import DisclosureRefusedError
-from potluck.common.records.privacy_loss import BUDGET_SPENT
+from potluck.common.records.privacy_loss import BUDGET_SPENT, NO_ANSWER
 from potluck.privacy.host_guard import spent_in_epoch
-from potluck.privacy.privacy_ledger import ChargedTraining, PrivacyLedger, Unit
+from potluck.privacy.privacy_ledger import (
+    Charge,
+    ChargedAnswer,
+    ChargedTraining,
+    PrivacyLedger,
+    Unit,
+)
 
 _Run = tuple[str, str, str]
 
@@ -38,39 +44,51 @@ class PrivacyReport:
         """Yield the report as sentences. Raises StorageError."""
         clients = self._clients()
         if not clients:
-            yield "no privacy loss: no client has trained with noise or disclosed a noisy profile"
+            yield (
+                "no privacy loss: no client has trained or answered with noise, or disclosed a "
+                "noisy profile"
+            )
         for client in clients:
             yield from _sentences(self._of(client))
 
     def _clients(self) -> list[str]:
         known = {*self._ledger.clients(), *self._budget.clients()}
-        refused = (each for each in self._outgoing.clients() if any(self._refusals(each).values()))
+        refused = {
+            client
+            for client in self._outgoing.clients()
+            for words in (BUDGET_SPENT, NO_ANSWER)
+            if self._refusals(client, words)
+        }
         return sorted({*known, *refused})
 
-    def _refusals(self, client: str) -> Counter[_Run]:
-        """Count the trainings that were refused for the budget, by run."""
+    def _refusals(self, client: str, words: str) -> Counter[_Run]:
+        """Count the trainings, or answers, that were refused for the budget, by run."""
         return Counter(
             _run_of(entry)
             for entry in self._outgoing.entries(client)
             if entry.get("kind") == Outgoing.FAILURE
             and entry.get("reason") == DisclosureRefusedError.reason
-            and BUDGET_SPENT in str(entry.get("message"))
+            and words in str(entry.get("message"))
         )
 
     def _of(self, client: str) -> dict[str, Any]:
-        policy, trainings = self._policy, self._ledger.of(client)
+        policy, charges = self._policy, self._ledger.of(client)
+        trainings = [each for each in charges if isinstance(each, ChargedTraining)]
+        answers = [each for each in charges if isinstance(each, ChargedAnswer)]
+        answered = Counter(each.recipient for each in answers)
+        unanswered = self._refusals(client, NO_ANSWER)
         charged = Counter(each.recipient for each in trainings)
         sent = Counter(
             _run_of(entry)
             for entry in self._outgoing.entries(client)
             if entry.get("kind") == Outgoing.UPDATE
         )
-        refused = self._refusals(client)
+        refused = self._refusals(client, BUDGET_SPENT)
         return {
             "client": client,
             "data_epoch": policy.data_epoch,
-            "training": _spent(trainings, policy, RECORD),
-            "updates": _spent(trainings, policy, CLIENT),
+            "training": _spent(charges, policy, RECORD),
+            "updates": _spent(charges, policy, CLIENT),
             "disclosures": {
                 "epsilon_spent": float(self._budget.spent(client)),
                 "epsilon_limit": policy.epsilon_budget,
@@ -85,19 +103,20 @@ class PrivacyReport:
                     "sent": sent[run],
                     "refused": refused[run],
                     "noise_multiplier": _noise(trainings, run),
+                    "answers_charged": answered[run],
+                    "answers_refused": unanswered[run],
+                    "answer_noise_multiplier": _noise(answers, run),
                 }
-                for run in dict.fromkeys((*charged, *refused))
+                for run in dict.fromkeys((*charged, *refused, *answered, *unanswered))
             ],
         }
 
 
-def _spent(
-    trainings: Sequence[ChargedTraining], policy: DisclosurePolicy, unit: Unit
-) -> dict[str, Any]:
-    """Return what a client's trainings have spent of its limit, for a unit.
+def _spent(charges: Sequence[Charge], policy: DisclosurePolicy, unit: Unit) -> dict[str, Any]:
+    """Return what a client was charged of its limit, for a unit.
 
-    uncounted: number of trainings whose noise does not hide the unit."""
-    current = [each for each in trainings if each.data_epoch == policy.data_epoch]
+    uncounted: number of trainings and answers whose noise does not hide the unit."""
+    current = [each for each in charges if each.data_epoch == policy.data_epoch]
     spent = spent_in_epoch(current, policy, unit).epsilon_spent
     return {
         "epsilon_spent": spent,
@@ -109,9 +128,9 @@ def _spent(
     }
 
 
-def _noise(trainings: Sequence[ChargedTraining], run: _Run) -> float | None:
-    """Return the smallest noise multiplier of a run's trainings; None without trainings."""
-    return min((each.noise_multiplier for each in trainings if each.recipient == run), default=None)
+def _noise(charges: Sequence[Charge], run: _Run) -> float | None:
+    """Return the smallest noise multiplier of a run's charges; None if there are none."""
+    return min((each.noise_multiplier for each in charges if each.recipient == run), default=None)
 
 
 def _run_of(entry: Mapping[str, Any]) -> _Run:
@@ -124,15 +143,18 @@ def _run_of(entry: Mapping[str, Any]) -> _Run:
 def _sentences(found: Mapping[str, Any]) -> Iterator[str]:
     training, other = found["training"], found["disclosures"]
     yield (
-        f"{found['client']}: trainings with noise spent ε = {training['epsilon_spent']:.4g} of "
-        f"{training['epsilon_limit']:g} on data epoch {found['data_epoch']}, "
+        f"{found['client']}: trainings and answers with noise spent ε = "
+        f"{training['epsilon_spent']:.4g} of {training['epsilon_limit']:g} on data epoch "
+        f"{found['data_epoch']}, "
         f"{training['epsilon_left']:.4g} left (δ = {training['delta']:g}, per record)"
     )
     whole = found["updates"]
     if whole["epsilon_spent"]:
         left_out = ["profiles, sums of counts"]
         if whole["uncounted"]:
-            left_out.append(f"{whole['uncounted']} trainings with noise for records only")
+            left_out.append(
+                f"{whole['uncounted']} trainings or answers with noise for records only"
+            )
         yield (
             f"  updates with noise for the whole client spent ε = {whole['epsilon_spent']:.4g} of "
             f"{whole['epsilon_limit']:g}, {whole['epsilon_left']:.4g} left (δ = "
@@ -150,3 +172,10 @@ def _sentences(found: Mapping[str, Any]) -> Iterator[str]:
             f"asked, {run['charged']} charged, {run['sent']} updates sent, {run['refused']} "
             f"refused{least}"
         )
+        if run["answers_charged"] or run["answers_refused"]:
+            noise = run["answer_noise_multiplier"]
+            least = f", noise multiplier {noise:.4g} or more" if noise is not None else ""
+            yield (
+                f"    questions about data: {run['answers_charged']} answers charged, "
+                f"{run['answers_refused']} refused{least}"
+            )

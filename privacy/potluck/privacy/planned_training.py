@@ -7,6 +7,7 @@ from functools import lru_cache
 from potluck.client.private_training import CLIENT
 from potluck.common.settings.local_training import LocalTraining
 from potluck.privacy.accounting import GaussianSteps
+from potluck.privacy.answer_noise import rdp_of_answers
 from potluck.privacy.client_noise import LARGEST_ROUNDING
 from potluck.privacy.rdp_filter import solved_noise
 from potluck.rpc.v1 import coordinator_pb2 as rpc
@@ -22,11 +23,15 @@ def planned_event(asked: rpc.Privacy, settings: LocalTraining, samples: int) -> 
     rate = min(1.0, settings.batch_size / samples)
     steps = settings.planned_steps(samples)
     noise = asked.noise_multiplier or _solved(
-        asked.epsilon, asked.delta, rate, steps * asked.trainings
+        asked.epsilon, asked.delta, rate, steps * asked.trainings, rdp_of_answers(asked)
     )
     return GaussianSteps(sampling_rate=rate, noise_multiplier=noise, steps=steps)
 
 
 @lru_cache(maxsize=1024)
-def _solved(epsilon: float, delta: float, rate: float, steps: int) -> float:
-    return solved_noise(epsilon=epsilon, delta=delta, sampling_rate=rate, steps=steps)
+def _solved(
+    epsilon: float, delta: float, rate: float, steps: int, beside: tuple[float, ...]
+) -> float:
+    return solved_noise(
+        epsilon=epsilon, delta=delta, sampling_rate=rate, steps=steps, beside=beside
+    )

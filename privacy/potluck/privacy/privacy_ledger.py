@@ -1,7 +1,8 @@
-"""The ledger of each client: what its trainings with noise have spent, kept for ever.
+"""The ledger of each client: what its trainings and answers with noise have spent, kept for ever.
 
 Each client has one file of JSON lines in the state directory's `privacy`: its name, then one
-training per line. A line is on disk, synced, before noise or batches are drawn. So a process that
+training or answer per line. The line of a training is on disk, synced, before noise or batches are
+drawn; that of an answer has its numbers and is on disk before they are sent. So a process that
 is killed in between has charged more than it sent, never less. An incomplete last line had no
 effect yet. If these files are lost, the record of the spent budget is lost.
 
@@ -12,12 +13,20 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Final, Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    TypeAdapter,
+    ValidationError,
+)
 
 from potluck.client.base.state_directory import clients_with_files, storage_error, write_durably
 from potluck.common.errors import StorageError
@@ -76,11 +85,55 @@ class ChargedTraining(BaseModel):
         return self.federation, self.coordinator, self.run
 
 
+class ChargedAnswer(BaseModel):
+    """One answer to a question, with noise.
+
+    noise_multiplier: in units of the answer's sensitivity. question: its kind. work: digest of the
+    question. numbers: the answer, which is sent again to the same question. federation,
+    coordinator, run, round: its first recipient.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["answer"] = "answer"
+    unit: Literal["record"] = "record"
+    data_epoch: int
+    noise_multiplier: float = Field(gt=0, allow_inf_nan=False)
+    question: str
+    work: str
+    numbers: Mapping[str, FiniteFloat]
+    federation: str
+    coordinator: str
+    run: str
+    round: int
+    at: AwareDatetime
+
+    @property
+    def event(self) -> GaussianSteps:
+        """The answer as an event of the accounting."""
+        return GaussianSteps(noise_multiplier=self.noise_multiplier)
+
+    def event_in(self, unit: Unit) -> GaussianSteps | None:
+        """Return the answer as an event for a unit; None if its noise does not hide the unit."""
+        return self.event if unit == self.unit else None
+
+    @property
+    def recipient(self) -> tuple[str, str, str]:
+        """The federation, its coordinator and the run."""
+        return self.federation, self.coordinator, self.run
+
+
+Charge = ChargedTraining | ChargedAnswer
+"""A line of a ledger."""
+
+_CHARGE: Final[TypeAdapter[Charge]] = TypeAdapter(Annotated[Charge, Field(discriminator="kind")])
+
+
 @dataclass(frozen=True)
 class _Known:
-    """The trainings of a client, and the number of valid bytes in its file."""
+    """The charges of a client, and the number of valid bytes in its file."""
 
-    trainings: tuple[ChargedTraining, ...] = ()
+    charges: tuple[Charge, ...] = ()
     size: int = 0
 
 
@@ -91,24 +144,24 @@ class PrivacyLedger:
         self._folder = folder
         self._known: dict[str, _Known] = {}
 
-    def of(self, client: str) -> Sequence[ChargedTraining]:
-        """Return a client's trainings, oldest first.
+    def of(self, client: str) -> Sequence[Charge]:
+        """Return a client's trainings and answers, oldest first.
 
         Raises StorageError if its file exists but can't be read: a damaged file must not reset the
         spent budget.
         """
-        return self._found(client).trainings
+        return self._found(client).charges
 
-    def charge(self, client: str, training: ChargedTraining) -> None:
-        """Add a training; synced to disk. Raises StorageError; nothing has changed then."""
+    def charge(self, client: str, charge: Charge) -> None:
+        """Add a line; synced to disk. Raises StorageError; nothing has changed then."""
         known, path = self._found(client), self._path(client)
-        line = training.model_dump_json() + "\n"
+        line = charge.model_dump_json() + "\n"
         if known.size:
             _append(path, line.encode(), known.size)
         else:
             line = _first_line(client) + line
             write_durably(path, line)
-        self._known[client] = _Known((*known.trainings, training), known.size + len(line.encode()))
+        self._known[client] = _Known((*known.charges, charge), known.size + len(line.encode()))
 
     def clients(self) -> list[str]:
         """The clients that have a ledger, sorted."""
@@ -133,10 +186,10 @@ class PrivacyLedger:
         if first != _first_line(client).encode():
             raise _damaged(path)
         try:
-            trainings = tuple(ChargedTraining.model_validate_json(line) for line in lines)
+            charges = tuple(_CHARGE.validate_json(line) for line in lines)
         except ValidationError as error:
             raise _damaged(path) from error
-        return _Known(trainings, len(whole))
+        return _Known(charges, len(whole))
 
     def _path(self, client: str) -> Path:
         return self._folder / f"{client}.jsonl"

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
+from potluck.client.training.questions.availability import AVAILABILITY
 from potluck.common.errors import ConfigurationError
 from potluck.common.learning.task_loading import make_task
 from potluck.common.learning.training import training_for
 from potluck.common.run_file.run_settings import PrivateUpdates
 from potluck.common.run_file.runfile import RunFile
+from potluck.common.settings import plugins
 from potluck.common.settings.local_training import LocalTraining
 from potluck.privacy.accounting import GaussianSteps, epsilon_by_pld, rdp_of
+from potluck.privacy.answer_noise import answer_noise, planned_answers, rdp_of_answers
 from potluck.privacy.client_noise import noise_multiplier_for
-from potluck.privacy.rdp_filter import epsilon_spent, solved_noise
+from potluck.privacy.rdp_filter import added, epsilon_spent, solved_noise
+from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 _SHARES = (0.1, 0.25, 0.5, 1.0)
 
@@ -46,6 +51,14 @@ def plan_lines(
     if settings.unfit_for_noise:
         raise ConfigurationError(f"{source}: {settings.unfit_for_noise}")
     counts = sorted({max(1, round(share * most)) for share in _SHARES})
+    asked = _answers(run_file, privacy)
+    beside = rdp_of_answers(asked)
+    if asked.answers:
+        yield (
+            f"includes {asked.answers} answers to questions of selector {run_file.selector.name}, "
+            f"with noise multiplier {answer_noise(asked):.3g}; ε of all answers alone: "
+            f"{epsilon_spent(beside, privacy.delta):.3g}"
+        )
     yield (
         f"ε per record (δ = {privacy.delta:g}) by number of trainings, as hosts count it; "
         f"'fixed' is the tighter value for a schedule that no result changes"
@@ -53,9 +66,13 @@ def plan_lines(
     heads = ["samples", "rate", "steps", "noise", *map(str, counts), "fixed"]
     yield _row(heads)
     for number in samples:
-        event = _event(privacy, settings, number, run_file.rounds)
-        losses = [epsilon_spent(rdp_of(_times(event, count)), privacy.delta) for count in counts]
-        fixed = epsilon_by_pld([_times(event, most)], privacy.delta)
+        event = _event(privacy, settings, number, run_file.rounds, beside)
+        losses = [
+            epsilon_spent(added(rdp_of(_times(event, count)), beside), privacy.delta)
+            for count in counts
+        ]
+        answered = [planned_answers(asked)] if asked.answers else []
+        fixed = epsilon_by_pld([_times(event, most), *answered], privacy.delta)
         cells = [f"{each:.3g}" for each in (*losses, fixed)]
         rate, noise = f"{event.sampling_rate:.3g}", f"{event.noise_multiplier:.3g}"
         yield _row([str(number), rate, str(event.steps), noise, *cells])
@@ -70,6 +87,7 @@ def plan_lines(
                 delta=privacy.delta,
                 sampling_rate=event.sampling_rate,
                 steps=event.steps * most,
+                beside=rdp_of_answers(_aimed_at(asked, each)),
             )
             for each in targets
         ]
@@ -116,8 +134,33 @@ def _shape(settings: LocalTraining, samples: int) -> GaussianSteps:
     )
 
 
+def _answers(run_file: RunFile, privacy: PrivateUpdates) -> rpc.Privacy:
+    """Return the noise of the answers that the run's selector asks for; without answers if none."""
+    chosen = run_file.selector
+    selector: Any = plugins.find(plugins.SELECTORS, chosen.name)(**chosen.options)
+    asks = set(selector.asks_questions) - {AVAILABILITY}
+    return rpc.Privacy(
+        epsilon=privacy.epsilon or 0.0,
+        delta=privacy.delta,
+        answers=(privacy.answers or run_file.rounds) if asks else 0,
+        answer_noise_multiplier=privacy.answer_noise_multiplier or 0.0,
+    )
+
+
+def _aimed_at(asked: rpc.Privacy, epsilon: float) -> rpc.Privacy:
+    """Return the noise of answers in a run with this ε."""
+    found = rpc.Privacy()
+    found.CopyFrom(asked)
+    found.epsilon = epsilon
+    return found
+
+
 def _event(
-    privacy: PrivateUpdates, settings: LocalTraining, samples: int, rounds: int
+    privacy: PrivateUpdates,
+    settings: LocalTraining,
+    samples: int,
+    rounds: int,
+    beside: tuple[float, ...],
 ) -> GaussianSteps:
     """Return a client's training as steps with the noise that its host adds."""
     shape = _shape(settings, samples)
@@ -126,6 +169,7 @@ def _event(
         delta=privacy.delta,
         sampling_rate=shape.sampling_rate,
         steps=shape.steps * (privacy.trainings or rounds),
+        beside=beside,
     )
     return replace(shape, noise_multiplier=noise)
 

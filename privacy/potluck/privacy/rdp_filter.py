@@ -46,8 +46,7 @@ class RdpFilter:
 
     def with_event(self, event: GaussianSteps) -> RdpFilter:
         """Return the filter after an event; adds it even if `admits` is False."""
-        pairs = zip(self.spent, rdp_of(event), strict=True)
-        spent = tuple(before + more for before, more in pairs)
+        spent = added(self.spent, rdp_of(event))
         return RdpFilter(epsilon=self.epsilon, delta=self.delta, spent=spent)
 
     def with_events(self, events: Iterable[GaussianSteps]) -> RdpFilter:
@@ -63,6 +62,11 @@ class RdpFilter:
         return epsilon_spent(self.spent, self.delta)
 
 
+def added(some: tuple[float, ...], others: tuple[float, ...]) -> tuple[float, ...]:
+    """Return the sum of Rényi divergences at each order."""
+    return tuple(one + other for one, other in zip(some, others, strict=True))
+
+
 def epsilon_spent(divergences: tuple[float, ...], delta: float) -> float:
     """Return the ε of adaptively chosen events, from their summed divergences at `ORDERS`."""
     if not any(divergences):
@@ -75,16 +79,24 @@ def epsilon_spent(divergences: tuple[float, ...], delta: float) -> float:
     )
 
 
-def solved_noise(*, epsilon: float, delta: float, sampling_rate: float, steps: int) -> float:
+def solved_noise(
+    *,
+    epsilon: float,
+    delta: float,
+    sampling_rate: float,
+    steps: int,
+    beside: tuple[float, ...] = NOTHING,
+) -> float:
     """Return the noise multiplier with which a filter of limit `epsilon` admits all steps.
 
-    steps: total over all trainings. Raises ConfigurationError if no noise multiplier suffices.
+    steps: total over all trainings. beside: Rényi divergences of what the filter admits besides
+    them. Raises ConfigurationError if no noise multiplier suffices.
     """
 
     def epsilon_of(noise_multiplier: float) -> float:
         event = GaussianSteps(
             sampling_rate=sampling_rate, noise_multiplier=noise_multiplier, steps=steps
         )
-        return epsilon_spent(rdp_of(event), delta)
+        return epsilon_spent(added(rdp_of(event), beside), delta)
 
     return noise_for(epsilon, epsilon_of)

@@ -16,6 +16,7 @@ from potluck.common.errors import ConfigurationError
 from potluck.common.records.privacy_loss import TrainingsSent
 from potluck.common.settings.extras import require
 from potluck.common.settings.local_training import LocalTraining
+from potluck.privacy.answer_noise import rdp_of_answers
 from potluck.privacy.planned_training import planned_event
 from potluck.privacy.rdp_filter import RdpFilter
 from potluck.rpc.v1 import coordinator_pb2 as rpc
@@ -37,11 +38,12 @@ def spent_in_run(
     number of samples that is reported in this way. Omits clients whose number of samples is hidden.
 
     The search for the noise of an ε takes about 0.2 s for each number of samples. With many
-    different numbers, all are rounded down to two digits. Raises MissingLibraryError.
+    different numbers, all are rounded down to two digits. If the run asks clients about their data,
+    ε includes all answers that the run plans. Raises MissingLibraryError.
     """
     require("dp_accounting", "potluck[privacy]")
     many = len({(each.samples, each.epochs) for each in sent}) > _MANY
-    nothing = RdpFilter(epsilon=math.inf, delta=asked.delta)
+    answered = RdpFilter(epsilon=math.inf, delta=asked.delta, spent=rdp_of_answers(asked))
     spent: dict[str, RdpFilter] = {}
     unknown = set[str]()
     for each in sent:
@@ -62,7 +64,7 @@ def spent_in_run(
         if one is None:
             unknown.add(each.client)
             continue
-        before = spent.get(each.client, nothing)
+        before = spent.get(each.client, answered)
         spent[each.client] = before.with_event(replace(one, steps=one.steps * each.count))
     return {
         client: found.epsilon_spent

@@ -12,6 +12,7 @@ import pytest
 
 from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
 from potluck.client.private_training import GrantedTraining
+from potluck.client.question import BoundedSums
 from potluck.common.disclosure import Weighting
 from potluck.common.errors import (
     DisclosureRefusedError,
@@ -19,8 +20,9 @@ from potluck.common.errors import (
     ProtocolError,
     ProtocolVersionError,
     StorageError,
+    TrainingError,
 )
-from potluck.common.records.privacy_loss import BUDGET_SPENT
+from potluck.common.records.privacy_loss import BUDGET_SPENT, NO_ANSWER
 from potluck.common.settings.local_training import LocalTraining
 from potluck.privacy.accounting import GaussianSteps
 from potluck.privacy.host_guard import HostGuard, counted_samples, spent_in_epoch
@@ -203,9 +205,9 @@ def test_a_line_that_was_cut_off_is_written_over(tmp_path: Path) -> None:
     for cut in range(len(whole) - 1, len(whole) - 30, -7):
         path.write_bytes(whole[:cut])
         again = PrivacyLedger(tmp_path)
-        assert [each.steps for each in again.of("client-0")] == [1]
+        assert [each.event.steps for each in again.of("client-0")] == [1]
         again.charge("client-0", training(3))
-        assert [each.steps for each in PrivacyLedger(tmp_path).of("client-0")] == [1, 3]
+        assert [each.event.steps for each in PrivacyLedger(tmp_path).of("client-0")] == [1, 3]
 
 
 @pytest.mark.parametrize("content", [b'{"client": "client-1"}\n', b"nothing\n", b"\xff\n"])
@@ -247,3 +249,101 @@ def test_the_report_of_an_empty_folder_says_so(tmp_path: Path) -> None:
 
 def test_the_event_of_a_line_is_what_was_charged() -> None:
     assert training(4).event == GaussianSteps(sampling_rate=0.1, noise_multiplier=2.0, steps=4)
+
+
+# Answers -----------------------------------------------------------------------------------------
+
+SUMS = BoundedSums(values={"loss": 300.0}, sensitivity=4.0)
+
+
+def question(number: int = 1, run: str = "run", **privacy: Any) -> rpc.Instruction:
+    asked: dict[str, Any] = {
+        "unit": "record",
+        "noise_multiplier": 1.0,
+        "delta": 1e-5,
+        "clip": 1.0,
+        "trainings": 30,
+        "answers": 10,
+        "answer_noise_multiplier": 10.0,
+        "answer_clip": 4.0,
+    }
+    work = rpc.Question(kind="loss", names=["loss"], privacy=rpc.Privacy(**asked | privacy))
+    work.model.blake3 = f"model-{number}"
+    return rpc.Instruction(
+        id=f"{run}-{number}", client_id="client-0", run_id=run, round=number, question=work
+    )
+
+
+def test_an_answer_is_in_the_ledger_with_its_numbers_and_is_given_again(tmp_path: Path) -> None:
+    host = guard(tmp_path)
+    assert host.kept_answer(question()) is None
+    answer = host.answer(question(), SUMS, 200)
+    [line] = lines(tmp_path)
+    assert (line["kind"], line["question"], line["noise_multiplier"]) == ("answer", "loss", 10.0)
+    assert line["numbers"] == answer
+    again = guard(tmp_path)  # another process, and another run
+    assert again.kept_answer(question(run="other")) == answer
+    assert again.answer(question(run="other"), SUMS, 200) == answer
+    assert len(lines(tmp_path)) == 1
+    assert again.answer(question(2), SUMS, 200) != answer
+    assert guard(tmp_path, data_epoch=2).kept_answer(question()) is None
+
+
+def test_answers_and_trainings_share_the_limit(tmp_path: Path) -> None:
+    host = guard(tmp_path, training_epsilon=5.0)
+    host.grant(instruction(), 250)
+    answered = granted_until_refused(lambda number: host.answer(question(number), SUMS, 250))
+    assert answered > 1
+    with pytest.raises(DisclosureRefusedError) as error:
+        host.kept_answer(question(99))
+    assert error.value.message == f"client 'client-0': {NO_ANSWER}"
+    assert host.spent("client-0") <= 5.0
+    alone = guard(tmp_path / "other", training_epsilon=5.0)
+    assert granted_until_refused(lambda n: alone.answer(question(n), SUMS, 250)) > answered
+
+
+def test_an_epsilon_is_kept_for_the_trainings_and_answers_it_was_solved_for(tmp_path: Path) -> None:
+    host = guard(tmp_path, training_epsilon=3.0)
+    asked: dict[str, Any] = {
+        "noise_multiplier": 0.0,
+        "epsilon": 3.0,
+        "trainings": 5,
+        "answers": 4,
+        "answer_noise_multiplier": 0.0,
+        "answer_clip": 4.0,
+    }
+    for number in range(4):
+        host.answer(question(number, **asked), SUMS, 250)
+        host.grant(instruction(number, **asked), 250)
+    host.grant(instruction(5, **asked), 250)
+    assert 2.9 < host.spent("client-0") <= 3.0
+    with pytest.raises(DisclosureRefusedError, match=NO_ANSWER):
+        host.answer(question(5, **asked), SUMS, 250)
+    with pytest.raises(DisclosureRefusedError, match=BUDGET_SPENT):
+        host.grant(instruction(6, **asked), 250)
+
+
+@pytest.mark.parametrize(
+    "privacy",
+    [{"answer_clip": 0.0}, {"answers": 0}, {"answer_noise_multiplier": -1.0}, {"delta": 2.0}],
+)
+def test_noise_of_an_answer_that_is_not_valid_is_refused(
+    tmp_path: Path, privacy: dict[str, Any]
+) -> None:
+    with pytest.raises(ProtocolError):
+        guard(tmp_path).answer(question(**privacy), SUMS, 250)
+    assert not (tmp_path / "privacy" / "client-0.jsonl").exists()
+
+
+def test_sums_that_are_not_finite_are_not_answered(tmp_path: Path) -> None:
+    broken = BoundedSums(values={"loss": float("nan")}, sensitivity=1.0)
+    with pytest.raises(TrainingError, match="not finite"):
+        guard(tmp_path).answer(question(), broken, 250)
+
+
+def test_the_report_shows_answers_beside_trainings(tmp_path: Path) -> None:
+    host = guard(tmp_path)
+    host.answer(question(), SUMS, 250)
+    text = "\n".join(PrivacyReport(tmp_path, DisclosurePolicy()).lines())
+    assert "0 trainings asked, 0 charged" in text
+    assert "questions about data: 1 answers charged, 0 refused, noise multiplier 10 or more" in text

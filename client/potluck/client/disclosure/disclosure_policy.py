@@ -43,6 +43,7 @@ MOST_RELEASES = 1000
 """Maximum number of disclosures of a client in total; it limits the size of its ledger."""
 
 _SKETCH = "sketch"
+_AVAILABILITY = "availability"
 WITHHELD = "its data can't be used for this; the log of its host has the reason"
 _TABLE = "the [disclosure] table of its configuration"
 
@@ -157,8 +158,9 @@ class DisclosurePolicy(Settings):
         'that the coordinator sends; pow-d asks for it), "context" (flash), "gradient-norm" (the\n'
         'length of the model\'s gradient; feel), "sketch" (22 sums of a local update, with a\n'
         'training to itself; hcsfed), "label-entropy" (how even labels seem by a local update;\n'
-        "hics-fl), others that are installed. Answers have no noise: from ten\n"
-        "of them a coordinator that chooses the model can compute the samples of each class.\n"
+        "hics-fl), others that are installed. Answers in runs with [privacy] have noise and count\n"
+        "against training_epsilon. Others have none: from ten of them a coordinator that chooses\n"
+        "the model can compute the samples of each class.\n"
         '"availability" (the plan in [availability]; refl) discloses nothing about the data.',
     )
     sums: tuple[SumName, ...] = Field(
@@ -366,6 +368,7 @@ def without_data(
     work = instruction.WhichOneof("work")
     masked = work == "train" and is_masked(instruction.train)
     private = work == "train" and instruction.train.HasField("privacy")
+    private = private or (work == "question" and instruction.question.HasField("privacy"))
     protected = masked or private or work in ("disclose", "secure") or policy.updates != "open"
     return DataError(WITHHELD) if protected and isinstance(error, TrainingError) else error
 
@@ -422,9 +425,12 @@ def check_held_out(policy: DisclosurePolicy, client: str, *, least_group: int = 
         )
 
 
-def check_question(policy: DisclosurePolicy, client: str, kind: str) -> None:
+def check_question(
+    policy: DisclosurePolicy, client: str, kind: str, *, noisy: bool = False
+) -> None:
     """Raise DisclosureRefusedError if the owner does not allow this kind of question.
 
+    noisy: whether the answer has noise that hides single records.
     `label-distance` is part of the `unsafe-stepwise` sums, so it is allowed exactly if they are.
     """
     if kind == LABEL_DISTANCE:
@@ -440,6 +446,13 @@ def check_question(policy: DisclosurePolicy, client: str, kind: str) -> None:
         raise DisclosureRefusedError(
             f"client '{client}' does not answer '{kind[:40]}': `questions` in {_TABLE} allows: "
             f"{allowed}; add it there, or choose a selector that does not ask it",
+            client=client,
+            question=kind[:40],
+        )
+    elif policy.updates == "private" and not noisy and kind not in (_AVAILABILITY, _SKETCH):
+        raise DisclosureRefusedError(
+            f"client '{client}' answers '{kind[:40]}' with noise only: `updates` is \"private\" in "
+            f"{_TABLE}; add [privacy] to the run file",
             client=client,
             question=kind[:40],
         )

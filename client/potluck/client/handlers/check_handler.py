@@ -22,8 +22,9 @@ async def check(context: HandlerContext, active: ActiveInstruction) -> rpc.Answe
         await asyncio.to_thread(
             lambda: context.guard().check(instruction.client_id, work.train)
         )  # the first call imports a library
+    noisy = work.train.HasField("privacy")
     for kind in work.questions:
-        check_question(context.policy, instruction.client_id, kind)
+        check_question(context.policy, instruction.client_id, kind, noisy=noisy)
     if work.evaluates:
         check_held_out(context.policy, instruction.client_id, least_group=work.least_group)
     await context.compute(

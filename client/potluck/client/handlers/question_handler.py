@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from potluck.common.errors import ProtocolVersionError
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 if TYPE_CHECKING:  # importing it imports torch, which only the worker's thread has time for
+    from potluck.client.question import Question
     from potluck.client.training.task_training import ClientFiles
 
 log = structlog.get_logger()
@@ -27,28 +29,27 @@ _MOST_NUMBERS = 1024
 async def answer_question(context: HandlerContext, active: ActiveInstruction) -> rpc.Answer:
     """Answer with the requested numbers. Raises DisclosureRefusedError if the policy forbids it."""
     instruction, work = active.instruction, active.instruction.question
-    check_question(context.policy, instruction.client_id, work.kind)
+    noisy = work.HasField("privacy")
+    check_question(context.policy, instruction.client_id, work.kind, noisy=noisy)
     check_pace(context.policy, instruction.client_id, work.pace)
     question = await context.look_up(active, work.task, lambda device: device.question(work))
-    async with contextlib.AsyncExitStack() as stack:
-        files: ClientFiles | None = None
-        if question.needs_model:
-            model = await stack.enter_async_context(context.model(active, work.model, work.task))
-            files = context.client_files(instruction, model, work.kept)
-        values = await context.compute(
-            active,
-            work.task,
-            lambda device: device.answer(
-                question, instruction, files, cancelled=active.cancelled.is_set
-            ),
+    if noisy and not question.hides_records:
+        raise ProtocolVersionError(
+            f"question '{work.kind[:40]}' has no noisy form here; choose a selector that does not "
+            "ask it, or remove [privacy] from the run file"
         )
+    values = None
+    if noisy:
+        values = await asyncio.to_thread(lambda: context.guard().kept_answer(instruction))
+    if values is None:
+        values = await _computed(context, active, question)
     disclosed = numbers_asked(work, values)
     context.outgoing.note(
         instruction,
         Outgoing.ANSWER,
         question=work.kind,
         parameters=shortened(work.parameters_json),
-        model=work.model.blake3 if files is not None else "",
+        model=work.model.blake3 if question.needs_model else "",
         task=work.task.name,
         numbers=disclosed,
     )
@@ -58,6 +59,39 @@ async def answer_question(context: HandlerContext, active: ActiveInstruction) ->
         **{f"told_{name}": value for name, value in disclosed.items()},
     )
     return rpc.Answer(instruction_id=instruction.id, scalars=rpc.Scalars(values=disclosed))
+
+
+async def _computed(
+    context: HandlerContext, active: ActiveInstruction, question: Question
+) -> Mapping[str, float]:
+    """Compute an answer; with noise, charge the client's ledger for it."""
+    instruction, work = active.instruction, active.instruction.question
+    cancelled = active.cancelled.is_set
+    async with contextlib.AsyncExitStack() as stack:
+        files: ClientFiles | None = None
+        if question.needs_model:
+            model = await stack.enter_async_context(context.model(active, work.model, work.task))
+            files = context.client_files(instruction, model, work.kept)
+        if not work.HasField("privacy"):
+            return await context.compute(
+                active,
+                work.task,
+                lambda device: device.answer(question, instruction, files, cancelled=cancelled),
+            )
+        sums, samples = await context.compute(
+            active,
+            work.task,
+            lambda device: device.bounded_sums(question, instruction, files, cancelled=cancelled),
+        )
+
+    def charged() -> tuple[Mapping[str, float], float]:
+        guard = context.guard()
+        return guard.answer(instruction, sums, samples), guard.spent(instruction.client_id)
+
+    answer, spent = await asyncio.to_thread(charged)
+    limit = context.policy.training_epsilon
+    context.metrics.spent_on_trainings(instruction.client_id, spent, limit=limit)
+    return answer
 
 
 def numbers_asked(work: rpc.Question, values: Mapping[str, float]) -> dict[str, float]:

@@ -14,7 +14,7 @@ import torch
 
 from potluck.client.objective import Objective
 from potluck.client.private_training import check_terms, hides_records, private_loop
-from potluck.client.question import Question, QuestionContext
+from potluck.client.question import QuestionContext
 from potluck.client.training.auxiliary_files import Arrays, corrected, sendable, write_kept
 from potluck.client.training.device_memory import memory_taken
 from potluck.client.training.lanes.group_training import (
@@ -400,34 +400,31 @@ class Classification(TaskTraining):
             check_finite(held_out, f"client '{client_id}', held out,")
         return counts
 
-    def answer(
+    def question_context(
         self,
-        question: Question,
         instruction: rpc.Instruction,
         cancelled: Callable[[], bool],
         files: ClientFiles | None,
         *,
         trained: bool = False,
-    ) -> Mapping[str, float]:
-        """Answer any kind of question."""
+    ) -> QuestionContext:
+        """Return the inputs of an answer to any kind of question."""
         work, client_id, loaded = instruction.question, instruction.client_id, self.loaded
         if files is not None:
             loaded.set_weights(files)
-        return question.answer(
-            QuestionContext(
-                client=ClientId(client_id),
-                round=instruction.round,
-                data=self.client_data(ClientId(client_id)),
-                classes=loaded.task.classes,
-                groups=loaded.task.groups,
-                device=self._device,
-                model=loaded.model if trained or files is not None else None,
-                cancelled=cancelled,
-                validation_share=min(max(work.validation_share, 0.0), 0.5),
-                pace=work.pace,
-                local_update=self.local_update(instruction, files, cancelled),
-                available=partial(loaded.forecast, ClientId(client_id)),
-            )
+        return QuestionContext(
+            client=ClientId(client_id),
+            round=instruction.round,
+            data=self.client_data(ClientId(client_id)),
+            classes=loaded.task.classes,
+            groups=loaded.task.groups,
+            device=self._device,
+            model=loaded.model if trained or files is not None else None,
+            cancelled=cancelled,
+            validation_share=min(max(work.validation_share, 0.0), 0.5),
+            pace=work.pace,
+            local_update=self.local_update(instruction, files, cancelled),
+            available=partial(loaded.forecast, ClientId(client_id)),
         )
 
     # Signals ----------------------------------------------------------------------------------

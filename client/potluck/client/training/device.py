@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from potluck.client.base.availability_plan import Forecast, always
-from potluck.client.question import Question
+from potluck.client.question import BoundedSums, Question
 from potluck.client.training.loaded_tasks import LoadedTasks
 from potluck.client.training.local_update import (
     Trained,
@@ -165,8 +165,26 @@ class TrainingDevice:
         RoundClosedError when cancelled.
         """
         training = self._tasks.of(instruction.question.task)
-        values = training.answer(question, instruction, cancelled, files)
+        values = question.answer(training.question_context(instruction, cancelled, files))
         return {name: float(value) for name, value in values.items()}
+
+    def bounded_sums(
+        self,
+        question: Question,
+        instruction: rpc.Instruction,
+        files: ClientFiles | None,
+        *,
+        cancelled: Callable[[], bool],
+    ) -> tuple[BoundedSums, int]:
+        """Return the sums that answer a question after noise, and the client's number of samples.
+
+        Raises what `answer` raises.
+        """
+        work = instruction.question
+        training = self._tasks.of(work.task)
+        context = training.question_context(instruction, cancelled, files)
+        context.require_examples(work.kind)
+        return question.bounded_sums(context, work.privacy.answer_clip), len(context.data.train)
 
     def samples(self, work: rpc.Train, client_id: ClientId) -> int:
         """Return a client's number of training samples, after the checks of its training.

@@ -168,7 +168,7 @@ def _offer(
         question=work.before_upload,
     )
     question = make_question(work.before_upload)
-    return training.answer(question, asked, cancelled, None, trained=True)
+    return question.answer(training.question_context(asked, cancelled, None, trained=True))
 
 
 def make_question(work: rpc.Question) -> Question:

@@ -25,7 +25,7 @@ from potluck.client.private_training import (
     hides_records,
     private_loop,
 )
-from potluck.client.question import OwnAnswers, Question, QuestionContext
+from potluck.client.question import OwnAnswers, QuestionContext
 from potluck.client.training.plugin_options import json_object
 from potluck.client.training.steps.smaller_batches import within_memory
 from potluck.client.training.task_training import (
@@ -284,16 +284,15 @@ class OwnTraining(TaskTraining):
             )
         return checked_measures(found, self._trainer.measures, whose)
 
-    def answer(
+    def question_context(
         self,
-        question: Question,
         instruction: rpc.Instruction,
         cancelled: Callable[[], bool],
         files: ClientFiles | None,
         *,
         trained: bool = False,
-    ) -> Mapping[str, float]:
-        """Answer a question, as far as the trainer's capabilities allow."""
+    ) -> QuestionContext:
+        """Return the inputs of an answer, as far as the trainer's capabilities allow."""
         client_id, loaded = ClientId(instruction.client_id), self.loaded
         own = None if files is None else files.own
         if files is not None:
@@ -307,25 +306,23 @@ class OwnTraining(TaskTraining):
                 raise TrainingError(f"client '{client_id}' has no training samples to measure")
             return measured[_LOSS].mean
 
-        return question.answer(
-            QuestionContext(
-                client=client_id,
-                round=instruction.round,
-                data=data,
-                classes=loaded.task.classes,
-                groups=loaded.task.groups,
-                device=loaded.device,
-                model=loaded.model if trained or files is not None else None,
-                cancelled=cancelled,
-                pace=instruction.question.pace,
-                own=OwnAnswers(
-                    mean_loss=mean_loss,
-                    label_counts=lambda: self.label_counts(client_id),
-                    gradient_norm=lambda: self._gradient_norm(client_id, data.train),
-                ),
-                local_update=self.local_update(instruction, files, cancelled),
-                available=partial(loaded.forecast, client_id),
-            )
+        return QuestionContext(
+            client=client_id,
+            round=instruction.round,
+            data=data,
+            classes=loaded.task.classes,
+            groups=loaded.task.groups,
+            device=loaded.device,
+            model=loaded.model if trained or files is not None else None,
+            cancelled=cancelled,
+            pace=instruction.question.pace,
+            own=OwnAnswers(
+                mean_loss=mean_loss,
+                label_counts=lambda: self.label_counts(client_id),
+                gradient_norm=lambda: self._gradient_norm(client_id, data.train),
+            ),
+            local_update=self.local_update(instruction, files, cancelled),
+            available=partial(loaded.forecast, client_id),
         )
 
     def client_data(self, client_id: ClientId) -> ClientData[Any]:

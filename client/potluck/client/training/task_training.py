@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from potluck.client.base.availability_plan import Forecast, always
 from potluck.client.private_training import GrantedTraining
-from potluck.client.question import LocalUpdate, Question
+from potluck.client.question import LocalUpdate, QuestionContext
 from potluck.common.disclosure import Weighting
 from potluck.common.errors import NothingHeldOutError, PotluckError
 from potluck.common.learning.measures import MeasureSums
@@ -311,16 +311,15 @@ class TaskTraining(ABC):
         """Measure the loaded model on a client's held-out samples."""
 
     @abstractmethod
-    def answer(
+    def question_context(
         self,
-        question: Question,
         instruction: rpc.Instruction,
         cancelled: Callable[[], bool],
         files: ClientFiles | None,
         *,
         trained: bool = False,
-    ) -> Mapping[str, float]:
-        """Return a client's answer to a question; files: the model's, if the question needs one.
+    ) -> QuestionContext:
+        """Return the inputs of a client's answer; files: the model's, if the question needs one.
 
         trained: True if the answer is about the model as the last training has left it.
         """

@@ -12,6 +12,7 @@ VERSIONS: Final[Mapping[str, int]] = MappingProxyType(
         "framing": 3,  # transfer of files: frames and digests
         "encoding": 1,  # tensors in files, whole, as deltas and quantised
         "private-training": 1,  # noise for single records in a training
+        "private-answers": 1,  # noise for single records in answers to questions
         "secure-sum": 4,  # messages of secure sums, and masked updates
     }
 )

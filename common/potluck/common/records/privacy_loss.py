@@ -17,6 +17,8 @@ Its arguments are the terms of a training (`rpc.Privacy`), the run's `LocalTrain
 `Weighting`, and a sequence of `TrainingsSent`. It omits clients whose loss can't be known."""
 BUDGET_SPENT: Final = "the privacy budget of its data does not allow this training"
 """A host's only reason for refusing a training; numbers would disclose facts about other runs."""
+NO_ANSWER: Final = "the privacy budget of its data does not allow this answer"
+"""The same for an answer to a question."""
 RUN_BUDGET_SPENT: Final = "the run's privacy budget allows this client no further training"
 """A coordinator's reason for excluding a client, if it adds the noise itself."""
 NEAR_LIMIT: Final = 0.8

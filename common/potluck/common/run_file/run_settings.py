@@ -294,6 +294,29 @@ class PrivateUpdates(Settings):
         description="Share of the privacy loss that the noisy count of `clip_quantile` takes.\n"
         "Larger: a steadier bound, and more noise in the sum.",
     )
+    answers: int | None = Field(
+        default=None,
+        ge=1,
+        le=1_000_000,
+        description="Answers of a client to the selector's questions about data that `epsilon` is\n"
+        "also for; a client refuses more. Fewer: less noise. Unset: one in each round, if the\n"
+        "selector asks about data.",
+    )
+    answer_noise_multiplier: float | None = Field(
+        default=None,
+        gt=0,
+        le=1e4,
+        description="Standard deviation of the noise of an answer, in units of what one record\n"
+        "changes it by at most. Larger: less privacy loss, less accurate. Unset: a quarter of\n"
+        "`epsilon` is for all answers.",
+    )
+    answer_clip: float = Field(
+        default=4.0,
+        gt=0,
+        le=1e6,
+        description="Bound on the loss or the gradient's length of a record in an answer; larger\n"
+        "ones are scaled down. Larger: less is cut off, but more noise is added.",
+    )
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:
@@ -301,6 +324,8 @@ class PrivateUpdates(Settings):
             raise ValueError("needs either `noise_multiplier` or `epsilon`, and not both")
         if self.trainings is not None and self.epsilon is None:
             raise ValueError("`trainings` is of use only with `epsilon`")
+        if self.answers is not None and self.epsilon is None:
+            raise ValueError("`answers` is of use only with `epsilon`")
         return self
 
     @model_validator(mode="after")

@@ -1036,6 +1036,9 @@ class Privacy(_message.Message):
     CLIP_FIELD_NUMBER: _builtins.int
     TRAININGS_FIELD_NUMBER: _builtins.int
     NOISE_FIELD_NUMBER: _builtins.int
+    ANSWERS_FIELD_NUMBER: _builtins.int
+    ANSWER_NOISE_MULTIPLIER_FIELD_NUMBER: _builtins.int
+    ANSWER_CLIP_FIELD_NUMBER: _builtins.int
     unit: _builtins.str
     """What is hidden: "record" or "client"."""
     noise_multiplier: _builtins.float
@@ -1054,6 +1057,16 @@ class Privacy(_message.Message):
     """Who adds the noise on whole updates: "clients", each a share before its update is masked. Empty
     for records.
     """
+    answers: _builtins.int
+    """The answers to questions of a client in the run that epsilon is also for; the host refuses more.
+    0 if the run asks clients nothing about their data.
+    """
+    answer_noise_multiplier: _builtins.float
+    """Standard deviation of the noise of an answer, in units of the answer's sensitivity; 0 if the
+    host solves for it.
+    """
+    answer_clip: _builtins.float
+    """Bound on the numbers of one record in an answer (L2 norm); larger ones are scaled down."""
     def __init__(
         self,
         *,
@@ -1064,10 +1077,13 @@ class Privacy(_message.Message):
         clip: _builtins.float = ...,
         trainings: _builtins.int = ...,
         noise: _builtins.str = ...,
+        answers: _builtins.int = ...,
+        answer_noise_multiplier: _builtins.float = ...,
+        answer_clip: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clip", b"clip", "delta", b"delta", "epsilon", b"epsilon", "noise", b"noise", "noise_multiplier", b"noise_multiplier", "trainings", b"trainings", "unit", b"unit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_clip", b"answer_clip", "answer_noise_multiplier", b"answer_noise_multiplier", "answers", b"answers", "clip", b"clip", "delta", b"delta", "epsilon", b"epsilon", "noise", b"noise", "noise_multiplier", b"noise_multiplier", "trainings", b"trainings", "unit", b"unit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1388,6 +1404,7 @@ class Question(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     KEPT_FIELD_NUMBER: _builtins.int
     TRAIN_FIELD_NUMBER: _builtins.int
+    PRIVACY_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
     """Kind of the question, as installed on the host."""
     parameters_json: _builtins.str
@@ -1420,6 +1437,12 @@ class Question(_message.Message):
     def train(self) -> Global___Train:
         """How the run trains (objective, training, seeds), where a local update is to answer the question."""
 
+    @_builtins.property
+    def privacy(self) -> Global___Privacy:
+        """Noise of the answer, which hides single records; absent if it has none. A host that can't add
+        it, or whose owner's budget is spent, does not answer.
+        """
+
     def __init__(
         self,
         *,
@@ -1433,10 +1456,11 @@ class Question(_message.Message):
         seed: _builtins.int = ...,
         kept: Global___KeptState | None = ...,
         train: Global___Train | None = ...,
+        privacy: Global___Privacy | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["kept", b"kept", "model", b"model", "task", b"task", "train", b"train"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["kept", b"kept", "model", b"model", "privacy", b"privacy", "task", b"task", "train", b"train"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kept", b"kept", "kind", b"kind", "model", b"model", "names", b"names", "pace", b"pace", "parameters_json", b"parameters_json", "seed", b"seed", "task", b"task", "train", b"train", "validation_share", b"validation_share"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kept", b"kept", "kind", b"kind", "model", b"model", "names", b"names", "pace", b"pace", "parameters_json", b"parameters_json", "privacy", b"privacy", "seed", b"seed", "task", b"task", "train", b"train", "validation_share", b"validation_share"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

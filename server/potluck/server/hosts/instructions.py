@@ -14,6 +14,7 @@ from potluck.common.run_file.runfile import RunFile
 from potluck.common.tensors.encoding import Encoding
 from potluck.common.updates.training_agreement import client_seed
 from potluck.rpc.v1 import coordinator_pb2, transfer_pb2
+from potluck.server.rounds.needs_and_hides import AVAILABILITY
 from potluck.server.rounds.plan import RunPlan
 from potluck.server.rounds.summable import lane_terms
 from potluck.server.rounds.update_noise import noise_multiplier
@@ -163,6 +164,8 @@ def question_instruction(
     )
     if ask.trains:
         question.train.CopyFrom(_how_to_train(plan, round_number, client))
+    if plan.run_file.privacy is not None and ask.kind != AVAILABILITY:
+        question.privacy.CopyFrom(privacy_terms(plan.run_file.privacy, plan))
     return _instruction(instruction_id, run_id, round_number, client, question=question)
 
 
@@ -233,7 +236,7 @@ def _train(
         one_way=plan.strategy.one_way,
     )
     if run_file.privacy is not None and not run_file.privacy.at_coordinator:
-        train.privacy.CopyFrom(privacy_terms(run_file.privacy, run_file.rounds))
+        train.privacy.CopyFrom(privacy_terms(run_file.privacy, plan))
         if run_file.privacy.unit == "client":
             train.weighting = WEIGHTINGS[Weighting.EQUAL]  # the noise is for equal weights
     if summed:
@@ -243,14 +246,16 @@ def _train(
     return train
 
 
-def privacy_terms(settings: PrivateUpdates, rounds: int) -> coordinator_pb2.Privacy:
-    """Return the settings of a training's noise. rounds: number of rounds of the run.
+def privacy_terms(settings: PrivateUpdates, plan: RunPlan) -> coordinator_pb2.Privacy:
+    """Return the settings of the noise of trainings, and of answers if the selector asks about
+    data.
 
     Hosts solve for the noise on records by their samples. Noise on whole updates is the same for
     all clients."""
+    rounds = plan.run_file.rounds
     whole = settings.unit == "client"
     multiplier = noise_multiplier(settings, rounds) if whole else settings.noise_multiplier
-    return coordinator_pb2.Privacy(
+    noise = coordinator_pb2.Privacy(
         unit=settings.unit,
         noise=settings.noise if whole else "",
         noise_multiplier=multiplier or 0.0,
@@ -259,6 +264,11 @@ def privacy_terms(settings: PrivateUpdates, rounds: int) -> coordinator_pb2.Priv
         clip=settings.clip,
         trainings=settings.trainings or rounds,
     )
+    if plan.asks_about_data:
+        noise.answers = settings.answers or rounds
+        noise.answer_noise_multiplier = settings.answer_noise_multiplier or 0.0
+        noise.answer_clip = settings.answer_clip
+    return noise
 
 
 def _how_to_train(plan: RunPlan, round_number: int, client: str) -> coordinator_pb2.Train:

@@ -21,6 +21,7 @@ from potluck.common.settings.local_training import LocalTraining
 from potluck.common.task import Task
 from potluck.common.tensors.layout import Layout
 from potluck.common.tensors.model_arrays import buffer_names
+from potluck.server.rounds.needs_and_hides import AVAILABILITY
 from potluck.server.rounds.update_noise import noise_multiplier
 from potluck.server.selection import Selector
 from potluck.server.strategy import Strategy
@@ -139,6 +140,20 @@ def check_noised_evaluation(run_file: RunFile, *, on_clients: bool) -> None:
         f"{key} = '{name}' is not compatible with privacy.noise = \"coordinator\": clients "
         "measure it, without noise; evaluate on data of the coordinator, or remove it",
         measure=name,
+    )
+
+
+def check_answer_noise(run_file: RunFile, selector: Selector, *, source: str) -> None:
+    """Raise ConfigurationError if the run's selector asks about data, and the run does not say how
+    much noise the answers have."""
+    privacy, asked = run_file.privacy, sorted(set(selector.asks_questions) - {AVAILABILITY})
+    if privacy is None or not asked or privacy.answer_noise_multiplier or privacy.epsilon:
+        return
+    raise ConfigurationError(
+        f"{source}: selector {run_file.selector.name} asks clients for {' and '.join(asked)}, and "
+        "[privacy] does not give the noise of the answers; set privacy.answer_noise_multiplier, "
+        "such as 20, or give privacy.epsilon in place of privacy.noise_multiplier",
+        selector=run_file.selector.name,
     )
 
 

@@ -14,10 +14,11 @@ from enum import Enum, auto
 from functools import cached_property
 from typing import Final
 
-from potluck.common.errors import ConfigurationError
+from potluck.common.errors import ConfigurationError, PluginError
 from potluck.common.learning.step_by_step import UNSAFE_STEPWISE
 from potluck.common.run_file.run_settings import DirectionSettings
 from potluck.common.run_file.runfile import RunFile
+from potluck.common.settings import plugins
 from potluck.common.settings.local_training import LocalTraining
 from potluck.common.signal import signal_named
 from potluck.common.trainer import Capability, Trainer
@@ -77,6 +78,8 @@ class Trait(Enum):
     """Asks for something that the task's trainer does not provide."""
     QUESTIONS = auto()
     """Asks clients questions about their data or a model."""
+    PLAIN_QUESTIONS = auto()
+    """Asks clients questions whose answers can't have noise."""
     PROFILES = auto()
     """Uses what clients disclose once about their data."""
     UNHIDDEN_PROFILES = auto()
@@ -158,8 +161,13 @@ class RunParts:
         }
 
     def _of_selector(self) -> Mapping[Trait, object]:
-        not_given = " and ".join(self._not_given())
-        return {**selector_traits(self.selector), Trait.NOT_GIVEN: not_given}
+        traits = {
+            **selector_traits(self.selector),
+            Trait.NOT_GIVEN: " and ".join(self._not_given()),
+        }
+        if self.trainer is not None:  # noisy answers are about samples of classification tasks
+            traits[Trait.PLAIN_QUESTIONS] = traits[Trait.QUESTIONS]
+        return traits
 
     def _not_given(self) -> list[str]:
         if self.trainer is None:
@@ -219,6 +227,7 @@ def selector_traits(selector: Selector) -> Mapping[Trait, object]:
     the trait."""
     signals = {str(name): signal_named(name) for name in selector.needs_profiles}
     unhidden = sorted(name for name, signal in signals.items() if not signal.hides_records)
+    asked = sorted(set(selector.asks_questions) - {AVAILABILITY})
     return {
         Trait.REPORTS: ", ".join(sorted(selector.reports)),
         Trait.FACTS: ", ".join(sorted(selector.needs_facts)),
@@ -229,12 +238,24 @@ def selector_traits(selector: Selector) -> Mapping[Trait, object]:
         Trait.PASSES: selector.sets_epochs,
         Trait.PARTIAL_UPDATES: selector.drops_tensors,
         Trait.OFFERS: selector.before_upload(2) is not None,
-        Trait.QUESTIONS: " and ".join(sorted(set(selector.asks_questions) - {AVAILABILITY})),
+        Trait.QUESTIONS: " and ".join(asked),
+        Trait.PLAIN_QUESTIONS: " and ".join(kind for kind in asked if not has_noisy_form(kind)),
         Trait.EVERYBODY: selector.everybody(1),
         Trait.PROFILES: ", ".join(sorted(signals)),
         Trait.UNHIDDEN_PROFILES: ", ".join(unhidden),
         Trait.ESTIMATES: any(signal.needs_model for signal in signals.values()),
     }
+
+
+def has_noisy_form(kind: str) -> bool:
+    """Return True if a question can be answered with noise that hides single records.
+
+    False if the question is not installed on the coordinator."""
+    try:
+        question = plugins.find(plugins.QUESTIONS, kind)
+    except PluginError:
+        return False
+    return bool(getattr(question, "hides_records", False))
 
 
 AVAILABILITY: Final = "availability"
@@ -391,8 +412,8 @@ HIDES: Final[Mapping[Trait, Mapping[Trait, str]]] = {
         Trait.DATA_CORRECTION: f"{_PRIVATE_STRATEGY}clients compute tensors from records without "
         "noise, and send them beside their weights; choose fedavg, fedavgm, fedadam or scaffold, "
         "or remove [privacy]",
-        Trait.QUESTIONS: f"{_PRIVATE_SELECTOR}asks clients for {{detail}}, and the answers have no "
-        f"noise{_NO_NOISE}",
+        Trait.PLAIN_QUESTIONS: f"{_PRIVATE_SELECTOR}asks clients for {{detail}}, and the answers "
+        f"have no noise{_NO_NOISE}",
         Trait.OFFERS: f"{_PRIVATE_SELECTOR}asks about the trained model before the upload, and the "
         f"answers have no noise{_NO_NOISE}",
         Trait.UNHIDDEN_PROFILES: _UNHIDDEN_PROFILES,

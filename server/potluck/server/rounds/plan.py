@@ -22,11 +22,13 @@ from potluck.common.trainer import Measure, Trainer
 from potluck.common.updates.kept_states import CORRECTION, MODEL, PERSONAL
 from potluck.server.rounds.compatibility import (
     by_protocol,
+    check_answer_noise,
     check_composition,
     check_private_clients,
     check_private_training,
 )
 from potluck.server.rounds.needs_and_hides import (
+    AVAILABILITY,
     OF_MODELS,
     OF_STRATEGIES,
     RunParts,
@@ -119,6 +121,11 @@ class RunPlan:
         return [model for model, measured in wanted.items() if measured]
 
     @property
+    def asks_about_data(self) -> bool:
+        """True if the selector asks clients questions about their data."""
+        return bool(set(self.selector.asks_questions) - {AVAILABILITY})
+
+    @property
     def wants_label_totals(self) -> bool:
         """True if the selector needs the federation's label counts from a secure sum."""
         disclosure = self.run_file.profiles.disclosure
@@ -175,7 +182,10 @@ def draw_up(
     strategy = plugins.create(Strategy, run_file.strategy.name, run_file.strategy.options)
     for signal in sorted(choosing.needs_profiles | strategy.needs_profiles):
         signal_named(signal)  # raises if not installed
-    chosen = {**choosing.training, **strategy.training, **run_file.training}
+    recommended = dict(choosing.training)
+    if run_file.privacy is not None:  # noisy answers need no samples that are held back
+        recommended.pop("validation_share", None)
+    chosen = {**recommended, **strategy.training, **run_file.training}
     training = training_for(task, chosen, source=f"{source}: [training]")
     parts = RunParts(
         run_file=run_file,
@@ -194,6 +204,7 @@ def draw_up(
         check_private_clients(run_file, task, source=source)
     elif Trait.PRIVATE_RECORDS in parts.traits:
         check_private_training(training, task, source=source)
+        check_answer_noise(run_file, choosing, source=source)
     path = _path(run_file, source)
     check_hidden(parts, Trait.HOST_SUMS, Trait.LATE_UPDATES, source=source)
     return RunPlan(

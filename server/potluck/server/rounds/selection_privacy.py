@@ -1,4 +1,4 @@
-"""Table of what noise makes of each selector: free, or refused.
+"""Table of what noise makes of each selector: free, charged to clients' ledgers, or refused.
 
 It follows from what a selector declares and from `HIDES`, by which runs are refused too. A run with
 `[privacy]` protects single records or single clients. A selector's choices cost no privacy loss if
@@ -28,6 +28,8 @@ class Treatment(StrEnum):
 
     FREE = "free"
     """Its choices follow from noisy updates, models, profiles or facts that are not about data."""
+    CHARGED = "charged"
+    """Clients answer its questions with noise, and their ledgers are charged."""
     REFUSED = "refused"
     """The run is refused before it starts."""
 
@@ -58,17 +60,23 @@ def verdict_on(selector: Selector, name: str, protection: Protection) -> Selecti
                 selector=name, detail=traits[hidden], strategy="", task="", steps=""
             )
             return SelectionVerdict(treatment=Treatment.REFUSED, reason=_cause(text, name))
-    return SelectionVerdict(treatment=Treatment.FREE, reason=_reason(traits, protection))
+    reasons, treatment = _reasons(traits, protection), Treatment.FREE
+    if Trait.QUESTIONS in traits:
+        reasons, treatment = (
+            [f"asks clients for {traits[Trait.QUESTIONS]}", *reasons],
+            Treatment.CHARGED,
+        )
+    return SelectionVerdict(treatment=treatment, reason=", and ".join(reasons))
 
 
 def _cause(refusal: str, name: str) -> str:
-    """Return the cause of a refusal, without its names and its remedy."""
+    """Return the cause of a refusal in a few words, without its names and its remedy."""
     cause, _, _ = refusal.partition(": ")[2].partition(";")
-    return cause.removeprefix(f"{name} ")
+    return cause.removeprefix(f"{name} ").partition(", ")[0]
 
 
-def _reason(traits: Mapping[Trait, str], protection: Protection) -> str:
-    """Return the reason why a selector is free; empty if it uses no data of clients."""
+def _reasons(traits: Mapping[Trait, str], protection: Protection) -> list[str]:
+    """Return what a selector uses that is released anyway; empty if it uses no data of clients."""
     reasons = []
     if Trait.PROFILES in traits:
         by_unit = {
@@ -78,4 +86,4 @@ def _reason(traits: Mapping[Trait, str], protection: Protection) -> str:
         reasons.append(f"uses {traits[Trait.PROFILES]}, {by_unit[protection]}")
     if Trait.FACTS in traits or Trait.MEANS in traits:
         reasons.append("uses noisy updates")
-    return ", and ".join(reasons)
+    return reasons

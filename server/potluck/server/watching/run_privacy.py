@@ -12,6 +12,7 @@ from potluck.common.records.privacy_loss import (
     ACCOUNT,
     BUDGET_SPENT,
     NEAR_LIMIT,
+    NO_ANSWER,
     RUN_BUDGET_SPENT,
     RoundPrivacy,
     TrainingsSent,
@@ -24,7 +25,7 @@ from potluck.server.rounds.pretraining import pretraining_id
 from potluck.server.store import Store
 from potluck.server.store.store_thread import InStore
 
-_SPENT = (BUDGET_SPENT, RUN_BUDGET_SPENT)
+_SPENT = (BUDGET_SPENT, NO_ANSWER, RUN_BUDGET_SPENT)
 
 
 class RunPrivacy:
@@ -64,7 +65,7 @@ class RunPrivacy:
         if spent is None:
             pretrained = settings.trainings or run_file.profiles.triplet.pretraining_rounds
             sent = [*sent, *await self._sent(pretraining_id(self._run_id), pretrained)]
-            asked = privacy_terms(settings, run_file.rounds)
+            asked = privacy_terms(settings, self._plan)
             spent = await asyncio.to_thread(self._spent, asked, sent)
         changed = {c: e for c, e in spent.items() if self._known.get(c) != e}
         self._known = spent

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 
+import numpy as np
 import pytest
 from torch import nn
 
@@ -19,8 +20,9 @@ from potluck.common.tensors.layout import Layout
 from potluck.common.tensors.model_arrays import state_arrays
 from potluck.common.trainer import Capability
 from potluck.rpc.v1 import transfer_pb2
-from potluck.rpc.v1.coordinator_pb2 import WEIGHTING_EQUAL, Privacy
-from potluck.server.hosts.instructions import check_instruction
+from potluck.rpc.v1.coordinator_pb2 import WEIGHTING_EQUAL, Privacy, Question
+from potluck.rpc.v1.transfer_pb2 import ModelReference
+from potluck.server.hosts.instructions import check_instruction, question_instruction
 from potluck.server.rounds.compatibility import (
     check_noised_evaluation,
     check_noised_model,
@@ -30,6 +32,7 @@ from potluck.server.rounds.compatibility import (
 from potluck.server.rounds.path_rules import NOISED
 from potluck.server.rounds.plan import draw_up
 from potluck.server.runs.report_checks import report_said
+from potluck.server.selection import Ask
 
 PLUGINS = Path(__file__).parents[3] / "support" / "trainer_plugins"
 RUN = """
@@ -76,6 +79,29 @@ def test_the_instruction_has_the_noise_of_the_run() -> None:
     assert found == Privacy(unit="record", epsilon=3.0, delta=1e-6, clip=1.0, trainings=12)
 
 
+def asked(run_file: str, kind: str) -> Question:
+    """The question that a run's selector asks."""
+    plan = draw_up(run_file, source="run.toml")
+    ask = Ask(rows=np.zeros(1, np.int64), kind=kind)
+    model = ModelReference()
+    return question_instruction(plan, "i", "run", 1, "client-0", ask, model, None).question
+
+
+def test_questions_about_data_have_the_noise_that_trainings_count_with() -> None:
+    run_file = text("epsilon = 3\nanswer_clip = 2.0", selector="pow-d")
+    noise = asked(run_file, "loss").privacy
+    assert noise == instructed(run_file)
+    assert (noise.answers, noise.answer_clip, noise.answer_noise_multiplier) == (30, 2.0, 0.0)
+    run_file = text("noise_multiplier = 1\nanswer_noise_multiplier = 25", selector="flash")
+    assert asked(run_file, "context").privacy.answer_noise_multiplier == 25.0
+
+
+def test_a_question_that_is_not_about_data_has_no_noise() -> None:
+    assert not asked(text(selector="refl"), "availability").HasField("privacy")
+    without = text(selector="pow-d").replace("[privacy]\nnoise_multiplier = 1.5", "")
+    assert not asked(without, "loss").HasField("privacy")
+
+
 def test_a_run_without_the_table_has_no_such_field() -> None:
     assert instructed(text().replace("[privacy]\nnoise_multiplier = 1.5", "")) is None
 
@@ -89,7 +115,9 @@ def test_a_run_without_the_table_has_no_such_field() -> None:
         (text('unit = "household"\nepsilon = 1'), "record' or 'client'"),
         (text('noise = "coordinator"\nepsilon = 1'), 'set unit = "client"'),
         (text("epsilon = 1\nclip_quantile = 0.5"), '`clip_quantile` needs noise = "coordinator"'),
-        (text(selector="pow-d"), "pow-d asks clients for loss"),
+        (text(selector="pow-d"), "does not give the noise of the answers; set privacy.answer_noi"),
+        (text(selector="hcsfed"), "hcsfed asks clients for sketch"),
+        (text("noise_multiplier = 1\nanswers = 3"), "`answers` is of use only with"),
         (text(selector="oort"), "oort wants utility reported"),
         (text(table='profiles.disclosure = "exact"', selector="kl"), 'disclosure = "exact" is not'),
         (text(table='profiles.sum_mode = "exact"', selector="kl"), 'sum_mode = "exact" is not'),

@@ -21,9 +21,11 @@ NAMES = built_in(plugins.SELECTORS)
 RUN = """
 task.name = "digits"
 privacy.noise_multiplier = 1.0
+privacy.answer_noise_multiplier = 20.0
 clients_per_round = 6
 selector.name = "{name}"
 """
+ASKING = ("fedcor", "fedlecc", "feel", "flash", "neural-bandit", "pow-d", "restless-bandit")
 WITHOUT_DATA = {"clustered-sampling", "dc-random", "everyone", "refl", "round-robin", "uniform"}
 
 
@@ -36,7 +38,7 @@ def test_the_run_of_a_refused_selector_is_refused_with_reason_and_remedy(name: s
     found = verdict(name, Protection.RECORD)
     added = "selector.added = 2" if name == "dc-exhaustive" else ""
     text = RUN.format(name=name) + added
-    if found.treatment is Treatment.FREE:
+    if found.treatment is not Treatment.REFUSED:
         assert draw_up(text, source="run.toml").run_file.selector.name == name
         return
     with pytest.raises(ConfigurationError) as refused:
@@ -45,6 +47,13 @@ def test_the_run_of_a_refused_selector_is_refused_with_reason_and_remedy(name: s
     assert f"selector {name} is not compatible with [privacy]" in message
     assert found.reason in message
     assert "; choose a selector" in message
+
+
+def test_selectors_whose_questions_have_noise_are_charged() -> None:
+    charged = {
+        name for name in NAMES if verdict(name, Protection.RECORD).treatment is Treatment.CHARGED
+    }
+    assert charged == {*ASKING}
 
 
 def test_selectors_that_use_no_data_of_single_clients_are_free_for_both_units() -> None:
@@ -62,7 +71,7 @@ def test_selectors_that_use_no_data_of_single_clients_are_free_for_both_units() 
         ("divfl", "each update's sketch"),
         ("greedyfed", "means of some updates"),
         ("fedentropy", "skips uploads"),
-        ("clustered-sampling", "equal weights"),
+        ("clustered-sampling", "sets the weight"),
         ("everyone", "has all clients train"),
     ],
 )

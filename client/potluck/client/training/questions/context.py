@@ -8,9 +8,17 @@ from dataclasses import dataclass
 
 import torch
 from pydantic import NonNegativeFloat
+from torch import Tensor
 
-from potluck.client.question import Question, QuestionContext
-from potluck.client.training.samples.validation import mean_loss, mean_robust_loss, validation_split
+from potluck.client.question import BoundedSums, Question, QuestionContext
+from potluck.client.training.questions.bounded_rows import bounded_sum
+from potluck.client.training.samples.validation import (
+    cross_entropy,
+    mean_loss,
+    mean_robust_loss,
+    robust_loss,
+    validation_split,
+)
 from potluck.common.errors import TrainingError
 
 _SHARE = 0.1
@@ -23,13 +31,15 @@ class Context(Question):
     robust: the mean of the noise-robust loss, with weights alpha and beta, on the training samples;
     the received model's predictions are its pseudo-labels. validation: the mean cross-entropy on
     the samples held back; if the run holds none back, on a tenth of all samples, which are also
-    trained on. seconds: estimated time of a training on a virtual clock; 0 on a real one.
+    trained on. seconds: estimated time of a training on a virtual clock; 0 on a real one. With
+    noise, both losses are over all samples: which samples are held back depends on all of them.
     """
 
     alpha: NonNegativeFloat = 1.0
     beta: NonNegativeFloat = 1.0
 
     needs_model = True
+    hides_records = True
 
     def answer(self, context: QuestionContext) -> Mapping[str, float]:
         """Compute the numbers in one pass over the samples."""
@@ -56,3 +66,18 @@ class Context(Question):
                     f"or its {len(samples)} samples are too few to keep some back"
                 )
         return values
+
+    def bounded_sums(self, context: QuestionContext, clip: float) -> BoundedSums:
+        """Sum both losses of each sample, as a vector of at most the L2 norm `clip`."""
+        robust = robust_loss(self.alpha, self.beta)
+
+        def losses(inputs: Tensor, labels: Tensor) -> Tensor:
+            logits = context.model(inputs).detach().double()
+            return torch.stack([robust(logits, labels), cross_entropy(logits, labels)], dim=1)
+
+        total = bounded_sum(context, "context", losses, clip=clip).tolist()
+        return BoundedSums(
+            values=dict(zip(("robust", "validation"), total, strict=True)),
+            sensitivity=clip,
+            public={"seconds": context.pace * len(context.data.train)},
+        )

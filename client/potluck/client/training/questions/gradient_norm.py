@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from potluck.client.question import Question, QuestionContext
+from potluck.client.question import BoundedSums, Question, QuestionContext
 from potluck.common.errors import RoundClosedError, TrainingError
 
 _AT_ONCE = 256
@@ -19,10 +19,11 @@ class GradientNorm(Question):
     gradient-norm: the Euclidean norm of the gradient of the mean cross-entropy over all training
     samples, for any objective; over the trainable parameters, with the model in evaluation mode.
     seconds: predicted time of a training on a virtual clock; 0 on a real one, and if the task has a
-    trainer.
+    trainer. With noise, the gradient of each sample is first clipped.
     """
 
     needs_model = True
+    hides_records = True
 
     def answer(self, context: QuestionContext) -> Mapping[str, float]:
         """Compute the gradient in one pass over the samples."""
@@ -33,6 +34,23 @@ class GradientNorm(Question):
         if not (math.isfinite(norm) and norm >= 0):
             raise TrainingError(f"the gradient on the samples of '{context.client}' is {norm}")
         return {GRADIENT_NORM: norm, "seconds": seconds}
+
+    def bounded_sums(self, context: QuestionContext, clip: float) -> BoundedSums:
+        """Return the norm of the sum of clipped gradients.
+
+        One sample changes that sum by a vector of length at most `clip`. By the triangle
+        inequality, it changes the norm of the sum by no more.
+        """
+        from potluck.client.training.questions.bounded_rows import bounded_sum
+        from potluck.client.training.questions.sample_gradients import sample_gradients
+
+        rows, at_once = sample_gradients(context.model)
+        total = bounded_sum(context, GRADIENT_NORM, rows, clip=clip, at_once=at_once)
+        return BoundedSums(
+            values={GRADIENT_NORM: float(total.norm())},
+            sensitivity=clip,
+            public={"seconds": context.pace * len(context.data.train)},
+        )
 
 
 def _norm(context: QuestionContext) -> float:

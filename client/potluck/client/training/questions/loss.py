@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from potluck.client.question import Question, QuestionContext
+from potluck.client.question import BoundedSums, Question, QuestionContext
 from potluck.common.errors import TrainingError
 
 
 class Loss(Question):
     """`loss`: the mean cross-entropy over all training samples, for any objective.
 
-    Power-of-choice selection (pow-d) asks for it.
+    Power-of-choice selection (pow-d) asks for it. With noise, each sample's loss is at most the
+    clip.
     """
 
     needs_model = True
+    hides_records = True
 
     def answer(self, context: QuestionContext) -> Mapping[str, float]:
         """Compute the loss in one pass over the samples."""
@@ -23,6 +25,20 @@ class Loss(Question):
         if not math.isfinite(loss):
             raise TrainingError(f"the model's loss on the samples of '{context.client}' is {loss}")
         return {"loss": loss}
+
+    def bounded_sums(self, context: QuestionContext, clip: float) -> BoundedSums:
+        """Sum the losses, each at most `clip`; one sample changes the sum by that at most."""
+        from torch import Tensor
+        from torch.nn import functional
+
+        from potluck.client.training.questions.bounded_rows import bounded_sum
+
+        def losses(inputs: Tensor, labels: Tensor) -> Tensor:
+            logits = context.model(inputs).detach().double()
+            return functional.cross_entropy(logits, labels, reduction="none")[:, None]
+
+        total = bounded_sum(context, "loss", losses, clip=clip)
+        return BoundedSums(values={"loss": float(total)}, sensitivity=clip)
 
 
 def _mean(context: QuestionContext) -> float:

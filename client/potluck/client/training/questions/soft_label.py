@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from potluck.client.question import Question, QuestionContext
+from potluck.client.question import BoundedSums, Question, QuestionContext
 from potluck.common.errors import TrainingError
 
 _BATCH = 1024
@@ -17,6 +17,7 @@ class SoftLabel(Question):
     """
 
     needs_model = True
+    hides_records = True
 
     def answer(self, context: QuestionContext) -> Mapping[str, float]:
         """Compute the mean in one pass over the samples."""
@@ -41,3 +42,21 @@ class SoftLabel(Question):
         if not bool(torch.isfinite(shares).all()):
             raise TrainingError(f"the model's outputs on the samples of '{context.client}' are NaN")
         return {f"class-{number}": share for number, share in enumerate(shares.tolist())}
+
+    def bounded_sums(self, context: QuestionContext, clip: float) -> BoundedSums:
+        """Sum the softmaxes.
+
+        Probabilities that add up to 1 have an L2 norm of at most 1. So one sample changes the sum
+        by at most the smaller of `clip` and 1.
+        """
+        import torch
+
+        from potluck.client.training.questions.bounded_rows import bounded_sum
+
+        def shares(inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:  # noqa: ARG001
+            return torch.softmax(context.model(inputs).detach().double(), dim=1)
+
+        sensitivity = min(clip, 1.0)
+        total = bounded_sum(context, "soft-label", shares, clip=sensitivity).tolist()
+        values = {f"class-{number}": share for number, share in enumerate(total)}
+        return BoundedSums(values=values, sensitivity=sensitivity)

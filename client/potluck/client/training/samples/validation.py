@@ -38,7 +38,7 @@ def mean_loss(model: nn.Module, examples: Examples, *, device: torch.device) -> 
 
     Leaves the model on `device`, in evaluation mode.
     """
-    return _mean(model, examples, device, _cross_entropy)
+    return _mean(model, examples, device, cross_entropy)
 
 
 def mean_robust_loss(
@@ -49,13 +49,20 @@ def mean_robust_loss(
     A training that starts from this model begins with this loss.
     """
 
+    return _mean(model, examples, device, robust_loss(alpha, beta))
+
+
+def robust_loss(alpha: float, beta: float) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return the function that gives FLASH's loss of each sample from logits and labels."""
+
     def robust(logits: Tensor, labels: Tensor) -> Tensor:
         return noise_robust_loss(logits, labels, functional.softmax(logits, dim=1), alpha, beta)
 
-    return _mean(model, examples, device, robust)
+    return robust
 
 
-def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the cross-entropy of each sample."""
     return functional.cross_entropy(logits, labels, reduction="none")
 
 

@@ -107,7 +107,7 @@ def test_it_is_of_the_training_that_the_run_would_do(make: Any, tmp_path: Path) 
     training = make()
     files = model_file(training, tmp_path)
     instruction = asked({"epochs": 1, "learning_rate": 0.05})
-    told = training.answer(Sketch(seed=9), instruction, lambda: False, files)
+    told = Sketch(seed=9).answer(training.question_context(instruction, lambda: False, files))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
     sketched = {n: a.copy() for n, a in state_arrays(training.loaded.model).items()}
     other = make()
@@ -134,8 +134,9 @@ def test_it_is_of_the_training_that_the_run_would_do(make: Any, tmp_path: Path) 
 def test_it_needs_the_settings_of_the_run(tmp_path: Path) -> None:
     training = digits()
     instruction = rpc.Instruction(client_id="client-1", round=1, question=rpc.Question())
+    context = training.question_context(instruction, lambda: False, model_file(training, tmp_path))
     with pytest.raises(ProtocolError, match="without the run's training settings"):
-        training.answer(Sketch(), instruction, lambda: False, model_file(training, tmp_path))
+        Sketch().answer(context)
 
 
 def test_who_sends_masked_updates_only_sends_no_sketch_of_one() -> None:

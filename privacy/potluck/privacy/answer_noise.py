@@ -1,0 +1,104 @@
+"""Noise on the answers to questions: means over a client's records that hide each single record.
+
+The sums are rounded to a grid, so that floating-point rounding reveals nothing, and get discrete
+Gaussian noise. One record changes a vector of d sums by at most the sensitivity S (L2 norm). With
+2^20 · √d grid steps in S, the rounded vectors of neighbouring data differ by at most
+2^20 · √d + √d steps: the rounding of two numbers changes their difference by at most 1. The noise
+is made for that. A discrete Gaussian has at most the Rényi divergence of a Gaussian with the same
+noise multiplier (Canonne, Kamath & Steinke 2020), so one answer is a Gaussian event.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from typing import Final
+
+from potluck.client.question import BoundedSums
+from potluck.privacy.accounting import GaussianSteps, rdp_of
+from potluck.privacy.discrete_gaussian import DiscreteGaussian, Random
+from potluck.privacy.rdp_filter import NOTHING, solved_noise
+from potluck.rpc.v1 import coordinator_pb2 as rpc
+
+ANSWER_SHARE: Final = 0.25
+"""Share of a run's ε for which the noise of all answers is solved, if the run does not name it."""
+_STEPS: Final = 2**20
+"""Number of grid steps, times √d, in the sensitivity."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rounded:
+    """Sums as whole numbers. steps: of the grid, by position. grid: > 0. count: see `rounded`."""
+
+    steps: tuple[int, ...]
+    grid: float
+    names: tuple[str, ...]
+    counts: bool
+
+    @property
+    def squared_sensitivity(self) -> int:
+        """Square of the most that one record changes `steps` by (L2 norm)."""
+        return len(self.steps) * (_STEPS + 1) ** 2
+
+
+def rounded(sums: BoundedSums, samples: int, *, public: bool) -> Rounded:
+    """Return the sums on a grid; with the number of samples as a last number, unless it is public.
+
+    The number of samples is scaled to a sensitivity of its own that equals that of the sums, so the
+    whole vector has √2 times as much.
+    """
+    names = tuple(sorted(sums.values))
+    values = [sums.values[name] for name in names]
+    if not public:
+        values.append(samples * sums.sensitivity)
+    whole = sums.sensitivity if public else sums.sensitivity * math.sqrt(2)
+    grid = whole / (_STEPS * math.sqrt(len(values)))
+    steps = tuple(round(value / grid) for value in values)
+    return Rounded(steps=steps, grid=grid, names=names, counts=not public)
+
+
+def noisy_means(
+    sums: BoundedSums, samples: int, *, public: bool, noise_multiplier: float, random: Random
+) -> Mapping[str, float]:
+    """Return the means of sums over a client's records, with noise, and the public numbers.
+
+    samples: ≥ 1. public: whether the number of samples may be disclosed; otherwise it gets noise
+    too. noise_multiplier: > 0, in units of the sensitivity. Means are clipped to [0, sensitivity].
+    """
+    found = rounded(sums, samples, public=public)
+    variance = Fraction(noise_multiplier) ** 2 * found.squared_sensitivity
+    drawn = DiscreteGaussian(variance=math.ceil(variance)).draw(len(found.steps), random)
+    noisy = [(step + int(each)) * found.grid for step, each in zip(found.steps, drawn, strict=True)]
+    count = max(1.0, noisy[-1] / sums.sensitivity) if found.counts else float(samples)
+    means = {
+        name: min(max(value / count, 0.0), sums.sensitivity)
+        for name, value in zip(found.names, noisy, strict=False)
+    }
+    return {**means, **sums.public}
+
+
+def answer_noise(asked: rpc.Privacy) -> float:
+    """Return the noise multiplier of a run's answers; solve for it if the run names none."""
+    if asked.answer_noise_multiplier:
+        return asked.answer_noise_multiplier
+    return _solved(asked.epsilon, asked.delta, asked.answers)
+
+
+@lru_cache(maxsize=1024)
+def _solved(epsilon: float, delta: float, answers: int) -> float:
+    return solved_noise(
+        epsilon=ANSWER_SHARE * epsilon, delta=delta, sampling_rate=1.0, steps=answers
+    )
+
+
+def rdp_of_answers(asked: rpc.Privacy) -> tuple[float, ...]:
+    """Return the Rényi divergences of all answers that a run plans for a client."""
+    return rdp_of(planned_answers(asked)) if asked.answers else NOTHING
+
+
+def planned_answers(asked: rpc.Privacy) -> GaussianSteps:
+    """Return all answers that a run plans for a client as an event; there must be at least one."""
+    return GaussianSteps(noise_multiplier=answer_noise(asked), steps=asked.answers)
