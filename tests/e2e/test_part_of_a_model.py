@@ -14,6 +14,7 @@ from support.federation import Federation, crash_federation, set_values
 from potluck.common.errors import ConfigurationError
 from potluck.common.tensors.tensor_files import open_tensors, write_tensors
 from potluck.deploy.operator.model_download import download_model
+from potluck.privacy.coordinator.round_ledger import RoundLedger
 from potluck.rpc.v1 import operator_pb2
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -73,6 +74,20 @@ async def test_the_base_is_neither_sent_nor_kept(federation: Federation, tmp_pat
     folder = federation.files.folder
     held = [path for path in folder.rglob("*") if path.is_file() and trace in path.read_bytes()]
     assert held == []
+
+
+async def test_noise_of_the_coordinator_is_added_to_the_part_that_travels(
+    federation: Federation, tmp_path: Path
+) -> None:
+    noise = ("privacy.unit=client", "privacy.noise=coordinator", "privacy.noise_multiplier=2")
+    run_id = await federation.start_run(*noise, "privacy.clip=0.1", "rounds=1")
+    await federation.finished(run_id)
+    [charged] = RoundLedger(federation.state, run_id).rounds()
+    assert len(charged.clients) == 4
+    path = tmp_path / "model.safetensors"
+    await download_model(federation.operator, run_id, path)
+    with open_tensors(path) as model:
+        assert set(model.layout.by_name) == {"classifier.weight", "classifier.bias"}
 
 
 async def test_a_host_with_another_base_is_left_out(federation: Federation) -> None:
