@@ -29,6 +29,10 @@ RUNS: Final = {
         "secure_aggregation = true\n",
         '[privacy]\nunit = "client"\nnoise_multiplier = 5.0\n',
     ),
+    'noise at the coordinator, `unit = "client"`': (
+        "",
+        '[privacy]\nunit = "client"\nnoise = "coordinator"\nnoise_multiplier = 5.0\n',
+    ),
 }
 """Settings of each run by its title: before the first table, and tables."""
 _TASK = 'clients_per_round = 20\n[task]\nname = "digits"\n'
@@ -70,12 +74,20 @@ class Configuration:
 
     @property
     def noisy(self) -> bool:
-        """True if updates have noise."""
+        """True if updates have noise when they leave the client."""
         return self.training.HasField("privacy")
+
+    @property
+    def noised_later(self) -> bool:
+        """True if the coordinator adds the noise to sums of updates."""
+        privacy = self.plan().run_file.privacy
+        return privacy is not None and privacy.at_coordinator
 
 
 def _update(run: Configuration) -> str:
     seen = _IN_SUM if run.masked else "each client's own"
+    if run.noised_later:
+        return f"{seen}; the models have noise that hides a client"
     noise = f", with noise that hides a {run.training.privacy.unit}" if run.noisy else ""
     return f"{seen}{noise}"
 
@@ -90,7 +102,9 @@ def _loss(run: Configuration) -> str:
     if run.masked:
         return _IN_SUM if metric_names(normalized=False, noisy=run.noisy) else "no"
     report = transfer_pb2.TrainingReport(samples=1, loss=0.5)
-    return "no" if report_said(run.plan(), report).loss is None else "exact"
+    if report_said(run.plan(), report).loss is not None:
+        return "exact"
+    return "exact; the coordinator drops it" if run.noised_later else "no"
 
 
 def _label_counts(run: Configuration) -> str:

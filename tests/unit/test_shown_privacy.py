@@ -54,7 +54,7 @@ def test_the_card_states_the_claim_and_the_loss_of_each_client() -> None:
     assert "hide whether any single record was among a client's samples" in text
     assert "No client has spent more than ε = 1.4 on its updates" in text
     assert "at δ = 1e-05 per record" in text
-    assert "2 clients refused more trainings" in text
+    assert "Excluded: 2 clients." in text
     assert "| ε of updates |" in text
 
 

@@ -137,7 +137,7 @@ SELECTION = Dashboard(
                         Query(f"potluck_privacy_refused_clients{OF_RUN}", f"{BY_RUN} refused"),
                     ],
                     about="Clients that have used 80 % of the trainings that the run's `epsilon` "
-                    "is for, and clients whose hosts refuse more trainings.",
+                    "is for, and clients that may train no more.",
                     least=0,
                 ),
                 Panel(

@@ -51,7 +51,7 @@ class NoiseShown(Shape):
     near_limit: int | None = Field(
         description="Clients that have used 80 % of the run's trainings; null without a limit."
     )
-    refused: int = Field(description="Clients whose hosts refuse more trainings.")
+    refused: int = Field(description="Clients excluded: their limit is used up.")
 
 
 class RoundShown(Shape):

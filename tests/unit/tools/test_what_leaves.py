@@ -12,10 +12,10 @@ def test_the_page_has_the_table_of_the_code() -> None:
 
 
 def test_noise_sends_no_loss_and_masks_send_sums() -> None:
-    plain, masked, noisy, both = (Configuration(*settings) for settings in RUNS.values())
+    plain, masked, noisy, both, later = (Configuration(*settings) for settings in RUNS.values())
     loss = ROWS["training loss and metrics"]
-    found = [loss(each) for each in (plain, masked, noisy, both)]
-    assert found == ["exact", "in a sum over hosts", "no", "no"]
+    found = [loss(each) for each in (plain, masked, noisy, both, later)]
+    assert found == ["exact", "in a sum over hosts", "no", "no", "exact; the coordinator drops it"]
     answers = ROWS["answers to a selector's questions"]
     assert answers(plain) == "exact †"
     assert answers(noisy) in ("refused", "with noise †")

@@ -197,8 +197,8 @@ def _spent_on_updates(noise: CardNoise | None) -> list[str]:
     lines = [f"{loss}, at δ = {noise.delta:g} per {noise.unit}. Hosts also count other runs."]
     if noise.refused:
         lines.append(
-            f"{readable_count(noise.refused, 'client')} refused more trainings: the owner's limit, "
-            "or the run's number of trainings, is used up."
+            f"Excluded: {readable_count(noise.refused, 'client')}. The owner's limit, or the run's "
+            "number of trainings, is used up."
         )
     return lines
 

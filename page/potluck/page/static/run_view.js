@@ -168,7 +168,7 @@ export function showRun(place, { run: wanted, go, title }) {
       ["Largest ε", number(latest.largest), `of a client, at δ = ${latest.delta}`],
       ["Median ε", number(latest.median)],
       ["Near the limit", latest.near_limit === null ? "–" : String(latest.near_limit), latest.near_limit === null ? "the run sets no epsilon" : "clients that used 80 % of their trainings"],
-      ["Refused", String(latest.refused), "clients whose hosts refuse more trainings"],
+      ["Refused", String(latest.refused), "clients that may train no more"],
     ]), h("p", { class: "small soft" }, "Counted from the updates of this run that have arrived. The ledgers of hosts also count other runs."));
     chartOf("noise", noisePlace, { title: "ε by round", format: number, axis: tick, height: 150 })
       .draw([{ name: "largest", points: points("largest"), colour: 0 }, { name: "median", points: points("median"), colour: 1, dashed: 1 }]);
