@@ -32,6 +32,17 @@ async def test_regression(tmp_path: Path) -> None:
     assert errors[-1] < 0.5 * errors[0]
 
 
+async def test_private_training(tmp_path: Path) -> None:
+    example = installed("private-training", tmp_path)
+    with reserved_port() as port:
+        said = await carried_out(example, port)
+    [spent] = example.blocks("privacy")
+    assert "6 of 6 rounds committed" in said
+    assert shown("accuracy", said)[-1] > 50
+    asked = await example.done(spent)
+    assert "6 trainings asked, 6 charged, 6 updates sent, 0 refused" in asked
+
+
 async def test_four_hospitals(tmp_path: Path) -> None:
     folder = tmp_path / "four-hospitals"
     shutil.copytree(EXAMPLES / "four-hospitals", folder)
