@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from opacus import GradSampleModule
-from opacus.optimizers import DPOptimizer
 from opacus.validators import ModuleValidator
 from torch import Tensor, nn
 
@@ -44,9 +43,9 @@ from potluck.common.settings.local_training import LocalTraining
 from potluck.common.task import Examples
 from potluck.common.trainer import PrivateTraining
 from potluck.privacy.noisy_steps import (
+    ClippingOptimizer,
     NoisyOptimizer,
     PoissonBatches,
-    drop_not_finite,
     noisy_steps,
     with_record_gradients,
 )
@@ -159,7 +158,7 @@ class _NoisySteps:
         )
         self._try_without_data()
         used = [each for each in self.parameters if each.grad_sample is not None]
-        self.noise = DPOptimizer(
+        self.noise = ClippingOptimizer(
             torch.optim.SGD(used, lr=1.0),  # only holds the parameters; never steps
             noise_multiplier=granted.noise_multiplier,
             max_grad_norm=granted.clip,
@@ -182,7 +181,8 @@ class _NoisySteps:
         drawn = torch.rand(len(self.data), generator=self.batches, dtype=torch.float64)
         chosen = (drawn < self.granted.sampling_rate).nonzero()[:, 0].to(self.context.device)
         self.noise.zero_grad(set_to_none=True)
-        for part in torch.split(chosen, self.settings.batch_size):
+        # A sample is often a little larger than the mean; a second pass would cost much.
+        for part in torch.split(chosen, self.settings.batch_size * 5 // 4 + 1):
             self._add(part)
         for each in self.noise.params:  # add noise even if no record was drawn
             each.grad_sample = each.new_zeros((0, *each.shape))
@@ -226,7 +226,6 @@ class _NoisySteps:
                 self._add(indices[:half])
                 self._add(indices[half:])
             return
-        drop_not_finite([each.grad_sample for each in self.noise.params])
         self.noise.signal_skip_step(do_skip=True)
         self.noise.pre_step()
         self.noise.zero_grad(set_to_none=True)

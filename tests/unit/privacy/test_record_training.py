@@ -84,6 +84,23 @@ def test_a_step_is_the_mean_of_clipped_gradients_of_single_records() -> None:
     check_a_step(network())
 
 
+class Unusual(nn.Module):
+    """Uses a layer twice, and a layer on two rows of each record."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.twice, self.rows = nn.Linear(4, 4), nn.Linear(2, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        found: Tensor = self.rows(self.twice(self.twice(inputs).relu()).unflatten(1, (2, 2)))
+        return found.sum(dim=1)
+
+
+def test_gradients_of_unusual_uses_of_layers_are_added_up() -> None:
+    torch.manual_seed(4)
+    check_a_step(Unusual())
+
+
 @pytest.mark.parametrize("part", [0, 1, 2])
 def test_a_part_of_a_model_is_trained_alone(part: int) -> None:
     model = Concatenation([network(), network()])
