@@ -257,7 +257,7 @@ FAULTS = {
     "torn": "task 'faulty' failed at client 'client-0': /mnt/share/scan.npy: Input/output error",
     "labels": "client 'client-0' has 20 inputs and 19 labels; task 'faulty' must give",
     "groups": "client 'client-0' has 20 inputs, 20 labels and 18 groups; task 'faulty' must give",
-    "nan": "the inputs of client 'client-0' hold NaN or infinity, first in sample 17; correct",
+    "nan": "the inputs of client 'client-0' contain NaN or infinity, first in sample 17; correct",
 }
 
 

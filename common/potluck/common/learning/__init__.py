@@ -1,5 +1,6 @@
-"""Local training and evaluation as both sides speak of them: settings, scores, simulated time.
+"""Local training and evaluation, as both coordinator and hosts describe them: settings, scores,
+simulated time.
 
-Imports `settings`, `tasks` and the modules at the root. Settings come in from run files;
-scores and descriptions of data come out.
+Imports `settings`, `tasks` and the modules at the root. Takes settings from run files; returns
+scores and descriptions of data.
 """

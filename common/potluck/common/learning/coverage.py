@@ -1,4 +1,4 @@
-"""The clients and samples that a metric is over."""
+"""The numbers of clients and samples behind a metric."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _SLACK = 1e-9
 class Coverage:
     """Number of clients and samples behind a metric.
 
-    clients: number of clients that measured it. asked: number of clients that were asked for it,
-    except those without samples for it. Both are 0 on the coordinator's own data. samples: number
-    of samples; 0 if masked updates hide it. partial: true if fewer clients measured it than the run
-    requires.
+    clients: number of clients that measured the metric. asked: number of clients that were asked
+    for it, without those that have no samples for it. Both are 0 if the coordinator measured it on
+    its own data. samples: number of samples; 0 if masked updates hide it. partial: True if fewer
+    clients measured the metric than the run requires.
     """
 
     clients: int = 0
@@ -40,7 +40,7 @@ def coverages(
 
     counted: one mapping per client that answered, with its number of samples for each measure.
     missing: number of clients that were asked and did not answer. least_share: minimum share of the
-    asked clients; a measure below it is partial.
+    asked clients; if fewer answered, the coverage is partial.
     """
     found = {}
     for name in names:

@@ -1,4 +1,4 @@
-"""Evaluating a model on labelled samples."""
+"""Evaluates a model on labelled samples."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def evaluate(
     device: torch.device,
     batch_size: int = 1024,
 ) -> EvaluationCounts:
-    """Return counts over all samples; the model is moved to `device` and left in evaluation mode.
+    """Return counts over all samples. The model is moved to `device` and left in evaluation mode.
 
     The loss is cross-entropy, even if the clients train with another loss. If a sample has a NaN
     logit, that logit's class is the prediction, and the loss is infinite. Deterministic for the
@@ -46,8 +46,9 @@ def evaluate(
             logits = model(inputs)
             if logits.shape != (len(labels), classes):
                 raise TrainingError(
-                    f"the model answers with shape {tuple(logits.shape)} to {len(labels)} samples, "
-                    f"expected {(len(labels), classes)}; correct the task's model or classes"
+                    f"the model's output has shape {tuple(logits.shape)} for {len(labels)} "
+                    f"samples, expected {(len(labels), classes)}; correct the task's model or "
+                    "classes"
                 )
             loss_sum += functional.cross_entropy(logits.double(), labels, reduction="sum")
             predictions.append(logits.argmax(dim=1))

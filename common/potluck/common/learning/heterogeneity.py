@@ -1,4 +1,4 @@
-"""Metrics of class and attribute imbalance: triplets of clients, six metrics of a federation.
+"""Metrics of class and attribute imbalance: a triplet per client, six metrics per federation.
 
 An interaction matrix counts samples by class (rows) and by binary attribute (two columns). Its
 triplet is (CI, AI, SC): class imbalance, attribute imbalance, spurious correlation (FedDiverse §4).
@@ -21,7 +21,7 @@ class FederatedHeterogeneity:
     """Six metrics in [0, 1] of how heterogeneous a federation is (FedDiverse §3).
 
     gci, gai, gsc: the triplet of all clients' samples together. cci, cai, csc: the mean of the
-    clients' own triplets, each client with the same weight.
+    clients' triplets, each client with the same weight.
     """
 
     gci: float
@@ -33,8 +33,8 @@ class FederatedHeterogeneity:
 
 
 def entropy(shares: Floats) -> Floats:
-    """Shannon entropy in nats over the last axis; rows are normalised first; a row of zeros has
-    entropy 0."""
+    """Return the Shannon entropy in nats over the last axis. Rows are normalised first; the entropy
+    of a row of zeros is 0."""
     totals = shares.sum(axis=-1, keepdims=True)
     probabilities = np.divide(shares, totals, out=np.zeros_like(shares), where=totals > 0)
     logarithms = np.log(probabilities, out=np.zeros_like(shares), where=probabilities > 0)
@@ -46,8 +46,9 @@ def triplets(matrices: ArrayLike) -> Floats:
     """Return the triplets (K × 3, in [0, 1]) of K interaction matrices (K × classes × 2, ≥ 0).
 
     The number of classes is the federation's, even if a client lacks some. SC is 0 if a client has
-    a single class and a single attribute; all three are 0 if it has no samples. A matrix with a NaN
-    gets a row of NaN. Raises ConfigurationError for another shape or a negative count.
+    a single class and a single attribute; all three numbers are 0 if it has no samples. A matrix
+    with a NaN gets a row of NaN. Raises ConfigurationError if the shape differs, or a count is
+    negative.
     """
     counts = np.asarray(matrices, dtype=np.float64)
     if counts.ndim != 3 or counts.shape[1] < 2 or counts.shape[2] != 2:

@@ -2,7 +2,7 @@
 
 Wang et al. 2020 ("Tackling the Objective Inconsistency Problem", §4.1) write a client's weight
 delta as η·Σ a_i·g_i over its gradients; a_k is Σ a_i. This is the distance that the optimiser would
-move against a constant gradient of 1 at a learning rate of 1. That definition is used here for
+move against a constant gradient of 1 at a learning rate of 1. This definition is used here for
 every combination of optimiser settings.
 """
 
@@ -13,7 +13,7 @@ from typing import Final
 from potluck.common.settings.local_training import LocalTraining
 
 LEAST_NORMALIZER: Final = 0.1
-"""Minimum of a_k. With a smaller one, which no sensible training has, one client would outweigh all
+"""Minimum of a_k. A client with a smaller a_k, which no sensible training has, would outweigh all
 others."""
 
 

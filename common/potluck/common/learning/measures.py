@@ -1,7 +1,7 @@
 """The measures that a task declares, and sums of what clients measured.
 
-Sums of different clients add up, so the mean over clients equals the mean over all their samples.
-Samples stay with their clients.
+Sums of different clients can be added, so the mean over clients equals the mean over all their
+samples. Samples stay with their clients.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from potluck.common.task import Task
 from potluck.common.trainer import SHARE, Capability, Measure, Measured, Measures, Trainer
 
 WORST_GROUP: Final = "worst_group_accuracy"
-"""The measure that only tasks with groups have."""
+"""Name of the measure that only tasks with groups have."""
 CLASSIFICATION: Final[Mapping[str, Measure]] = {
     "loss": Measure(label="loss"),
     "accuracy": Measure(label="accuracy", unit=SHARE, higher_is_better=True, lowest=0, highest=1),
@@ -33,11 +33,11 @@ CLASSIFICATION: Final[Mapping[str, Measure]] = {
 """The measures of classification tasks, which have no trainer of their own."""
 
 TRAINING: Final = "training_"
-"""Prefix to the name of a measure that was taken in the round's trainings."""
+"""Prefix to the name of a measure that was taken during the round's trainings."""
 
 
 class MeasuredModel(StrEnum):
-    """A model that clients measure; its value is the prefix of a measure's name."""
+    """A model that clients measure. Its value is the prefix of the measures' names."""
 
     ROUND = ""
     """The round's model."""
@@ -48,7 +48,7 @@ class MeasuredModel(StrEnum):
 
 
 def of_model(measures: Mapping[str, Measure], model: MeasuredModel) -> dict[str, Measure]:
-    """Return the measures with the names and labels that they have for this model."""
+    """Return the measures under the names and labels that they have for this model."""
     return {
         f"{model}{name}": replace(each, label=f"{model.rstrip('_')} {each.label}".strip())
         for name, each in measures.items()
@@ -58,7 +58,8 @@ def of_model(measures: Mapping[str, Measure], model: MeasuredModel) -> dict[str,
 _RESERVED: Final = (TRAINING, MeasuredModel.TUNED, MeasuredModel.PERSONAL)
 MOST_MEASURES: Final = 16
 MOST_COUNTED: Final = 2**40
-"""Maximum number of samples in one evaluation. More is not plausible, and sums must stay exact."""
+"""Maximum number of samples in one evaluation. A larger number is not plausible, and sums must stay
+exact."""
 _NAME: Final = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _LONGEST_NAME: Final = 40
 _LONGEST_LABEL: Final = 40
@@ -66,12 +67,12 @@ _LONGEST_LABEL: Final = 40
 
 @dataclass(frozen=True, kw_only=True)
 class MeasureSums:
-    """Measures of one client or the sum of several clients' measures, by declared name."""
+    """Measures of one client, or the sum of several clients' measures, by declared name."""
 
     measures: Measures
 
     def __add__(self, other: MeasureSums) -> MeasureSums:
-        """Return the sum; counts are exact, sums are rounded, so add in a fixed order."""
+        """Return the sum. Counts are exact; sums are rounded, so add in a fixed order."""
         names = [*self.measures, *(name for name in other.measures if name not in self.measures)]
         nothing = Measured(0.0, 0)
         added = {}
@@ -87,7 +88,7 @@ class MeasureSums:
 
     @property
     def samples(self) -> int:
-        """Number of samples behind the measure that has the most; 0 without measures."""
+        """Number of samples behind the measure that has the most samples; 0 without measures."""
         return max(self.counted.values(), default=0)
 
     def means(self) -> dict[str, float]:
@@ -122,8 +123,8 @@ def own_trainer(task: Task, name: str) -> Trainer | None:
     ):
         if capability in trainer.capabilities and missing:
             raise ConfigurationError(
-                f"{whose}: its trainer has the capability '{capability}' without what it is "
-                f"about; add {remedy}"
+                f"{whose}: its trainer has the capability '{capability}', but not what the "
+                f"capability needs; add {remedy}"
             )
     return trainer
 
@@ -138,9 +139,9 @@ def _check_declarations(measures: Mapping[str, Measure], whose: str) -> None:
         sound = _NAME.fullmatch(name) and len(name) <= _LONGEST_NAME
         if not sound or name.startswith(_RESERVED):
             raise ConfigurationError(
-                f"{whose}: a measure can't be called {name[:80]!r}; use lower-case words joined by "
-                f"underscores, up to {_LONGEST_NAME} characters, and none of "
-                f"{', '.join(map(repr, map(str, _RESERVED)))} first"
+                f"{whose}: {name[:80]!r} is not a valid name of a measure; use lower-case words "
+                f"joined by underscores, up to {_LONGEST_NAME} characters, which don't start with "
+                f"{' or '.join(map(repr, map(str, _RESERVED)))}"
             )
         if not isinstance(measure, Measure) or not measure.lowest < measure.highest:
             raise ConfigurationError(
@@ -148,7 +149,8 @@ def _check_declarations(measures: Mapping[str, Measure], whose: str) -> None:
             )
         if len(measure.label) > _LONGEST_LABEL or len(measure.unit) > _LONGEST_LABEL:
             raise ConfigurationError(
-                f"{whose}: label and unit of measure '{name}' may have {_LONGEST_LABEL} characters"
+                f"{whose}: label and unit of measure '{name}' may have at most {_LONGEST_LABEL} "
+                "characters"
             )
         known = CLASSIFICATION.get(name)
         if known is not None and known.unit == SHARE and measure.unit != SHARE:
@@ -161,9 +163,10 @@ def _check_declarations(measures: Mapping[str, Measure], whose: str) -> None:
 def checked_measures(
     found: Mapping[str, Measured], declared: Mapping[str, Measure], whose: str
 ) -> Measures:
-    """Check measures and return them in the declared order. whose: their owner, named in errors.
+    """Check measures and return them in the declared order. whose: owner of the measures, named in
+    errors.
 
-    Raises TrainerError for an undeclared name, or a value that this measure can't have.
+    Raises TrainerError for an undeclared name, or a value that the measure can't have.
     """
     unknown = sorted(set(found) - set(declared))
     if unknown:
@@ -203,7 +206,8 @@ def _checked(name: str, value: Measured, measure: Measure, whose: str) -> Measur
 
 
 def shown_measures(declared: Mapping[str, Measure]) -> dict[str, Measure]:
-    """Return all measures that rounds may have; those taken in the rounds' trainings come last."""
+    """Return all measures that rounds may have. Those that are taken during the rounds' trainings
+    come last."""
     trained = {
         f"{TRAINING}{name}": Measure(
             label=f"training {each.label}",

@@ -27,9 +27,11 @@ class Form(Protocol):
 
 
 def output_tensor(model: Mapping[str, Form], classes: int) -> str | None:
-    """Return the name of the output layer's bias: the last tensor of `classes` numbers. Without a
-    bias, return the name of its weights: the last matrix of `classes` rows. Return None if the
-    model has neither."""
+    """Return the name of the output layer's bias: the last tensor of `classes` numbers.
+
+    Without a bias, return the name of the layer's weights: the last matrix of `classes` rows.
+    Return None if the model has neither.
+    """
     floating = {name: array for name, array in model.items() if array.dtype.kind == "f"}
     biases = [name for name, array in floating.items() if array.shape == (classes,)]
     weights = [
@@ -43,7 +45,10 @@ def output_tensor(model: Mapping[str, Form], classes: int) -> str | None:
 
 def label_entropies(moves: Floats, temperature: float) -> Floats:
     """Return Ĥ of each row, in nats in [0, ln C]: the entropy of softmax(row / temperature) (Chen
-    and Vikalo 2024). moves: weight deltas, n × C, finite. temperature: above 0."""
+    and Vikalo 2024).
+
+    moves: weight deltas, n × C, finite. temperature: above 0.
+    """
     with np.errstate(over="ignore"):
         scaled = np.clip(moves / temperature, -1e300, 1e300)
     weights = np.exp(scaled - scaled.max(axis=1, initial=-math.inf, keepdims=True))

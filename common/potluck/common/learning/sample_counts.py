@@ -1,4 +1,4 @@
-"""Signals about a client's training samples, before noise is added. Pure functions."""
+"""Signals computed from a client's training samples, before noise is added. Pure functions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from potluck.common.task import Examples
 
 
 def label_counts(examples: Examples, classes: int) -> list[int]:
-    """Return the number of samples of each class. Raises TrainingError for a label out of range."""
+    """Return the number of samples of each class. Raises TrainingError if a label is out of
+    range."""
     counts = torch.bincount(_in_range(examples.labels, classes, "labels"), minlength=classes)
     return [int(count) for count in counts]
 
@@ -18,7 +19,7 @@ def interaction_matrix(examples: Examples, classes: int, groups: int) -> list[li
     """Return the numbers of samples by class and binary attribute: classes × 2."""
     if groups != 2 * classes or examples.groups is None:
         raise TrainingError(
-            "the task knows no attributes: its groups must be class × 2 + attribute; choose a "
+            "the task has no attributes: its groups must be class × 2 + attribute; choose a "
             "selector that needs no interaction matrix",
             groups=groups,
         )

@@ -1,6 +1,6 @@
 """Exact counts of an evaluation, and the metrics computed from them.
 
-Counts of different clients add up, so metrics over clients equal the metrics over all their
+Counts of different clients can be added, so metrics over clients equal the metrics over all their
 samples. Samples stay with their clients.
 """
 
@@ -16,18 +16,18 @@ from numpy.typing import NDArray
 from potluck.common.errors import ProtocolError
 
 _MOST_SAMPLES = 2**40
-"""Maximum number of samples in one evaluation. More is not plausible, and sums must stay within
-int64."""
+"""Maximum number of samples in one evaluation. A larger number is not plausible, and sums must stay
+within int64."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Metrics:
-    """Metrics of a model on some samples; a metric that is not defined is None.
+    """Metrics of a model on some samples. A metric that is undefined is None.
 
     loss: mean cross-entropy; None without samples, or if infinite. accuracy: in [0, 1].
-    worst_group_accuracy: the lowest of the groups that have samples; None without groups.
-    weighted_f1: F1 score averaged over classes, weighted by their samples; 0 for a class that is
-    neither among the labels nor predicted.
+    worst_group_accuracy: the lowest accuracy among the groups that have samples; None without
+    groups. weighted_f1: F1 score averaged over classes, weighted by the classes' samples; 0 for a
+    class that is neither among the labels nor predicted.
     """
 
     loss: float | None
@@ -38,11 +38,12 @@ class Metrics:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EvaluationCounts:
-    """Counts of one evaluation, or a sum of several.
+    """Counts of one evaluation, or a sum of several evaluations.
 
     loss_sum: sum of the loss over the samples, ≥ 0; infinite if a sample's loss is not finite.
-    confusion: C × C, int64, true class × predicted class. group_samples, group_correct: G, int64;
-    samples of unknown group are counted in neither.
+    confusion: C × C, int64, true class × predicted class. group_samples, group_correct: G, int64,
+    numbers of all and of correctly classified samples in each group; samples of unknown group are
+    in neither.
     """
 
     loss_sum: float
@@ -71,7 +72,7 @@ class EvaluationCounts:
         classes: int,
         groups: int,
     ) -> EvaluationCounts:
-        """Return counts from a peer's numbers; `confusion` row by row.
+        """Return counts made of the numbers that a peer sent. confusion: row by row.
 
         Raises ProtocolError for numbers that no evaluation of such a task can give.
         """
@@ -110,7 +111,7 @@ class EvaluationCounts:
         )
 
     def __add__(self, other: EvaluationCounts) -> EvaluationCounts:
-        """Return the sum; integers are exact, the loss is rounded, so add in a fixed order."""
+        """Return the sum. Integers are exact; the loss is rounded, so add in a fixed order."""
         return EvaluationCounts(
             loss_sum=self.loss_sum + other.loss_sum,
             confusion=self.confusion + other.confusion,
@@ -120,7 +121,7 @@ class EvaluationCounts:
 
     @property
     def samples(self) -> int:
-        """Samples evaluated."""
+        """Number of samples evaluated."""
         return int(self.confusion.sum())
 
     @property
@@ -134,7 +135,7 @@ class EvaluationCounts:
 
     @property
     def correct(self) -> int:
-        """Samples classified correctly."""
+        """Number of samples classified correctly."""
         return int(np.trace(self.confusion))
 
     def metrics(self) -> Metrics:

@@ -1,4 +1,5 @@
-"""The spread of a measure over clients: mean, quantiles, and the mean over the worst tenth."""
+"""The spread of a measure over clients: mean, quantiles, and the mean over the worst tenth of the
+clients."""
 
 from __future__ import annotations
 
@@ -13,21 +14,24 @@ from potluck.common.learning.coverage import Coverage
 from potluck.common.trainer import Measure
 
 QUANTILES: Final = (0.1, 0.25, 0.5, 0.75, 0.9)
-"""Shares of the clients below a quantile. Minimum and maximum are not among them."""
+"""For each quantile, the share of the clients below it. Minimum and maximum are not among the
+quantiles."""
 LEAST_GROUP: Final = 5
-"""Default minimum number of clients in a spread; a run or an owner may set another."""
+"""Default minimum number of clients in a spread; a run or an owner may set another number."""
 SMALLEST_GROUP: Final = 3
-"""Lowest allowed minimum: in a group of two, each client could compute the other's value."""
+"""Minimum that a run or an owner may set: in a group of two, each client could compute the other's
+value."""
 _FEWEST_WORST: Final = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """A measure over clients; each client has the same weight, whatever its number of samples.
+    """A measure over clients; each client has the same weight, independent of its number of
+    samples.
 
-    clients: number of clients. mean: mean of their values. quantiles: at the shares in `QUANTILES`,
-    interpolated linearly. worst_tenth: mean over the tenth of the clients (rounded up, at least
-    two) for which the measure is worst. asked, samples, partial: as in `Coverage`.
+    clients: number of clients. mean: mean of their values. quantiles: values at the shares in
+    `QUANTILES`, interpolated linearly. worst_tenth: mean over the tenth of the clients (rounded up,
+    at least two) for which the measure is worst. asked, samples, partial: as in `Coverage`.
     """
 
     clients: int
@@ -40,7 +44,7 @@ class Spread:
 
     @property
     def coverage(self) -> Coverage:
-        """The clients and samples that the spread covers."""
+        """Numbers of clients and samples behind the spread."""
         return Coverage(
             clients=self.clients, asked=self.asked, samples=self.samples, partial=self.partial
         )
@@ -52,7 +56,7 @@ class Spread:
 
 
 def spread(values: Sequence[float], *, higher_is_better: bool) -> Spread:
-    """Return the spread of the values of two or more clients, in any order."""
+    """Return the spread of the values of two or more clients, given in any order."""
     ordered = np.sort(np.asarray(values, dtype=np.float64))
     count = max(_FEWEST_WORST, math.ceil(len(ordered) / 10))
     worst = ordered[:count] if higher_is_better else ordered[-count:]

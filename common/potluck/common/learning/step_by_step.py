@@ -1,10 +1,10 @@
 """The DC selection procedure as described in its paper, and the data that it discloses.
 
 Düsing and Cimiano, "Distribution-Controlled Client Selection to Improve Federated Learning
-Strategies", §3: at every step the label counts of the cohort so far are summed securely, and every
-other client reports how close to the target the sum would be with its own counts added. Run files
-and the owners' configurations call it `unsafe-stepwise`; messages and ledgers call its sums
-`protocol`.
+Strategies", §3: at every step, the label counts of the clients chosen up to then are summed
+securely. Every other client reports how close to the target the sum would be with its own counts
+added. Run files and the owners' configurations call the procedure `unsafe-stepwise`; messages and
+ledgers call its sums `protocol`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ UNSAFE_STEPWISE: Final = "unsafe-stepwise"
 """Name of the procedure in a run file and in an owner's configuration."""
 
 LABEL_DISTANCE: Final = "label-distance"
-"""The question that clients answer at every step."""
+"""Name of the question that clients answer at every step."""
 
 LEAKS: Final = (
     (
@@ -32,4 +32,5 @@ LEAKS: Final = (
     ),
     "distances can't be checked: a client that tells 0 is selected every time",
 )
-"""Plain description for operators who choose the procedure and owners who allow it."""
+"""Description of what the procedure discloses, for operators who choose it and owners who allow
+it."""

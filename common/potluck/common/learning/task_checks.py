@@ -41,12 +41,12 @@ def check_lengths(examples: Examples, task: str, whose: str) -> None:
 
 
 def check_labels(examples: Examples, classes: int, whose: str) -> None:
-    """Raise DataError if a label is outside of [0, classes). There must be at least one sample."""
+    """Raise DataError if a label is outside of [0, classes). At least one sample is needed."""
     lowest, highest = (int(each) for each in examples.labels.aminmax())
     if lowest < 0 or highest >= classes:
         raise DataError(
-            f"the labels of {whose} go from {lowest} to {highest}, where the task has classes 0 to "
-            f"{classes - 1}; put its data right",
+            f"the labels of {whose} are from {lowest} to {highest}, but the task has classes 0 to "
+            f"{classes - 1}; correct the data",
             classes=classes,
         )
 
@@ -61,7 +61,7 @@ def check_finite(examples: Examples, whose: str) -> None:
         bad = (~inputs.isfinite()).reshape(len(inputs), -1).any(dim=1).nonzero()
         if len(bad):
             raise DataError(
-                f"the inputs of {whose} hold NaN or infinity, first in sample "
-                f"{begin + int(bad[0])}; correct its data",
+                f"the inputs of {whose} contain NaN or infinity, first in sample "
+                f"{begin + int(bad[0])}; correct the data",
                 sample=begin + int(bad[0]),
             )

@@ -18,7 +18,7 @@ def blamed_on_task(task: str, whose: str) -> Iterator[None]:
     """Raise TrainingError in place of OSError: if a task's code can't read a file, the task has
     failed.
 
-    `whose`: description of the data that the task works on, for the message.
+    whose: description of the data that the task processes, for the message.
     """
     try:
         yield
@@ -26,15 +26,16 @@ def blamed_on_task(task: str, whose: str) -> Iterator[None]:
         cause = error.strerror or " ".join(str(error).split()) or type(error).__name__
         file = f"{error.filename}: " if error.filename is not None else ""
         raise TrainingError(
-            f"task '{task}' failed at {whose}: {file}{cause}; see that the files it needs are "
-            "where it looks for them, whole and readable",
+            f"task '{task}' failed at {whose}: {file}{cause}; check that the files it needs exist "
+            "where it looks for them, and are complete and readable",
             task=task,
             file=error.filename,
         ) from error
 
 
 def crashed(error: BaseException) -> TrainingError:
-    """Return a TrainingError of one line for an unexpected exception and the place it came from."""
+    """Return a TrainingError with one line that names an unexpected exception and where it was
+    raised."""
     frame = traceback.extract_tb(error.__traceback__)[-1:]
     where = f" at {Path(frame[0].filename).name}:{frame[0].lineno}" if frame else ""
     text = " ".join(str(error).split())[:500]
@@ -45,7 +46,8 @@ def crashed(error: BaseException) -> TrainingError:
 
 @contextlib.contextmanager
 def blamed_on_trainer(task: str, whose: str) -> Iterator[None]:
-    """Raise a TrainerError with a one-line message in place of what a task's own trainer raises.
+    """Raise a TrainerError with a one-line message in place of an exception from a task's own
+    trainer.
 
     Errors of Potluck pass through, as does an OSError, which `blamed_on_task` explains. Raises
     DeviceMemoryError if a GPU has too little memory.
@@ -75,17 +77,21 @@ def _comes_of_a_signal() -> bool:
 def plugin_failure(
     error: BaseException, plugins: Mapping[str, object], round_number: int | None = None
 ) -> str:
-    """Return one line that names the plug-in whose code raised, the method, file and line.
+    """Return one line that names the plug-in whose code raised the error, the method, file and
+    line.
 
-    Returns an empty text if no plug-in's code raised. The file and line are the innermost ones in
-    the plug-in's own package.
+    Returns an empty text if no plug-in's code raised it. The file and line are the innermost ones
+    in the plug-in's own package.
 
     plugins: plug-ins by their name in the message, e.g. "selector 'uniform'".
     """
     if isinstance(error.__cause__, StopIteration):
         error = error.__cause__
     frames = list(traceback.walk_tb(error.__traceback__))
-    for belongs in (_is_method_of, _is_beside):  # plug-ins of a package share functions
+    for belongs in (
+        _is_method_of,
+        _is_beside,
+    ):  # methods first: plug-ins share functions
         for place, (frame, _) in enumerate(frames):
             for name, plugin in plugins.items():
                 if belongs(plugin, frame):
@@ -105,8 +111,8 @@ def _is_method_of(plugin: object, frame: FrameType) -> bool:
 
 
 def _is_beside(plugin: object, frame: FrameType) -> bool:
-    """Return whether a frame runs code of the plug-in's package (for Potluck's own plug-ins: of the
-    same subpackage)."""
+    """Return whether a frame runs code of the plug-in's package. For plug-ins that are part of
+    Potluck: of the same subpackage."""
     modules = [type(plugin).__module__, str(frame.f_globals.get("__name__", ""))]
     parts = [module.split(".") for module in modules]
     homes = [each[: 3 if each[0] == "potluck" else 1] for each in parts]
@@ -114,6 +120,6 @@ def _is_beside(plugin: object, frame: FrameType) -> bool:
 
 
 def _in_words(error: BaseException, frame: FrameType, line: int) -> str:
-    """Return the exception and the place where it was raised."""
+    """Return a text with the exception and the place where it was raised."""
     text = " ".join(str(error).split())[:300] or "no message"
     return f"{type(error).__name__}: {text} ({Path(frame.f_code.co_filename).name}:{line})"

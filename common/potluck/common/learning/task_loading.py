@@ -1,9 +1,9 @@
-"""Loading of a task by name, with its own model or with another one that the run file names.
+"""Loads a task by name, with its own model or with another model that the run file names.
 
-The other model is either one installed in the group `potluck.models`, or `MODULE:NAME` of any
-callable that returns a torch module. `MODULE:NAME` runs code that a run file chose, so it is
-allowed only in modules that the machine's owner lists. Otherwise, a coordinator could call any
-function that is installed on a host.
+The other model is either installed in the group `potluck.models`, or `MODULE:NAME` of any callable
+that returns a torch module. `MODULE:NAME` runs code that a run file chose, so it is allowed only in
+modules that the machine's owner lists. Otherwise, a coordinator could call any function that is
+installed on a host.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from potluck.common.settings.parameters import signature_of
 from potluck.common.settings.plugins import MODEL_MODULES
 from potluck.common.task import Task
 
-if TYPE_CHECKING:  # importing torch takes seconds, and not all callers make models
+if TYPE_CHECKING:  # importing torch takes seconds, and not all callers create models
     from torch import nn
 
 
-_GENERATORS = threading.Lock()  # guards the global generators: several threads may make models
+_GENERATORS = threading.Lock()  # guards the global generators: several threads may create models
 
 
 @contextlib.contextmanager
 def numpy_seeded(seed: int) -> Iterator[None]:
-    """Seed numpy's global generator, for models that are arrays; restore its state afterwards."""
+    """Seed numpy's global generator while the block runs, for models that are arrays; then restore
+    its state."""
     state = np.random.get_state()
     np.random.seed(seed % 2**32)
     try:
@@ -44,9 +45,10 @@ def numpy_seeded(seed: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def models_seeded(seed: int) -> Iterator[None]:
-    """Seed the generators of the initial weights of models on the CPU; restore them afterwards.
+    """Seed the generators of models' initial weights on the CPU while the block runs; then restore
+    their states.
 
-    The weights equal those that the coordinator makes from the same seed, if both have the same
+    The weights equal those that the coordinator creates from the same seed, if both have the same
     releases of the libraries.
     """
     with _GENERATORS, numpy_seeded(seed):
@@ -71,7 +73,7 @@ def make_task(
     model: Mapping[str, object] | None = None,
     model_modules: Sequence[str] = MODEL_MODULES,
 ) -> Task:
-    """Return the task called `name`; with `model` ("name" and options), that model replaces the
+    """Return the task called `name`. model: table ("name" and options) of a model that replaces the
     task's own.
 
     Raises PluginError or ConfigurationError.
@@ -90,9 +92,10 @@ def make_task(
 def model_maker(
     name: str, options: Mapping[str, object], model_modules: Sequence[str] = MODEL_MODULES
 ) -> Callable[[], nn.Module]:
-    """Return a function that makes the model called `name` with these options.
+    """Return a function that creates the model called `name` with these options.
 
-    Raises PluginError if the model is not installed, not allowed or does not take these options.
+    Raises PluginError if the model is not installed, is not allowed or does not accept these
+    options.
     """
     if ":" not in name:
         function: Any = plugins.find_callable(plugins.MODELS, name)
@@ -114,7 +117,7 @@ def model_maker(
             raise PluginError(f"model '{name}' can't be made: {text}", name=name) from error
         if not isinstance(model, nn.Module):
             raise PluginError(
-                f"model '{name}' makes a {type(model).__name__}, not a torch module", name=name
+                f"model '{name}' creates a {type(model).__name__}, not a torch module", name=name
             )
         return model
 
@@ -129,8 +132,9 @@ def _named(name: str, model_modules: Sequence[str]) -> Any:
     )
     if not allowed:
         raise PluginError(
-            f"model '{name}' is in a module from which this machine takes no models; its owner "
-            f"can list it in model_modules (now {', '.join(model_modules) or 'none'})",
+            f"model '{name}' is in a module that this machine does not accept models from; its "
+            "owner can list the module in model_modules (now "
+            f"{', '.join(model_modules) or 'none'})",
             name=name,
         )
     try:
@@ -145,10 +149,10 @@ def _named(name: str, model_modules: Sequence[str]) -> Any:
         text = " ".join(str(error).split())
         raise PluginError(
             f"the module of model '{name}' can't be imported: {type(error).__name__}: {text}; "
-            "see that it fits the installed version of torch",
+            "check that it is compatible with the installed version of torch",
             name=name,
         ) from error
-    # Refuse objects that the module only imported from another one.
+    # Refuse objects that the module only imports from another module.
     home = getattr(function, "__module__", None) or ""
     if not callable(function) or home.partition(".")[0] != module_name.partition(".")[0]:
         raise PluginError(f"'{name}' is not a model of {module_name}", name=name)

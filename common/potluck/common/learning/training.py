@@ -1,4 +1,4 @@
-"""A run's settings of local training: the run file's choices override the task's
+"""A run's settings of local training: choices in the run file replace the task's
 recommendations."""
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def training_for(task: Task, chosen: Mapping[str, object], *, source: str) -> LocalTraining:
-    """Return the run's settings: the chosen value, else the task's recommendation, else the
-    default.
+    """Return the run's settings: for each, the chosen value, else the task's recommendation, else
+    the default.
 
-    A task's recommendations are its attribute `training`, a mapping. `source` names `chosen` in
+    A task's recommendations are its attribute `training`, a mapping. source: name of `chosen` in
     errors. Raises ConfigurationError for an unknown setting or a value out of range.
     """
     name = f"'training' of {type(task).__name__}"

@@ -1,7 +1,7 @@
 """Settings of the triplet estimate, which the coordinator sends to clients.
 
-The estimate is FedDiverse's (§4, Alg. 2–4). Values marked "ours" were chosen for Potluck, since the
-paper does not specify them.
+The estimate is that of FedDiverse (§4, Alg. 2–4). Values marked "ours" were chosen for Potluck,
+because the paper does not specify them.
 """
 
 from __future__ import annotations
@@ -16,70 +16,73 @@ from potluck.common.task import Task
 
 
 class TripletSettings(Settings):
-    """Settings of the estimate; the same for all clients of a run. Travels as JSON."""
+    """Settings of the estimate; the same for all clients of a run. Sent as JSON."""
 
     pretraining_rounds: int = Field(
         default=1,
         ge=0,
-        description="Rounds of FedAvg before the estimate (T0): enough to pick up what is easy to\n"
-        "learn, which is what the estimate looks for.",
+        description="Number of FedAvg rounds before the estimate (T0). A few suffice: the model\n"
+        "then has learned only what is easy to learn, which the estimate needs.",
     )
     pretraining_participation: Literal["cohort", "all"] = Field(
         default="cohort",
-        description="Who trains in these rounds: as many random clients as in any round (Alg. 1),\n"
-        "or all (App. C).",
+        description="Clients that train in these rounds. cohort: as many random clients as in any\n"
+        "round (Alg. 1). all: all clients (App. C).",
     )
     pretraining_always: bool = Field(
         default=False,
-        description="Whether a run starts from a model that was pre-trained so also where its\n"
-        "selector needs no triplets: for comparing selectors from the same start.",
+        description="True to start from a pre-trained model even if the selector needs no\n"
+        "triplets, to compare selectors from the same start.",
     )
     bias_steps: int = Field(
         default=50,
         ge=1,
-        description="Steps of the biased model: more fit samples that go against the bias too.",
+        description="Number of steps of the biased model. With more steps, it also fits samples\n"
+        "that contradict the bias.",
     )
     attribute_steps: int = Field(
         default=10,
         ge=1,
-        description="Steps of the head that tells the attribute apart.",
+        description="Number of steps of the head that predicts the attribute.",
     )
     q: float = Field(
         default=0.3,
         gt=0,
         le=1,
-        description="Of the generalized cross-entropy: near 0 it is cross-entropy, towards 1 it\n"
-        "ignores samples that the model finds hard.",
+        description="q of the generalized cross-entropy. Near 0, it is cross-entropy; towards 1,\n"
+        "it ignores samples that the model finds hard.",
     )
     learning_rate: float = Field(
         default=1e-3,
         gt=0,
         allow_inf_nan=False,
-        description="Length of a step of both trainings; small, since the paper starts from a\n"
+        description="Learning rate of both trainings; small, because the paper starts from a\n"
         "network pre-trained on ImageNet. The optimiser is ours: SGD without momentum.",
     )
     attribute_learning_rate: float | None = Field(
         default=None,
         gt=0,
         allow_inf_nan=False,
-        description="Length of a step of the attribute head, where it is to be another; ours. A\n"
-        "head that starts from nothing hardly learns in 10 steps of 0.001\n"
-        "(docs/research/triplet-estimate.md).",
+        description="Learning rate of the attribute head, if it differs; ours. A randomly\n"
+        "initialised head hardly learns in 10 steps of 0.001\n"
+        "(docs/research/triplet-estimate.md). Unset: learning_rate.",
     )
-    batch_size: int = Field(default=28, ge=1, description="Samples per step of both trainings.")
+    batch_size: int = Field(
+        default=28, ge=1, description="Number of samples per step of both trainings."
+    )
     head: Literal["random", "zero"] = Field(
         default="random",
-        description="Where the attribute head starts; ours: random, as layers usually do.",
+        description="Initial weights of the attribute head; ours: random, as is usual for layers.",
     )
 
 
 def triplet_settings_for(
     task: Task, chosen: Mapping[str, object], *, source: str
 ) -> TripletSettings:
-    """Return the run's settings: the chosen value, else the task's recommendation, else the
-    paper's.
+    """Return the run's settings: for each, the chosen value, else the task's recommendation, else
+    the paper's value.
 
-    A task's recommendations are its attribute `triplet`, a mapping. `source` names `chosen` in
+    A task's recommendations are its attribute `triplet`, a mapping. source: name of `chosen` in
     errors. Raises ConfigurationError for an unknown setting or a value out of range.
     """
     name = f"'triplet' of {type(task).__name__}"

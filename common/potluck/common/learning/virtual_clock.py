@@ -1,4 +1,4 @@
-"""Simulated durations of clients on devices of unequal speed.
+"""Simulated durations of clients on devices of different speed.
 
 Durations follow a shifted exponential distribution, as in FLASH: T_i = α_T · N_i + Exp with mean
 λ_T · N_i. No process waits for this time to pass. The coordinator draws each client's speed. The
@@ -19,33 +19,33 @@ from pydantic import Field, StringConstraints, model_validator
 from potluck.common.settings.configuration import Settings
 
 _LATE = 2.0
-"""A client that drops out takes this many deadlines per sample, so in total more than one
-deadline."""
+"""Number of deadlines per sample that a client takes if it drops out; so in total it takes more
+than one deadline."""
 
 Clients = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}(:[0-9]{1,9})?$")]
 """A client's id, or a range of them such as client-0:23."""
 
 
 class VirtualClock(Settings):
-    """The clock that times a run's trainings. Travels as JSON."""
+    """The clock that times a run's trainings. Sent as JSON."""
 
     enabled: bool = Field(
         default=False,
-        description="Time trainings by simulated durations instead of measured ones: what is\n"
-        "recorded, what selectors learn, and who is late.",
+        description="Time trainings by simulated durations instead of measured ones. Records,\n"
+        "selectors and the deadline then use simulated seconds.",
     )
     seconds_per_sample: float = Field(
         default=1.0,
         ge=0,
         allow_inf_nan=False,
-        description="The least that a training takes, for each of the client's samples (α_T).",
+        description="Minimum duration of a training, per sample of the client, in seconds (α_T).",
     )
     tail_per_sample: float = Field(
         default=1.0,
         ge=0,
         allow_inf_nan=False,
-        description="The mean of the exponential time on top, for each sample (λ_T); FLASH has\n"
-        "1, 10 and 100.",
+        description="Mean of the exponential time that is added, per sample, in seconds (λ_T).\n"
+        "FLASH uses 1, 10 and 100.",
     )
     draw: Literal["round", "client"] = Field(
         default="round",
@@ -56,27 +56,31 @@ class VirtualClock(Settings):
         default=None,
         gt=0,
         allow_inf_nan=False,
-        description="Simulated seconds after which a client is late; unset, none is.",
+        description="Simulated seconds after which a client is late. Unset: no client is late.",
     )
     slower: dict[Clients, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(
         default_factory=dict,
-        description="Factor by which the trainings of some clients take longer, e.g.\n"
-        'slower = {"client-0:5" = 4.0, client-9 = 2.0}.',
+        description="Factor by which the trainings of some clients take longer, e.g. slower =\n"
+        '{"client-0:5" = 4.0, client-9 = 2.0}.',
     )
     drop_outs: dict[Clients, Annotated[float, Field(ge=0, le=1)]] = Field(
         default_factory=dict,
-        description="Clients whose update does not come, by this chance in each round, e.g.\n"
-        'drop_outs = {"client-0:5" = 0.4}. They are late then; needs deadline_seconds.',
+        description="Probability in each round that a client's update does not arrive, e.g.\n"
+        'drop_outs = {"client-0:5" = 0.4}. The client is then late; needs\n'
+        "deadline_seconds.",
     )
 
     @model_validator(mode="after")
     def _late_at_some_time(self) -> Self:
         if self.drop_outs and self.deadline_seconds is None:
-            raise ValueError("drop_outs needs deadline_seconds, after which who drops out is late")
+            raise ValueError(
+                "drop_outs needs deadline_seconds, after which a client that drops out counts as "
+                "late"
+            )
         return self
 
     def slowness(self, client: str) -> float:
-        """Return the factor on the duration of a client's trainings; 1 if none is set."""
+        """Return the factor by which a client's trainings take longer; 1 if none is set."""
         return _of(self.slower, client, 1.0)
 
     def drop_out_chance(self, client: str) -> float:
@@ -85,7 +89,7 @@ class VirtualClock(Settings):
 
 
 def pace(clock: VirtualClock, *, seed: int, client: str, round_number: int) -> float:
-    """Return the seconds per sample that a client takes in a round. Round 0: before round 1.
+    """Return the seconds per sample that a client takes in a round. Round 0 is before round 1.
 
     A client that drops out takes longer than the deadline. A pure function of its arguments.
     """
@@ -106,7 +110,7 @@ def _generator(text: str) -> np.random.Generator:
 
 
 def _of(named: Mapping[str, float], client: str, usual: float) -> float:
-    """Return the value set for a client, or `usual`. The first entry that names the client is
+    """Return the value set for a client, or `usual`. The first entry that includes the client is
     used."""
     for names, value in named.items():
         first, colon, last = names.partition(":")
@@ -116,8 +120,7 @@ def _of(named: Mapping[str, float], client: str, usual: float) -> float:
 
 
 def _within(first: str, last: str, client: str) -> bool:
-    """Return True if a client's id has the range's prefix and its number is from `first` to
-    `last`."""
+    """Return True if a client's id has the range's prefix and a number from `first` to `last`."""
     prefix = re.sub("[0-9]*$", "", first)
     number, begin = client.removeprefix(prefix), first.removeprefix(prefix)
     counted = client.startswith(prefix) and number.isdecimal() and begin.isdecimal()

@@ -1,5 +1,5 @@
 """Small models, registered in the entry-point group `potluck.models`.
 
-Imports nothing of Potluck, and holds nothing but models: a run file may name any function of these
-modules as its model.
+Imports nothing from Potluck and contains only models, because a run file may name any function of
+these modules as its model.
 """

@@ -1,4 +1,4 @@
-"""Several models in parallel, and one head on the features of all of them."""
+"""A model of several models in parallel, and one head on the features of all of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from potluck.common.models.members import member_maker
 class Concatenation(nn.Module):
     """Models of one kind, each cut before its last `nn.Linear`, and a head on their features.
 
-    Part g < groups: only model g. Part `groups`: only the head; the encoders are frozen and in
+    Part g < groups: model g only. Part `groups`: the head only; the encoders are frozen and in
     evaluation mode. Without a part: the head's logits if `joined` is set, otherwise the mean of the
     models' logits.
     """
@@ -32,11 +32,11 @@ class Concatenation(nn.Module):
         self._part: int | None = None
 
     def use_part(self, part: int | None) -> None:
-        """Choose the part that `forward` computes, and that is therefore trained."""
+        """Choose the part that `forward` computes and that is therefore trained."""
         if part is not None and not 0 <= part <= len(self.encoders):
             raise ConfigurationError(
-                f"a model of {len(self.encoders)} groups has no part {part}; see that the strategy "
-                "has as many",
+                f"a model of {len(self.encoders)} groups has no part {part}; set the same number "
+                "of groups for the strategy",
                 part=part,
             )
         self._part = part

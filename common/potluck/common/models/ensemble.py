@@ -1,4 +1,4 @@
-"""One model per client, and the ensemble of their predictions."""
+"""A model that contains one model per client and combines their predictions."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from potluck.common.models.members import member_maker
 class Ensemble(nn.Module):
     """An ensemble of classifiers, which may be of different kinds.
 
-    Part k < members: only classifier k. Without a part: log Σ_k c_k·softmax of classifier k, where
+    Part k < members: classifier k only. Without a part: log Σ_k c_k·softmax of classifier k, where
     c_k is its share of `confidence`. The softmax of this output is the weighted mean of all
-    predictions. Weights are equal while no confidence is above 0. `rounds`: round in which each
+    predictions. Weights are equal while no confidence is above 0. rounds: round in which each
     classifier was last trained.
     """
 
@@ -33,11 +33,11 @@ class Ensemble(nn.Module):
         self._part: int | None = None
 
     def use_part(self, part: int | None) -> None:
-        """Choose the part that `forward` computes, and that is therefore trained."""
+        """Choose the part that `forward` computes and that is therefore trained."""
         if part is not None and not 0 <= part < len(self.members):
             raise ConfigurationError(
-                f"an ensemble of {len(self.members)} models has no part {part}; see that the "
-                "strategy has as many clients",
+                f"an ensemble of {len(self.members)} models has no part {part}; set the same "
+                "number of clients for the strategy",
                 part=part,
             )
         self._part = part

@@ -1,4 +1,4 @@
-"""LeNet-5 (LeCun et al. 1998) in its usual modern form: ReLU, maximum pooling, all feature maps
+"""LeNet-5 (LeCun et al. 1998) in its usual modern form: ReLU, maximum pooling, and all feature maps
 connected."""
 
 from __future__ import annotations

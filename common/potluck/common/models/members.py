@@ -1,4 +1,4 @@
-"""Members of a model that is composed of other models."""
+"""Creates the members of a model that is composed of other models."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OF_OTHERS: Final = ("concatenation", "ensemble", "low-rank")
 
 
 def member_maker(of: Mapping[str, Any], *, whole: str) -> Callable[[], nn.Module]:
-    """Return a function that makes models from a table like [model]. whole: name of the composed
+    """Return a function that creates models from a table like [model]. whole: name of the composed
     model, for errors.
 
     Raises ConfigurationError if the table does not name a model, or names a composed one;

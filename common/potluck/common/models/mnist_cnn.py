@@ -6,7 +6,8 @@ from torch import nn
 
 
 def mnist_cnn(channels: int = 1, classes: int = 10, width: int = 512) -> nn.Sequential:
-    """Two 5 × 5 convolutions with 32 and 64 channels, each pooled, and a layer of `width`.
+    """Return a network of two 5 × 5 convolutions with 32 and 64 channels, each pooled, and a layer
+    of `width`.
 
     Inputs are b × channels × 28 × 28. McMahan et al. 2017, §3: 1,663,370 parameters by default.
     """

@@ -10,10 +10,11 @@ from torch import nn
 def perceptron(
     inputs: int = 54, hidden: Sequence[int] = (45, 30, 15), classes: int = 2, dropout: float = 0.2
 ) -> nn.Sequential:
-    """Linear layers with ReLU, and dropout after each hidden one; inputs are b × …, `inputs` values
-    per sample.
+    """Return linear layers with ReLU, and dropout after each hidden layer. Inputs: b × …, `inputs`
+    numbers per sample.
 
-    The default is the network of Düsing & Cimiano for Covertype: 54-45-30-15-2, 4,352 parameters.
+    The default is the network that Düsing & Cimiano use for Covertype: 54-45-30-15-2, 4,352
+    parameters.
     """
     layers: list[nn.Module] = [nn.Flatten()]
     for width in hidden:

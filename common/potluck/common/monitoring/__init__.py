@@ -1,5 +1,5 @@
-"""Every metric: its name, help, unit and labels, and the server that Prometheus asks.
+"""Defines every metric (name, help, unit and labels), and the server that Prometheus queries.
 
-Imports `net`, `tensors` and the modules at the root. Numbers come in from coordinator and hosts
-through `instruments`; they leave over HTTP through `metrics_server`.
+Imports `net`, `tensors` and the modules at the root. Coordinator and hosts set numbers through
+`instruments`; `metrics_server` sends them over HTTP.
 """

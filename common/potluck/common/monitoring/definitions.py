@@ -2,9 +2,9 @@
 
 Names follow Prometheus: the prefix `potluck_`, base units, `_total` at the end of counters. Names
 of host metrics begin with `potluck_host_`, names of relay metrics with `potluck_relay_`. Values of
-single clients belong in the store and the operator's command, not here: the number of series does
-not depend on the number of clients or hosts. Alerts name hosts and callers by metrics with a few
-series. No metric holds a weight, a number of samples, a triplet or a key.
+single clients are in the store and in the output of operators' commands, not here: the number of
+series must not depend on the number of clients or hosts. Only a few series name hosts and callers,
+for alerts. No metric contains a weight, a number of samples, a triplet or a key.
 
 `make pages` writes `docs/reference/metrics.md` from this module.
 """
@@ -64,8 +64,8 @@ class MetricKind(StrEnum):
 
 @dataclass(frozen=True, eq=False)
 class Metric:
-    """A metric. condition: condition under which it exists; empty for always. shared: True if
-    coordinator, hosts and relays have it."""
+    """A metric. condition: condition under which the metric exists; empty if it always does.
+    shared: True if coordinator, hosts and relays have it."""
 
     name: str
     kind: MetricKind
@@ -76,7 +76,7 @@ class Metric:
 
     @property
     def unit(self) -> str:
-        """The base unit in its name; empty for a plain number."""
+        """The base unit in the metric's name; empty for a plain number."""
         last = self.name.removesuffix("_total").rpartition("_")[2]
         return last if last in _UNITS else ""
 
@@ -633,5 +633,5 @@ METRICS: tuple[Metric, ...] = tuple(
 
 
 def metrics_of(party: MeasuredParty) -> tuple[Metric, ...]:
-    """Return the metrics a party has."""
+    """Return the metrics that a party has."""
     return tuple(metric for metric in METRICS if party in metric.parties)

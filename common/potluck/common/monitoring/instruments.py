@@ -1,5 +1,5 @@
-"""The metrics that `definitions.py` defines, with a registry per process object instead of the
-global one."""
+"""Sets and returns the metrics that `definitions.py` defines. Each process object has its own
+registry, not the global one."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ _Family = Counter | Gauge | Histogram
 class Instruments:
     """The metrics of one process. Thread-safe.
 
-    Counters and histograms whose labels are known beforehand begin at 0; a gauge is shown after it
-    was first set.
+    Counters and histograms whose labels are known beforehand start at 0. A gauge is shown once it
+    was set.
     """
 
     def __init__(self, party: MeasuredParty) -> None:
@@ -45,11 +45,12 @@ class Instruments:
         self._metrics: Mapping[Metric, _Family] = {
             metric: _made(metric, self._registry) for metric in metrics_of(party)
         }
-        # Keyed by name: a metric's hash would cover all its fields, such as the help text.
+        # The keys are names: a metric's hash would cover all its fields, such as the help text.
         self._set: set[tuple[str, tuple[str, ...]]] = set()
         self._children: dict[tuple[str, tuple[tuple[str, str], ...]], _Family] = {}
         self._refreshers: list[Callable[[], None]] = []
-        # Memory, CPU seconds, open files, start of the process: under Prometheus's usual names.
+        # Adds memory, CPU seconds, open files and start of the process, under Prometheus's usual
+        # names.
         ProcessCollector(registry=self._registry)
         self.set(
             BUILD_INFO, 1, party=party, version=software_version(), python=platform.python_version()
@@ -112,7 +113,7 @@ class Instruments:
         return child
 
     def _unset(self) -> frozenset[str]:
-        """Return the names of gauges that are not set yet; they would show 0."""
+        """Return the names of gauges that are not set yet. They would be shown as 0."""
         known = {name for name, _ in tuple(self._set)}
         return frozenset(
             metric.name
@@ -129,7 +130,7 @@ class _Shown(Collector):
         self._hidden = hidden
 
     def collect(self) -> Iterator[Family]:
-        """Yield the families with their samples."""
+        """Yield the metric families with their samples."""
         hidden = self._hidden()
         for family in self._registry.collect():
             if family.name in hidden:

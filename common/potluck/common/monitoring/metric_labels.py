@@ -1,6 +1,6 @@
-"""The labels of metrics, with all values that each may have.
+"""The labels of metrics, with all values that each label may have.
 
-The number of a label's values does not depend on how many clients or hosts there are.
+The number of a label's values does not depend on the number of clients or hosts.
 """
 
 from __future__ import annotations
@@ -19,16 +19,20 @@ MOST_AWAY = 20
 """Maximum number of disconnected hosts that are named for a run."""
 
 OTHER = "OTHER"
-"""Label for every reason that this release does not know; reasons come from other machines."""
+"""Value of a label for every reason that this release does not know; reasons come from other
+machines."""
 
 HETEROGENEITIES = ("gci", "gai", "gsc", "cci", "cai", "csc")
-"""Heterogeneity metrics of all samples together (g), and the mean of the clients' own (c): class
-imbalance, attribute imbalance, spurious correlation."""
+"""Names of the heterogeneity metrics: of all samples together (g), and means of the clients' own
+(c).
+
+They are class imbalance, attribute imbalance and spurious correlation.
+"""
 
 
 SPREAD_STATISTICS = ("mean", "p10", "p25", "p50", "p75", "p90", "worst_tenth")
-"""Statistics of the clients' values, each client counted once: mean, quantiles in per cent, and the
-mean of the tenth for which the measure is worst (at least two clients)."""
+"""Statistics of the clients' values, each client with the same weight: mean, percentiles, and the
+mean of the tenth of the clients for which the measure is worst (at least two clients)."""
 
 
 class MeasuredParty(StrEnum):
@@ -40,14 +44,14 @@ class MeasuredParty(StrEnum):
 
 
 class RelayLeg(StrEnum):
-    """The two connections of a relay."""
+    """One of the two connections of a relay."""
 
     HOSTS = "hosts"
     COORDINATOR = "coordinator"
 
 
 class RelaySource(StrEnum):
-    """Source of a file that a host fetched from a relay."""
+    """Source from which a relay takes a file that a host fetches."""
 
     CACHE = "cache"
     COORDINATOR = "coordinator"
@@ -69,7 +73,7 @@ class Direction(StrEnum):
 
 
 class TrainingWay(StrEnum):
-    """Way of training a client: in a batched step with others, or alone."""
+    """How a client was trained: in a batched step with others, or alone."""
 
     BATCHED = "batched"
     ALONE = "alone"
@@ -105,7 +109,8 @@ class RunOutcome(StrEnum):
 
 
 class MemberOutcome(StrEnum):
-    """Outcome of a selected client; SELECTED is the sum of all others."""
+    """Outcome of a selected client. SELECTED counts all selected clients, so it is the sum of the
+    other values."""
 
     SELECTED = "selected"
     ANSWERED = "answered"
@@ -124,7 +129,7 @@ class LateOutcome(StrEnum):
 
 
 class TransferOutcome(StrEnum):
-    """Outcome of an attempt to move a file."""
+    """Outcome of an attempt to transfer a file."""
 
     COMPLETED = "completed"
     BROKEN = "broken"
@@ -172,7 +177,7 @@ class HostStage(StrEnum):
 
 
 class Target(StrEnum):
-    """Label distribution with which a cohort's is compared."""
+    """Label distribution with which the cohort's distribution is compared."""
 
     BALANCED = "balanced"
     FEDERATION = "federation"
@@ -195,9 +200,9 @@ PEER = Label(name="peer", about="the role and name in the caller's certificate")
 DIRECTION = Label(name="direction", values=tuple(Direction))
 MEASURE_NAME = Label(name="measure", about="its name; a trainer declares 16 at most")
 MASKED = "masked"
-"""Value of the label `encoding` for words of a secure sum."""
+"""Value of the label `encoding` for the masked words of a secure sum."""
 SUM = "sum"
-"""Value of the label `encoding` for sums of lanes."""
+"""Value of the label `encoding` for sums that hosts computed."""
 ENCODING = Label(name="encoding", values=(*Encoding, MASKED, SUM))
 TRAINING_WAY = Label(name="way", values=tuple(TrainingWay))
 REASON = Label(name="reason", values=(*REASONS, OTHER))
@@ -214,10 +219,10 @@ def outcome(of: type[StrEnum]) -> Label:
 
 
 def known_signal(signal: str) -> str:
-    """Return a signal that may stand in a label: a built-in one, or OTHER."""
+    """Return the value of a label for a signal: the signal if it is built in, else OTHER."""
     return signal if signal in _SIGNALS else OTHER
 
 
 def known_reason(reason: str) -> str:
-    """Return a reason that may stand in a label: one of this release, or OTHER."""
+    """Return the value of a label for a reason: the reason if this release knows it, else OTHER."""
     return reason if reason in REASONS else OTHER

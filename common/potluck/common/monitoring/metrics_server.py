@@ -1,8 +1,8 @@
 """The metrics address of a process: /metrics, /healthz and /readyz over HTTP.
 
 It is plain HTTP without authentication, as Prometheus and container engines expect, and therefore
-on the loopback interface by default. With certificates it is HTTPS, for scrapers that have one. The
-server answers only GET and HEAD of three paths.
+on the loopback interface by default. With certificates it is HTTPS, for scrapers that have a
+certificate. The server answers only GET and HEAD requests for these three paths.
 """
 
 from __future__ import annotations
@@ -31,20 +31,24 @@ _REQUEST_SECONDS = 10.0
 _MOST_CONNECTIONS = 32
 
 Ready = Callable[[], str]
-"""Returns the reason why the process is not ready; empty if it is. Called on the event loop."""
+"""Function that returns the reason why the process is not ready; empty if it is ready. Called on
+the event loop."""
 
 
 @dataclass
 class Readiness:
-    """A `Ready` whose reason is set by its owner. reason: reason why the process is not ready now;
-    empty if it is ready. damage: reason why it needs a restart to become ready; empty if none."""
+    """A `Ready` whose owner sets the reason.
+
+    reason: reason why the process is not ready now; empty if it is ready. damage: reason why the
+    process needs a restart to become ready; empty if it does not.
+    """
 
     reason: str = ""
     damage: str = ""
     interruption: str = ""
 
     def interrupt(self, why: str) -> None:
-        """Report the process as not ready for a while; with "" it is ready again."""
+        """Report the process as not ready for a while. why: reason; "" once it is ready again."""
         self.interruption = why
 
     def break_down(self, why: str) -> None:
@@ -52,7 +56,7 @@ class Readiness:
         self.damage = why
 
     def __call__(self) -> str:
-        """Return the reason for not being ready; empty if there is none."""
+        """Return the reason why the process is not ready; empty if it is ready."""
         return self.reason or self.damage or self.interruption
 
 
@@ -81,7 +85,7 @@ def _checked(address: str) -> str:
 
 
 MetricsAddress = Annotated[str, AfterValidator(_checked)]
-"""A setting with the metrics address; empty for no metrics server."""
+"""Setting with the metrics address; empty for no metrics server."""
 
 
 @contextlib.asynccontextmanager
@@ -91,11 +95,11 @@ async def monitoring(
     ready: Ready = lambda: "",
     tls: MetricsTls | None = None,
 ) -> AsyncIterator[str]:
-    """Serve the metrics address while the context lasts, and yield it, HOST:PORT.
+    """Serve metrics on the address while the block runs; yield the address as HOST:PORT.
 
-    tls: serve HTTPS to the scrapers that it admits; None: serve plain HTTP to every client. Nothing
-    is served if `address` is empty. Raises ConfigurationError for a malformed address,
-    UnreachableError if the process can't listen on it.
+    tls: certificates to serve HTTPS to the scrapers that it admits; None to serve plain HTTP to
+    every client. Nothing is served if `address` is empty. Raises ConfigurationError for a malformed
+    address, UnreachableError if the process can't listen on it.
     """
     if not address:
         yield ""
@@ -147,7 +151,7 @@ class _Server:
                 async with asyncio.timeout(_REQUEST_SECONDS):
                     await self._answer(reader, writer)
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # the client disconnected, or sent no valid request in time
+            pass  # the client disconnected, or did not send a valid request in time
         finally:
             self._connections.discard(task)
             writer.close()

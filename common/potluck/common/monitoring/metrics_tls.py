@@ -1,9 +1,9 @@
 """Metrics over mutual TLS: the server's certificate, and the scrapers that are allowed.
 
-Hosts' own certificates are not valid for serving. A certificate of the federation's authority that
-is valid for serving could pose as the coordinator. So metrics have a separate authority, made by
-`potluck pki init` in another folder. This authority issues a certificate with the role coordinator
-for each metrics address, and one with the role operator for each scraper.
+Hosts' own certificates are not valid for servers. If the federation's authority issued one that is,
+its owner could pose as the coordinator. So metrics have a separate authority, created by `potluck
+pki init` in another folder. This authority issues a certificate with the role coordinator for each
+metrics address, and one with the role operator for each scraper.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from potluck.common.net.tls import TlsFiles
 
 
 class MetricsTls(TlsFiles):
-    """Certificate files of the metrics server, and names of the operators that may scrape."""
+    """Certificate files of the metrics server, and the names of the operators that may scrape."""
 
     scrapers: tuple[str, ...] = Field(
         min_length=1,
@@ -27,20 +27,22 @@ class MetricsTls(TlsFiles):
     )
 
     def check(self, own: TlsFiles) -> None:
-        """Raise ConfigurationError if the authority is also that of the process's own files, or if
-        a file can't be used. Raise IdentityError for a certificate that is not valid for
-        serving."""
+        """Raise ConfigurationError if the authority is also that of the process's own certificate,
+        or if a file can't be used.
+
+        Raise IdentityError if the certificate is not valid for a server.
+        """
         if _read(self.authority) == _read(own.authority):
             raise ConfigurationError(
-                f"metrics_tls.authority {self.authority} is the federation's, of which a "
-                "certificate that serves could pose as the coordinator; make another with `potluck "
-                "pki init`",
+                f"metrics_tls.authority {self.authority} is also the federation's: the owner of a "
+                "server certificate from it could pose as the coordinator; create another "
+                "authority with `potluck pki init`",
                 path=self.authority,
             )
         self.load(Role.COORDINATOR)
 
     def context(self) -> ssl.SSLContext:
-        """Return the server's context: TLS 1.3, and every client needs a certificate of the
+        """Return the server's context: TLS 1.3, and every client must have a certificate of the
         authority."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -50,7 +52,8 @@ class MetricsTls(TlsFiles):
         return context
 
     def admits(self, certificate: bytes | None) -> bool:
-        """Return True if the owner of a certificate, in DER form, may scrape."""
+        """Return True if the owner of this certificate may scrape. certificate: in DER form; None
+        without one."""
         if certificate is None:
             return False
         try:

@@ -12,7 +12,7 @@ from potluck.common.net.tls import TlsFiles
 
 
 def show_disk(instruments: Instruments, folder: Path) -> None:
-    """Set the metrics of free space and size of a folder's disk."""
+    """Set the metrics of the free space and the size of the disk that contains a folder."""
     with suppress(OSError):
         usage = shutil.disk_usage(folder)
         instruments.set(DISK_FREE, usage.free)
@@ -20,6 +20,6 @@ def show_disk(instruments: Instruments, folder: Path) -> None:
 
 
 def show_certificate(instruments: Instruments, tls: TlsFiles) -> None:
-    """Set the metric of the time at which the certificate expires. Raises what `TlsFiles.load`
-    raises."""
+    """Set the metric of the time when the certificate expires. Raises the errors of
+    `TlsFiles.load`."""
     instruments.set(CERTIFICATE_EXPIRY, tls.load().expires.timestamp())

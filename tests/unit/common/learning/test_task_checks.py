@@ -36,7 +36,7 @@ def test_the_first_sample_that_is_no_number_is_named(bad: float) -> None:
     inputs = torch.ones(10_000, 2, 2)
     inputs[[6000, 9000], 1, 0] = bad
     labels = torch.zeros(10_000, dtype=torch.int64)
-    with pytest.raises(TrainingError, match="of us hold NaN or infinity, first in sample 6000;"):
+    with pytest.raises(TrainingError, match="of us contain NaN or infinity, first in sample 6000;"):
         check_finite(Examples(inputs=inputs, labels=labels), "us")
     check_finite(Examples(inputs=inputs[:6000], labels=labels[:6000]), "us")
     check_finite(Examples(inputs=labels, labels=labels), "us")

@@ -111,15 +111,15 @@ def test_any_callable_of_an_allowed_module_makes_a_model(own_module: tuple[str, 
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("os:system", {"command": "true"}, "from which this machine takes no models"),
-        ("potluck_own_models_too:x", {}, "from which this machine takes no models"),
+        ("os:system", {"command": "true"}, "that this machine does not accept models from"),
+        ("potluck_own_models_too:x", {}, "that this machine does not accept models from"),
         ("potluck_own_models:system", {}, "can't be made with these options|is not a model of"),
         ("potluck_own_models:system", {"command": "true"}, "is not a model of"),
         ("potluck_own_models:absent", {}, "is not installed here"),
         ("potluck_own_models:number", {}, "is not a model of"),
         ("potluck_own_models:tiny", {"depth": 3}, "can't be made with these options.*depth"),
         ("potluck_own_models:tiny", {"width": "x"}, "can't be made: "),
-        ("potluck_own_models:nothing", {}, "makes a int, not a torch module"),
+        ("potluck_own_models:nothing", {}, "creates a int, not a torch module"),
         (
             "lenet7",
             {},
@@ -135,7 +135,7 @@ def test_what_makes_no_model_is_refused(
 
 
 def test_torchvision_is_refused_unless_the_owner_lists_it() -> None:
-    with pytest.raises(PluginError, match="from which this machine takes no models"):
+    with pytest.raises(PluginError, match="that this machine does not accept models from"):
         model_maker("torchvision.models:resnet18", {"weights": "DEFAULT"})
 
 

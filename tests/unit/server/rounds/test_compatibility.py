@@ -170,7 +170,7 @@ def test_passes_of_each_client_do_not_go_with_counted_steps() -> None:
             "strategy rhfl-logits and host_sums are not compatible",
         ),
         ("[training]\nkept_epochs = 2\n", "kept_epochs is 2, and clients keep no tensors; name"),
-        ('[model]\nname = "os:system"\n', "from which this machine takes no models"),
+        ('[model]\nname = "os:system"\n', "that this machine does not accept models from"),
         (
             '[model]\nname = "lenet7"\n',
             r"'lenet7' is not installed \(did you mean 'lenet5'\?\); installed: conc",
