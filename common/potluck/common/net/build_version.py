@@ -1,7 +1,7 @@
 """The version of this build: the next release, and the commit that the build was made from.
 
-`pyproject.toml` runs this file on its own to compute a wheel's version, so it imports only the
-standard library.
+The build of a wheel runs this file alone to compute the version (see `pyproject.toml`), so it
+imports only the standard library.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from functools import cache
 from pathlib import Path
 
 RELEASE = "0.1.0"
-"""The release that this source becomes. The release is the commit with the tag `v` + RELEASE."""
+"""The release that this source will become. The release itself is the commit with the tag `v` +
+RELEASE."""
 
 VERSION_VARIABLE = "POTLUCK_BUILD_VERSION"
-"""Environment variable that sets the version while a wheel is built; for sources without git."""
+"""Environment variable that sets the version when a wheel is built from sources without git."""
 
 _ROOT = Path(__file__).resolve().parents[4]
 SOURCE_ROOTS = (
@@ -34,7 +35,7 @@ SOURCE_ROOTS = (
     "secagg",
     "server",
 )
-"""Folders whose files a digest of the sources covers."""
+"""Folders that the digest of the sources includes."""
 
 _DIGITS = 9
 _GIT_SECONDS = 20
@@ -42,10 +43,11 @@ _GIT_SECONDS = 20
 
 @cache
 def software_version() -> str:
-    """Version of the build that this process runs. In a checkout, git is asked at the first call.
+    """Return the version of the build that this process runs. In a checkout, the first call asks
+    git.
 
-    An editable install keeps the version that it was installed with, which is wrong after the next
-    commit; so in a checkout the installed version is not used.
+    An editable install has the version with which it was installed, which is wrong after the next
+    commit. So the installed version is not used in a checkout.
     """
     if (_ROOT / "pyproject.toml").is_file():
         return source_version(_ROOT)
@@ -58,16 +60,16 @@ def software_version() -> str:
 
 
 def wheel_version() -> str:
-    """Version of a wheel that is built now from these sources."""
+    """Return the version of a wheel that is built now from these sources."""
     return os.environ.get(VERSION_VARIABLE) or source_version(_ROOT)
 
 
 def source_version(root: Path) -> str:
-    """Version of the sources in a folder, by git, otherwise by a digest of the files.
+    """Return the version of the sources in a folder, from git, or else from a digest of the files.
 
-    Returns RELEASE at its tag, `RELEASE.devN+gHASH` after N commits, with N = 0 in a clone without
-    history, with `.dirty` added if files differ from the commit, and `RELEASE.dev0+sHASH` without
-    git.
+    Returns RELEASE at its tag, and `RELEASE.devN+gHASH` after N commits (N = 0 in a clone without
+    history). `.dirty` is added if files differ from the commit. Without git, returns
+    `RELEASE.dev0+sHASH`.
     """
     if (root / ".git").exists():
         try:

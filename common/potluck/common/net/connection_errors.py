@@ -24,7 +24,7 @@ from potluck.common.plain_text import plain
 
 @dataclass(frozen=True, slots=True)
 class _Cause:
-    mark: str  # part of gRPC's text that identifies the cause
+    mark: str  # the part of gRPC's text that identifies the cause
     error: type[IdentityError] | type[UnreachableError]
     message: str
 
@@ -37,7 +37,7 @@ _ENDS_TLS = (
     "or pass TLS through"
 )
 _HTTP = "{address} answers as a web server does, not as a Potluck coordinator; check the address: "
-_NO_ANSWER = " (UNAVAILABLE)"  # end of `from_rpc_error`'s text if gRPC itself failed
+_NO_ANSWER = " (UNAVAILABLE)"  # how `from_rpc_error`'s text ends if gRPC itself failed
 
 # The first cause whose mark is in gRPC's text is used.
 _CAUSES = (
@@ -90,7 +90,7 @@ _CAUSES = (
         "machine is overloaded: see its log, restart it",
     ),
     _Cause(
-        # In TLS 1.3, the dialling side's handshake ends before the other side has checked it.
+        # In TLS 1.3, the client's handshake ends before the server has checked the certificate.
         "last error: UNAVAILABLE",
         UnreachableError,
         "{address} closed the connection at once; if a coordinator runs there, it refused "
@@ -102,12 +102,12 @@ _CAUSES = (
 def connection_error(
     error: grpc.RpcError, address: str, files: TlsFiles, *, server_name: str | None = None
 ) -> PotluckError:
-    """Return the exception behind a failed call to the coordinator at `address`.
+    """Return the exception that explains a failed call to the coordinator at `address`.
 
     A failure to connect becomes an IdentityError if the coordinator's certificate was refused
-    (trying again helps only after a person has acted), else an UnreachableError. `from_rpc_error`
-    makes any other error. server_name: the name that the coordinator's certificate must hold, if
-    not HOST. If the connection takes an HTTP proxy, the error names it.
+    (trying again helps only after a person has acted), else an UnreachableError. Any other error is
+    converted by `from_rpc_error`. server_name: the name that the coordinator's certificate must
+    contain, if not HOST. If the connection uses an HTTP proxy, the error names it.
     """
     found = from_rpc_error(error)
     if not isinstance(found, UnreachableError):
@@ -134,7 +134,7 @@ def connection_error(
 
 def _foreign(address: str, server_name: str | None) -> str:
     """Return the message for a certificate that belongs to no federation. Return "" if it belongs
-    to one, or if no certificate was received."""
+    to one, or if the server sent none."""
     host, _, port = address.rpartition(":")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # only read the certificate

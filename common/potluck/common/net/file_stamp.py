@@ -1,4 +1,4 @@
-"""Detection of changed files, with one system call per file."""
+"""Detects changed files, with one system call per file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Stamp = tuple[tuple[int, int, int] | None, ...]
 
 
 def stamp(*paths: Path) -> Stamp:
-    """Return a value that changes whenever one of the files does."""
+    """Return a value that changes whenever one of the files changes."""
     return tuple(_stamp(path) for path in paths)
 
 

@@ -1,10 +1,10 @@
 """Frames of files on the wire, encoded and decoded without copying their bytes more than once.
 
 `CoordinatorServiceFetchModelResponse`, `OperatorServiceFetchModelResponse` and
-`SubmitUpdateRequest` have one shape: field 1 holds a frame, whose field 2 is a chunk of bytes.
-Nearly every message is such a chunk. Protobuf would copy it three times when sending and twice when
-receiving. Here, sending joins the chunk to its few bytes of framing, and receiving returns a view
-of the message. All other messages go through protobuf.
+`SubmitUpdateRequest` have the same shape: field 1 is a frame, whose field 2 is a chunk of bytes.
+Nearly every message contains only such a chunk. Protobuf would copy it three times when sending and
+twice when receiving. Here, sending joins the chunk to its few bytes of framing, and receiving
+returns a view of the message. All other messages go through protobuf.
 """
 
 from __future__ import annotations
@@ -27,14 +27,13 @@ MessageType = TypeVar("MessageType", bound=Message)
 
 
 def encode_chunk(chunk: bytes | memoryview) -> bytes:
-    """Return the message whose frame holds this chunk, as it is on the wire. Copies the chunk
-    once."""
+    """Return the encoded message whose frame contains this chunk. Copies the chunk once."""
     inner = bytes((_CHUNK_TAG,)) + _varint(len(chunk))
     return b"".join((bytes((_FRAME_TAG,)), _varint(len(inner) + len(chunk)), inner, chunk))
 
 
 def chunk_of(message: bytes) -> memoryview | None:
-    """Return the chunk in a message, a view of it; None if the message is not a chunk."""
+    """Return a view of the chunk in a message; None if the message contains something else."""
     if not message or message[0] != _FRAME_TAG:
         return None
     begin, length = _read_varint(message, 1)
@@ -49,9 +48,10 @@ def chunk_of(message: bytes) -> memoryview | None:
 def file_messages(
     path: Path, offset: int, *, chunk_bytes: int = CHUNK_BYTES, end: int | None = None
 ) -> Iterator[bytes]:
-    """Yield a file from `offset` on as encoded chunks. Raises StorageError if it can't be read.
+    """Yield a file from `offset` on as encoded chunks. Raises StorageError if the file can't be
+    read.
 
-    end: where in the file to stop, which must not lie beyond its end; None for its end.
+    end: offset at which to stop, not beyond the file's end; None to stop at its end.
     """
     try:
         with path.open("rb", buffering=0) as file:
@@ -63,10 +63,10 @@ def file_messages(
 
 
 class FrameDecoder(Generic[MessageType]):
-    """A gRPC deserializer: chunks as views, every other message parsed.
+    """A gRPC deserializer that returns chunks as views, and parses all other messages.
 
-    gRPC takes any object from a deserializer. A message that can't be parsed becomes None, as an
-    exception in a deserializer would end the call without a reason.
+    gRPC accepts any object from a deserializer. A message that can't be parsed becomes None,
+    because an exception in a deserializer would end the call without a reason.
     """
 
     def __init__(self, message: type[MessageType]) -> None:
@@ -84,17 +84,17 @@ class FrameDecoder(Generic[MessageType]):
 
 
 def encode_frame(message: Message | bytes) -> bytes:
-    """Serialise a message for gRPC. Chunks are encoded already (`encode_chunk`); other messages are
-    not."""
+    """Return the bytes of a message for gRPC. A chunk is encoded already (`encode_chunk`) and
+    returned unchanged."""
     return message if isinstance(message, bytes) else message.SerializeToString()
 
 
 def require(message: MessageType | memoryview | None, what: str) -> MessageType:
-    """Return `message` if it is a parsed message. Raises ProtocolError naming `what` if it is a
-    chunk or None."""
+    """Return `message` if it is a parsed message. If it is a chunk or None, raise ProtocolError.
+    what: expected message, for the error."""
     if message is None or isinstance(message, memoryview):
         got = "bytes that are not a message" if message is None else "a chunk"
-        raise ProtocolError(f"{what} was expected on the stream, not {got}")
+        raise ProtocolError(f"the stream sent {got}; expected {what}")
     return message
 
 

@@ -8,7 +8,7 @@ A certificate names its owner in one URI subject alternative name:
     potluck://FEDERATION/relay/NAME?clients=client-0:23
 
 A claim is one client id, or `PREFIXfirst:last`, a range of numbered ids that includes both ends. If
-`first` has leading zeros, every number of the range is padded to its width. Every identity has
+`first` has leading zeros, every number of the range is padded to the same width. Every identity has
 exactly one spelling.
 """
 
@@ -29,8 +29,11 @@ from potluck.common.names import ClientId, is_name
 
 SCHEME = "potluck"
 MAXIMUM_URI_BYTES = 6_144
-"""grpcio's handshake fails for client certificates of about 8 KB and more: it returns two session
-tickets, each holding the certificate, through a buffer of 17 KB."""
+"""Maximum size of an identity in bytes.
+
+grpcio's handshake fails for client certificates of about 8 KB and more: it returns two session
+tickets, each with the certificate, through a buffer of 17 KB.
+"""
 
 MAXIMUM_CLIENTS = 1_000_000
 """Maximum number of clients that a host may list in its configuration."""
@@ -62,7 +65,7 @@ DIALLED = frozenset({Role.COORDINATOR, Role.RELAY})
 class ClientClaim:
     """One client id (`prefix` alone), or the ids `prefix` + n for every n in `numbers`.
 
-    `width` is the minimum number of digits of n; shorter numbers get leading zeros.
+    width: minimum number of digits of n; shorter numbers get leading zeros.
     """
 
     prefix: str
@@ -76,7 +79,7 @@ class ClientClaim:
 
     @property
     def count(self) -> int:
-        """Number of client ids that the claim covers; `len` of a range stops at 2**63."""
+        """Number of client ids in the claim; `len` of a range fails for more than 2**63."""
         return 1 if self.numbers is None else self.numbers.stop - self.numbers.start
 
     def includes(self, client_id: str) -> bool:
@@ -118,8 +121,8 @@ class Identity:
                 )
         if self.claims and self.role not in SPEAKING:
             raise IdentityError(
-                f"{self.role} {self.name!r} claims clients; only a host or a relay speaks for "
-                "clients",
+                f"{self.role} {self.name!r} claims clients; only hosts and relays may send "
+                "messages for clients",
                 role=self.role,
                 name=self.name,
             )
@@ -130,14 +133,14 @@ class Identity:
         return f"{uri}?clients={','.join(map(str, self.claims))}" if self.claims else uri
 
     def may_speak_for(self, client_id: str) -> bool:
-        """Return whether the owner may act for `client_id`; takes time linear in the number of
-        claims."""
+        """Return whether the owner may send messages for `client_id`. Takes time linear in the
+        number of claims."""
         return any(claim.includes(client_id) for claim in self.claims)
 
 
 def parse_identity(uri: str) -> Identity:
-    """Return the identity that `uri` spells. Raises IdentityError if `uri` is not the exact
-    spelling of an identity."""
+    """Return the identity in a URI. Raises IdentityError if `uri` is not the exact spelling of an
+    identity."""
     match = _URI.fullmatch(uri) if len(uri) <= MAXIMUM_URI_BYTES else None
     if match is None:
         raise IdentityError(
@@ -159,9 +162,9 @@ def parse_identity(uri: str) -> Identity:
 
 
 def parse_claims(texts: Iterable[str]) -> tuple[ClientClaim, ...]:
-    """Return the claims that `texts` spell. A text may hold several claims, separated by commas.
+    """Return the claims in these texts. A text may contain several claims, separated by commas.
 
-    Raises ConfigurationError for one that is malformed.
+    Raises ConfigurationError if a claim is malformed.
     """
     try:
         return tuple(_claim(part.strip()) for text in texts for part in text.split(","))
@@ -189,7 +192,7 @@ def exceeding(
 
 
 def expand_clients(texts: Iterable[str]) -> list[ClientId]:
-    """Return the client ids that `texts` spell, in the order written.
+    """Return the client ids of these claims, in the order written.
 
     Raises ConfigurationError for a malformed text, a duplicate id, or more than `MAXIMUM_CLIENTS`
     ids.
@@ -198,7 +201,7 @@ def expand_clients(texts: Iterable[str]) -> list[ClientId]:
     count = sum(claim.count for claim in claims)
     if count > MAXIMUM_CLIENTS:
         raise ConfigurationError(
-            f"{count} clients are listed; a host holds at most {MAXIMUM_CLIENTS}: "
+            f"{count} clients are listed; a host has at most {MAXIMUM_CLIENTS}: "
             "shorten the ranges or use more hosts",
             count=count,
             maximum=MAXIMUM_CLIENTS,
@@ -217,7 +220,8 @@ def expand_clients(texts: Iterable[str]) -> list[ClientId]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Credential:
-    """Identity in a peer's certificate. serial: its number, unique for the authority."""
+    """The identity in a peer's certificate. serial: serial number of the certificate, unique for
+    the authority."""
 
     identity: Identity
     serial: int
@@ -229,7 +233,7 @@ class Credential:
 
 @lru_cache(maxsize=1024)  # runs in every call; the result for a certificate never changes
 def credential_from_pem(pem: bytes) -> Credential:
-    """Read a PEM certificate. Raises IdentityError unless it holds exactly one identity."""
+    """Read a PEM certificate. Raises IdentityError unless it contains exactly one identity."""
     try:
         certificate = parse_certificates(pem)[0]
     except ValueError as error:
@@ -273,7 +277,7 @@ def identity_from_certificate(certificate: x509.Certificate) -> Identity:
     ours = [uri for uri in uris if uri.startswith(f"{SCHEME}:")]
     if len(ours) != 1:
         raise IdentityError(
-            f"the certificate holds {len(ours)} Potluck identities instead of one; "
+            f"the certificate contains {len(ours)} Potluck identities instead of one; "
             "issue it with `potluck pki issue`"
         )
     return parse_identity(ours[0])
@@ -287,16 +291,15 @@ def peer_credential(auth_context: Mapping[str, Iterable[bytes]]) -> Credential:
     """
     versions = list(auth_context.get("ssl_tls_version", ()))
     if versions != [b"TLSv1.3"]:
-        raise IdentityError("the connection is not one of TLS 1.3; connect with TLS 1.3")
+        raise IdentityError("the connection does not use TLS 1.3; connect with TLS 1.3")
     certificates = list(auth_context.get("x509_pem_cert", ()))
     if len(certificates) != 1:
-        raise IdentityError("the connection carries no certificate; connect over mutual TLS")
+        raise IdentityError("the client sent no certificate; connect over mutual TLS")
     return credential_from_pem(certificates[0])
 
 
 def _claim(text: str) -> ClientClaim:
-    """Return the claim that `text` spells. Raises ValueError, with the reason, if it spells
-    none."""
+    """Return the claim in a text. Raises ValueError, with the reason, if it is malformed."""
     match = _RANGE.fullmatch(text)
     if match is None:
         if not is_name(text):
@@ -312,7 +315,7 @@ def _claim(text: str) -> ClientClaim:
     numbers = range(int(first), int(last) + 1)
     claim = ClientClaim(prefix=match["prefix"], numbers=numbers, width=width)
     if int(last) < int(first):
-        raise ValueError(f"range {text!r} ends before it begins; swap its ends")
+        raise ValueError(f"range {text!r} has a first number above its last; swap them")
     if str(claim) != text:
         raise ValueError(f"range {text!r} pads its ends differently; write '{claim}'")
     return claim

@@ -1,7 +1,7 @@
-"""Keys on disk, and requests to certify them, on the machine that will use the key.
+"""Creates keys, and requests to certify them, on the machine that will use the key.
 
-A request (PKCS #10) holds the public key and the requested identity; the private key never leaves
-the machine.
+A request (PKCS #10) contains the public key and the requested identity; the private key never
+leaves the machine.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class CertificateRequest:
 
 
 def write_whole(path: Path, data: bytes, mode: int) -> None:
-    """Write a file atomically, so that it is never incomplete and never readable to more users than
+    """Write a file atomically: it is never incomplete, and never readable for more users than
     `mode` allows."""
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
     try:
@@ -58,9 +58,9 @@ def write_whole(path: Path, data: bytes, mode: int) -> None:
 
 
 def write_file(path: Path, data: bytes, mode: int, *, remedy: str = "") -> None:
-    """Write a file as `write_whole` does; make its folder if there is none.
+    """Write a file as `write_whole` does. Create its folder if it is missing.
 
-    `remedy`: advice in the error if that fails. Raises StorageError.
+    remedy: advice in the error if that fails. Raises StorageError.
     """
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -76,17 +76,18 @@ def private_pem(key: ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey) -> 
 
 
 def key_fingerprint(key: ec.EllipticCurvePublicKey) -> str:
-    """Return the SHA-256 of a public key, which two people can compare over another channel."""
+    """Return the SHA-256 digest of a public key, which two people can compare over another
+    channel."""
     der = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     return hashlib.sha256(der).hexdigest()
 
 
 def make_request(folder: Path, identity: Identity) -> tuple[Path, Path, str]:
-    """Make NAME.key in `folder`, and NAME.csr, the request to certify it as `identity`.
+    """Create NAME.key in `folder`, and NAME.csr, the request to certify this key as `identity`.
 
     An existing key is kept, so a repeated call is harmless. Returns the paths of both files, and
-    the key's fingerprint. Raises ConfigurationError if an existing key file does not hold a P-256
-    key, StorageError when the disk refuses.
+    the key's fingerprint. Raises ConfigurationError if an existing key file does not contain a
+    P-256 key, StorageError if a file can't be written.
     """
     key_path, request_path = folder / f"{identity.name}.key", folder / f"{identity.name}.csr"
     try:
@@ -121,7 +122,7 @@ def load_key(path: Path) -> ec.EllipticCurvePrivateKey:
     except (UnsupportedAlgorithm, TypeError, ValueError) as error:
         raise ConfigurationError(f"{path} is not an unencrypted private key in PEM form") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not _is_p256(key.public_key()):
-        raise ConfigurationError(f"{path} is not a P-256 key, the only kind that grpcio takes")
+        raise ConfigurationError(f"{path} is not a P-256 key, the only kind that grpcio accepts")
     return key
 
 
@@ -148,7 +149,7 @@ def read_request(path: Path) -> CertificateRequest:
 def parse_request(pem: bytes) -> CertificateRequest:
     """Parse the PEM text of a signing request.
 
-    Raises ValueError if it is malformed or asks for an extension beyond its names, and
+    Raises ValueError if the request is malformed or asks for an extension other than names;
     IdentityError if its identity is not allowed.
     """
     try:
@@ -168,19 +169,19 @@ def parse_request(pem: bytes) -> CertificateRequest:
     if not isinstance(key, ec.EllipticCurvePublicKey) or not _is_p256(key):
         raise ValueError("its key is not a P-256 key")
     if not genuine:
-        raise ValueError("it is not signed with the key that it holds")
+        raise ValueError("it is not signed with the key that it contains")
     uris = names.get_values_for_type(x509.UniformResourceIdentifier)
     ours = [uri for uri in uris if uri.startswith(f"{SCHEME}:")]
     if len(ours) != 1:
-        raise IdentityError(f"the request holds {len(ours)} Potluck identities instead of one")
+        raise IdentityError(f"the request contains {len(ours)} Potluck identities instead of one")
     return CertificateRequest(identity=parse_identity(ours[0]), public_key=key)
 
 
 def _check_extensions(extensions: x509.Extensions) -> None:
-    """Raise ValueError for an extension that no certificate of a member has.
+    """Raise ValueError for an extension that a member's certificate never has.
 
-    Signing ignores all extensions; without this check, the person who signs would not notice that
-    the request asked for one.
+    Signing ignores all extensions. Without this check, the person who signs would not notice that
+    the request asks for one.
     """
     for one in extensions:
         if isinstance(one.value, x509.BasicConstraints) and one.value.ca:

@@ -1,4 +1,4 @@
-"""Diagnosis of a server that can't listen on an address: gRPC does not report the cause."""
+"""Finds out why a server can't listen on an address, because gRPC does not report the cause."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _UNPRIVILEGED = 1024
 
 
 def not_listening(address: str) -> UnreachableError:
-    """Find out why a server can't listen on HOST:PORT. Return an error that names the cause."""
+    """Return an error that names the cause why a server can't listen on HOST:PORT."""
     host, _, port = address.rpartition(":")
     return UnreachableError(f"can't listen on {address}: {_cause(host, port)}", address=address)
 
@@ -31,7 +31,7 @@ def _cause(host: str, port: str) -> str:
 
 
 def explained(error: OSError, port: int) -> str:
-    """Return cause and remedy of an error in binding to a port."""
+    """Return the cause and the remedy of an error that occurred when binding to a port."""
     if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
         return (
             "the address is not this machine's; set `listen` or --listen to one of its own, or to "

@@ -1,15 +1,16 @@
-"""Members of a federation: a document that its root signed, and statements that members sign.
+"""Members of a federation: a document that the federation root signs, and statements that members
+sign.
 
 The federation root is an Ed25519 key that the operator keeps away from the coordinator. The
-document binds clients, their hosts and their signing keys. TLS certificates are not part of it, so
-they can be renewed without a new document. Each new document has the next *epoch*; a process that
-has seen one rejects older ones (`MembershipInForce`). The holder of the root can invent members: if
-the coordinator holds it, signatures prove nothing against the coordinator.
+document binds clients to their hosts and their signing keys. TLS certificates are not part of it,
+so they can be renewed without a new document. Each new document has the next *epoch*; a process
+that has seen one rejects older ones (`MembershipInForce`). The holder of the root can invent
+members: if the coordinator holds the root, signatures prove nothing against the coordinator.
 
-Everything signed is `statement(purpose, fields)`: the text `potluck/v1/PURPOSE`, then each field,
-every one of them preceded by its length in bytes as 8 bytes, big-endian. No two lists of fields
-have the same bytes, and no signature for one purpose is good for another. The root signs one field:
-the document as JSON without blanks, fields in the order in which the classes below have them.
+Everything that is signed is `statement(purpose, fields)`: the text `potluck/v1/PURPOSE`, then each
+field. Each of these is preceded by its length in bytes, as 8 bytes, big-endian. No two lists of
+fields have the same bytes, and a signature for one purpose is not valid for another. The root signs
+one field: the document as JSON without blanks, with the fields in the order of the classes below.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ LONGEST_RECORD: Final = timedelta(days=366)
 """Maximum duration of a record; a document with a longer one is refused."""
 
 ENDS_SOON: Final = timedelta(days=30)
-"""Time before a record's end at which warnings begin."""
+"""Time before a record expires at which warnings begin."""
 
 MAXIMUM_BYTES: Final = 3 << 20
 """Maximum size of a document, which is sent as one message. Enough for about 14,000 members."""
@@ -96,8 +97,8 @@ class Revocation(BaseModel):
 class MembershipDocument(BaseModel):
     """The members of a federation, one record for each client, sorted by client.
 
-    epoch: grows with every document. revoked: all keys that were revoked so far; none of them is in
-    a record.
+    epoch: number that grows with every document. revoked: all keys that were revoked up to now; no
+    record contains one of them.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -111,17 +112,17 @@ class MembershipDocument(BaseModel):
     def _fits_together(self) -> Self:
         clients = [each.client for each in self.members]
         if clients != sorted(set(clients)):
-            raise ValueError("members are not sorted, or one has two records")
+            raise ValueError("members are not sorted by client, or one has two records")
         revoked = {(each.client, each.public_key) for each in self.revoked}
         for each in self.members:
             if (each.client, each.public_key) in revoked:
                 raise ValueError(f"the record of client '{each.client}' has a revoked key")
         if any(each.epoch > self.epoch for each in self.revoked):
-            raise ValueError("a revocation is of a later epoch than its document")
+            raise ValueError("a revocation has a later epoch than its document")
         return self
 
     def statement(self) -> bytes:
-        """Return the statement that the root signs."""
+        """Return the statement that the root signs for this document."""
         return statement(MEMBERSHIP, [self.model_dump_json()])
 
 
@@ -144,13 +145,14 @@ class SignedMembership(BaseModel):
 
 
 class Members:
-    """The members of a federation as of an epoch, from a document that its root has signed."""
+    """The members of a federation at an epoch, from a document that the federation root has
+    signed."""
 
     def __init__(self, document: MembershipDocument) -> None:
         self.federation = document.federation
         self.epoch = document.epoch
         self.digest = hashlib.sha256(document.statement()).digest()
-        """SHA-256 of the document's statement, 32 bytes."""
+        """SHA-256 digest of the document's statement, 32 bytes."""
         self.records: Mapping[str, MemberRecord] = {each.client: each for each in document.members}
         """Records by client, sorted."""
         self.revoked = frozenset((each.client, each.public_key) for each in document.revoked)
@@ -158,12 +160,12 @@ class Members:
 
     @cached_property
     def hosts(self) -> Mapping[str, str]:
-        """The host of each member."""
+        """Host of each member, by client."""
         return {client: record.host for client, record in self.records.items()}
 
     def record(self, client: str, at: datetime) -> MemberRecord:
-        """Return the record of a client. Raises IdentityError unless it is a member at that
-        time."""
+        """Return the record of a client. Raises IdentityError unless the client is a member at the
+        time `at`."""
         record = self.records.get(client)
         if record is None:
             raise IdentityError(
@@ -174,14 +176,14 @@ class Members:
         if not record.not_before <= at <= record.not_after:
             raise IdentityError(
                 f"the member record of client '{client}' is valid from {record.not_before} to "
-                f"{record.not_after} only, now it is {at}; renew it with `potluck pki member`, or "
+                f"{record.not_after}, but now it is {at}; renew it with `potluck pki member`, or "
                 "set the clock",
                 client=client,
             )
         return record
 
     def verify(self, client: str, signed: bytes, signature: bytes, at: datetime) -> None:
-        """Raise IdentityError unless the client is a member at that time and `signature` is its
+        """Raise IdentityError unless the client is a member at the time `at` and `signature` is its
         signature."""
         try:
             self.record(client, at).key().verify(signature, signed)
@@ -195,7 +197,7 @@ class Members:
 
 
 def troubles_of(members: Members | None, clients: Iterable[str], now: datetime) -> list[str]:
-    """Return a line, with the remedy, for each client that is not a member, or whose record ends
+    """Return a line, with a remedy, for each client that is not a member or whose record expires
     soon."""
     if members is None:
         return ["no membership has come yet; give the coordinator members.json"]
@@ -232,7 +234,7 @@ def profile_statement(
 ) -> bytes:
     """Return the statement that a member signs when it discloses a profile.
 
-    The statement does not name a run: like the disclosure, the signature is valid for all runs.
+    The statement does not name a run: like the profile, the signature is valid for all runs.
     """
     fields = [federation, client, str(data_epoch), signal, parameters_json, payload_json]
     return statement(PROFILE, fields)
@@ -241,7 +243,7 @@ def profile_statement(
 def load_members(path: Path, root: Path, *, federation: str) -> Members:
     """Return the members in a file, verified with the root's public key.
 
-    Raises ConfigurationError for files that can't be read, and as `verified_members`.
+    Raises ConfigurationError if a file can't be read, and the errors of `verified_members`.
     """
     key = load_public_key(root)
     return verified_members(_read(path), key, federation=federation, source=str(path))
@@ -250,7 +252,7 @@ def load_members(path: Path, root: Path, *, federation: str) -> Members:
 def verified_members(
     data: bytes, root: Ed25519PublicKey, *, federation: str, source: str
 ) -> Members:
-    """Return the members in the text of a members.json. source: where it comes from, for messages.
+    """Return the members in the text of a members.json. source: origin of the text, for messages.
 
     Raises ConfigurationError if the document is malformed or has a record that lasts too long,
     IdentityError if the root did not sign it or it belongs to another federation.
@@ -261,19 +263,19 @@ def verified_members(
         root.verify(bytes.fromhex(signed.signature), document.statement())
     except InvalidSignature:
         raise IdentityError(
-            f"{source}: the membership is not signed by the federation root that is known here; "
+            f"{source}: the member list is not signed by the federation root whose key is here; "
             "get members.json and root.pub from the operator"
         ) from None
     if document.federation != federation:
         raise IdentityError(
-            f"{source}: the membership is of federation '{document.federation}', this is "
-            f"'{federation}'; get members.json of this one from the operator"
+            f"{source}: the member list is of federation '{document.federation}', not of "
+            f"'{federation}'; get members.json of '{federation}' from the operator"
         )
     return Members(document)
 
 
 def read_membership(path: Path) -> MembershipDocument:
-    """Return the document in a members.json; signatures are not verified. Raises
+    """Return the document in a members.json, without verifying signatures. Raises
     ConfigurationError."""
     return _parsed(_read(path), str(path)).document
 
@@ -281,7 +283,7 @@ def read_membership(path: Path) -> MembershipDocument:
 def _parsed(data: bytes, source: str) -> SignedMembership:
     if len(data) > MAXIMUM_BYTES:
         raise ConfigurationError(
-            f"{source}: {len(data)} bytes are more than the {MAXIMUM_BYTES} of a membership"
+            f"{source}: {len(data)} bytes; a member list has at most {MAXIMUM_BYTES}"
         )
     try:
         return SignedMembership.model_validate_json(data)

@@ -1,4 +1,4 @@
-"""The newest membership that a party has seen. It is never replaced by an older one."""
+"""The newest member list that a party has seen. It is never replaced by an older one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from potluck.common.net.membership import Members, load_public_key, verified_mem
 log = structlog.get_logger()
 
 KEPT: Final = "members.json"
-"""File in the state directory with the newest membership seen."""
+"""Name of the file in the state directory with the newest member list seen."""
 
 LOOK_SECONDS: Final = 1.0
 """Seconds between checks of the watched file; a check takes one system call."""
@@ -28,21 +28,22 @@ MembersListener = Callable[[Members], None]
 class MembershipInForce:
     """The current members, from a watched file and from documents that peers send.
 
-    Use it on the event loop only. A new document is stored on disk first, so that a restart does
-    not return to an older one.
+    Use it on the event loop only. A new document is stored on disk before it is used, so that a
+    restart does not return to an older one.
     """
 
     def __init__(
         self, root: Path, *, federation: str, file: Path | None, state_directory: Path
     ) -> None:
-        """root: the federation root's public key. file: the configured members.json, or None.
+        """root: file of the federation root's public key. file: the configured members.json; None
+        if there is none.
 
-        Raises ConfigurationError, IdentityError for files that can't be used, StorageError.
+        Raises ConfigurationError or IdentityError if a file can't be used; StorageError.
         """
         self.members: Members | None = None
-        """Members in force; None if no membership has arrived yet."""
+        """The current members; None if no member list has arrived yet."""
         self.document = b""
-        """The document of these members, as the root signed it."""
+        """The document of these members, as the root signed it; empty without one."""
         self._federation = federation
         self._root = load_public_key(root)
         self._file = file
@@ -57,26 +58,28 @@ class MembershipInForce:
 
     @property
     def epoch(self) -> int:
-        """Epoch in force; 0 without a membership."""
+        """Epoch of the current member list; 0 without one."""
         return 0 if self.members is None else self.members.epoch
 
     def listen(self, listener: MembersListener) -> Callable[[], None]:
-        """Have `listener` called with the members of every newer epoch; call the result to stop."""
+        """Register a listener that is called with the members of every newer epoch. Call the
+        returned function to unregister it."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
     def take(self, document: bytes, source: str) -> bool:
-        """Adopt a members.json if it is newer than the one in force; return whether it is.
+        """Use a members.json if it is newer than the current one. Return whether it is.
 
-        Raises ConfigurationError or IdentityError if it can't be used, IdentityError if it differs
-        from the one in force but has the same epoch, StorageError.
+        Raises ConfigurationError or IdentityError if it can't be used; IdentityError if it has the
+        epoch of the current one but differs from it; StorageError.
         """
         found = self._verified(document, source)
         known = self.members
         if known is not None and found.epoch == known.epoch and found.digest != known.digest:
             raise IdentityError(
-                f"{source}: the federation root has signed two memberships of epoch {found.epoch}; "
-                "make the next one with `potluck pki member`, and give it to everybody"
+                f"{source}: the federation root has signed two member lists of epoch "
+                f"{found.epoch}; create the next one with `potluck pki member`, and send it to all "
+                "parties"
             )
         if found.epoch <= self.epoch:
             return False
@@ -90,7 +93,7 @@ class MembershipInForce:
         return True
 
     async def watch(self) -> None:
-        """Adopt changes of the configured file until cancelled."""
+        """Read the configured file when it changes. Runs until cancelled."""
         while self._file is not None:
             await asyncio.sleep(LOOK_SECONDS)
             seen = stamp(self._file)
@@ -99,7 +102,7 @@ class MembershipInForce:
             self._stamp = seen
             try:
                 self._take_file(self._file)
-            except PotluckError as error:  # for example while the file is being replaced
+            except PotluckError as error:  # for example, the file is being replaced
                 log.error("changed membership can't be used", why=error.message)
 
     def _take_file(self, file: Path) -> None:

@@ -1,4 +1,4 @@
-"""Protocol numbers on which both sides of the wire agree."""
+"""Versions and sizes on which both sides of a connection must agree."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ VERSIONS: Final[Mapping[str, int]] = MappingProxyType(
     }
 )
 """Parts of the protocol that both sides must implement alike, each with its version in this
-software. An incompatible change must raise a number or add a line. The messages hello and welcome
-carry all versions, and only their check (`version_agreement.py`) compares them before hosts are
-selected."""
+software.
+
+An incompatible change must raise a number or add a line. The messages hello and welcome contain all
+versions. `version_agreement.py` compares them before hosts are selected; no other code does.
+"""
 
 PROTOCOL_VERSION: Final = VERSIONS["protocol"]
 FRAMING_VERSION: Final = VERSIONS["framing"]
@@ -29,6 +31,7 @@ CHUNK_BYTES = 1 << 20
 """Size of a chunk of a file on the wire; gRPC refuses messages over 4 MiB."""
 
 LEAST_CHUNK_BYTES = 16 << 10
-"""Minimum size of a chunk, for links that break often: a chunk that arrives in part is lost."""
+"""Minimum size of a chunk, for connections that break often: a chunk that arrives only in part is
+lost."""
 
 MAXIMUM_MESSAGE_BYTES = 4 << 20

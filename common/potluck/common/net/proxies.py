@@ -1,4 +1,5 @@
-"""HTTP proxies: find the one that a connection uses, and bypass it within this machine."""
+"""Finds the HTTP proxy that a connection uses, and bypasses proxies for addresses of this
+machine."""
 
 from __future__ import annotations
 
@@ -15,15 +16,15 @@ _EXCEPTIONS: Final = ("no_grpc_proxy", "no_proxy")
 
 @dataclass(frozen=True)
 class Proxy:
-    """An HTTP proxy. variable: name of the environment variable that names it."""
+    """An HTTP proxy. variable: name of the environment variable that sets it."""
 
     address: str
     variable: str
 
 
 def proxy_of(address: str, environment: Mapping[str, str]) -> Proxy | None:
-    """Return the proxy through which gRPC connects to HOST:PORT, by gRPC's rules; None if it uses
-    none."""
+    """Return the proxy through which gRPC connects to HOST:PORT, by gRPC's rules; None if it
+    connects directly."""
     host = address.rpartition(":")[0].strip("[]")
     variable = next((name for name in _VARIABLES if environment.get(name)), None)
     if variable is None or direct_at_home(address):
@@ -36,7 +37,7 @@ def proxy_of(address: str, environment: Mapping[str, str]) -> Proxy | None:
 
 
 def _names(exception: str, host: str) -> bool:
-    """Return whether an entry of `no_proxy` covers a host: by the end of its name, or by a
+    """Return whether an entry of `no_proxy` matches a host: by the end of the host's name, or by a
     network."""
     if not exception:
         return False
@@ -47,10 +48,10 @@ def _names(exception: str, host: str) -> bool:
 
 
 def direct_at_home(address: str) -> tuple[tuple[str, int], ...]:
-    """Return options of a gRPC channel to HOST:PORT that bypass a proxy if HOST is this machine.
+    """Return options of a gRPC channel to HOST:PORT that bypass proxies if HOST is this machine.
 
-    gRPC follows `http_proxy` and `https_proxy` for every address that `no_proxy` does not name,
-    also for the loopback interface. It would then reach a port of the proxy's own loopback
+    gRPC uses `http_proxy` and `https_proxy` for every address that `no_proxy` does not match, even
+    for the loopback interface. The call would then reach a port of the proxy's own loopback
     interface.
     """
     host = address.rpartition(":")[0].strip("[]")

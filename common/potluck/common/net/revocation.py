@@ -1,7 +1,7 @@
 """The authority's revocation list (RFC 5280), as a PEM file.
 
 The TLS authority signs the list, so it can't be forged in transit. An old list does no harm: a
-coordinator keeps the revocations of all lists it has seen.
+coordinator remembers the revocations of all lists that it has seen.
 """
 
 from __future__ import annotations
@@ -24,18 +24,20 @@ revocations."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RevocationList:
-    """Revoked serial numbers, each with the time of its revocation. number: the list's version,
-    which the authority increments."""
+    """Revoked serial numbers, each with the time of its revocation.
+
+    number: version of the list, which the authority increments.
+    """
 
     number: int = 0
     revoked: dict[int, datetime] = field(default_factory=dict)
 
 
 def parse_revocations(pem: bytes, authority_pem: bytes, *, source: str) -> RevocationList:
-    """Return a revocation list, checked against the authority's certificate.
+    """Return a revocation list, after checking that the authority signed it.
 
-    Raises ConfigurationError if the list is malformed or too large, IdentityError if another
-    authority signed it. `source` names it in errors.
+    source: name of the list in errors. Raises ConfigurationError if the list is malformed or too
+    large, IdentityError if another authority signed it.
     """
     if len(pem) > MAXIMUM_LIST_BYTES:
         raise ConfigurationError(
@@ -59,16 +61,17 @@ def parse_revocations(pem: bytes, authority_pem: bytes, *, source: str) -> Revoc
         ) from error
     if not signed:
         raise IdentityError(
-            f"{source} is not signed by this federation's authority; take revoked.pem from its "
-            "own folder"
+            f"{source} is not signed by this federation's authority; use revoked.pem from the "
+            "folder of this authority"
         )
     return RevocationList(number=number, revoked=revoked)
 
 
 def read_revocations(path: Path, authority: Path) -> RevocationList:
-    """Return the list in the file `path`, checked against the certificate in the file `authority`.
+    """Return the list in the file `path`, after checking it with the certificate in the file
+    `authority`.
 
-    Raises ConfigurationError, or IdentityError.
+    Raises ConfigurationError, IdentityError.
     """
     return parse_revocations(
         _read(path, "revocation list"), _read(authority, "authority"), source=str(path)
@@ -76,9 +79,9 @@ def read_revocations(path: Path, authority: Path) -> RevocationList:
 
 
 class Revocations:
-    """All revocations in the lists seen so far; it only grows.
+    """All revocations in the lists seen up to now; the set only grows.
 
-    Its methods return at once and may be called from any thread.
+    Its methods don't block and may be called from any thread.
     """
 
     def __init__(self) -> None:
@@ -94,7 +97,8 @@ class Revocations:
         return new
 
     def check(self, serial: int, who: str) -> None:
-        """Raise IdentityError if the certificate with this number was revoked."""
+        """Raise IdentityError if the certificate with this serial number was revoked. who: its
+        owner, for the error."""
         since = self._revoked.get(serial)
         if since is not None:
             raise IdentityError(

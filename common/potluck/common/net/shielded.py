@@ -1,4 +1,4 @@
-"""Work that runs to its end even if its caller is cancelled."""
+"""Runs work to its end, even if its caller is cancelled."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ T = TypeVar("T")
 
 
 async def shielded(work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of `work`, which runs to its end even if the caller is cancelled.
+    """Run `work` to its end, even if the caller is cancelled; return its result.
 
-    A cancellation is raised after `work` has ended; the result is then lost. Use it for work that
-    must not be left half done, such as a thread's use of a file that the caller then closes.
+    A cancellation is raised after `work` has ended; the result is then lost. Use this for work that
+    must not be interrupted, such as a thread's use of a file that the caller then closes.
     """
     task = asyncio.ensure_future(work)
     try:

@@ -1,9 +1,9 @@
-"""Mutual TLS: certificate files, checks before they are used, and gRPC credentials.
+"""Mutual TLS: certificate files, the checks before they are used, and gRPC credentials.
 
-Both sides always present a certificate of the federation's TLS authority. Only the coordinator's is
-valid for serving, and only those of hosts and operators are valid for dialling (extended key
-usage). The TLS stack checks that on both sides, so a host can't pose as the coordinator, whatever
-names are in its certificate.
+Both sides always present a certificate of the federation's TLS authority. Only the coordinator's
+certificate is valid for a server, and only those of hosts and operators are valid for a client
+(extended key usage). The TLS stack checks that on both sides. So a host can't pose as the
+coordinator, whatever names are in its certificate.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Options = tuple[tuple[str, int | str], ...]
 _BOTH_SIDES: Options = (
     ("grpc.max_receive_message_length", MAXIMUM_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAXIMUM_MESSAGE_BYTES),
-    # A peer that went silent (cable, partition, frozen machine) is found within 13 s.
+    # These values detect within 13 s that a peer is silent (cable, partition, frozen machine).
     ("grpc.keepalive_time_ms", 5_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     # grpcio 1.85 in fact uses this timeout for an unanswered ping; the default is a minute. The
@@ -47,7 +47,7 @@ _BOTH_SIDES: Options = (
     ("grpc.http2.ping_timeout_ms", 8_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    # A fixed window is as fast as gRPC's probing one and takes at most a third of its memory.
+    # A fixed window is as fast as gRPC's adaptive one and needs at most a third of its memory.
     ("grpc.http2.bdp_probe", 0),
 )
 
@@ -56,8 +56,8 @@ SERVER_OPTIONS: Options = (
     # Accept the pings above, which are more frequent than gRPC's default allows.
     ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
     ("grpc.http2.max_ping_strikes", 0),
-    # No compressed messages: 4 MiB of them could hold gigabytes. 1: only identity, which does not
-    # compress.
+    # Refuse compressed messages: 4 MiB could expand to gigabytes. 1: only `identity`, which does #
+    # not compress.
     ("grpc.compression_enabled_algorithms_bitset", 1),
     # Without this, a second coordinator shares the port with the first instead of failing.
     ("grpc.so_reuseport", 0),
@@ -69,7 +69,7 @@ CHANNEL_OPTIONS: Options = (
     *_BOTH_SIDES,
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2_000),
-    # In spite of its name, the time limit of one attempt to connect (20 s by default).
+    # Despite its name, this is the time limit of one attempt to connect (20 s by default).
     ("grpc.min_reconnect_backoff_ms", 5_000),
     # A host downloads one model at a time, so it can afford more bytes in flight.
     ("grpc.http2.lookahead_bytes", 4 << 20),
@@ -89,22 +89,25 @@ class TlsFiles(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    certificate: Path = Field(description="says who we are; made by `potluck pki issue`")
+    certificate: Path = Field(
+        description="certificate of this party; created by `potluck pki issue`"
+    )
     key: Path = Field(
-        description="proves that the certificate is ours; keep it readable to us only"
+        description="private key of the certificate; keep it readable to its owner only"
     )
     authority: Path = Field(
-        description="whose certificates we trust: the federation's authority.pem"
+        description="authority.pem of the federation, whose certificates are accepted"
     )
 
     def load(
         self, expected_role: Role | None = None, *, now: datetime | None = None
     ) -> TlsMaterial:
-        """Read and check the files, as of `now` (the clock's time by default).
+        """Read and check the files. now: time of the check, by default the current time.
 
         Raises ConfigurationError, naming the file, if a file is missing or unreadable, or if the
         certificate is not valid now, does not belong to the key or comes from another authority.
-        Raises IdentityError if the certificate has no identity, or not the role `expected_role`.
+        Raises IdentityError if the certificate has no identity, or does not have the role
+        `expected_role`.
         """
         now = now or datetime.now(UTC)
         authority_pem = _read(
@@ -146,8 +149,10 @@ class TlsFiles(BaseModel):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TlsMaterial:
-    """Checked PEM bytes of one party, and its identity. authority_expires: end of validity of the
-    authority's certificate."""
+    """Checked PEM bytes of one party, and its identity.
+
+    authority_expires: end of validity of the authority's certificate.
+    """
 
     identity: Identity
     certificate: bytes = field(repr=False)
@@ -161,13 +166,13 @@ def channel_credentials(files: TlsFiles) -> grpc.ChannelCredentials:
     """Return a host's or operator's credentials, for `grpc.secure_channel` or
     `grpc.aio.secure_channel`.
 
-    Raises what `TlsFiles.load` raises, and IdentityError for the coordinator's certificate.
+    Raises the errors of `TlsFiles.load`, and IdentityError for a coordinator's certificate.
     """
     material = files.load()
     if material.identity.role is Role.COORDINATOR:
         raise IdentityError(
-            f"{files.certificate} is for the role coordinator, which never dials; use one "
-            "made by `potluck pki issue FOLDER host` or `… operator`",
+            f"{files.certificate} is for the role coordinator, which never connects to others; use "
+            "one made by `potluck pki issue FOLDER host` or `… operator`",
             certificate=files.certificate,
         )
     return grpc.ssl_channel_credentials(
@@ -180,11 +185,12 @@ def channel_credentials(files: TlsFiles) -> grpc.ChannelCredentials:
 def channel(
     address: str, files: TlsFiles, *, server_name: str | None = None, options: Options = ()
 ) -> grpc.aio.Channel:
-    """Return a channel to the coordinator at `address`, HOST:PORT; connects when first used.
+    """Return a channel to the coordinator at `address`, HOST:PORT. It connects when it is first
+    used.
 
-    The coordinator's certificate must hold HOST, or `server_name` if that is given (for a tunnel or
-    a load balancer). options: in addition to the usual ones, or instead of them. Raises
-    ConfigurationError for an address without a port, and what `channel_credentials` raises.
+    The coordinator's certificate must contain HOST, or `server_name` if that is given (for a tunnel
+    or a load balancer). options: gRPC options that add to the usual ones or replace them. Raises
+    ConfigurationError for an address without a port, and the errors of `channel_credentials`.
     """
     if re.fullmatch(r"(\[[0-9a-fA-F:.%]+\]|[^\s:/\[\]]+):[0-9]{1,5}", address) is None:
         raise ConfigurationError(
@@ -253,8 +259,8 @@ def _check_key(files: TlsFiles, certificate: x509.Certificate, key_pem: bytes) -
     form = (Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     if key.public_key().public_bytes(*form) != certificate.public_key().public_bytes(*form):
         raise ConfigurationError(
-            f"{files.key} is not the key of {files.certificate}; copy both from where "
-            "`potluck pki issue` wrote them",
+            f"{files.key} is not the key of {files.certificate}; copy both files from the folder "
+            "to which `potluck pki issue` wrote them",
             key=files.key,
             certificate=files.certificate,
         )

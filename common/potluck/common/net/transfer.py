@@ -1,9 +1,9 @@
-"""Reception of files: resumed after a break, and verified once they are whole.
+"""Receives files: transfers can be resumed, and complete files are verified.
 
-A file being received is `PATH.part`; it is renamed to `PATH` once its length and digest match the
-announced ones. A broken transfer keeps the part, and the next transfer may resume from it. While a
-spare file is overwritten, its name is `PATH.over`; if the transfer breaks, it is cut to the bytes
-received. A killed process leaves an `.over` file, whose content is not used.
+A file that is being received is `PATH.part`; it is renamed to `PATH` once its length and digest
+match the announced ones. If a transfer breaks, the part is kept, and the next transfer may resume
+from it. A spare file that is being overwritten is `PATH.over`; if the transfer breaks, the file is
+cut to the bytes received. A killed process leaves an `.over` file, whose content is not used.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _BLAKE3 = re.compile(r"[0-9a-f]{64}")
 
 
 def check_digest(text: str) -> str:
-    """Return `text` if it has the form of a BLAKE3 digest in lower-case hexadecimal. Raises
-    ProtocolError otherwise."""
+    """Return `text` if it is a BLAKE3 digest in lower-case hexadecimal digits, else raise
+    ProtocolError."""
     if _BLAKE3.fullmatch(text) is None:
         raise ProtocolError(
             f"a BLAKE3 digest is 64 lower-case hexadecimal digits, not {text[:80]!r}",
@@ -43,7 +43,7 @@ def check_digest(text: str) -> str:
 
 
 def check_size(size: int, maximum: int) -> None:
-    """Raise TooLargeError for an announced size above `maximum`."""
+    """Raise TooLargeError if the announced size is above `maximum`."""
     if size > maximum:
         raise TooLargeError(
             f"a file of {size} bytes is announced, at most {maximum} are accepted; "
@@ -57,8 +57,8 @@ class FileReceiver:
     """Writes an announced file to disk and verifies it.
 
     Not thread-safe. `close` may be called at any time; the part is kept so that a later transfer
-    can resume. Bytes are hashed after all have arrived: hashing would slow down the code that reads
-    from the network, while `finish` may run in a thread (`verified`).
+    can resume. The bytes are hashed only when all have arrived, by `finish`, which may run in a
+    thread (`verified`): hashing earlier would slow down the code that reads from the network.
     """
 
     def __init__(
@@ -71,16 +71,16 @@ class FileReceiver:
         maximum: int,
         over: Path | None = None,
     ) -> None:
-        """Begin a file, or resume it at `offset`.
+        """Start a file, or resume it at `offset`.
 
-        `over`: a file to overwrite; it is deleted if there is a part to resume.
+        over: a file to overwrite. If there is a part to resume, this file is deleted instead.
 
         Raises TooLargeError if the announced size is above `maximum`, ProtocolError if there is no
-        part of at least `offset` bytes.
+        part with at least `offset` bytes.
         """
         check_size(size, maximum)
         if offset > size:
-            raise ProtocolError(f"offset {offset} lies beyond the file's {size} bytes")
+            raise ProtocolError(f"offset {offset} is beyond the file's {size} bytes")
         self._path = path
         self._part = part_path(path)
         self._blake3 = check_digest(blake3)
@@ -117,13 +117,13 @@ class FileReceiver:
 
     @property
     def received(self) -> int:
-        """Bytes of the file that are on disk."""
+        """Number of bytes of the file that are on disk."""
         return self._received
 
     def write(self, chunk: bytes | memoryview) -> None:
         """Write the next bytes. Raises TooLargeError if they exceed the announced size."""
         if not chunk:
-            raise ProtocolError("an empty chunk; a stream of them would never end")
+            raise ProtocolError("a chunk is empty; a stream of empty chunks would never end")
         if self._received + len(chunk) > self._size:
             raise TooLargeError(
                 f"more than the {self._size} bytes announced were sent", size=self._size
@@ -132,11 +132,11 @@ class FileReceiver:
         self._received += len(chunk)
 
     def finish(self, blake3: str, *, see: Callable[[memoryview], None] | None = None) -> Path:
-        """Verify length and digest and give the file its name. Reads the whole file.
+        """Verify length and digest, and give the file its name. Reads the whole file.
 
-        `see` is called with the file's bytes in order, in pieces that it must not keep. Raises
-        TruncatedError (the part is kept) or DigestMismatchError (the part is deleted: the file must
-        be sent again from its start).
+        see: function called with the file's bytes in order, in pieces that it must not store.
+        Raises TruncatedError (the part is kept) or DigestMismatchError (the part is deleted: the
+        file must be sent again from its start).
         """
         if self._received != self._size:
             raise TruncatedError(
@@ -168,17 +168,17 @@ class FileReceiver:
         return digest.hexdigest()
 
     def close(self) -> None:
-        """Stop; the bytes received stay as the part."""
+        """Stop writing. The bytes received remain as the part."""
         if self._file.closed:
             return
         with self._file:
             if self._writing != self._part:
                 self._cut()
-                with contextlib.suppress(FileNotFoundError):  # deleted after a wrong digest
+                with contextlib.suppress(FileNotFoundError):  # deleted by `finish`
                     self._writing.replace(self._part)
 
     def _cut(self) -> None:
-        """Cut the file to the bytes received, if it was a longer spare file."""
+        """If a longer spare file was being overwritten, cut it to the bytes received."""
         if os.fstat(self._file.fileno()).st_size > self._received:
             self._file.truncate(self._received)
 
@@ -197,14 +197,15 @@ def _require_held(path: Path, offset: int) -> None:
     held = held_bytes(path)
     if held < offset:
         raise ProtocolError(
-            f"the transfer is to go on at {offset}, but only {held} bytes are here",
+            f"the transfer resumes at offset {offset}, but only {held} bytes have arrived; resume "
+            f"at or before {held}",
             offset=offset,
             held=held,
         )
 
 
 def held_bytes(path: Path) -> int:
-    """Return the number of bytes in the part of an incomplete file."""
+    """Return the number of bytes in the part of a file; 0 without a part."""
     try:
         return part_path(path).stat().st_size
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The first and the last frame of an upload, checked by the receiver."""
+"""Checks the first and the last frame of an upload."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from potluck.rpc.v1 import transfer_pb2
 
 
 def update_header(first: Any) -> transfer_pb2.UpdateHeader:
-    """Return the header in an upload's first frame, checked. Raises ProtocolError."""
+    """Return the header in the first frame of an upload. Raises ProtocolError if it is not
+    valid."""
     request = require(first, "an upload's header")
     if request.frame.WhichOneof("part") != "header":
         raise ProtocolError("the first frame of an upload must be its header")
@@ -20,11 +21,11 @@ def update_header(first: Any) -> transfer_pb2.UpdateHeader:
 
 
 def checked_header(header: transfer_pb2.UpdateHeader) -> transfer_pb2.UpdateHeader:
-    """Return a header after a check of its framing version and its digest's form. Raises
+    """Return a header after checking its framing version and the form of its digest. Raises
     ProtocolError."""
     if header.version != FRAMING_VERSION:
         raise ProtocolVersionError(
-            f"the upload is framed in version {header.version}, this side reads {FRAMING_VERSION}",
+            f"the upload has framing version {header.version}; expected {FRAMING_VERSION}",
             version=header.version,
         )
     check_digest(header.blake3)
@@ -32,10 +33,12 @@ def checked_header(header: transfer_pb2.UpdateHeader) -> transfer_pb2.UpdateHead
 
 
 def update_trailer(request: Any) -> transfer_pb2.FileTrailer:
-    """Return the trailer in the frame that ends an upload. Raises ProtocolError for another
-    frame."""
+    """Return the trailer in the frame that ends an upload. Raises ProtocolError if the frame is not
+    a trailer."""
     frame = require(request, "a chunk or a trailer").frame
     if frame.WhichOneof("part") != "trailer":
-        raise ProtocolError("after an upload's header come chunks, then a trailer")
+        raise ProtocolError(
+            "the upload sent an unexpected frame; expected a chunk or a trailer after the header"
+        )
     trailer: transfer_pb2.FileTrailer = frame.trailer
     return trailer

@@ -1,4 +1,4 @@
-"""Comparison of the protocol versions of a host and a coordinator. Pure functions."""
+"""Compares the protocol versions of a host and a coordinator. Pure functions."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def check_agreement(
     """Raise ProtocolVersionError unless both report the same versions. The error names both
     versions and the side to upgrade.
 
-    Old releases report only some versions or none. A side that does not report a part's version is
-    too old.
+    Old releases report only some versions or none. If a side does not report a part's version, it
+    is too old.
     """
     differing = differences(host, coordinator)
     if not differing:

@@ -1,5 +1,5 @@
-"""The process of every program: its start, logs, folder lock, memory and end.
+"""Parts of every program's process: start, logs, folder lock, memory and end.
 
-Imports the modules at the root and `net.protocol`. Signals and arguments come in; log lines and
-exit codes go out.
+Imports the modules at the root and `net.protocol`. Takes signals and arguments; returns log lines
+and exit codes.
 """

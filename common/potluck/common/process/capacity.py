@@ -1,4 +1,5 @@
-"""Processors and memory that this process may use, within the limits of its control groups."""
+"""The processors and the memory that this process may use, within the limits of its control
+groups."""
 
 from __future__ import annotations
 
@@ -9,15 +10,18 @@ from potluck.common.process.control_groups import control_group_limits
 
 
 def available_processors() -> int:
-    """Return the number of processors that this process may use, at least 1: those that it may run
-    on, or fewer if its control group limits processor time further."""
+    """Return the number of processors that this process may use, at least 1.
+
+    These are the processors on which it may run, or fewer if its control group limits processor
+    time further.
+    """
     limit = control_group_limits().processors
     here = _allowed()
     return here if limit is None else max(1, min(here, int(limit)))
 
 
 def available_memory() -> int:
-    """Return the bytes of free memory; the machine's total memory if that is unknown."""
+    """Return the number of bytes of free memory; if that is unknown, the machine's total memory."""
     limit = control_group_limits().memory
     free = _free()
     return free if limit is None else min(free, limit)

@@ -3,10 +3,10 @@
 | exit code | meaning |
 |---|---|
 | 0 | done |
-| 1 | could not be done; standard error says why (nothing if the reader of the output went away) |
+| 1 | failed; standard error has the reason (no text if the reader of the output has closed it) |
 | 2 | the command line is wrong |
 | 130 | interrupted from the keyboard |
-| 143 | asked to end (SIGTERM), where a command handles that itself |
+| 143 | asked to end (SIGTERM), for commands that handle this signal |
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ TRACEBACK_VARIABLE = "POTLUCK_TRACEBACK"
 
 
 PLAIN = "potluck.plain"
-"""Name of an error handler that replaces characters that a stream can't encode by similar ones of
-the same width."""
+"""Name of an error handler for texts. It replaces characters that a stream can't encode by similar
+ones of the same width."""
 
 _LIKE = str.maketrans("→←·–—…×≥≤‘’“”ε", "><---.x><''\"\"e")
 
@@ -49,7 +49,7 @@ _type_of_value = TyperOption.display_type_rich
 
 
 def _shown_type(option: TyperOption, ctx: Any) -> str | None:
-    """Return the type of an option's value as shown in the help; None for a flag."""
+    """Return the type of an option's value for the help text; None for a flag."""
     return None if option.is_flag else _type_of_value(option, ctx=ctx)
 
 
@@ -87,9 +87,9 @@ def run_command_line(app: Callable[..., Any], *, program: str) -> NoReturn:
 
 
 def exit_code_of(command: Callable[[], Any], *, program: str) -> int:
-    """Run `command` and return the exit code. Print one line on standard error if it failed.
+    """Run `command` and return the exit code. If it fails, print one line on standard error.
 
-    If `command` returns an integer, that is the exit code.
+    If `command` returns an integer, this is the exit code.
     """
     try:
         result = command()

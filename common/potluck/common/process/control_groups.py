@@ -14,15 +14,15 @@ from typing import Final
 
 _FOLDER: Final = "sys/fs/cgroup"
 _NO_LIMIT: Final = 2**60
-"""Larger values mean no limit: without a limit, version 1 shows the largest multiple of a page."""
+"""Larger values mean no limit: if there is none, version 1 shows the largest multiple of a page."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupLimits:
     """Limits of a process.
 
-    processors: number of processors whose time may be used. memory: bytes that may still be used.
-    None: no limit.
+    processors: number of processors whose time the process may use. memory: bytes that it may still
+    allocate. Each is None if there is no limit.
     """
 
     processors: float | None = None
@@ -32,7 +32,8 @@ class GroupLimits:
 def control_group_limits(root: Path = Path("/")) -> GroupLimits:
     """Return the limits of this process, from both versions of control groups.
 
-    Without control groups both are None. root: root of the file system; tests pass another.
+    Without control groups, both limits are None. root: root of the file system; tests pass another
+    folder.
     """
     processors = [each for folder in _folders(root, "cpu") for each in _quota(folder)]
     memory = [each for folder in _folders(root, "memory") for each in _free(folder)]
@@ -49,13 +50,14 @@ def _folders(root: Path, controller: str) -> Iterator[Path]:
     for line in lines:
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
-        if not controllers:  # version 2, alone or together with version 1
+        if not controllers:  # an empty list means version 2, alone or together with version 1
             mounts = [top, top / "unified"]
         elif controller in controllers.split(","):
             mounts = [top / controllers, top / controller]
         else:
             continue
-        # In a container, the path may be the one outside; the group is then mounted at the root.
+        # In a container, the path may be that outside the container; the group is then mounted at /
+        # .
         ways = PurePosixPath(path.removeprefix("/"))
         for mount in mounts:
             for way in (ways, *ways.parents):
@@ -63,15 +65,17 @@ def _folders(root: Path, controller: str) -> Iterator[Path]:
 
 
 def _quota(folder: Path) -> Iterator[float]:
-    """Yield the number of processors: a group's time quota per period, divided by the period."""
-    words = _words(folder / "cpu.max")  # version 1: two files, see below
+    """Yield the number of processors that a group may use: its time quota per period, divided by
+    the period."""
+    words = _words(folder / "cpu.max")  # version 1 has two files, see below
     words = words or _words(folder / "cpu.cfs_quota_us") + _words(folder / "cpu.cfs_period_us")
     if len(words) == 2 and all(each.isdecimal() for each in words) and int(words[1]):
         yield int(words[0]) / int(words[1])
 
 
 def _free(folder: Path) -> Iterator[int]:
-    """Yield the bytes left below a group's limit; its inactive file cache counts as free."""
+    """Yield the number of bytes left below a group's limit. The group's inactive file cache counts
+    as free."""
     for limit, used, cached in (
         ("memory.max", "memory.current", "inactive_file"),
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),

@@ -1,4 +1,4 @@
-"""Synchronisation of written data with the disk."""
+"""Writes the content of files to disk."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import os
 
 
 def sync_data(descriptor: int) -> None:
-    """Write the content of an open file to disk, and return when it is there. Its timestamps may be
-    written later. Raises OSError."""
+    """Wait until the content of an open file is on disk. Its timestamps may be written later.
+    Raises OSError."""
     if hasattr(os, "fdatasync"):
         os.fdatasync(descriptor)
     else:  # macOS has no fdatasync

@@ -1,8 +1,9 @@
 """The end of a serving process, within seconds after SIGTERM or SIGINT.
 
-Nothing can stop a thread from outside: a plug-in's selection or one step of training may take any
-time, and Python waits for its threads. So if threads keep a process from ending, it exits without
-waiting for them. All lasting data are written so that this loses no more than a kill would.
+A thread can't be stopped from outside: a plug-in's selection or one step of training may take any
+time, and Python waits for its threads. So if threads keep a process from ending, the process exits
+without waiting for them. All persistent data are written so that this loses no more than a kill
+would.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ class Ending:
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
-        """The signal that asked the process to end; None if there was none."""
+        """The signal that asked the process to end; None if there was none yet."""
         self._listeners: list[tuple[asyncio.AbstractEventLoop, Callable[[], None]]] = []
         self._told, self._tells = socket.socketpair()
         self._tells.setblocking(False)
 
     @property
     def code(self) -> int:
-        """The exit code that belongs to the signal."""
+        """The exit code for the signal; 0 without one."""
         return 0 if self.signal is None else _CODES[self.signal]
 
     def tell(self, listener: Callable[[], None]) -> None:

@@ -1,6 +1,7 @@
-"""Start of the programs. Imports only the standard library, so that it loads fast.
+"""Starts the programs. Imports only the standard library, so that it loads fast.
 
-Importing the rest takes a second or more; Ctrl-C during it ends the program without a traceback.
+Importing the rest takes a second or more. Ctrl-C during this time ends the program without a
+traceback.
 """
 
 from __future__ import annotations
@@ -40,6 +41,9 @@ def begin(module: str) -> NoReturn:
 
 
 def _end(*_: object) -> NoReturn:
-    """End the process now. An exception would be raised in the middle of an import, which may
-    swallow or wrap it. No work that could be lost has begun yet."""
+    """End the process immediately.
+
+    An exception would be raised in the middle of an import, which may swallow or wrap it. Nothing
+    that could be lost has started yet.
+    """
     os._exit(INTERRUPTED)

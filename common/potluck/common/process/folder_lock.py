@@ -1,4 +1,4 @@
-"""A folder that one process at a time may use.
+"""Locks a folder, so that only one process at a time can use it.
 
 The lock is on a file `lock` in the folder, which is not deleted. The kernel releases the lock when
 the process ends for any reason.
@@ -21,11 +21,11 @@ class FolderLock:
     """Holds the lock of a folder from construction to `close`."""
 
     def __init__(self, folder: Path, *, holder: str, remedy: str) -> None:
-        """`holder`: kind of process that may hold the lock; `remedy`: advice for that case. Both
+        """holder: kind of process that may hold the lock. remedy: advice if the lock is taken. Both
         are for errors.
 
-        Raises ConfigurationError if another process holds the lock, StorageError if the disk
-        refuses. The folder must exist.
+        Raises ConfigurationError if another process holds the lock, StorageError if the disk fails.
+        The folder must exist.
         """
         path = folder / NAME
         try:
@@ -49,7 +49,7 @@ class FolderLock:
             raise _refused(path, error) from error
 
     def close(self) -> None:
-        """Let another process use the folder."""
+        """Release the lock, so that another process can use the folder."""
         os.close(self._file)
 
     def __enter__(self) -> Self:

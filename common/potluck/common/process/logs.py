@@ -2,7 +2,7 @@
 
 Standard output is only for results. An event is a short constant phrase; everything that varies is
 a separate field: `log.info("round committed", run=run_id, round=3)`. Before a line is written,
-control characters in its texts are escaped and passwords removed, whatever the source.
+control characters in all its texts are escaped, and passwords are removed.
 """
 
 from __future__ import annotations
@@ -41,10 +41,11 @@ def configure_logging(
     format: LogFormat = LogFormat.AUTO,  # noqa: A002  # the setting's name everywhere
     level: LogLevel = LogLevel.INFO,
 ) -> None:
-    """Send every log line of this process to stderr; `auto` is console on a terminal, else JSON.
+    """Write every log line of this process to stderr. AUTO: console format on a terminal, else
+    JSON.
 
-    Lines of libraries that use the standard `logging` take the same form; of those, only
-    warnings and worse are written, unless `level` is debug. May be called again.
+    Lines of libraries that use the standard `logging` have the same format; of these, only warnings
+    and errors are written, unless `level` is debug. May be called again.
     """
     console = format is LogFormat.CONSOLE or (format is LogFormat.AUTO and sys.stderr.isatty())
     number = getattr(logging, level.name)
@@ -81,7 +82,8 @@ def configure_logging(
 
 
 def _one_line_for_a_reset(record: logging.LogRecord) -> bool:
-    """Filter gRPC's log: a connection that breaks during a call becomes one line at level info.
+    """Filter gRPC's log: replace the report of a connection that breaks during a call by one line
+    at level info.
 
     gRPC logs it as an error with a traceback. Returns True if the record is logged unchanged.
     """
@@ -96,8 +98,8 @@ def _one_line_for_a_reset(record: logging.LogRecord) -> bool:
 def _fit_to_show(
     _logger: Any, _method: str, event: structlog.typing.EventDict
 ) -> structlog.typing.EventDict:
-    """Make all texts of an event plain (a structlog processor). Tracebacks keep their line
-    breaks."""
+    """Remove control characters from all texts of an event (a structlog processor). Tracebacks keep
+    their line breaks."""
     lines = event.pop("exception", None)
     fit = {plain(key): _plain_value(value) for key, value in event.items()}
     if lines is not None:

@@ -16,12 +16,12 @@ _MOST_FREED_BYTES = 64 << 20
 
 
 def keep_freed_memory() -> None:
-    """Have glibc reuse the memory of a message for the next one.
+    """Have glibc reuse the memory of one message for the next one.
 
     By default glibc maps new memory for every message of a transfer and returns it right after, so
     that the kernel clears each page again: up to a third of a transfer's system time. After this
-    call glibc keeps up to `KEPT_BYTES`, in two heaps instead of one per thread. Does nothing with
-    another C library.
+    call glibc keeps up to `KEPT_BYTES` of freed memory, in two heaps instead of one per thread.
+    Does nothing with another C library.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -45,10 +45,10 @@ class _Mallinfo2(ctypes.Structure):
 
 
 def give_back_freed_memory() -> None:
-    """Return freed memory to the system, if it is more than a round is likely to need again.
+    """Return freed memory to the system, if it is more than a round probably needs again.
 
-    Memory freed by many simultaneous transfers lies between objects that stay. Does nothing unless
-    the C library is glibc of 2021 or later.
+    glibc does not return such memory itself if it lies between objects that remain, as after many
+    simultaneous transfers. Does nothing unless the C library is glibc of 2021 or later.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -60,10 +60,11 @@ def give_back_freed_memory() -> None:
 
 
 def spare_what_is_loaded() -> None:
-    """Exclude all present objects, mostly of modules, from garbage collection.
+    """Exclude all existing objects, mostly of modules, from garbage collection.
 
-    Call it after a process has loaded everything that it keeps. A transfer makes enough small
-    objects to make the collector scan all others again and again. A process with torch has half a
-    million, and scanning them took a tenth of a round's processor time.
+    Call it after a process has loaded everything that it needs permanently. Each transfer creates
+    many small objects, so the collector would scan all other objects again and again. A process
+    with torch has half a million objects, and scanning them took a tenth of a round's processor
+    time.
     """
     gc.freeze()

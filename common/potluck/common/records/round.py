@@ -1,4 +1,4 @@
-"""Committed rounds as values."""
+"""Data classes of committed rounds."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ LEFT_OUT: Final = TROUBLED | {"spared"}
 class RoundMember:
     """A client in a round's cohort.
 
-    state: "included", or the reason why not: "late", "lost", "failed" or "spared". reason: why the
-    selector chose it. trouble: the error, empty if none. samples: number of samples, as far as
-    disclosed. seconds: time from instruction to update. fraction: share of its work that was done.
-    data_epoch: version of its data, None if unknown. software: release of Potluck on its host,
-    empty if unknown.
+    state: "included", or the reason why its update is not part of the model: "late", "lost",
+    "failed" or "spared". reason: why the selector chose the client. trouble: the client's error;
+    empty if there was none. samples: number of samples, if disclosed. seconds: time from
+    instruction to update. fraction: share of its work that was done. data_epoch: version of its
+    data; None if unknown. software: release of Potluck on its host; empty if unknown.
     """
 
     client: str
@@ -46,8 +46,8 @@ class RoundMember:
 class JoinedUpdate:
     """An update that missed its round and became part of a later one.
 
-    round: the round that it was computed for. weight: its weight; an update that arrives in time
-    has weight 1.
+    round: the round for which it was computed. weight: its weight, relative to 1 for an update that
+    arrives in time.
     """
 
     client: str
@@ -59,14 +59,15 @@ class JoinedUpdate:
 class Round:
     """A committed round.
 
-    number: from 1. measures: measures of the new model, by name; if it was not evaluated, only
-    measures of the round's trainings, such as `training_loss`. members: the cohort in the order of
-    selection. seconds: time from selection to commit. bytes_down, bytes_up: bytes of models and
-    updates. model: BLAKE3 digest of the new model. coverage: clients and samples behind each
-    measure, by name; including measures that clients were asked for but none measured. late:
-    updates of earlier rounds that are part of the model. sums: number of files in which hosts had
-    added up updates. committed_at: None if it was not recorded. software: versions of the
-    coordinator's software, by name. privacy: None for runs without `[privacy]`.
+    number: number of the round, from 1. measures: measures of the new model, by name; if it was not
+    evaluated, only measures of the round's trainings, such as `training_loss`. members: the cohort
+    in the order of selection. seconds: time from selection to commit. bytes_down, bytes_up: bytes
+    of models and of updates. model: BLAKE3 digest of the new model. coverage: numbers of clients
+    and samples behind each measure, including measures that clients were asked for but none
+    measured. late: updates of earlier rounds that are part of the model. sums: number of received
+    files in which hosts had added up updates. committed_at: time of the commit; None if it was not
+    recorded. software: version of each program and library of the coordinator. privacy: the run's
+    privacy loss after the round; None without `[privacy]`.
     """
 
     number: int
@@ -101,7 +102,7 @@ class Round:
 
     @property
     def cohort(self) -> tuple[str, ...]:
-        """Ids of the clients selected, in the order they were chosen."""
+        """Ids of the selected clients, in the order in which they were chosen."""
         return tuple(member.client for member in self.members)
 
     @property
@@ -116,6 +117,6 @@ class Round:
 
     @property
     def column_coverage(self) -> dict[str, Coverage]:
-        """Clients and samples behind each measure and behind each `NAME_worst_tenth`."""
+        """Numbers of clients and samples behind each measure and behind each `NAME_worst_tenth`."""
         tenths = {f"{name}_worst_tenth": each.coverage for name, each in self.spreads.items()}
         return {**self.coverage, **tenths}

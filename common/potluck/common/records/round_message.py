@@ -1,4 +1,4 @@
-"""Conversion of rounds to and from the messages of `WatchRun`."""
+"""Converts rounds to and from the messages of `WatchRun`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from potluck.rpc.v1 import operator_pb2
 from potluck.rpc.v1.operator_pb2 import MemberState
 
 OWN_FIELDS: Final = ("accuracy", "worst_group_accuracy", "weighted_f1", "loss")
-"""The measures of classification, which have fields of their own in `Metrics`."""
+"""The measures of classification tasks, which have separate fields in `Metrics`."""
 _PREFIX = "MEMBER_STATE_"
 
 
 def round_message(record: Round) -> operator_pb2.CommittedRound:
-    """Return the message of a round."""
+    """Return the message for a round."""
     message = operator_pb2.CommittedRound(
         round=record.number,
         members=[_member_message(member) for member in record.members],
@@ -55,7 +55,7 @@ def round_message(record: Round) -> operator_pb2.CommittedRound:
 
 
 def round_of(message: operator_pb2.CommittedRound) -> Round:
-    """Return the round of a message."""
+    """Return the round in a message."""
     stored = message.HasField("committed_at")
     return Round(
         number=message.round,
@@ -79,14 +79,14 @@ def round_of(message: operator_pb2.CommittedRound) -> Round:
 
 
 def metrics_message(measures: Mapping[str, float]) -> operator_pb2.Metrics:
-    """Return the message of a model's measures."""
+    """Return the message for a model's measures."""
     own = {name: measures[name] for name in OWN_FIELDS if name in measures}
     others = {name: value for name, value in measures.items() if name not in own}
     return operator_pb2.Metrics(**own, others=others)
 
 
 def coverage_message(coverage: Coverage) -> operator_pb2.Coverage:
-    """Return the message of the clients and samples behind a measure."""
+    """Return the message for the numbers of clients and samples behind a measure."""
     return operator_pb2.Coverage(
         clients=coverage.clients,
         asked=coverage.asked,
@@ -96,7 +96,7 @@ def coverage_message(coverage: Coverage) -> operator_pb2.Coverage:
 
 
 def coverage_of(message: operator_pb2.Coverage) -> Coverage:
-    """Return the clients and samples behind a measure."""
+    """Return the numbers of clients and samples in a message."""
     return Coverage(
         clients=message.clients,
         asked=message.asked,
@@ -106,7 +106,7 @@ def coverage_of(message: operator_pb2.Coverage) -> Coverage:
 
 
 def member_of(message: operator_pb2.Member) -> RoundMember:
-    """Return the member of a message, in a committed or current round."""
+    """Return the member in a message, of a committed or the current round."""
     return RoundMember(
         client=message.client_id,
         host=message.host_id,

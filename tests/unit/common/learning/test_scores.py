@@ -159,7 +159,7 @@ def test_the_model_is_evaluated_in_evaluation_mode() -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (examples([[1.0, 0.0, 0.0]], [0]), r"shape \(1, 3\) to 1 samples, expected \(1, 2\)"),
+        (examples([[1.0, 0.0, 0.0]], [0]), r"shape \(1, 3\) for 1 samples, expected \(1, 2\)"),
         (examples([[1.0, 0.0]], [2]), r"labels are in \[2, 2\], expected \[0, 1\]"),
         (examples([[1.0, 0.0]], [0], groups=[-1]), r"groups are in \[-1, -1\], expected \[0, 3\]"),
     ],

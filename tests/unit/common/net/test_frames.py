@@ -86,7 +86,7 @@ def test_a_file_shortened_while_it_is_sent_is_an_error(tmp_path: Path) -> None:
 
 def test_what_is_required_must_be_there() -> None:
     assert require(Up(), "a header") == Up()
-    with pytest.raises(ProtocolError, match="a header was expected on the stream, not a chunk"):
+    with pytest.raises(ProtocolError, match="the stream sent a chunk; expected a header"):
         require(memoryview(b"x"), "a header")
     with pytest.raises(ProtocolError, match="bytes that are not a message"):
         require(None, "a header")

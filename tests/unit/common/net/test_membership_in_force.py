@@ -56,7 +56,7 @@ def test_an_older_file_counts_no_more_after_a_newer_one_was_seen(tmp_path: Path)
 def test_two_memberships_of_one_epoch_are_not_both_believed(tmp_path: Path) -> None:
     found = opened(tmp_path)
     found.take(signed(record()), "here")
-    with pytest.raises(IdentityError, match="has signed two memberships of epoch 3"):
+    with pytest.raises(IdentityError, match="has signed two member lists of epoch 3"):
         found.take(signed(record(public_key=public_text(OTHER))), "here")
     assert not found.take(signed(record()), "here")
     assert found.members is not None

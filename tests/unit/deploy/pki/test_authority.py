@@ -115,7 +115,7 @@ def test_a_second_authority_or_certificate_needs_force(tmp_path: Path) -> None:
             Role.COORDINATOR,
             "c",
             {"hosts": ["localhost"], "clients": ["a"]},
-            "only a host or a relay speaks",
+            "only hosts and relays may send messages",
         ),
         (Role.HOST, "h", {}, "add --clients"),
         (Role.HOST, "h", {"clients": ["a"], "hosts": ["localhost"]}, "a host is never dialled"),
@@ -176,9 +176,9 @@ def test_a_peers_credential_is_what_grpc_hands_over(federation: TestFederation) 
     pem = federation.operator.certificate.read_bytes()
     newest = {"ssl_tls_version": [b"TLSv1.3"]}
     assert peer_credential({"x509_pem_cert": [pem], **newest}).identity.role is Role.OPERATOR
-    with pytest.raises(IdentityError, match="carries no certificate"):
+    with pytest.raises(IdentityError, match="the client sent no certificate"):
         peer_credential(newest)
-    with pytest.raises(IdentityError, match=r"is not one of TLS 1\.3"):
+    with pytest.raises(IdentityError, match=r"does not use TLS 1\.3"):
         peer_credential({"x509_pem_cert": [pem], "ssl_tls_version": [b"TLSv1.2"]})
 
 
@@ -262,7 +262,7 @@ def test_a_certificate_of_another_role_is_refused(federation: TestFederation) ->
         federation.operator.load(Role.HOST)
     with pytest.raises(IdentityError, match="for the role host, but coordinator is needed"):
         server_credentials(federation.hosts["host-0"])
-    with pytest.raises(IdentityError, match="role coordinator, which never dials"):
+    with pytest.raises(IdentityError, match="role coordinator, which never connects to others"):
         channel_credentials(federation.coordinator)
 
 
