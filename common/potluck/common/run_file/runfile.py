@@ -36,11 +36,11 @@ OLD_KEYS: Final = {
     "roster": "expected_clients",
     "roster_timeout_seconds": "start_timeout_seconds",
 }
-"""The new name of each run-file key that was renamed before 0.1."""
+"""Old → new name of each run-file key that was renamed before 0.1."""
 
 
 class RunFile(Settings):
-    """One training job: a task, a selector, a strategy, a number of rounds."""
+    """One training job: a task, a selector, a strategy and a number of rounds."""
 
     kind = RUN
     old_keys: ClassVar[Mapping[str, str]] = OLD_KEYS
@@ -61,25 +61,29 @@ class RunFile(Settings):
     start_timeout_seconds: float = Field(
         default=300.0,
         gt=0,
-        description="How long to wait for these clients before the run fails. After its first\n"
+        description="Seconds to wait for these clients before the run fails. After its first\n"
         "selection, a run waits without limit if too few clients are connected.",
     )
     seed: int = Field(
-        default=0, ge=0, lt=2**63, description="Seed of all random choices; same seed, same result."
+        default=0,
+        ge=0,
+        lt=2**63,
+        description="Seed of all random choices. The same seed gives the same result.",
     )
     task: PluginTable = Field(description="Task to learn; other keys are the task's options.")
     model: ModelTable | None = Field(
         default=None,
-        description="Model to use instead of the task's own: the name of an installed one, or\n"
-        "MODULE:NAME of a function that makes one; other keys are its options. `trainable` lists\n"
-        "patterns of the tensors that are trained and sent; `base` names a file with the others.\n"
-        "`keep` lists patterns of the tensors that each client trains for itself and never sends.",
+        description="Model to use instead of the task's own: the name of an installed model, or\n"
+        "MODULE:NAME of a function that creates one; other keys are its options.\n"
+        "`trainable` lists patterns of the tensors that are trained and sent; `base`\n"
+        "names a file with all other tensors. `keep` lists patterns of the tensors\n"
+        "that each client trains for itself and never sends.",
     )
     initial_model: str | None = Field(
         default=None,
         description="Weights to start from: a .safetensors file in the coordinator's data\n"
-        "directory, as `potluck pretrained` makes it, or the folder of a model in shards. Unset:\n"
-        "new weights that follow from the seed.",
+        "directory, as `potluck pretrained` creates it, or the folder of a model in\n"
+        "shards. Unset: new weights, drawn with the seed.",
     )
     selector: PluginTable = Field(
         default=PluginTable(name="uniform"),
@@ -130,7 +134,8 @@ class RunFile(Settings):
         default=MaskingSettings(), description="How updates are masked, with secure_aggregation."
     )
     host_sums: HostSumSettings = Field(
-        default=HostSumSettings(), description="Whether hosts add up their clients' updates."
+        default=HostSumSettings(),
+        description="Whether hosts add up their clients' updates and send only the sum.",
     )
     profiles: ProfileSettings = Field(
         default=ProfileSettings(),
@@ -148,7 +153,7 @@ class RunFile(Settings):
         description="Simulated durations, to try selectors on clients of unequal speed.",
     )
     stop: Stopping | None = Field(
-        default=None, description="When the run ends early. Unset: it does not."
+        default=None, description="When the run ends early. Unset: it ends after `rounds`."
     )
     retention: Retention = Field(default=Retention(), description="Which model versions are kept.")
 
@@ -159,8 +164,8 @@ class RunFile(Settings):
 
     @property
     def kept_models(self) -> Retention:
-        """Retention of the run's models: `retention`, and the models that late updates start
-        from."""
+        """Retention of the run's models: `retention`, plus the models from which late updates
+        start."""
         least = self.round.late_updates.rounds + 1
         keep_last = max(self.retention.keep_last, least)
         return self.retention.model_copy(update={"keep_last": keep_last})
@@ -184,7 +189,7 @@ class RunFile(Settings):
         if self.stop is not None and best not in (None, self.stop.measure):
             raise ValueError(
                 f"stop.measure is {self.stop.measure!r} and retention.keep_best is {best!r}; a run "
-                "follows one measure: leave out retention.keep_best"
+                "can follow only one measure: remove retention.keep_best"
             )
         return self
 

@@ -10,12 +10,13 @@ from potluck.common.settings.configuration import Settings
 
 
 class Stopping(Settings):
-    """Conditions that end a run before all its rounds are committed. Its best model is kept."""
+    """Conditions that end a run before all its rounds are committed. The run's best model is
+    kept."""
 
     measure: str = Field(
         min_length=1,
-        description="Metric to follow, of the round's model: accuracy, loss or one that the\n"
-        "task's trainer declares; tuned_…, personal_… and training_… as well.",
+        description="Metric of the round's model that decides: accuracy, loss or one that the\n"
+        "task's trainer declares; also tuned_…, personal_… and training_….",
     )
     patience: int | None = Field(
         default=None,
@@ -28,13 +29,14 @@ class Stopping(Settings):
         default=0.0,
         ge=0,
         allow_inf_nan=False,
-        description="With patience: minimum gain of the metric that is an improvement; the gain\n"
-        "must be larger.",
+        description="With patience: the gain of the metric must be larger than this to be an\n"
+        "improvement.",
     )
     target: float | None = Field(
         default=None,
         allow_inf_nan=False,
-        description="The run ends with the first evaluation that reaches this. Unset: no target.",
+        description="Value of the metric at which the run ends, at the first evaluation that\n"
+        "reaches it. Unset: no target.",
     )
 
     @model_validator(mode="after")

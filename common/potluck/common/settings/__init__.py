@@ -1,5 +1,5 @@
-"""Settings and plug-ins: TOML read into frozen models, plug-ins found by name.
+"""Settings and plug-ins: TOML is read into frozen models, plug-ins are found by name.
 
-Imports the modules at the root. Text comes in; checked values come out, or one error that names
+Imports the modules at the root. Takes text; returns checked values, or raises one error that names
 the cause.
 """

@@ -1,7 +1,7 @@
 """Configuration files: TOML read into frozen pydantic models, with one clear line per mistake.
 
-Every field has a description; `annotated_example` turns a model into the commented file that
-`potluck-server config` and its siblings print.
+Every field has a description. `annotated_example` turns a model into the commented file that
+`potluck-server config` and similar commands print.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from potluck.common.settings.old_spelling import current_keys
 
 
 class Settings(BaseModel):
-    """A table of a configuration file: immutable, unknown keys refused."""
+    """A table of a configuration file. It is immutable, and unknown keys are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
     kind: ClassVar[str] = ""
-    """Name of files of this kind, for messages; empty for a table within another."""
+    """Name of this kind of file, for messages; empty for a table inside a file."""
 
     old_keys: ClassVar[Mapping[str, str]] = {}
-    """The new name of each renamed top-level key; files may still have the old names."""
+    """Old → new name of each renamed top-level key; files may still have the old names."""
 
     @field_validator("*", mode="before")
     @classmethod
     def _no_number_for_a_truth(cls, value: object, info: ValidationInfo) -> object:
-        """Refuse a boolean for a number and a number for a boolean, which pydantic would
+        """Refuse a boolean for a number, and a number for a boolean, which pydantic would
         convert."""
         wanted = _number_or_truth(cls)[str(info.field_name)]
         if wanted == "number":
@@ -59,8 +59,8 @@ class Settings(BaseModel):
 
 @functools.lru_cache(maxsize=256)
 def _number_or_truth(model: type[Settings]) -> Mapping[str, Literal["number", "truth", ""]]:
-    """Return, by field, whether it holds a number or a boolean; empty for other types, or if both
-    are allowed."""
+    """Return, by field, whether it is a number or a boolean; empty for other types, or if both are
+    allowed."""
     found: dict[str, Literal["number", "truth", ""]] = {}
     for name, field in model.model_fields.items():
         leaves = _leaves(field.annotation)
@@ -70,7 +70,7 @@ def _number_or_truth(model: type[Settings]) -> Mapping[str, Literal["number", "t
 
 
 def _leaves(annotation: object) -> set[object]:
-    """Return the types in an annotation, except None."""
+    """Return the types that occur in an annotation, except None."""
     arguments = get_args(annotation)
     if not arguments:
         return {annotation} - {type(None)}
@@ -80,7 +80,7 @@ def _leaves(annotation: object) -> set[object]:
 _COMMENT_WIDTH: Final = 88
 
 RECOMMENDED: Final[dict[str, JsonValue]] = {"recommended": True}
-"""`json_schema_extra` of a table whose unset values come from a recommendation."""
+"""Value of `json_schema_extra` for a table whose unset values come from a recommendation."""
 
 SettingsType = TypeVar("SettingsType", bound=Settings)
 ModelType = TypeVar("ModelType", bound=BaseModel)
@@ -93,9 +93,9 @@ def parse(
     source: str,
     overrides: Mapping[str, object] | None = None,
 ) -> SettingsType:
-    """Return a configuration from TOML text; `source` names the text in errors.
+    """Return a configuration from TOML text. source: name of the text in errors.
 
-    `overrides`: values for top-level fields, which replace those of the text; None means unset.
+    overrides: values for top-level fields, which replace those of the text; None means unset.
     """
     try:
         values: dict[str, Any] = tomllib.loads(text)
@@ -108,8 +108,10 @@ def parse(
 
 
 def toml_fault(error: tomllib.TOMLDecodeError) -> str:
-    """Return a description of the error in invalid TOML, with its place. Duplicate keys and tables
-    have Potluck's own wording."""
+    """Return a description of the error in invalid TOML, with its place.
+
+    Duplicate keys and tables are described in Potluck's own words.
+    """
     said = str(error).replace("Cannot overwrite a value", "this is set twice")
     twice = re.match(r"Cannot declare \((.*?),?\) twice", said)
     if twice is None:
@@ -119,7 +121,7 @@ def toml_fault(error: tomllib.TOMLDecodeError) -> str:
 
 
 def validate(model: type[SettingsType], values: Mapping[str, Any], *, source: str) -> SettingsType:
-    """Return a configuration from plain values; `source` names them in errors."""
+    """Return a configuration from plain values. source: name of the values in errors."""
     values = current_keys(values, model.old_keys, source=source)
     try:
         return model.model_validate(values)
@@ -130,10 +132,11 @@ def validate(model: type[SettingsType], values: Mapping[str, Any], *, source: st
 
 def decode(data: bytes, *, source: str) -> str:
     """Return the text of a file in UTF-8, with or without a byte order mark. Raises
-    ConfigurationError."""
+    ConfigurationError if the file is not UTF-8."""
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in data[:64]:
         raise ConfigurationError(
-            f"{source}: UTF-16 text, or no text at all; save it as UTF-8 (in PowerShell: "
+            f"{source}: the file is UTF-16 text, or not text at all; save it as UTF-8 (in "
+            "PowerShell: "
             "| Out-File -Encoding utf8)",
             source=source,
         )
@@ -141,7 +144,8 @@ def decode(data: bytes, *, source: str) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigurationError(
-            f"{source}: not UTF-8 text (byte {error.start}); save it as UTF-8", source=source
+            f"{source}: the file is not UTF-8 text (byte {error.start}); save it as UTF-8",
+            source=source,
         ) from None
 
 
@@ -152,11 +156,11 @@ def load(
     environment_prefix: str,
     overrides: Mapping[str, object] | None = None,
 ) -> SettingsType:
-    """Load a configuration file. Flags (`overrides`) take precedence over the environment, which
-    takes precedence over the file.
+    """Load a configuration file. Flags (`overrides`) have precedence over the environment, and the
+    environment over the file.
 
-    The environment variable of a top-level field is `PREFIX_FIELD` in upper case. Relative paths
-    in the file are relative to the file's folder.
+    The environment variable of a top-level field is `PREFIX_FIELD` in upper case. Relative paths in
+    the file are relative to the file's folder.
     """
     try:
         text = decode(path.read_bytes(), source=str(path))
@@ -172,15 +176,14 @@ def load(
 
 
 def environment(model: type[Settings], prefix: str) -> dict[str, str]:
-    """Return the values of the model's top-level fields from the environment, also under old
-    names."""
+    """Return the values of top-level fields that the environment sets, also under old names."""
     known = (*model.model_fields, *model.old_keys)
     names = {name: f"{prefix}_{name.upper()}" for name in known}
     return {name: os.environ[key] for name, key in names.items() if key in os.environ}
 
 
 def _anchor(settings: ModelType, folder: Path, skip: Mapping[str, object]) -> ModelType:
-    """Return the same settings with relative paths resolved against `folder`."""
+    """Return the same settings, with relative paths resolved against `folder`."""
     changed: dict[str, Any] = {}
     for name in type(settings).model_fields:
         value = getattr(settings, name)
@@ -202,10 +205,10 @@ def annotated_example(
 ) -> str:
     """Return a commented TOML file for a model: every field with its description and its default.
 
-    `examples` gives the TOML values of required fields, by dotted name; Commented out are optional
-    fields without a default value, all fields of a table that is marked `RECOMMENDED`, and optional
-    tables without an example. Of a tuple of tables, the first is shown. `tables` gives the model of
-    each table whose field takes anything; such a table is treated as `RECOMMENDED`.
+    examples: TOML values of required fields, by dotted name. tables: model of each table whose
+    field accepts anything; such a table is treated as `RECOMMENDED`. Of a tuple of tables, the
+    first is shown. These are commented out: optional fields without a default value, all fields of
+    a table that is marked `RECOMMENDED`, and optional tables without an example.
     """
     lines: list[str] = []
     _annotate(model, None, "", examples or {}, tables or {}, lines)

@@ -1,7 +1,7 @@
-"""Errors of configuration files, in one line for people.
+"""Errors of configuration files, in one line for users.
 
-The first few problems are named, the others counted. A file that is meant for another program is
-recognised by its keys.
+The first few problems are named, all others are counted. A file that is meant for another program
+is recognised by its keys.
 """
 
 from __future__ import annotations
@@ -45,12 +45,14 @@ _TELLING: Sequence[tuple[str, Collection[str], Collection[str]]] = (
     (RUN, {"rounds", "clients_per_round"}, ()),
     (RUN, {"rounds", "count"}, ()),
 )
-"""Kinds of file, each by keys that it has and keys that it lacks; the first match counts."""
+"""Kinds of file, each with keys that it has and keys that it does not have; the first match
+counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadLater:
-    """Annotates a field of a file with the model as which its table is read later."""
+    """Annotates a field of a file whose table is read later. Its argument is the model as which it
+    is read."""
 
     model: type[BaseModel]
 
@@ -67,8 +69,10 @@ def kind_of(keys: Iterable[str]) -> str | None:
 def explain(
     model: type[BaseModel], error: ValidationError, values: Mapping[str, Any], *, kind: str
 ) -> str:
-    """Return the message for `error` in `values`, read as `model`. kind: kind of the file; empty if
-    the values are not from a file."""
+    """Return the message for `error` in `values`, which were read as `model`.
+
+    kind: kind of the file; empty if the values are not from a file.
+    """
     details = _in_file(error, values)
     looks_like = kind_of(values)
     problems = _problems(model, details, hints=looks_like in (None, kind))
@@ -119,10 +123,10 @@ def _in_file(error: ValidationError, values: Mapping[str, Any]) -> list[ErrorDet
 def _place(
     location: tuple[int | str, ...], values: object, *, of_keys: bool
 ) -> tuple[int | str, ...]:
-    """Return the location in the file for a location from pydantic. It lacks the type names that
-    pydantic adds for unions, and indices of lists that exist only after validation.
+    """Return the location in the file for a location from pydantic.
 
-    of_keys: True if the last part is a key, which may be missing in the file.
+    pydantic adds type names for unions, and indices of lists that exist only after validation;
+    these are removed. of_keys: True if the last part is a key, which may be missing in the file.
     """
     found: list[int | str] = []
     for position, part in enumerate(location):
@@ -141,8 +145,7 @@ def _place(
 
 
 def _by_place(details: Sequence[ErrorDetails]) -> list[list[ErrorDetails]]:
-    """Group details by place: a value of a union has one detail for each type that it might
-    have."""
+    """Group details by place: a value of a union has one detail for each type that it may have."""
     found: dict[object, list[ErrorDetails]] = {}
     for detail in details:
         found.setdefault((detail["loc"], detail["type"] in _OF_KEYS), []).append(detail)
@@ -150,7 +153,10 @@ def _by_place(details: Sequence[ErrorDetails]) -> list[list[ErrorDetails]]:
 
 
 def _problems(model: type[BaseModel], details: Sequence[ErrorDetails], *, hints: bool) -> list[str]:
-    """Return one sentence for each problem, one for all unknown keys of a table."""
+    """Return one sentence for each problem. All unknown keys of a table have one sentence together.
+
+    hints: True to suggest what was meant by an unknown key.
+    """
     unknown: dict[tuple[int | str, ...], list[str]] = {}
     for detail in details:
         if detail["type"] == "extra_forbidden":
@@ -199,8 +205,10 @@ def _tables_with(model: type[BaseModel], key: str, within: str = "") -> list[str
 
 
 def _explained(model: type[BaseModel], same: Sequence[ErrorDetails]) -> str:
-    """Return the sentence for the problem at one place. same: details of that place; several if the
-    value may have several types and fits none."""
+    """Return the sentence for the problem at one place.
+
+    same: details about this place; several if the value may have several types and fits none.
+    """
     detail = same[0]
     where = _cut(_dotted(detail["loc"])) or "the file"
     if detail["type"] == "missing":
@@ -208,7 +216,7 @@ def _explained(model: type[BaseModel], same: Sequence[ErrorDetails]) -> str:
     shown, given = repr(detail["input"]), detail["input"]
     value = f" (got {_cut(shown)})"
     if isinstance(given, Mapping) and len(shown) > _LONGEST_VALUE:
-        value = ""  # the beginning of a large table does not help
+        value = ""  # showing the start of a large table does not help
     if len(same) == 1 and detail["type"] in _NO_TABLE:
         return f"'{where}' is a table{value}; {_as_table(model, detail, where)}"
     message = any_of(map(wanted, same))
@@ -218,9 +226,9 @@ def _explained(model: type[BaseModel], same: Sequence[ErrorDetails]) -> str:
 
 
 def _as_table(model: type[BaseModel], detail: ErrorDetails, where: str) -> str:
-    """Return advice on how to write a table that was given as a value."""
+    """Return advice on how to write a table, if something else was given in its place."""
     keys, given = _known_keys(model, detail["loc"]), detail["input"]
-    if keys == ["name"]:  # a plug-in: all other keys are its options
+    if keys == ["name"]:  # the table is a plug-in: all other keys are its options
         name = given if isinstance(given, str) and len(given) <= _LONGEST_VALUE else "…"
         return f"write {where}.name = {json.dumps(name, ensure_ascii=False)}"
     return f"write its keys below [{where}]" + (f": {', '.join(keys)}" if keys else "")
@@ -236,7 +244,7 @@ def _cut(text: str) -> str:
 
 def _known_keys(model: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
     for part in location:
-        if isinstance(part, int):  # index of one of several tables
+        if isinstance(part, int):  # the index of one of several tables
             continue
         field = model.model_fields.get(str(part))
         inner = nested(field) if field else None

@@ -1,8 +1,8 @@
 """Error messages for missing libraries, which name the extra of Potluck that installs them.
 
-`potluck` without extras installs the libraries that every machine needs. Extras add libraries that
-only some machines need: `potluck[server]`, `potluck[operator]`, `potluck[experiments]`, and one for
-each adapter.
+`potluck` without extras installs the libraries that every machine needs. Extras install libraries
+that only some machines need: `potluck[server]`, `potluck[operator]`, `potluck[experiments]`, and
+one for each adapter.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _EXTRAS: Final = {
     "page": "potluck[page]",
     "privacy": "potluck[privacy]",
 }
-"""Extra that installs the additional libraries of each of Potluck's packages."""
+"""For each of Potluck's packages, the extra that installs its additional libraries."""
 
 _MODULES: Final = {
     "potluck.common.tables.table_files": "potluck[parquet]",
@@ -39,10 +39,11 @@ _MODULES: Final = {
     f"potluck.integrations.adapters.{name}": f"potluck[{name}]"
     for name in ("lightning", "lora", "monai", "transformers")
 }
-"""Extra of each module whose libraries only some machines or some tasks need."""
+"""For each module whose libraries only some machines or some tasks need, the extra that installs
+them."""
 
 _ROOMS: Final = {"potluck.experiments.cluster": "potluck[experiments,ray]"}
-"""Extras of subpackages that need more libraries than their package."""
+"""For each subpackage that needs more libraries than its package, the extras that install them."""
 
 
 class MissingLibraryError(ConfigurationError, ModuleNotFoundError):
@@ -51,10 +52,10 @@ class MissingLibraryError(ConfigurationError, ModuleNotFoundError):
 
 @contextmanager
 def extra_named() -> Iterator[None]:
-    """Wrap the imports of a public Python module: raise MissingLibraryError if a library is
-    missing.
+    """Raise MissingLibraryError if an import in the block fails because a library is missing.
 
-    Commands don't need this: they print the same message for every such error.
+    Use it around the imports of a public Python module. Commands don't need this: they print the
+    same message for every such error.
     """
     try:
         yield
@@ -66,10 +67,10 @@ def extra_named() -> Iterator[None]:
 
 
 def require(library: str, extra: str) -> None:
-    """Raise MissingLibraryError if a library is missing; use it for libraries that are imported
+    """Raise MissingLibraryError if a library is missing. Use it for libraries that are imported
     late.
 
-    extra: `potluck[NAME]`, which installs it. Nothing is imported.
+    extra: the extra that installs the library, such as `potluck[NAME]`. Nothing is imported.
     """
     if importlib.util.find_spec(library) is None:
         raise MissingLibraryError(not_installed(library, extra))

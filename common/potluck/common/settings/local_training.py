@@ -19,98 +19,113 @@ class LocalTraining(Settings):
 
     optimizer: Literal["sgd", "adam", "adamw"] = Field(
         default="sgd",
-        description="Rule of the local steps: sgd (with momentum, if set), which the theory of\n"
-        "strategies assumes; adam, or adamw, which applies weight decay outside the gradient.",
+        description="Optimiser of the local steps: sgd (with momentum, if set), which the theory\n"
+        "of strategies assumes; adam; or adamw, which applies weight decay outside the\n"
+        "gradient.",
     )
     learning_rate: float = Field(
-        default=0.05, gt=0, allow_inf_nan=False, description="Length of a local step in round 1."
+        default=0.05,
+        gt=0,
+        allow_inf_nan=False,
+        description="Learning rate of the local steps in round 1.",
     )
     learning_rate_decay: float = Field(
         default=1.0,
         gt=0,
         le=1,
-        description="The learning rate is multiplied by this after each round; below 1\n"
-        "late rounds disagree less.",
+        description="Factor by which the learning rate is multiplied after each round. Below 1,\n"
+        "clients' updates differ less in late rounds.",
     )
     learning_rate_decay_rounds: tuple[Annotated[int, Field(ge=1)], ...] = Field(
         default=(),
-        description="The rounds after which it is; empty: after each. For rates that fall in a\n"
-        "few large steps: decay 0.1 and rounds [50, 75].",
+        description="Rounds after which learning_rate_decay is applied. Empty: after each round.\n"
+        "Example for a learning rate that falls in a few large steps: decay 0.1 and\n"
+        "rounds [50, 75].",
     )
     momentum: float = Field(
         default=0.0,
         ge=0,
         lt=1,
-        description="Share of the last step that the next one repeats; speeds up, but skewed\n"
-        "clients drift further apart. For sgd; adam and adamw have betas.",
+        description="Momentum of sgd: share of the last step that the next step repeats. Larger:\n"
+        "faster, but clients with skewed data drift further apart. adam and adamw use\n"
+        "betas.",
     )
     betas: tuple[Beta, Beta] = Field(
         default=(0.9, 0.999),
-        description="Adam's memory of gradients and of their squares.",
+        description="Decay rates of Adam's moving averages of gradients and of their squares.",
     )
     epsilon: float = Field(
         default=1e-8,
         gt=0,
         allow_inf_nan=False,
-        description="Keeps Adam's steps small where gradients vanish.",
+        description="Number added to Adam's denominator, so that steps stay small where gradients\n"
+        "vanish.",
     )
     weight_decay: float = Field(
         default=0.0,
         ge=0,
         allow_inf_nan=False,
-        description="L2 penalty (adamw: decay of the weights); against overfitting few samples.",
+        description="Factor of the L2 penalty (adamw: decay of the weights). Larger: less\n"
+        "overfitting to few samples.",
     )
     batch_size: int = Field(
         default=32,
         ge=1,
-        description="Samples per step; larger is faster per epoch, smaller learns more.",
+        description="Number of samples per step. Larger: faster per epoch. Smaller: more progress\n"
+        "per epoch.",
     )
     smallest_batch_size: int | None = Field(
         default=None,
         ge=1,
-        description="A client whose device has too little memory halves its batches down to this;\n"
-        "unset, its training fails. Its steps are then other ones than those of the rest.",
+        description="Minimum batch size to which a client halves its batches if its device lacks\n"
+        "memory; its steps then differ from those of other clients. Unset: its\n"
+        "training fails.",
     )
     epochs: int = Field(
         default=1,
         ge=1,
-        description="Passes over the client's samples; more saves rounds, but drifts more.",
+        description="Number of passes over the client's samples. Larger: fewer rounds, but more\n"
+        "drift.",
     )
     steps: int | None = Field(
         default=None,
         ge=1,
-        description="Steps instead of epochs, so that clients with many samples don't do more.",
+        description="Number of steps instead of epochs, so that clients with many samples don't\n"
+        "train longer.",
     )
     kept_epochs: int = Field(
         default=0,
         ge=0,
-        description="First passes, in which only tensors that clients `keep` are trained. The\n"
-        "others then train only the rest (FedRep). 0: all are trained together.",
+        description="Number of passes at the start in which only the tensors that clients `keep`\n"
+        "are trained. The remaining passes then train only the other tensors (FedRep).\n"
+        "0: all tensors are trained together.",
     )
     gradient_clip: float | None = Field(
         default=None,
         gt=0,
         allow_inf_nan=False,
-        description="Longest gradient (L2 norm) of a step; keeps single batches from blowing up.",
+        description="Maximum L2 norm of the gradient in a step; longer gradients are scaled down\n"
+        "to it. Unset: no limit.",
     )
     validation_share: float = Field(
         default=0.0,
         ge=0,
         le=0.5,
-        description="Share of its samples that each client keeps back from training, for the\n"
-        "questions of selectors that validate (flash).",
+        description="Share of its samples that each client holds out from training, for selectors\n"
+        "that ask about a validation loss (flash).",
     )
     batched: bool | Literal["auto"] = Field(
         default=False,
-        description="Clients of a round that are on the same host are trained in one batched\n"
-        "step, where their network allows it: much faster where it is small. Updates then differ\n"
-        "by the rounding of floats from those of clients that are trained one by one. auto: each\n"
-        "host measures once for each network which is faster, and keeps to it.",
+        description="Whether clients of a round that are on the same host are trained in one\n"
+        "batched step, if their network allows it: much faster for small networks.\n"
+        "Updates then differ by the rounding of floats from those of clients trained\n"
+        "one by one. auto: each host measures once for each network which is faster,\n"
+        "and always uses that.",
     )
     precision: Literal["float32", "bfloat16"] = Field(
         default="float32",
-        description="bfloat16: where the device is a GPU, products are computed in bfloat16\n"
-        "(torch's autocast); weights stay float32. Faster on recent GPUs, a little less exact.",
+        description="bfloat16: if the device is a GPU, products are computed in bfloat16 (torch's\n"
+        "autocast); weights stay float32. Faster on recent GPUs, a little less exact.",
     )
 
     @field_validator("batched", mode="before")

@@ -10,7 +10,7 @@ _PATTERN = Annotated[str, Field(min_length=1, max_length=200)]
 
 
 class ModelTable(BaseModel):
-    """The run's model, and the choice of its tensors that are trained, sent or kept.
+    """The run's model, and which of its tensors are trained, sent or kept.
 
     All other keys are options of the model in `name`.
     """
@@ -19,35 +19,36 @@ class ModelTable(BaseModel):
 
     name: str | None = Field(
         default=None,
-        description="One that is installed, or MODULE:NAME of anything that makes one; unset, the\n"
-        "task's own.",
+        description="Name of an installed model, or MODULE:NAME of a function that creates one.\n"
+        "Unset: the task's own model.",
     )
     trainable: tuple[_PATTERN, ...] = Field(
         default=(),
-        description="Tensors that are trained and travel, by patterns such as 'head.*'; the\n"
-        "others are the base, which every machine has. Empty: all of them.",
+        description="Patterns of the tensors that are trained and sent, such as 'head.*'. All\n"
+        "other tensors are the base, which every machine has. Empty: all tensors are\n"
+        "sent.",
     )
     keep: tuple[_PATTERN, ...] = Field(
         default=(),
-        description="Tensors that stay with each client and are trained there, by patterns: a\n"
-        "head, or 'norm*' for normalisation. They are never sent. Empty: none.",
+        description="Patterns of the tensors that each client trains and never sends, such as\n"
+        "those of a head, or 'norm*' for normalisation. Empty: none.",
     )
     keep_seed: int | None = Field(
         default=None,
         ge=0,
         lt=2**63,
-        description="Seed of the first values of these; unset, the run's.",
+        description="Seed of the initial values of the kept tensors. Unset: the run's seed.",
     )
     base: str | None = Field(
         default=None,
         description="Weights of the base: a .safetensors file, or the folder of a model as\n"
-        "transformers saves it, in the data directory of each machine; unset, those that the\n"
-        "task's model has.",
+        "transformers saves it, in the data directory of each machine. Unset: the\n"
+        "weights that the task's model has.",
     )
     base_blake3: str = Field(
         default="",
         pattern="^([0-9a-f]{64})?$",
-        description="The base's digest, if it is to be that one; unset, the coordinator's is.",
+        description="Digest that the base must have. Unset: the digest of the coordinator's base.",
     )
 
     @property
@@ -66,8 +67,8 @@ class ModelTable(BaseModel):
         return bool(self.trainable or self.keep)
 
     def with_seed(self, seed: int) -> ModelTable:
-        """Return the same table; if it has no seed for the tensors that clients keep, use the run's
-        seed."""
+        """Return the same table. If it has no seed for the tensors that clients keep, it gets the
+        run's seed."""
         if not self.keep or self.keep_seed is not None:
             return self
         return self.model_copy(update={"keep_seed": seed})
@@ -76,10 +77,15 @@ class ModelTable(BaseModel):
     def _check(self) -> Self:
         if self.name is None and self.options:
             raise ValueError(
-                f"'{next(iter(self.options))}' is an option of a model, and no `name` says of which"
+                f"'{next(iter(self.options))}' is an option of a model, but `name` is not set; set "
+                "the model's name"
             )
         if not self.trainable and (self.base is not None or self.base_blake3):
-            raise ValueError("`base` is of use only where `trainable` says what is not in it")
+            raise ValueError(
+                "`base` is only used with `trainable`; set `trainable`, or remove `base`"
+            )
         if not self.keep and self.keep_seed is not None:
-            raise ValueError("`keep_seed` is of use only where `keep` says what clients keep")
+            raise ValueError(
+                "`keep_seed` is only used with `keep`; set `keep`, or remove `keep_seed`"
+            )
         return self

@@ -1,4 +1,4 @@
-"""Suggestions for misspelt names."""
+"""Suggests names for misspelt ones."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Iterable
 
 
 def meant(name: str, choices: Iterable[str], *, likeness: float = 0.6) -> str:
-    """Return the text " (did you mean '…'?)" with the closest choice; empty if none is close.
+    """Return the text " (did you mean '…'?)" with the most similar choice; empty if none is
+    similar.
 
     likeness: minimum similarity by difflib, from 0 to 1 (equal).
     """

@@ -12,14 +12,14 @@ from pydantic import BeforeValidator, ValidationInfo
 from potluck.common.errors import ConfigurationError
 
 ACCEPTED_UNTIL = "0.2"
-"""The first version that refuses the old spellings."""
+"""The first version that will refuse the old spellings."""
 
 _KEY = re.compile(r"(?m)^([ \t]*)([\w-]+)(?=[ \t]*=)")
 _TABLE = re.compile(r"(?m)^[ \t]*\[")
 
 
 class OldSpellingWarning(FutureWarning):
-    """Warns that a setting or an option has its old spelling."""
+    """A setting or an option has its old spelling."""
 
 
 def warn_of_old_spelling(old: str, new: str, *, what: str = "key") -> None:
@@ -34,7 +34,7 @@ def warn_of_old_spelling(old: str, new: str, *, what: str = "key") -> None:
 def old_spellings(replaced: Mapping[str, str]) -> BeforeValidator:
     """Return a validator for `Annotated` that replaces each old value, with a warning.
 
-    replaced: the new value of each old one.
+    replaced: old → new value.
     """
 
     def current(value: object, info: ValidationInfo) -> object:
@@ -53,8 +53,8 @@ def current_keys(
 ) -> dict[str, Any]:
     """Return a table with its old keys renamed, with a warning for each.
 
-    replaced: the new key of each old one. source: the table's name in errors. Raises
-    ConfigurationError if the table has an old key and also the new one.
+    replaced: old → new key. source: the table's name in errors. Raises ConfigurationError if the
+    table has an old key and also its new one.
     """
     found: dict[str, Any] = {}
     for key, value in values.items():
@@ -71,9 +71,10 @@ def current_keys(
 
 
 def with_current_keys(text: str, replaced: Mapping[str, str]) -> str:
-    """Return a TOML text with the old keys above its first table renamed, with a warning for each.
+    """Return a TOML text in which the old keys above its first table are renamed, with a warning
+    for each.
 
-    replaced: the new key of each old one. Comments, order and values stay.
+    replaced: old → new key. Comments, order and values stay.
     """
 
     def renamed(match: re.Match[str]) -> str:

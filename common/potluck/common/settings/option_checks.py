@@ -1,8 +1,8 @@
-"""Options of a plug-in, checked against the annotations of its constructor.
+"""Checks options of a plug-in against the annotations of its constructor.
 
-Options are values that a run file can hold: JSON values. Types are strict (no text or boolean for a
-number, no 2.0 for 2), and numbers must be finite unless an annotation allows others. A parameter
-without an annotation takes any value.
+Options are values that a run file can contain: JSON values. Types are strict (no text or boolean
+for a number, no 2.0 for 2), and numbers must be finite unless an annotation allows others. A
+parameter without an annotation accepts any value.
 """
 
 from __future__ import annotations
@@ -31,17 +31,16 @@ _LONGEST_VALUE = 80
 
 
 def checked(make: Callable[..., Any], options: Mapping[str, object], *, of: str) -> dict[str, Any]:
-    """Return the options, converted to the types that the class or function `make` takes. `of`:
-    name of `make` in errors.
+    """Return the options, converted to the types that the class or function `make` accepts.
 
-    Raises PluginError with one sentence for each wrong option.
+    of: name of `make` in errors. Raises PluginError with one sentence for each wrong option.
     """
     try:
         return _table(make).validate_json(json.dumps(dict(options), default=str), strict=True)
     except ValidationError as error:
         problems = _problems(make, error.errors(include_url=False), options)
         raise PluginError(f"{of}: {'; '.join(problems)}") from None
-    except TypeError as error:  # an annotation that is impossible to meet
+    except TypeError as error:  # an annotation that pydantic can't check
         raise PluginError(f"{of}: its options can't be checked: {error}") from None
 
 
@@ -101,13 +100,14 @@ def _checkable(hint: Any) -> Any:
 def _problems(
     make: Callable[..., Any], details: Sequence[ErrorDetails], options: Mapping[str, object]
 ) -> list[str]:
-    """Return one sentence for each wrong option; each member of a union states its requirement."""
+    """Return one sentence for each wrong option. For a union, the sentence lists the requirements
+    of all its members."""
     known = list(signature_of(make).parameters)
     listed = f"its options: {', '.join(known) or 'none'}"
     reasons: dict[str, list[str]] = {}
     found: list[str] = []
     for detail in details:
-        if not detail["loc"]:  # nested too deep, or not valid Unicode
+        if not detail["loc"]:  # the value is nested too deep, or is not valid Unicode
             return [f"its options can't be read: {detail['msg']}"]
         option = str(detail["loc"][0])
         if detail["type"] == "extra_forbidden":

@@ -13,7 +13,7 @@ from typing_extensions import Format
 def signature_of(make: Callable[..., Any]) -> inspect.Signature:
     """Return the signature of `make`, even if its annotations name undefined types.
 
-    From Python 3.14 on, annotations are evaluated on access, and may name types that are imported
+    From Python 3.14 on, annotations are evaluated on access. They may name types that are imported
     only for type checkers.
     """
     if sys.version_info >= (3, 14):

@@ -1,5 +1,5 @@
-"""Plug-ins by entry point: selectors, strategies, objectives, tasks, questions, signals,
-sinks, commands.
+"""Finds and creates plug-ins by entry point: selectors, strategies, objectives, tasks, questions,
+signals, sinks, commands.
 
 A plug-in is a class whose constructor takes its options as keyword arguments and only stores them.
 The annotations define which values are allowed. Built-in plug-ins are registered in the same way as
@@ -56,7 +56,8 @@ MODEL_MODULES: Final = (
     "potluck.common.models",
     "potluck.experiments.models",
 )
-"""Modules in which models may be named MODULE:NAME, unless a machine's configuration lists others.
+"""Modules from which a model may be named as MODULE:NAME, unless a machine's configuration lists
+others.
 
 Only Potluck's own modules: a function of another library may download and unpickle a file.
 """
@@ -88,7 +89,7 @@ def _entry_points(group: str, _path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
 
 
 def not_installed(group: str, name: str) -> PluginError:
-    """Return the error for a plug-in name that this process does not know; it lists the known
+    """Return the error for a plug-in name that this process does not know. It lists the known
     names."""
     if any(True for _ in entry_points(group=group, name=name)):
         return PluginError(
@@ -122,7 +123,8 @@ def find(group: str, name: str) -> type[Any]:
 
 
 def find_callable(group: str, name: str) -> Callable[..., Any]:
-    """Return the class or function called `name`. Raises PluginError as `find` does."""
+    """Return the class or function called `name`. Raises PluginError under the conditions of
+    `find`."""
     offered: dict[str, EntryPoint] = {
         point.value: point for point in _entry_points(group, tuple(sys.path)) if point.name == name
     }
@@ -131,7 +133,7 @@ def find_callable(group: str, name: str) -> Callable[..., Any]:
     if len(offered) > 1:
         origins = " and ".join(sorted(offered))
         raise PluginError(
-            f"{group}: '{name}' is offered twice, by {origins}; uninstall one",
+            f"{group}: several packages offer '{name}': {origins}; uninstall all but one",
             group=group,
             name=name,
         )
@@ -149,7 +151,8 @@ def find_callable(group: str, name: str) -> Callable[..., Any]:
 
 
 def is_present(group: str, name: str) -> bool:
-    """Return whether the code of the plug-in called `name` is on this machine. Does not load it.
+    """Return whether the code of the plug-in called `name` is on this machine. The code is not
+    loaded.
 
     A container image may lack a package that Potluck's entry points name.
     """
@@ -163,7 +166,8 @@ def is_present(group: str, name: str) -> bool:
 def integration(name: str) -> Callable[..., Any]:
     """Return the class or function called `name` in the group `INTEGRATIONS`.
 
-    Raises MissingLibraryError if its library is missing, else PluginError as `find` does.
+    Raises MissingLibraryError if a library that it needs is missing; otherwise the errors of
+    `find`.
     """
     try:
         return find_callable(INTEGRATIONS, name)
@@ -180,10 +184,10 @@ def options_of(group: str, name: str) -> list[str]:
 
 
 def create(kind: type[PluginType], name: str, options: Mapping[str, object]) -> PluginType:
-    """Return an instance of the plug-in called `name`. kind: the base class of its kind.
+    """Return an instance of the plug-in called `name`. kind: base class of its kind.
 
-    A class need not derive from `kind`: it then gets the attributes of `kind` that it does not
-    define. Raises PluginError for an unknown option or a refused value.
+    A class need not derive from `kind`: it then gets those attributes of `kind` that it does not
+    define. Raises PluginError if an option is unknown or its value is refused.
     """
     found: Any = find(kind.group, name)
     try:
@@ -196,14 +200,15 @@ def create(kind: type[PluginType], name: str, options: Mapping[str, object]) -> 
 
 
 def check(group: str, name: str, options: Mapping[str, object]) -> None:
-    """Raise PluginError if `create` would. Use it if the caller can't import the kind's base
-    class."""
+    """Raise PluginError if `create` would. Use it where the base class of the kind can't be
+    imported."""
     _made(group, name, find(group, name), options)
 
 
 @functools.lru_cache(maxsize=64)
 def _with_defaults(cls: Any, kind: type[Plugin]) -> type[Any]:
-    """Return the class, with missing attributes taken from the base class of its kind."""
+    """Return the class. Attributes that it does not define are taken from the base class of its
+    kind."""
     names = {"__module__": cls.__module__, "__doc__": cls.__doc__}
     return types.new_class(cls.__name__, (cls, kind), exec_body=lambda body: body.update(names))
 

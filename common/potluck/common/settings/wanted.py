@@ -1,4 +1,4 @@
-"""Requirements on values in plain words, without type names of Python or pydantic."""
+"""States requirements on values in plain words, without type names of Python or pydantic."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ _WANTED: Final = {
 
 def wanted(detail: ErrorDetails) -> str:
     """Return what pydantic requires in place of the given value, such as "must be a whole number".
-    If a custom validator refused the value, return that validator's message."""
+
+    If a custom validator refused the value, return the message of this validator.
+    """
     if detail["type"] in _WANTED:
         return _WANTED[detail["type"]]
     bounds = detail.get("ctx", {})
@@ -56,7 +58,7 @@ def wanted(detail: ErrorDetails) -> str:
 
 
 def any_of(reasons: Iterable[str]) -> str:
-    """Return one sentence for a value that must meet any one of these requirements."""
+    """Return one sentence for a value that must meet at least one of these requirements."""
     first, *others = dict.fromkeys(reasons)
     return " or ".join([first, *(each.removeprefix("must be ") for each in others)])
 

@@ -1,4 +1,4 @@
-"""Tables: the columns of a run's rounds, and files of CSV and Parquet.
+"""Tables: the columns of a run's rounds, and files in CSV and Parquet format.
 
-Imports `potluck.common.errors` and `learning`. Rows of plain values come in; files come out.
+Imports `potluck.common.errors` and `learning`. Takes rows of plain values; writes files.
 """

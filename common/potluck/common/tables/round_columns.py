@@ -1,4 +1,4 @@
-"""A committed round as one row of a table, the same for `potluck export` and for sinks."""
+"""Converts a committed round to one row of a table. `potluck export` and sinks use the same row."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ TableRow: TypeAlias = dict[str, Cell]
 ROUND = "round"
 """The column with a round's number."""
 SECONDS = "seconds"
-"""A column that every round has."""
+"""Name of a column that every round has."""
 
 
 def round_row(record: Round) -> TableRow:
     """Return the row of a round, with one column per measure.
 
-    Columns about the clients behind a measure are omitted if the coordinator measured its own data.
+    The columns about the clients behind a measure are omitted if the coordinator measured it on its
+    own data.
     """
     behind: TableRow = {}
     for name, each in sorted(record.column_coverage.items()):
@@ -44,7 +45,8 @@ def round_row(record: Round) -> TableRow:
 
 
 def _privacy(found: RoundPrivacy) -> TableRow:
-    """Return the columns of a run with `[privacy]`. Omits values that are unknown."""
+    """Return the columns about the privacy loss of a run with `[privacy]`, without values that are
+    unknown."""
     values = {
         "privacy_epsilon": found.largest,
         "privacy_median_epsilon": found.median,
@@ -55,8 +57,8 @@ def _privacy(found: RoundPrivacy) -> TableRow:
 
 
 def columns_of(rows: Iterable[Mapping[str, object]], known: Iterable[str] = ()) -> list[str]:
-    """Return the columns of some rows, in the order in which they first appear, after the `known`
-    ones."""
+    """Return all columns of some rows: first `known`, then the others in the order of their first
+    appearance."""
     names = dict.fromkeys(known)
     for row in rows:
         names.update(dict.fromkeys(row))

@@ -1,4 +1,4 @@
-"""Tables in files: .csv or .parquet, by the file's name."""
+"""Reads and writes tables in files: .csv or .parquet, depending on the file's name."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def write_table(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, 
 def csv_text(
     columns: Sequence[str], rows: Iterable[Mapping[str, object]], *, header: bool = False
 ) -> str:
-    """Return lines of CSV, numbers in full precision. header: True to begin with a line of column
-    names."""
+    """Return lines of CSV, with numbers in full precision. header: True to start with a line of
+    column names."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     if header:
@@ -69,5 +69,5 @@ def _write_parquet(
 
 
 def _cell(value: object) -> object:
-    """Return None for NaN, and any other value as it is."""
+    """Return None for NaN, and every other value unchanged."""
     return None if isinstance(value, float) and math.isnan(value) else value

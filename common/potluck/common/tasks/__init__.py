@@ -1,4 +1,4 @@
-"""The tasks `digits` and `colored-digits`, and what tasks are built on: partitions, label noise.
+"""The tasks `digits` and `colored-digits`, and parts of tasks: partitions, label noise.
 
-Imports the modules at the root. Options come in; samples of clients go out.
+Imports the modules at the root. Takes options; returns the clients' samples.
 """

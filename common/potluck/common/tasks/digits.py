@@ -1,4 +1,4 @@
-"""Handwritten digits: 1,797 images of 8 × 8 pixels, which come with Potluck.
+"""Handwritten digits: 1,797 images of 8 × 8 pixels, which are part of Potluck.
 
 They are the test set of E. Alpaydin, C. Kaynak: Optical Recognition of Handwritten Digits, UCI
 Machine Learning Repository 1998 (CC BY 4.0), in the same file as in scikit-learn.
@@ -56,14 +56,14 @@ class Digits(LabelNoise, Task):
     """Recognition of ten digits; every client has its own mix of digits.
 
     clients: number of parts into which the images are split. alpha: parameter of the Dirichlet
-    draw; a smaller one skews labels more. seed: seed of the partition. held_out: share of its
-    samples that each client evaluates on. central_test: True if the coordinator holds 40 test
-    images per digit; if False, clients hold all images and must hold some out. public: number of
+    distribution; a smaller alpha skews labels more. seed: seed of the partition. held_out: share of
+    its samples on which each client evaluates. central_test: True if the coordinator has 40 test
+    images per digit; if False, clients have all images and must hold some out. public: number of
     images that only the coordinator has, without their labels. samples: number of images, drawn at
     random, that are split over the clients; 0 for all remaining ones. ordered: True if clients are
-    in the order of their mean digit, so that neighbours hold similar digits. digit_groups: True if
-    each digit is a group, so that the worst group is the digit with the lowest accuracy. Wrong
-    labels: see `LabelNoise`. Raises ConfigurationError.
+    sorted by their mean digit, so that neighbours have similar digits. digit_groups: True if each
+    digit is a group, so that the worst group is the digit with the lowest accuracy. Wrong labels:
+    see `LabelNoise`. Raises ConfigurationError.
     """
 
     clients: PositiveInt = 24
@@ -86,7 +86,7 @@ class Digits(LabelNoise, Task):
 
     @property
     def groups(self) -> int:  # type: ignore[override]  # follows from the options
-        """Ten if each digit is a group, else 0."""
+        """10 if each digit is a group, else 0."""
         return self.classes if self.digit_groups else 0
 
     def __post_init__(self) -> None:
@@ -100,7 +100,7 @@ class Digits(LabelNoise, Task):
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
 
     def client_data(self, client: ClientId, data: Path | None) -> ClientData:  # noqa: ARG002 - comes with Potluck
-        """Return the part that the number at the end of the client's id names."""
+        """Return the data of a client: the part whose number is at the end of the client's id."""
         part = part_number(client, self.clients, task="digits")
         parts, _, _ = _split_digits(self)
         found = _client_data(self._examples, parts[part], self.held_out, (self.seed, part))
@@ -115,15 +115,15 @@ class Digits(LabelNoise, Task):
         return replace(found, train=replace(found.train, labels=labels))
 
     def data_files(self) -> tuple[str, ...]:
-        """Return an empty tuple: the digits come with Potluck."""
+        """Return an empty tuple: the digits are part of Potluck."""
         return ()
 
     def evaluation_data(self, data: Path | None) -> Examples | None:  # noqa: ARG002 - as above
-        """Return forty images of each digit, or None if `central_test` is false."""
+        """Return forty images of each digit; None if `central_test` is False."""
         return self._examples(_split_digits(self)[1]) if self.central_test else None
 
     def public_data(self, data: Path | None) -> Tensor | None:  # noqa: ARG002 - as above
-        """Return the inputs of the public images; None without any."""
+        """Return the inputs of the public images; None if there are none."""
         return _plain(_split_digits(self)[2]).inputs if self.public else None
 
     def _examples(self, indices: Indices) -> Examples:
@@ -133,7 +133,7 @@ class Digits(LabelNoise, Task):
 
 @lru_cache(maxsize=4)
 def _split_digits(task: Digits) -> tuple[list[Indices], Indices, Indices]:
-    """Return (clients' parts, test, public)."""
+    """Return (parts of the clients, test images, public images)."""
     _, digits = images_and_digits()
     generator = np.random.default_rng(task.seed)
     rest, test = stratified(digits, _TEST_PER_DIGIT if task.central_test else 0, generator)
@@ -153,13 +153,14 @@ def _split_digits(task: Digits) -> tuple[list[Indices], Indices, Indices]:
 class ColoredDigits(Task):
     """Classification of digits as small or large; red or green colour is a misleading feature.
 
-    The images are split by the CMNIST_GSC row of FedDiverse's Table 6, each client's matrix (size ×
-    colour) scaled down to the available images; every image is used once. The metrics of that row
-    hold only roughly unless the number of clients is a multiple of 24. The coordinator's test set
-    holds equally many images of each digit in red and in green. Groups are size × 2 + colour.
+    The images are split by the row CMNIST_GSC of FedDiverse's Table 6. Each client's matrix (size ×
+    colour) is scaled down to the available images; every image is used once. The metrics of that
+    row hold only roughly unless the number of clients is a multiple of 24. In the coordinator's
+    test set, half of the images of each digit are red and half are green. Groups are size × 2 +
+    colour.
 
     clients: number of parts into which the images are split. seed: seed of the partition. held_out:
-    share of its samples that each client evaluates on. public: number of images that only the
+    share of its samples on which each client evaluates. public: number of images that only the
     coordinator has, without their labels; half of them red, half green.
     """
 
@@ -188,7 +189,7 @@ class ColoredDigits(Task):
         )
 
     def client_data(self, client: ClientId, data: Path | None) -> ClientData:  # noqa: ARG002 - comes with Potluck
-        """Return the part that the number at the end of the client's id names."""
+        """Return the data of a client: the part whose number is at the end of the client's id."""
         part = part_number(client, self.clients, task="colored-digits")
         parts, _, _, colors = _split_colored(self)
 
@@ -198,7 +199,7 @@ class ColoredDigits(Task):
         return _client_data(examples, parts[part], self.held_out, (self.seed, part))
 
     def data_files(self) -> tuple[str, ...]:
-        """Return an empty tuple: the digits come with Potluck."""
+        """Return an empty tuple: the digits are part of Potluck."""
         return ()
 
     def evaluation_data(self, data: Path | None) -> Examples:  # noqa: ARG002 - as above
@@ -207,7 +208,7 @@ class ColoredDigits(Task):
         return _colored(test, colors)
 
     def public_data(self, data: Path | None) -> Tensor | None:  # noqa: ARG002 - as above
-        """Return the inputs of the public images; None without any."""
+        """Return the inputs of the public images; None if there are none."""
         _, _, public, colors = _split_colored(self)
         return _colored(public, colors).inputs if self.public else None
 
@@ -216,7 +217,8 @@ class ColoredDigits(Task):
 def _split_colored(
     task: ColoredDigits,
 ) -> tuple[list[Indices], Indices, Indices, NDArray[np.int64]]:
-    """Return (clients' parts, test, public, colour of every image: 0 red, 1 green)."""
+    """Return (parts of the clients, test images, public images, colour of every image: 0 red, 1
+    green)."""
     _, digits = images_and_digits()
     generator = np.random.default_rng(task.seed)
     rest, test = stratified(digits, _TEST_PER_DIGIT, generator)
@@ -250,10 +252,10 @@ def _fitting(clients: int, available: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _interleaved(matrices: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Order Table 6's four CI, four AI and sixteen SC clients so that any six neighbours include
-    all types.
+    """Return Table 6's four CI, four AI and sixteen SC clients in an order in which any six
+    neighbours include all types.
 
-    Thus the first few clients, or those of one host, resemble the whole.
+    So the first few clients, or those of one host, resemble the whole federation.
     """
     mirrored_in_turn = (0, 2, 1, 3)
     order: list[int] = []

@@ -1,7 +1,7 @@
 """Deliberately wrong labels (as in FLASH): pure functions of labels, options and a seed.
 
 A client's training samples may be mislabelled, including those that a run splits off for
-validation. Its held-out samples and the coordinator's test set never are.
+validation. Its held-out samples and the coordinator's test set are never mislabelled.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _CONCENTRATION = 100.0
 class LabelNoise:
     """Options of a task whose clients may have wrong labels.
 
-    label_noise: mean share of wrong labels of a noisy client, in [0, 0.99]. Each noisy client has
-    its own rate, drawn from Beta(100 · label_noise, 100 − 100 · label_noise). noisy_clients: share
-    of the clients that are noisy, chosen at random.
+    label_noise: mean share of a noisy client's labels that are wrong, in [0, 0.99]. Each noisy
+    client has its own rate, drawn from Beta(100 · label_noise, 100 − 100 · label_noise).
+    noisy_clients: share of the clients that are noisy; these are chosen at random.
     """
 
     label_noise: Annotated[float, Field(ge=0, le=0.99)] = 0.0
@@ -48,7 +48,8 @@ def noise_rates(options: LabelNoise, clients: int, seed: int) -> NDArray[np.floa
 def with_wrong_labels(
     labels: NDArray[np.int64], classes: int, rate: float, generator: np.random.Generator
 ) -> NDArray[np.int64]:
-    """Return a copy in which each label is, with probability `rate`, one of the other classes.
+    """Return a copy in which each label is replaced, with probability `rate`, by one of the other
+    classes.
 
     labels: n, int64, in [0, classes). The wrong class is drawn uniformly (symmetric noise).
     """
@@ -60,8 +61,8 @@ def with_wrong_labels(
 def mislabelled(
     labels: Tensor, options: LabelNoise, *, classes: int, part: int, clients: int, seed: int
 ) -> Tensor:
-    """Return the training labels of client number `part` (n, int64), with wrong ones as `options`
-    specify."""
+    """Return the training labels of client number `part` (n, int64), some of them wrong as
+    `options` specify."""
     rate = float(noise_rates(options, clients, seed)[part])
     if rate == 0:
         return labels

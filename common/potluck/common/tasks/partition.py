@@ -1,4 +1,4 @@
-"""Splitting samples over clients: pure functions of the labels and a generator."""
+"""Splits samples over clients: pure functions of the labels and a generator."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from potluck.common.errors import ConfigurationError
 from potluck.common.names import ClientId
 
 Indices = NDArray[np.int64]
-"""Samples, as positions in the complete data set."""
+"""Positions of samples in the complete data set."""
 
 Share = Annotated[float, Field(ge=0, le=1)]
 HeldOut = Annotated[float, Field(ge=0, le=0.5)]
-"""The share of a client's samples that are held out for evaluation."""
+"""Share of a client's samples that are held out for evaluation."""
 
 _DRAWS = 100
 
@@ -25,7 +25,7 @@ _DRAWS = 100
 def part_number(client: ClientId, parts: int, *, task: str) -> int:
     """Return the number of a client's part, in [0, parts): the number at the end of its id.
 
-    Raises ConfigurationError if the id does not end with a number, or if that is too large.
+    Raises ConfigurationError if the id does not end with a number, or if the number is too large.
     """
     found = re.search(r"\d+$", client)
     if found is None or int(found[0]) >= parts:
@@ -46,8 +46,8 @@ def put_aside(samples: Indices, wanted: int, seed: int, *, clients: int) -> tupl
     """
     if wanted and wanted > len(samples) - clients:
         raise ConfigurationError(
-            f"public is {wanted}, and {len(samples)} samples are shared out over {clients} "
-            "clients; put fewer aside",
+            f"public is {wanted}, but the {len(samples)} samples must also suffice for {clients} "
+            "clients; lower public",
             public=wanted,
         )
     chosen = np.zeros(len(samples), dtype=bool)
@@ -64,10 +64,10 @@ def dirichlet(
     *,
     minimum: int = 10,
 ) -> list[Indices]:
-    """Return a partition with label skew: each class is shared out by a Dirichlet(alpha) draw.
+    """Return a partition with label skew: each class is divided by a draw from Dirichlet(alpha).
 
-    As NIID-Bench does it: a client that already holds samples / clients gets no more, and the whole
-    draw is repeated until every client holds at least `minimum`. After 100 failed draws (many
+    As in NIID-Bench, a client that already has samples / clients samples gets no more, and the
+    whole draw is repeated until every client has at least `minimum`. After 100 failed draws (many
     clients, small alpha), clients with too few samples take random ones from the largest client.
     Parts are disjoint and cover all samples; the indices of each client are sorted. Raises
     ConfigurationError if there are too few samples.
@@ -115,8 +115,8 @@ def _draw(
 
 
 def scaled(matrix: NDArray[np.int64], total: int) -> NDArray[np.int64]:
-    """Return a matrix of counts scaled to sum to `total`, by largest remainder (ties: first
-    cell)."""
+    """Return a matrix of counts scaled so that it sums to `total`, by largest remainder; ties go to
+    the first cell."""
     exact = matrix.astype(np.float64).ravel() * total / matrix.sum()
     counts = np.floor(exact).astype(np.int64)
     order = np.argsort(-(exact - counts).round(9), kind="stable")
@@ -128,10 +128,10 @@ def scaled(matrix: NDArray[np.int64], total: int) -> NDArray[np.int64]:
 def by_counts(
     values: NDArray[np.int64], counts: NDArray[np.int64], generator: np.random.Generator
 ) -> list[Indices]:
-    """Return a partition in which client k holds `counts[k, v]` random samples of value v.
+    """Return a partition in which client k has `counts[k, v]` random samples of value v.
 
     values: n, int64, in [0, V): the label, or label × attributes + attribute. counts: K × V. Parts
-    are disjoint; each client's indices are in order of value, and random within a value. Raises
+    are disjoint; each client's indices are sorted by value, and random within a value. Raises
     ConfigurationError if there are too few samples of a value.
     """
     cells: list[list[Indices]] = [[] for _ in counts]
@@ -140,8 +140,8 @@ def by_counts(
         wanted = counts[:, value]
         if wanted.sum() > len(members):
             raise ConfigurationError(
-                f"the clients are to hold {wanted.sum()} samples of value {value}, of which there "
-                f"are {len(members)}; scale the counts down",
+                f"the clients need {wanted.sum()} samples of value {value}, but there are only "
+                f"{len(members)}; scale the counts down",
                 value=value,
             )
         pieces = np.split(members[: wanted.sum()], np.cumsum(wanted)[:-1])
@@ -153,7 +153,7 @@ def by_counts(
 def stratified(
     labels: NDArray[np.int64], per_class: int, generator: np.random.Generator
 ) -> tuple[Indices, Indices]:
-    """Return (rest, chosen): `per_class` random samples of every class are chosen; both are
+    """Return (rest, chosen). `per_class` random samples of every class are chosen; both are
     sorted."""
     chosen = np.concatenate(
         [
@@ -168,8 +168,8 @@ def stratified(
 def held_out_split(
     part: Indices, share: float, generator: np.random.Generator
 ) -> tuple[Indices, Indices]:
-    """Return (train, held out) of one client: ⌊share · n⌋ random samples are held out; both are
-    sorted."""
+    """Return (training samples, held-out samples) of one client: ⌊share · n⌋ random samples are
+    held out. Both are sorted."""
     shuffled = generator.permutation(part)
     cut = len(part) - int(share * len(part))
     return np.sort(shuffled[:cut]), np.sort(shuffled[cut:])

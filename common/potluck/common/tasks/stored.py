@@ -1,7 +1,7 @@
-"""Samples that stay in a data file and are converted to a model's inputs one batch at a time.
+"""Samples that stay in a data file, and are converted to a model's inputs one batch at a time.
 
 All clients of a host share one read-only mapping of the data file, and so do all processes of a
-machine. A client needs memory for the positions of its samples, not for a copy of them.
+machine. A client needs memory for the positions of its samples, not for a copy of the samples.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from torch import Tensor
 from potluck.common.task import Examples
 
 Prepare = Callable[[Tensor, Tensor | None], Tensor]
-"""Pure function: (stored samples b × …, their groups or None) -> inputs b × …, float32."""
+"""Pure function: (stored samples b × …, their groups or None) → inputs b × …, float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
     """Some samples of a data file.
 
-    array: N × …, the whole file's samples (a view of the mapping). rows: n, int64, positions of
-    these samples in `array`. prepare: function that converts samples to inputs.
+    array: N × …, all samples of the file (a view of the mapping). rows: n, int64, positions of the
+    chosen samples in `array`. prepare: function that converts samples to inputs.
     """
 
     array: Tensor
@@ -31,13 +31,14 @@ class Stored:
     prepare: Prepare
 
     def inputs(self, positions: Tensor, groups: Tensor | None) -> Tensor:
-        """Return the inputs of the samples at some positions (b, int64, in [0, n))."""
+        """Return the inputs of some of the chosen samples. positions: b, int64, in [0, n)."""
         samples = self.array.index_select(0, self.rows.index_select(0, positions))
         chosen = None if groups is None else groups.index_select(0, positions)
         return self.prepare(samples, chosen)
 
     def to(self, device: torch.device) -> Stored:
-        """Return the samples on another device; only these samples of the file are copied there."""
+        """Return the samples on another device. Only the chosen samples of the file are copied to
+        it."""
         if device == self.array.device:
             return self
         samples = self.array.index_select(0, self.rows).to(device)
@@ -75,7 +76,7 @@ class StoredExamples(Examples):
         return self.stored.inputs(positions, self.groups)
 
     def subset(self, positions: Tensor) -> StoredExamples:
-        """Return some of the samples."""
+        """Return only the samples at these positions."""
         rows = self.stored.rows.index_select(0, positions)
         return StoredExamples(
             inputs=replace(self.stored, rows=rows),

@@ -1,8 +1,8 @@
-"""The client partitions of the FedDiverse paper's Table 6, as interaction matrices.
+"""The client partitions of Table 6 in the FedDiverse paper, as interaction matrices.
 
 Rows are classes, columns the two attributes. A test checks the paper's metrics. If each client has
 only one type of imbalance, clients are in the order CI, AI, SC. The paper does not specify the
-order of clients or the names of classes and attributes. For `spawrious-4`, it also leaves open
+order of clients or the names of classes and attributes. For `spawrious-4`, it also does not specify
 which two classes a class-imbalanced client has more of; here these are the first two or the last
 two.
 """
@@ -41,14 +41,16 @@ def _flip_attributes(matrix: Matrix) -> Matrix:
 
 
 def _twice(matrix: Matrix) -> Matrix:
-    """Make a matrix of four classes from one of two: each row becomes the rows of two classes."""
+    """Return a matrix of four classes made of one of two classes: each row becomes the rows of two
+    classes."""
     return tuple(row for row in matrix for _ in range(2))
 
 
 def _pure(many: int, few: int, shares: tuple[tuple[int, int], ...]) -> list[tuple[int, Matrix]]:
     """Return clients that have only CI, only AI or only SC.
 
-    shares: for each type, the number of clients with its matrix and with the flipped matrix.
+    shares: for each type, the number of clients with its matrix and the number with the flipped
+    matrix.
     """
     matrices = (_by_class(many, few), _by_attribute(many, few), _correlated(many, few))
     flips = (_flip_classes, _flip_attributes, _flip_classes)

@@ -41,7 +41,7 @@ COLORED = 'rounds = 20\n[task]\nname = "colored-digits"\n'
         ),
         (
             '[stop]\nmeasure = "loss"\npatience = 1\n[retention]\nkeep_best = "accuracy"',
-            "a run follows one measure: leave out retention.keep_best",
+            "a run can follow only one measure: remove retention.keep_best",
         ),
     ],
 )
