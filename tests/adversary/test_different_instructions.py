@@ -34,7 +34,7 @@ round = {{deadline_seconds = 60.0, attempts = 1}}
 """
 VICTIM = "host-0"
 ANOTHER_SUM = "bound to another training than this client was told to do"
-ALIKE = "all clients of a masked round train alike"
+ALIKE = "all clients of a masked round must train alike"
 Edit = Callable[[rpc.Train], None]
 
 
@@ -159,7 +159,7 @@ async def test_a_change_that_no_update_depends_on_changes_nothing(scene: Scene, 
         pytest.param(attribute("weighting", rpc.WEIGHTING_EQUAL), ANOTHER_SUM, id="weighting"),
         pytest.param(another_objective, ANOTHER_SUM, id="objective"),
         pytest.param(options("task", clients=1000), ANOTHER_SUM, id="others have few samples"),
-        pytest.param(left_open, "leave learning_rate open", id="settings left to the client"),
+        pytest.param(left_open, "don't set learning_rate", id="settings left to the client"),
         pytest.param(attribute("quotas", [0.0] * 10), ALIKE, id="quotas"),
         pytest.param(attribute("dropped", ["0.weight"]), ALIKE, id="dropped"),
         pytest.param(attribute("seed", 7), ALIKE, id="seed"),

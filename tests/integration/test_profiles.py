@@ -351,7 +351,7 @@ COUNTS = '{"label_counts": [1, 2, 3, 4, 5, 6, 7, 8, 9, 0]}'
 @pytest.mark.parametrize(
     ("respond", "why"),
     [
-        (answer('{"label_counts": [1, NaN, 3, 4, 5, 6, 7, 8, 9, 0]}'), "makes no sense"),
+        (answer('{"label_counts": [1, NaN, 3, 4, 5, 6, 7, 8, 9, 0]}'), "is not valid"),
         (answer('{"label_counts": [1, 2, 3]}'), "3 entries for 10 classes"),
         (answer(COUNTS, signal="triplet"), "was asked for label_counts"),
         (answer(COUNTS, data_epoch=2), "data epoch 2"),

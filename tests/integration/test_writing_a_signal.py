@@ -84,7 +84,7 @@ def test_payloads_of_the_signal_are_checked(package: Path, monkeypatch: pytest.M
         '{"brightness": [1, 2, 3, 4], "more": 1}',
         '{"label_counts": [1, 2, 3, 4]}',
     ):
-        with pytest.raises(ProtocolError, match="a brightness profile makes no sense"):
+        with pytest.raises(ProtocolError, match="a brightness profile is not valid"):
             read_payload("brightness", EXACT, hostile, classes=10)
 
 

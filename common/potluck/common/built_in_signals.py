@@ -21,7 +21,7 @@ from potluck.common.signal import (
 )
 
 _OF_PRETRAINING = {"pretraining_rounds", "pretraining_participation", "pretraining_always"}
-"""Settings that a request omits, since the model's digest covers them."""
+"""Settings that a request omits, because the model's digest covers them."""
 
 
 class _LabelCountsPayload(Payload):
@@ -35,7 +35,7 @@ class LabelCounts(ProfileSignal):
     payload = _LabelCountsPayload
 
     def shape(self, classes: int) -> tuple[int, ...]:
-        """Return one count per class."""
+        """Return the shape of the numbers: one count per class."""
         return (classes,)
 
     def measure(self, context: SignalContext) -> Mapping[str, Any]:
@@ -58,11 +58,11 @@ class InteractionMatrix(ProfileSignal):
     hides_records = False
 
     def shape(self, classes: int) -> tuple[int, ...]:
-        """Return two counts per class."""
+        """Return the shape of the numbers: two counts per class."""
         return (classes, 2)
 
     def measure(self, context: SignalContext) -> Mapping[str, Any]:
-        """Count samples by the task's groups."""
+        """Count training samples by the task's groups."""
         from potluck.common.learning.sample_counts import interaction_matrix  # imports torch
 
         examples = context.examples(self.title)
@@ -82,10 +82,10 @@ class Triplet(ProfileSignal):
     payload = _TripletPayload
     modes = (Mode.NOISY_TRIPLET, Mode.EXACT_TRIPLET)
     needs_model = True
-    hides_records = False  # one record can change the estimated attribute of others
+    hides_records = False  # one record can change the estimated attribute of other records
 
     def shape(self, classes: int) -> tuple[int, ...]:  # noqa: ARG002  the same for all
-        """Return the shape of three shares."""
+        """Return the shape of the numbers: three shares."""
         return (3,)
 
     def measure(self, context: SignalContext) -> Mapping[str, Any]:
@@ -112,13 +112,14 @@ class Triplet(ProfileSignal):
 def released_triplet(
     found: EstimatedMatrix, noisy: Callable[[Counts], Counts] | None
 ) -> dict[str, Any]:
-    """Return the payload for an estimated matrix, exact or (with `noisy`) with noise added.
+    """Return the payload for an estimated matrix. noisy: function that adds noise; None for an
+    exact payload.
 
     With `noisy`, every cell of Ñ gets noise and is clipped at 0. The triplet is computed from the
     result, and `degenerate` is not disclosed. ε then holds for the counts, given the split of the
     samples. It does not cover that the models were trained on the same samples: adding or removing
-    one sample can change the estimated attribute of others. docs/research/triplet-estimate.md has
-    measurements.
+    one sample can change the estimated attribute of other samples.
+    docs/research/triplet-estimate.md has measurements.
     """
     if noisy is None:
         return {TRIPLET: list(triplet(found.matrix)), "degenerate": found.degenerate}

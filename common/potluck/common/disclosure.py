@@ -1,8 +1,8 @@
-"""Disclosures of clients, as both sides define them: modes, parameters, precision of sample
-numbers.
+"""Disclosures of clients, as coordinator and hosts define them: modes, parameters, precision of
+sample numbers.
 
-A coordinator asks with a `Request`; the client's own configuration turns it into `Parameters`,
-which are sent back with the disclosure. A client discloses something once for each data epoch,
+A coordinator asks with a `Request`. The client's own configuration turns it into `Parameters`,
+which are sent back with the disclosure. A client discloses something only once for each data epoch,
 signal and parameters. Formats: docs/reference/disclosure.md.
 """
 
@@ -28,16 +28,19 @@ BUILT_IN_SIGNALS: Final = (LABEL_COUNTS, TRIPLET, INTERACTION_MATRIX)
 Adjacency = Literal["add-remove", "replace"]
 
 LEAST_EPSILON = 1e-6
-"""Minimum of epsilon. With less, the noise would exceed any data set's counts."""
+"""Minimum of epsilon. With a smaller value, the noise would exceed any data set's counts."""
 
 LEAST_HOSTS: Final = 5
 SMALLEST_LEAST_HOSTS: Final = 3
-"""Lowest allowed minimum of hosts in a secure sum. With two hosts, each could compute the other's
-input."""
+"""Smallest minimum number of hosts that may be set for a secure sum. With two hosts, each could
+compute the other's input."""
 RUNS_PER_EPOCH: Final = 1
 ROUNDS_PER_EPOCH: Final = 1000
-"""Default maximum of runs, and of rounds over all runs, with masked updates of one data epoch. A
-client's owner may set others."""
+"""Default maximum number of runs, and of rounds over all runs, with masked updates of one data
+epoch.
+
+A client's owner may set other numbers.
+"""
 
 CLAIM: Final = (
     "masks hide each update in the sum of its round from a coordinator that keeps to the protocol; "
@@ -53,7 +56,7 @@ class SumKind(StrEnum):
     TOTAL = "total"
     """Label counts of the federation."""
     CELLS = "cells"
-    """Label counts of a group of clients that every client draws itself."""
+    """Label counts of a group of clients that the clients themselves draw."""
     STEPWISE = "protocol"
     """Label counts of any group, at every step of a selection; `unsafe-stepwise` in settings."""
     UPDATE = "update"
@@ -85,20 +88,21 @@ NoisyOrExact = Annotated[
 
 
 class Weighting(StrEnum):
-    """Precision of a disclosed number of samples, from exact to none."""
+    """Precision with which a number of samples is disclosed, from exact to none."""
 
     EXACT = "exact"
     BUCKETED = "bucketed"
     EQUAL = "equal"
 
     def permits(self, asked: Weighting) -> bool:
-        """Return whether a client with this limit discloses as much as `asked`."""
+        """Return whether a client whose limit is this precision may disclose with the precision
+        `asked`."""
         order = list(Weighting)
         return order.index(asked) >= order.index(self)
 
     def disclosed(self, samples: int) -> int:
-        """Return the number disclosed in place of a number of samples (≥ 1): itself, the nearest
-        power of two, or 1."""
+        """Return the number that is disclosed in place of a number of samples (≥ 1): the number
+        itself, the nearest power of two, or 1."""
         if self is Weighting.EXACT:
             return samples
         if self is Weighting.EQUAL:
@@ -112,7 +116,7 @@ class _Message(BaseModel):
 
 
 class Request(_Message):
-    """A coordinator's request. The client's configuration decides about fields that are None.
+    """A coordinator's request. If a field is None, the client's configuration decides.
 
     settings: settings of the estimate, for a triplet.
     """
@@ -135,8 +139,11 @@ class TaskReference(_Message):
 
 
 class Parameters(_Message):
-    """The parameters of a disclosure. epsilon, adjacency: only with noise. model: BLAKE3 digest of
-    the model with which a triplet was estimated. settings: settings of that estimate."""
+    """The parameters of a disclosure.
+
+    epsilon, adjacency: only with noise. model: BLAKE3 digest of the model with which a triplet was
+    estimated. settings: settings of that estimate.
+    """
 
     mode: Mode
     task: TaskReference
@@ -167,14 +174,14 @@ class Parameters(_Message):
 
 
 def canonical_json(value: Mapping[str, Any]) -> str:
-    """Return JSON with sorted keys, in ASCII, without spaces or NaN: equal objects give equal
-    text."""
+    """Return JSON with sorted keys, in ASCII, without spaces or NaN. Equal objects give equal
+    texts."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def parse_parameters(text: str) -> Parameters:
-    """Return the parameters in a received text. Raises ProtocolError unless it is well-formed and
-    canonical."""
+    """Return the parameters in a received text. Raises ProtocolError unless the text is well-formed
+    and canonical."""
     try:
         parameters = Parameters.model_validate_json(text)
         if parameters.canonical() == text:
@@ -188,7 +195,7 @@ def parse_parameters(text: str) -> Parameters:
 
 
 def first_fault(error: ValidationError) -> str:
-    """Return the first error of a message, with its place."""
+    """Return the first error in a validation error as text, with its place."""
     fault = error.errors(include_url=False, include_input=False)[0]
     place = ".".join(str(part) for part in fault["loc"])
     return f"{place}: {fault['msg']}" if place else str(fault["msg"])

@@ -65,14 +65,15 @@ DOMAIN = "potluck.rpc"
 
 
 class PotluckError(Exception):
-    """An error with one line for people and a reason for programs.
+    """An error with one line for users and a reason for programs.
 
     permanent: True if the error will recur until a person fixes its cause and restarts the process
     that raised it. A client that fails with such an error is excluded from its run, and the attempt
     does not count.
 
-    `metadata` holds every value that the message mentions. Never put weights, counts or keys in it.
-    Text from other machines is allowed: the constructor makes it plain and removes passwords.
+    metadata: every value that the message mentions. Never put weights, counts or keys in it. Text
+    from other machines is allowed: the constructor escapes control characters and removes
+    passwords.
     """
 
     reason: ClassVar[str] = "INTERNAL"
@@ -90,8 +91,8 @@ class PotluckError(Exception):
         """Return the lines that IPython and notebooks show: the caller's own frames and the
         message.
 
-        The first frame inside Potluck and those after it are omitted, since they don't help there;
-        `traceback.print_exc` shows them.
+        The first frame inside Potluck and those after it are omitted, because they don't help in a
+        notebook; `traceback.print_exc` shows them.
         """
         frames = [
             frame
@@ -114,7 +115,8 @@ class ConfigurationError(PotluckError):
 
 
 class PluginError(ConfigurationError):
-    """A plug-in is not installed, offered twice, or given options it does not know."""
+    """A plug-in is not installed, is offered by two packages, or got options that it does not
+    know."""
 
     reason = "PLUGIN_INVALID"
 
@@ -161,7 +163,7 @@ class TransferError(PotluckError):
 
 
 class DigestMismatchError(TransferError):
-    """The bytes of a file have another BLAKE3 digest than announced."""
+    """The BLAKE3 digest of a file's bytes differs from the announced one."""
 
     reason = "DIGEST_MISMATCH"
 
@@ -207,7 +209,8 @@ class OutOfBoundsError(UpdateError):
 
 
 class RoundClosedError(PotluckError):
-    """The update is no longer needed: its round is over, or another attempt at it has begun."""
+    """The update is no longer needed: its round is over, or another attempt at the round has
+    started."""
 
     reason = "ROUND_CLOSED"
     code = grpc.StatusCode.FAILED_PRECONDITION
@@ -235,7 +238,7 @@ class TrainingError(PotluckError):
 
 
 class DataError(TrainingError):
-    """A client's samples can't be trained on as they are."""
+    """A client's samples can't be used for training."""
 
     reason = "DATA_INVALID"
     permanent = True
@@ -248,13 +251,14 @@ class TrainerError(TrainingError):
 
 
 class StateLostError(TrainingError):
-    """A client needs the state that it kept of an earlier training, but the state is gone."""
+    """A client needs the state that it stored after an earlier training, but the state is
+    missing."""
 
     reason = "CLIENT_STATE_LOST"
 
 
 class NothingHeldOutError(TrainingError):
-    """A client holds no samples to evaluate on."""
+    """A client has no held-out samples on which to evaluate."""
 
     reason = "NOTHING_HELD_OUT"
 
@@ -288,8 +292,8 @@ class StorageError(PotluckError):
 
 
 def disk_error(error: OSError, folder: str | os.PathLike[str]) -> StorageError:
-    """Return the error for a disk that failed below a folder. folder: named in the error if `error`
-    names no absolute path."""
+    """Return the error for a disk that failed. folder: named in the error if `error` has no
+    absolute path."""
     if (limit := _open_files_limit(error)) is not None:
         return StorageError(f"this process can't open a file in {folder}: {limit}", path=folder)
     named = str(error.filename or "")
@@ -299,29 +303,30 @@ def disk_error(error: OSError, folder: str | os.PathLike[str]) -> StorageError:
 
 
 class UnreachableError(PotluckError):
-    """The other side can't be reached."""
+    """The peer can't be reached."""
 
     reason = "UNREACHABLE"
     code = grpc.StatusCode.UNAVAILABLE
 
 
 class OverloadedError(UnreachableError):
-    """The other side has reached its limit of work for this process; try again later."""
+    """The peer has reached its limit of work for this process; try again later."""
 
     reason = "OVERLOADED"
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 class OpenFilesError(UnreachableError):
-    """The other side has as many files open as its system allows; trying again later helps."""
+    """The peer has the maximum number of files open that its system allows; trying again later
+    helps."""
 
     reason = "OPEN_FILES_EXHAUSTED"
 
 
 def open_files_error(error: BaseException, program: str) -> OpenFilesError | None:
-    """Return the error of a program that reached a limit on open files.
+    """Return the error of a program that has reached a limit on open files.
 
-    Returns None if neither `error` nor one of its causes says so.
+    Returns None if neither `error` nor one of its causes is about such a limit.
     """
     cause: BaseException | None = error
     seen: list[BaseException] = []
@@ -369,12 +374,13 @@ REASONS = tuple(sorted(_BY_REASON))
 
 
 def is_permanent(reason: str) -> bool:
-    """Return whether a failure with this reason, which a peer may have made up, is permanent."""
+    """Return whether a failure with this reason is permanent. The reason may be one that a peer has
+    invented."""
     return _BY_REASON.get(reason, PotluckError).permanent
 
 
 def to_status(error: PotluckError) -> status_pb2.Status:
-    """Return the gRPC status of an error, with one `google.rpc.ErrorInfo`."""
+    """Return the gRPC status for an error, with one `google.rpc.ErrorInfo`."""
     info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=error.metadata)
     detail = any_pb2.Any()
     detail.Pack(info)
@@ -383,8 +389,10 @@ def to_status(error: PotluckError) -> status_pb2.Status:
 
 
 def from_rpc_error(error: grpc.RpcError) -> PotluckError:
-    """Return the exception behind a failed call; a failure without Potluck's details becomes
-    `UnreachableError`."""
+    """Return the exception that a failed call reports.
+
+    A failure without Potluck's details becomes `UnreachableError`.
+    """
     # rpc_status reads `code`, `details` and `trailing_metadata`, which AioRpcError has as well.
     status = rpc_status.from_call(error)  # type: ignore[arg-type]  # typed for grpc.Call only
     if status is not None:

@@ -1,4 +1,4 @@
-"""Blocking work in threads that ends soon after its caller is cancelled."""
+"""Runs blocking work in threads. The work ends soon after its caller is cancelled."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ class InterruptedWorkError(Exception):
 
 
 async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run a function in a thread, as `asyncio.to_thread` does, and pass a cancellation on to it.
+    """Run a function in a thread, as `asyncio.to_thread` does, and pass a cancellation on to the
+    thread.
 
-    A cancelled call does not wait for the thread, which runs until it next calls its check, the
-    function that `interruption` returns.
+    A cancelled call does not wait for the thread, which runs until it next calls the check that
+    `interruption` returns.
     """
     unwanted = threading.Event()
     token = _unwanted.set(unwanted)
@@ -38,8 +39,11 @@ async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
 
 
 def _without_stop(function: Callable[P, T]) -> Callable[P, T]:
-    """Wrap a function so that it raises RuntimeError in place of StopIteration. A future can't hold
-    StopIteration, and its waiter would never wake."""
+    """Return the function, wrapped so that it raises RuntimeError in place of StopIteration.
+
+    A future can't have StopIteration as its exception: the code that awaits it would never
+    continue.
+    """
 
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
@@ -51,11 +55,12 @@ def _without_stop(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def interrupt(thread: int) -> bool:
-    """Raise InterruptedWorkError in a thread when it next runs Python code. thread: its identity.
+    """Raise InterruptedWorkError in a thread when it next runs Python code. thread: identity of the
+    thread.
 
-    The thread may be anywhere then, so use this only for threads whose work and state are no longer
-    needed. While the thread imports a module, return False and raise nothing: a half-imported
-    module would stay in the process, and every later import of it would fail.
+    The error may be raised at any place, so use this only for threads whose work and state are no
+    longer needed. While the thread imports a module, return False and raise nothing: a
+    half-imported module would stay in the process, and every later import of it would fail.
     """
     if _imports(thread):
         return False
@@ -74,7 +79,7 @@ def _imports(thread: int) -> bool:
 
 
 def interruption() -> Callable[[], None]:
-    """Return a check that long work calls between blocks, in this thread or in its helpers.
+    """Return a check that long work calls between blocks, in this thread or in its helper threads.
 
     The check raises InterruptedWorkError once the caller that waits for this thread was cancelled.
     """

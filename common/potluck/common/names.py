@@ -11,9 +11,9 @@ ClientId = NewType("ClientId", str)
 
 NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,62}$"
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
-"""A client or host id: lower-case letters, digits, '.', '_', '-'; 63 characters at most."""
+"""Id of a client or host: lower-case letters, digits, '.', '_', '-'; at most 63 characters."""
 
 
 def is_name(text: str) -> bool:
-    """Return whether `text` may name a client or host."""
+    """Return whether `text` is a valid id of a client or host."""
     return re.fullmatch(NAME_PATTERN, text) is not None

@@ -1,8 +1,8 @@
 """Conversion of untrusted text to one printable line, which is safe to store, log and show.
 
 Characters that control a terminal (escape sequences, carriage returns, changes of text direction)
-become visible escapes such as `\\x1b` or `\\u202e`. All text from the wire is converted here
-first, so that stores, logs and reports hold only plain text.
+become visible escapes such as `\\x1b` or `\\u202e`. All text from other machines is converted here
+first, so that stores, logs and reports contain only plain text.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ _PASSWORD = re.compile(r"(password=)[^&\s'\"]+", re.IGNORECASE)
 
 
 def plain(text: str, most: int = MOST_CHARACTERS) -> str:
-    """Return `text` as one line of at most `most` characters, unprintable ones escaped."""
+    """Return `text` as one line of at most `most` characters, with unprintable characters
+    escaped."""
     if _is_plain(text, most):
         return text
     line = " ".join(text[: most + 1].split())
@@ -30,9 +31,9 @@ def plain(text: str, most: int = MOST_CHARACTERS) -> str:
 
 
 def make_plain(message: Message) -> None:
-    """Make every text in a message plain, in place.
+    """Convert every text in a message to plain text, in place.
 
-    Documents (run files, JSON) stay as they are; the code that reads them checks their content.
+    Documents (run files, JSON) stay unchanged; the code that reads them checks their content.
     """
     for field, value in message.ListFields():
         if field.message_type is not None:
@@ -67,8 +68,11 @@ def _is_plain(text: str, most: int = MOST_CHARACTERS) -> bool:
 
 
 def _are_plain(texts: Sequence[str]) -> bool:
-    """Return True if all texts are plain. They are checked as one text, since lists can be long: an
-    instruction names all clients of a group."""
+    """Return True if all texts are plain.
+
+    They are checked as one joined text, because lists can be long: an instruction names all clients
+    of a group.
+    """
     return "".join(texts).isprintable() and max(map(len, texts)) <= MOST_CHARACTERS
 
 
@@ -77,7 +81,7 @@ def _escaped(character: str) -> str:
 
 
 def _make_map_plain(entries: Any) -> None:
-    """Make the texts of a map plain, in place. Its values must not be messages."""
+    """Convert the texts of a map to plain text, in place. The map's values must not be messages."""
     for key, value in list(entries.items()):
         texts = [each for each in (key, value) if isinstance(each, str)]
         if not all(map(_is_plain, texts)):

@@ -31,18 +31,18 @@ Counts = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 MOST_SAMPLES = 1 << 40
-"""Upper bound of a plausible count, with or without noise."""
+"""Maximum plausible count, with or without noise."""
 
 MOST_PAYLOAD_BYTES = 1 << 20
 
 Count = Annotated[int, Field(strict=True, ge=-MOST_SAMPLES, le=MOST_SAMPLES)]
-"""A number of samples in a payload; negative only if noise was added."""
+"""Number of samples in a payload; negative only if noise was added."""
 Share = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
-"""A number in [0, 1] in a payload."""
+"""Number in [0, 1] in a payload."""
 
 
 class Payload(BaseModel):
-    """Base of the payloads that clients send as JSON objects. Unknown fields are refused."""
+    """Base class of the payloads that clients send as JSON objects. Unknown fields are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -50,13 +50,13 @@ class Payload(BaseModel):
 class EstimatedMatrix(Protocol):
     """A client's estimated interaction matrix.
 
-    matrix: classes × 2, int64; each sample counts in one cell. degenerate: the estimate found no
-    attribute.
+    matrix: classes × 2, int64; each sample counts in one cell. degenerate: True if the estimate
+    found no attribute.
     """
 
     @property
     def matrix(self) -> Counts:
-        """Samples by class and estimated attribute."""
+        """Number of samples by class and estimated attribute."""
 
     @property
     def degenerate(self) -> bool:
@@ -65,15 +65,16 @@ class EstimatedMatrix(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class SignalContext:
-    """The facts that a signal is computed from, on a host.
+    """The facts from which a signal is computed on a host.
 
-    data: returns the client's data, with `Examples` unless the task has its own trainer
-    (`trains_by_itself`). task: the task's name. classes, groups: as in `Task`. parameters:
-    parameters of the disclosure. label_counts: returns the number of training samples of each
-    class. estimated_matrix: estimates the interaction matrix with the run's pre-trained model, for
-    signals that set `needs_model`; takes long. noisy: adds the disclosure's noise to int64 counts
-    of any shape and returns the result; without noise, returns them unchanged. Call it only once. A
-    sample must add 1 to at most one count; otherwise the protection is weaker than ε states.
+    data: function that returns the client's data, with `Examples` unless the task has its own
+    trainer (`trains_by_itself`). task: name of the task. classes, groups: as in `Task`. parameters:
+    parameters of the disclosure. label_counts: function that returns the number of training samples
+    of each class. estimated_matrix: function that estimates the interaction matrix with the run's
+    pre-trained model, for signals that set `needs_model`; takes long. noisy: function that adds the
+    disclosure's noise to int64 counts of any shape and returns the result; without noise, it
+    returns them unchanged. Call it only once. A sample must add 1 to at most one count; otherwise
+    the protection is weaker than ε states.
     """
 
     client: ClientId
@@ -95,23 +96,23 @@ class SignalContext:
         """
         if self.trains_by_itself:
             raise TrainingError(
-                f"task '{self.task}' trains by itself and has no {wanted}; choose a selector "
-                "that needs none"
+                f"task '{self.task}' has its own trainer and therefore no {wanted}; choose a "
+                "selector that does not need them"
             )
         found: Examples = self.data().train
         return found
 
 
 class ProfileSignal(Plugin):
-    """A signal. Its constructor takes no arguments."""
+    """Base class of signals. The constructor takes no arguments."""
 
     group = SIGNALS
 
     title: ClassVar[str]
-    """The signal in plain words, for data owners: "label counts"."""
+    """Name of the signal in plain words, for data owners, such as "label counts"."""
     payload: ClassVar[type[Payload]]
-    """Class of the payload that a client sends. The field with the signal's name holds its
-    numbers."""
+    """Class of the payload that a client sends. The payload's field with the signal's name contains
+    the numbers."""
     modes: ClassVar[tuple[Mode, ...]] = (Mode.NOISY, Mode.EXACT)
     """The signal's modes, at least one: the first with noise, the last without."""
     needs_model: ClassVar[bool] = False
@@ -119,7 +120,7 @@ class ProfileSignal(Plugin):
     then sent with the request."""
     hides_records: ClassVar[bool] = True
     """True if the noisy mode's ε holds for each single record. Runs with `[privacy]` refuse
-    selectors that need other signals. Must be False without a noisy mode."""
+    selectors that need signals without this. Must be False without a noisy mode."""
 
     @abstractmethod
     def shape(self, classes: int) -> tuple[int, ...]:
@@ -135,7 +136,8 @@ class ProfileSignal(Plugin):
         """
 
     def request(self, wishes: ProfileSettings) -> Request:
-        """Return the request for a run's settings: noisy unless the settings ask for exact."""
+        """Return the request for a run's settings: noisy unless the settings request exact
+        numbers."""
         mode = self.modes[-1 if wishes.disclosure == "exact" else 0]
         if not mode.adds_noise:
             return Request(mode=mode)
@@ -143,7 +145,7 @@ class ProfileSignal(Plugin):
 
 
 def signal_named(name: str) -> ProfileSignal:
-    """Return the installed signal of that name. Raises PluginError."""
+    """Return the installed signal of this name. Raises PluginError."""
     signal = create(ProfileSignal, name, {})
     if name not in signal.payload.model_fields:
         raise PluginError(
@@ -159,7 +161,7 @@ def title_of(name: str) -> str:
 
 
 def check_known(name: str) -> None:
-    """Raise ProtocolError unless a signal of that name is installed. Does not load it."""
+    """Raise ProtocolError unless a signal of this name is installed. The signal is not loaded."""
     known = installed(SIGNALS)
     if name not in known:
         raise ProtocolError(
@@ -214,4 +216,4 @@ def read_payload(name: str, parameters: Parameters, text: str, *, classes: int) 
 
 
 def _refuse(name: str, why: str) -> NoReturn:
-    raise ProtocolError(f"a {name} profile makes no sense: {why}", signal=name)
+    raise ProtocolError(f"a {name} profile is not valid: {why}", signal=name)

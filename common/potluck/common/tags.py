@@ -1,7 +1,7 @@
 """Tags of hosts: properties by which an operator chooses machines, such as their site or scanner.
 
-A host declares them in its configuration; they do not describe single clients. The coordinator does
-not check them: it believes a host that declares a false site.
+A host declares its tags in its configuration; they do not describe single clients. The coordinator
+does not check them: it believes a host that declares a false site.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MOST_TAGS: Final = 32
 LONGEST_VALUE: Final = 64
 
 TagValue = Annotated[str, StringConstraints(min_length=1, max_length=LONGEST_VALUE)]
-"""Value of a tag: text that can be printed."""
+"""Value of a tag: printable text."""
 
 Tags = Annotated[dict[Name, TagValue], Field(max_length=MOST_TAGS)]
 """Values of tags by name."""
@@ -29,8 +29,8 @@ def check_tags(tags: Mapping[str, str], *, host_name: str) -> dict[str, str]:
     or value is not allowed."""
     if len(tags) > MOST_TAGS:
         raise ProtocolError(
-            f"host '{host_name}' has {len(tags)} tags; {MOST_TAGS} is the most, remove some from "
-            "its configuration"
+            f"host '{host_name}' has {len(tags)} tags; the maximum is {MOST_TAGS}: remove some "
+            "from its configuration"
         )
     for name, value in tags.items():
         if not is_name(name) or not 0 < len(value) <= LONGEST_VALUE or not value.isprintable():

@@ -74,7 +74,7 @@ Data = TypeVar("Data", default=Examples)
 class ClientData(Generic[Data]):
     """A client's samples: for training and, optionally, held out for evaluation.
 
-    Classification tasks have `Examples`; other tasks have any data that their trainer takes.
+    Classification tasks have `Examples`; other tasks have any data that their trainer accepts.
     """
 
     train: Data
@@ -89,9 +89,9 @@ class Task(Plugin):
     classes: int = 0
     """Number of classes; 0 if a task with its own trainer has none."""
     groups: int = 0
-    """Number of groups for worst-group accuracy; 0 if there are none."""
+    """Number of groups for worst-group accuracy; 0 if the task has no groups."""
     clients: int = 0
-    """Number of clients for which there are data; a run with more expected clients is refused. 0:
+    """Number of clients for which there are data; a run that expects more clients is refused. 0:
     any number."""
     needs_data: ClassVar[bool] = False
     """True if clients have no data without a data directory."""
@@ -110,9 +110,9 @@ class Task(Plugin):
 
     @abstractmethod
     def client_data(self, client: ClientId, data: Path | None) -> ClientData[Any]:
-        """Return the data of one client; `data` is the host's data directory, if it has one.
+        """Return the data of one client. data: the host's data directory; None if it has none.
 
-        Raises ConfigurationError if the client has none, or if files are missing.
+        Raises ConfigurationError if the client has no data, or if files are missing.
         """
 
     @abstractmethod
@@ -122,15 +122,15 @@ class Task(Plugin):
     def public_data(self, data: Path | None) -> Tensor | None:  # noqa: ARG002  part of the seam
         """Return public inputs without labels, n × …, on the coordinator; None if there are none.
 
-        They belong to no client, and are not part of the evaluation data.
+        Public inputs belong to no client, and are not part of the evaluation data.
         """
         return None
 
     def data_files(self) -> tuple[str, ...] | None:
         """Return the names of the files and folders that the task reads in a data directory.
 
-        None: it may read any file. If an experiment runs on other machines, only these files are
-        sent there.
+        Return None if the task may read any file. If an experiment runs on other machines, only
+        these files are sent there.
         """
         return None
 

@@ -33,9 +33,9 @@ SHARE: Final = "share"
 class Measure:
     """The declaration of a measure.
 
-    label: a few words, shown to users. unit: unit of its mean, e.g. "mm"; "" for a plain number,
+    label: a few words, shown to users. unit: unit of the mean, e.g. "mm"; "" for a plain number,
     `SHARE` for a share. higher_is_better: True if a higher mean is better. lowest, highest: bounds
-    of the mean that a client may report; the coordinator refuses others.
+    of the mean that a client may report; the coordinator refuses values outside of them.
     """
 
     label: str
@@ -49,7 +49,8 @@ class Measure:
 class Measured:
     """Sum and count of a measure over samples, or over other units that it counts.
 
-    Sums and counts of several clients add up, so the mean over a federation is exact. count: ≥ 0.
+    Sums and counts of several clients are added, so the mean over a federation is exact. count: ≥
+    0.
     """
 
     sum: float
@@ -62,7 +63,7 @@ class Measured:
 
 
 Measures = Mapping[str, Measured]
-"""Measures by the names that the trainer declares."""
+"""Measures by name; the names are those that the trainer declares."""
 
 
 class Capability(StrEnum):
@@ -111,13 +112,14 @@ class NoisySteps:
 
 @dataclass(frozen=True, kw_only=True)
 class PrivateTraining:
-    """The terms of a training with noise that hides single records, and the steps taken so far.
+    """The settings of a training with noise that hides single records, and the steps taken up to
+    now.
 
-    The client's ledger has been charged for these terms. sampling_rate: chance of each record to be
-    in a step's batch, in (0, 1]. noise_multiplier: standard deviation of the noise that is added to
-    the sum of a batch's gradients, in units of `clip`, > 0. steps: maximum number of steps, ≥ 1.
-    clip: maximum L2 norm of a record's gradient, > 0. expected_batch: divisor of the noisy sum,
-    > 0. engine: implementation of `TrainerSettings.noisy_steps`. taken: recorded steps.
+    The client's ledger has been charged for these settings. sampling_rate: probability of each
+    record to be in a step's batch, in (0, 1]. noise_multiplier: standard deviation of the noise
+    that is added to the sum of a batch's gradients, in units of `clip`, > 0. steps: maximum number
+    of steps, ≥ 1. clip: maximum L2 norm of a record's gradient, > 0. expected_batch: divisor of the
+    noisy sum, > 0. engine: implementation of `TrainerSettings.noisy_steps`. taken: recorded steps.
     """
 
     sampling_rate: float
@@ -137,9 +139,9 @@ class PrivateTraining:
         sampling_rate: float | None = None,
         noise_multiplier: float | None = None,
     ) -> None:
-        """Record steps, before their noise is drawn; `noisy_steps` does it by itself.
+        """Record steps, before their noise is drawn. `noisy_steps` calls this itself.
 
-        sampling_rate, noise_multiplier: those of the steps; by default those of the terms.
+        sampling_rate, noise_multiplier: those of the steps; by default those of the settings.
         """
         rate = self.sampling_rate if sampling_rate is None else sampling_rate
         noise = self.noise_multiplier if noise_multiplier is None else noise_multiplier
@@ -147,7 +149,7 @@ class PrivateTraining:
 
     @property
     def within_terms(self) -> bool:
-        """True if steps were recorded, and none of them discloses more than the terms allow."""
+        """True if steps were recorded, and none of them discloses more than the settings allow."""
         return 0 < sum(each.steps for each in self.taken) <= self.steps and all(
             each.steps > 0
             and 0 < each.sampling_rate <= self.sampling_rate
@@ -175,11 +177,11 @@ class _Place:
         """Return a folder for the trainer's own files, one for each client and run.
 
         The files stay for the client's next training or evaluation, even if a process was killed in
-        between or a round was abandoned. The files of a run that does not train for 90 days are
+        between or a round was abandoned. If a run does not train for 90 days, its files are
         deleted. Raises RuntimeError outside a host.
         """
         if self.place is None:
-            raise RuntimeError("there is no folder outside a host; give the settings a place")
+            raise RuntimeError("outside a host there is no folder; set `place` in the settings")
         self.place.mkdir(mode=0o700, parents=True, exist_ok=True)
         return self.place
 
@@ -202,11 +204,12 @@ class TrainerSettings(_Place):
     """The circumstances of a training.
 
     training: the run's `[training]` table; a trainer uses the settings that apply to it. round:
-    round number, from 1. seed: seed of everything random in the training; the global generators of
-    `random`, numpy and torch were also seeded with it. client: client whose data are trained on.
-    device: "cpu" or "cuda:N". reports: the numbers that the run's selector asks for. privacy: terms
-    of a training with noise, for trainers with the capability `privacy`; None for one without. In a
-    training with noise, the seeds come from the operating system.
+    number of the round, from 1. seed: seed of everything random in the training; the global
+    generators of `random`, numpy and torch were also seeded with it. client: client on whose data
+    the model is trained. device: "cpu" or "cuda:N". reports: the numbers that the run's selector
+    requests. privacy: settings of a training with noise, for trainers with the capability
+    `privacy`; None without noise. In a training with noise, the seeds come from the operating
+    system.
     """
 
     training: LocalTraining
@@ -235,7 +238,7 @@ class TrainerSettings(_Place):
             yield optimizer, data
             return
         if self.privacy.engine is None:
-            raise RuntimeError("the terms have no engine outside a host; set `engine`")
+            raise RuntimeError("outside a host there is no engine for noisy steps; set `engine`")
         with self.privacy.engine(model, optimizer, data, self.privacy) as found:
             yield found
 
@@ -246,15 +249,15 @@ class TrainerSettings(_Place):
 
 
 class TrainingProgress:
-    """Receives the progress of a training, and reports whether it is still wanted."""
+    """Receives the progress of a training, and reports whether the training is still wanted."""
 
     def __init__(
         self,
         progress: Callable[[float], None] = lambda _: None,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
-        """progress: called with shares in [0, 1]. cancelled: called often; returns True to stop the
-        training. Both must return at once."""
+        """progress: function called with the completed share, in [0, 1]. cancelled: function that
+        returns True to stop the training; it is called often. Both must return immediately."""
         self.note, self.is_cancelled = progress, cancelled
 
     def __call__(self, share: float) -> None:
@@ -264,14 +267,14 @@ class TrainingProgress:
         Raises RoundClosedError if the training is no longer needed; don't catch it.
         """
         if self.is_cancelled():
-            raise RoundClosedError("the training was cancelled; no run waits for it")
+            raise RoundClosedError("the training was cancelled, because no run waits for it")
         self.note(share)
 
 
 class Trainer(ABC):
     """A task's own training. Called from one thread at a time; may take long.
 
-    One object serves all clients and rounds of a host, as long as the task stays loaded. Data that
+    One object serves all clients and rounds of a host, as long as the task is loaded. Data that
     must outlive the task belong in `TrainerSettings.folder`.
     """
 
@@ -279,13 +282,13 @@ class Trainer(ABC):
     """All measures that the trainer may return, by name, the most important first; at least one.
     Names are lower-case words joined by underscores."""
     capabilities: ClassVar[frozenset[str]] = frozenset()
-    """Capabilities that selectors may ask for; see `Capability`."""
+    """Capabilities that selectors may request; see `Capability`."""
 
     @abstractmethod
     def train(
         self, model: Any, data: Any, settings: TrainerSettings, report: TrainingProgress
     ) -> Contribution:
-        """Train the model in place, from the weights it holds.
+        """Train the model in place, from its current weights.
 
         data: the field `train` of the `ClientData` that the task returned for the client: a tensor,
         a `Dataset`, a path or any other object. If the model is a dict of arrays, values may be
@@ -304,7 +307,7 @@ class Trainer(ABC):
     def label_counts(self, data: Any) -> list[int]:
         """Count a client's training samples by class, for the capability `label_counts`.
 
-        Each sample must count in one class at most: the noise on these counts hides one sample only
+        Each sample must count in at most one class: the noise on these counts hides one sample only
         if the sample changes one count by one. The host refuses counts whose sum exceeds `samples`.
         """
         raise NotImplementedError(

@@ -1,5 +1,5 @@
-"""Tensors as files: layout, encodings, compression, digests, vectors over many tensors.
+"""Tensors in files: layout, encodings, compression, digests, vectors over many tensors.
 
-Imports the modules at the root. Arrays and bytes go in and come out; nothing here knows of
+Imports the modules at the root. Takes and returns arrays and bytes; nothing here depends on
 clients, rounds or gRPC.
 """

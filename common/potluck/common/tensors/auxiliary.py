@@ -1,4 +1,5 @@
-"""Tensors sent with a model's weights, in both directions (for example control variates).
+"""Auxiliaries: tensors sent with a model's weights, in both directions (for example control
+variates).
 
 An auxiliary has a name, and one tensor for each floating-point tensor of the model, with the same
 name and shape. It is always float32: encodings apply to weights only. In a file, such a tensor is
@@ -30,7 +31,7 @@ from potluck.common.tensors.tensor_files import (
 PREFIX: Final = "auxiliary/"
 
 Auxiliaries = Mapping[str, Mapping[str, NDArray[Any]]]
-"""By the auxiliary's name, then by the tensor's name."""
+"""Arrays by the auxiliary's name, then by the tensor's name."""
 
 
 def auxiliary_layout(layout: Layout) -> Layout:
@@ -40,14 +41,14 @@ def auxiliary_layout(layout: Layout) -> Layout:
 
 
 def auxiliaries_layout(layout: Layout, names: Iterable[str]) -> Layout:
-    """Return the layout of a file that holds just these auxiliaries."""
+    """Return the layout of a file that contains only these auxiliaries."""
     return Layout.place(_specifications(layout, names))
 
 
 def update_layout(layout: Layout, encoding: Encoding, names: Iterable[str]) -> Layout:
     """Return the layout of an update that includes these auxiliaries.
 
-    Raises LayoutError if the model itself has a tensor whose name begins with `auxiliary/`.
+    Raises LayoutError if a tensor of the model has a name that begins with `auxiliary/`.
     """
     encoded = encoded_layout(layout, encoding)
     extra = _specifications(layout, names)
@@ -84,8 +85,8 @@ def auxiliary_of(file: Tensors, name: str, layout: Layout) -> NamedTensors:
     """Return one auxiliary of a file, in the order of the model `layout`; no tensor is copied or
     read.
 
-    Raises LayoutError if a tensor is missing, is not float32 or has another shape than in the
-    model.
+    Raises LayoutError if a tensor is missing, is not float32, or differs in shape from the model's
+    tensor.
     """
     wanted = auxiliary_layout(layout)
     start = f"{PREFIX}{name}/"
@@ -102,8 +103,11 @@ def auxiliary_of(file: Tensors, name: str, layout: Layout) -> NamedTensors:
 
 
 def check_auxiliary_numbers(file: Tensors) -> None:
-    """Raise NotFiniteError or OutOfBoundsError if an auxiliary tensor holds NaN, infinity or a
-    number out of bounds. The error names the first such tensor."""
+    """Raise NotFiniteError or OutOfBoundsError if an auxiliary tensor contains NaN, infinity or a
+    number out of bounds.
+
+    The error names the first such tensor.
+    """
     for tensor in file.layout.tensors:
         if not tensor.name.startswith(PREFIX):
             continue

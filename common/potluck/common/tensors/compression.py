@@ -1,4 +1,4 @@
-"""Files compressed with Zstandard, level 1: on slow networks, deltas arrive a third faster."""
+"""Compresses files with Zstandard, level 1: on slow networks, deltas arrive a third faster."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PIECE_BYTES = 1 << 20
 
 
 def compress_file(source: Path, target: Path) -> FileDigest:
-    """Write `source`, compressed, to `target`. Raises StorageError if the disk refuses."""
+    """Compress the file `source` into `target`. Raises StorageError if the disk fails."""
     temporary = target.with_name(target.name + ".new")
     try:
         with source.open("rb") as plain, temporary.open("wb") as packed:
@@ -27,10 +27,10 @@ def compress_file(source: Path, target: Path) -> FileDigest:
 
 
 def decompress_file(source: Path, target: Path, *, maximum: int) -> None:
-    """Decompress `source` into `target`, which never gets more than `maximum` bytes.
+    """Decompress `source` into `target`, and stop if that gets more than `maximum` bytes.
 
     Raises LayoutError if `source` is not compressed, TooLargeError if its content is larger,
-    StorageError if the disk refuses.
+    StorageError if the disk fails.
     """
     temporary = target.with_name(target.name + ".new")
     written = 0
@@ -41,13 +41,13 @@ def decompress_file(source: Path, target: Path, *, maximum: int) -> None:
                 written += len(piece)
                 if written > maximum:
                     raise TooLargeError(
-                        f"a compressed file holds more than {maximum} bytes", maximum=maximum
+                        f"a compressed file contains more than {maximum} bytes", maximum=maximum
                     )
                 plain.write(piece)
         temporary.replace(target)
     except zstandard.ZstdError as error:
         raise LayoutError(
-            f"a file announced as compressed with Zstandard is not: {error}"
+            f"a file was announced as compressed with Zstandard, but is not: {error}"
         ) from None
     except OSError as error:
         raise StorageError(f"can't write {target}: {error.strerror}", path=target) from error

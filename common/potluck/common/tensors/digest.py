@@ -1,4 +1,4 @@
-"""The identity of a file: BLAKE3 digest of its bytes, 64 lower-case hexadecimal digits.
+"""The digest that identifies a file: BLAKE3 of its bytes, 64 lower-case hexadecimal digits.
 
 BLAKE3 and not SHA-256, because each byte of a round is hashed three times: by its writer, on a host
 and on the coordinator. SHA-256 took a third of a round's processor time (docs/contributing/adr).
@@ -27,7 +27,7 @@ def digest_of(content: bytes | memoryview) -> str:
 
 
 def digest_of_file(path: Path) -> tuple[str, int]:
-    """Digest and length of a file. Raises OSError."""
+    """Return digest and length of a file. Raises OSError."""
     digest, size, check = blake3(), 0, interruption()
     buffer = bytearray(_PIECE_BYTES)
     with path.open("rb", buffering=0) as file:

@@ -3,17 +3,17 @@
 An encoded file is a safetensors file whose layout follows from the model's and the encoding:
 
 - float32: the model's own layout.
-- bfloat16: the same with BF16 for F32.
-- int8: the whole floating-point vector (`potluck.common.tensors.flat`) as one I8 tensor `int8`,
-  and one F32 scale for each 128 elements in `int8/scales`. One vector and not one per tensor, so
-  that a model of many small tensors has no more overhead than a large one: 1/4 + 1/128 of float32.
+- bfloat16: the model's layout, with BF16 for F32.
+- int8: the whole floating-point vector (`potluck.common.tensors.flat`) as one I8 tensor `int8`, and
+  one F32 scale for each 128 elements in `int8/scales`. There is one vector, not one per tensor, so
+  that many small tensors have no more overhead than one large tensor: 1/4 + 1/128 of float32.
 
-Tensors that are not floating-point are stored unchanged. Decoding uses single IEEE operations only
-(no fused ones, no sums), so every machine reconstructs the same bits.
+Tensors that are not floating-point are stored unchanged. Decoding uses only single IEEE operations
+(no fused operations, no sums), so every machine reconstructs the same bits.
 
 Stochastic rounding follows QSGD (Alistarh et al. 2017, §3.1) with the maximum norm for each block:
-x is sent as ⌊x/s + u⌋ with s = max|x|/127 and u uniform in (0, 1), so its expected value is x. u
-has 16 bits, which is as fine as float32 itself is near 127.
+x is sent as ⌊x/s + u⌋ with s = max|x|/127 and u uniform in (0, 1), so the expected decoded value is
+x. u has 16 bits, which is the resolution of float32 near 127.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ INT8_VALUES: Final = "int8"
 INT8_SCALES: Final = "int8/scales"
 INT8_BLOCK: Final = 128
 VECTOR: Final = ""
-"""Used in place of a tensor's name for the whole floating-point vector."""
+"""Name that stands for the whole floating-point vector, in place of a tensor's name."""
 
 # A multiple of INT8_BLOCK. Temporary arrays of this length stay in a core's second-level cache.
 _CHUNK: Final = 2**15
@@ -54,7 +54,7 @@ _Block = tuple[str, int, NDArray[Any]]
 
 
 class Encoding(StrEnum):
-    """Encoding of the numbers of a tensor file; named as in the protocol."""
+    """Encoding of the numbers in a tensor file; the names are those of the protocol."""
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
@@ -64,8 +64,8 @@ class Encoding(StrEnum):
 def encoded_layout(layout: Layout, encoding: Encoding) -> Layout:
     """Return the layout of a model's encoded file.
 
-    Raises LayoutError if the model has floating-point tensors other than float32, or a tensor
-    with a name that int8 files need.
+    Raises LayoutError if the model has floating-point tensors other than float32, or a tensor with
+    a name that int8 files need.
     """
     check_float32(layout)
     if encoding is Encoding.FLOAT32:
@@ -94,11 +94,11 @@ def encode(
     """Return the arrays of an encoded file, to be written in `encoded_layout(Layout.of(arrays),
     …)`.
 
-    `base`: send the difference from these arrays (same names and shapes) instead of weights.
-    `generator`: source of the random rounding; int8 needs it. Same arrays and same generator state
-    give the same bytes. Arrays that need no conversion are returned without a copy. Raises
-    LayoutError as `encoded_layout` does, NotFiniteError if int8 would have to carry NaN or
-    infinity.
+    base: arrays (same names and shapes) whose difference from `arrays` is sent instead of weights;
+    None to send weights. generator: source of the random rounding; int8 needs it. Same arrays and
+    same generator state give the same bytes. Arrays that need no conversion are returned without a
+    copy. Raises the errors of `encoded_layout`, and NotFiniteError if an array for int8 contains
+    NaN or infinity.
     """
     layout = Layout.of(arrays)
     check_float32(layout)
@@ -131,7 +131,7 @@ def encoded_blocks(
     """Yield the floating-point part of `encode`'s result in blocks.
 
     A block is (name of the tensor, index of the first element, numbers). The name is `VECTOR` for
-    the floating-point vector. The next block overwrites the numbers. Raises what `encode` raises.
+    the floating-point vector. The next block overwrites the numbers. Raises the errors of `encode`.
     """
     layout = Layout.of(arrays)
     check_float32(layout)
@@ -159,7 +159,7 @@ def write_encoded(
     base: Mapping[str, NDArray[Any]] | None = None,
     generator: np.random.Generator | None = None,
 ) -> None:
-    """Encode block by block into a draft. Raises what `encode` raises, and StorageError."""
+    """Encode block by block into a draft. Raises the errors of `encode`, and StorageError."""
     for name, array in arrays.items():
         if array.dtype.kind != "f":
             draft.put(name, 0, array)
@@ -173,7 +173,7 @@ def write_encoded(
 class EncodedUpdate:
     """An encoded tensor file, read as float32 weights block by block.
 
-    `base`: the model that was subtracted before encoding; None if the file holds weights. Reading
+    base: the model that was subtracted before encoding; None if the file contains weights. Reading
     is thread-safe.
     """
 
@@ -194,7 +194,7 @@ class EncodedUpdate:
         self._encoding = encoding
         self._arrays = file.arrays
         self._base = None if base is None else FlatVector(base.arrays, model_layout)
-        # int8 files hold the vector itself; the others hold it in pieces.
+        # int8 files contain the vector itself, other files contain it in pieces.
         self._vector = None if encoding is Encoding.INT8 else FlatVector(file.arrays, model_layout)
 
     @property
@@ -212,8 +212,8 @@ class EncodedUpdate:
     ) -> NDArray[np.floating[Any]]:
         """Return weights [begin, end) of the floating-point vector, float32; don't change them.
 
-        `scratch`: float32, at least end − begin elements. Returns a view if one array in memory
-        holds these numbers, otherwise the beginning of `scratch`.
+        scratch: float32, at least end − begin elements. Returns a view if one array in memory has
+        these numbers, otherwise the beginning of `scratch`.
         """
         if self._encoding is Encoding.FLOAT32 and self._base is None and self._vector is not None:
             return self._vector.block(begin, end, scratch)
@@ -233,7 +233,8 @@ class EncodedUpdate:
         return out
 
     def decode_to_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return all tensors in the model's layout: new float32 arrays, copies of the others."""
+        """Return all tensors in the model's layout: new float32 arrays for the decoded ones, copies
+        of the other tensors."""
         vector = np.empty(self.parameters, np.float32)
         for begin in range(0, self.parameters, _CHUNK):
             end = min(begin + _CHUNK, self.parameters)
@@ -253,8 +254,11 @@ class EncodedUpdate:
             draft.put_flat(begin, self.block(begin, end, scratch))
 
     def check_numbers(self) -> None:
-        """Raise NotFiniteError or OutOfBoundsError if a decoded weight is not a number within
-        bounds. The error names the first such tensor."""
+        """Raise NotFiniteError or OutOfBoundsError if a decoded weight is not a finite number
+        within bounds.
+
+        The error names the first such tensor.
+        """
         scratch = np.empty(_CHUNK, np.float32)
         for begin in range(0, self.parameters, _CHUNK):
             end = min(begin + _CHUNK, self.parameters)
@@ -305,7 +309,8 @@ def _bfloat16_blocks(vector: FlatVector, base: FlatVector | None) -> Iterator[_B
         out = encoded[: len(vector) - begin]
         _difference(vector, base, begin, values[: out.size])
         bits = values[: out.size].view(np.uint32)
-        # Adding just under half a unit of the last kept bit, plus that bit, rounds ties to even.
+        # Adding just under half a unit of the last kept bit, plus this bit itself, rounds ties to
+        # even.
         rounded = bits >> 16
         rounded &= 1
         rounded += 0x7FFF
@@ -350,7 +355,7 @@ def _int8_blocks(
 
 
 def _scale(x: NDArray[np.float32], scale: NDArray[np.float32]) -> None:
-    """Turn the blocks' largest magnitudes, given in `scale`, into scales; divide x by these."""
+    """Turn the blocks' largest magnitudes, passed in `scale`, into scales; divide x by them."""
     scale /= np.float32(127)
     np.minimum(scale, _LARGEST_SCALE, out=scale)
     # Subnormal scales are too coarse to divide by: blocks below 127 · 2⁻¹²⁶ become zero.

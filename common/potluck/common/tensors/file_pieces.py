@@ -1,7 +1,7 @@
-"""Reading of files in pieces, so that a disk failure raises OSError.
+"""Reads files in pieces, so that a disk failure raises OSError.
 
-A file is not mapped for this: the kernel answers a failed read of a mapped page with SIGBUS, which
-ends the process. Reads of a mapped page fail after a disk error, beyond the end of a file that was
+Files are not mapped for this: if a mapped page can't be read, the kernel sends SIGBUS, which ends
+the process. A mapped page can't be read after a disk error, beyond the end of a file that was
 shortened, and at a hole in a file on a full tmpfs.
 """
 

@@ -1,10 +1,11 @@
-"""A check of a file's numbers while it is verified, when each piece is in the processor's cache.
+"""Checks a file's numbers while its digest is verified, when each piece is in the processor's
+cache.
 
 The check trusts nothing in the file. It reads everything after the header as float32 words and
 compares these with the bounds. The header's length is in the first eight bytes. If all words are
-numbers within bounds, so is every float32 tensor that begins at a multiple of four bytes, provided
-that the file is a tensor file at all. If not, the check is inconclusive, since a tensor of integers
-may look like NaN.
+numbers within bounds, every float32 tensor that begins at a multiple of four bytes is, too,
+provided that the file is a tensor file at all. Otherwise the check is inconclusive, because a
+tensor of integers may look like NaN.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _LENGTH_BYTES: Final = 8
 
 
 class FiniteScreen:
-    """Checks a tensor file's bytes in order, in pieces of any size; the first has at least 8
+    """Checks a tensor file's bytes in order, in pieces of any size; the first piece has at least 8
     bytes."""
 
     def __init__(self) -> None:
@@ -47,5 +48,5 @@ class FiniteScreen:
 
     @property
     def clean(self) -> bool:
-        """True while every float32 word so far was a number within bounds."""
+        """True if every float32 word up to now was a number within bounds."""
         return self._clean

@@ -1,6 +1,6 @@
-"""The floating-point tensors of a model as one vector, without a copy into one array.
+"""The floating-point tensors of a model as one vector, without copying them into one array.
 
-Everything that works on a model block by block (encoding, statistics, reduction) sees it as a
+All code that processes a model block by block (encoding, statistics, reduction) treats it as a
 vector of `layout.parameters` elements: the floating-point tensors in the layout's order, each in C
 order. A block may span several tensors.
 """
@@ -33,23 +33,24 @@ def check_float32(layout: Layout) -> None:
 
 
 def name_at(layout: Layout, position: int) -> str:
-    """Return the name of the floating-point tensor that holds element `position` of the vector."""
+    """Return the name of the floating-point tensor that contains element `position` of the
+    vector."""
     for tensor in layout.tensors:
         if tensor.floating:
             position -= tensor.elements
             if position < 0:
                 return tensor.name
-    raise IndexError(f"a model of {layout.parameters} parameters has none further on")
+    raise IndexError(f"a model of {layout.parameters} parameters has no parameter at this position")
 
 
 class FlatVector:
-    """A read-only view of named arrays as one vector; it has their element type.
+    """A read-only view of named arrays as one vector, with the arrays' element type.
 
     Reading raises StorageError for arrays in files. It is thread-safe.
     """
 
     def __init__(self, arrays: Mapping[str, NDArray[Any]], layout: Layout) -> None:
-        """`arrays` holds at least the floating-point tensors of `layout`, by name."""
+        """arrays: at least the floating-point tensors of `layout`, by name."""
         names = [tensor.name for tensor in layout.tensors if tensor.floating and tensor.elements]
         self._sources: Sequence[NDArray[Any] | StoredTensor]
         if isinstance(arrays, StoredTensors):
@@ -62,8 +63,11 @@ class FlatVector:
         return self._begins[-1]
 
     def block(self, begin: int, end: int, scratch: NDArray[Any] | None = None) -> NDArray[Any]:
-        """Return elements [begin, end): a view if one array in memory holds them all, else a copy
-        in `scratch`, or in a new array."""
+        """Return elements [begin, end).
+
+        Returns a view if one array in memory has all of them, else a copy in `scratch`, or in a new
+        array.
+        """
         index = bisect_right(self._begins, begin) - 1
         if not begin < end:
             return np.empty(0, np.float32) if scratch is None else scratch[:0]
@@ -110,7 +114,7 @@ def _joined(tensors: list[StoredTensor]) -> list[StoredTensor]:
 
 
 class TensorBorders:
-    """Begin and end of each floating-point tensor of a layout in the vector."""
+    """Where each floating-point tensor of a layout begins and ends in the vector."""
 
     def __init__(self, layout: Layout) -> None:
         floating = [tensor for tensor in layout.tensors if tensor.floating and tensor.elements]
@@ -118,8 +122,8 @@ class TensorBorders:
         self._begins = [0, *accumulate(tensor.elements for tensor in floating)]
 
     def parts(self, begin: int, end: int) -> list[tuple[slice, str]]:
-        """Split the block [begin, end) by tensor: return (slice of the block, name of its
-        tensor)."""
+        """Split the block [begin, end) by tensor; return (slice of the block, name of its tensor)
+        for each part."""
         parts: list[tuple[slice, str]] = []
         index = bisect_right(self._begins, begin) - 1
         position = begin
@@ -134,8 +138,8 @@ class TensorBorders:
 def unflatten(
     vector: NDArray[Any], others: Mapping[str, NDArray[Any]], layout: Layout
 ) -> dict[str, NDArray[Any]]:
-    """Return named arrays in the layout's order: views of `vector`, and `others` for the tensors
-    that are not floating-point."""
+    """Return named arrays in the layout's order: views of `vector`, and the arrays in `others` for
+    the tensors that are not floating-point."""
     arrays: dict[str, NDArray[Any]] = {}
     position = 0
     for tensor in layout.tensors:

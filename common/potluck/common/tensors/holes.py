@@ -1,8 +1,8 @@
-"""Zeros stored as holes in files, which take no disk space and no time to write; and files without
-holes.
+"""Stores zeros as holes in files, which need no disk space and no time to write; also creates files
+without holes.
 
-The weight delta of a mostly frozen model is nearly all zeros, and so is a model that starts from
-zeros.
+The weight delta of a mostly frozen model is nearly all zeros, and so is a model whose initial
+weights are zeros.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ _LOOK_BYTES: Final = 64
 
 
 def write_at(descriptor: int, piece: memoryview, place: int) -> None:
-    """Write bytes at offset `place` of a file that is open for reading and writing. Zeros are not
-    written if the file already reads as zeros there. Raises OSError."""
+    """Write bytes at offset `place` of a file that is open for reading and writing.
+
+    Zeros are not written if the file already reads as zeros there. Raises OSError.
+    """
     if _is_zero(piece) and _is_zero_there(descriptor, place, len(piece)):
         return
     _write_all(descriptor, piece, place)
 
 
 def reserve(descriptor: int, size: int) -> None:
-    """Allocate disk space for a file's first `size` bytes; a shorter file is extended.
+    """Allocate disk space for the first `size` bytes of a file; extend a shorter file.
 
     The file's content stays. descriptor: open for reading and writing. Raises OSError.
     """

@@ -1,11 +1,11 @@
-"""Memory for large arrays: in unnamed files, if a folder is set for them.
+"""Allocates memory for large arrays: in unnamed files, if a folder is set for them.
 
-The kernel writes pages of such a file out and drops them if memory is short, so an array takes
-space on the disk and no private memory of the process. All code that makes an array as large as a
+If memory is short, the kernel writes pages of such a file to disk and drops them. So an array needs
+space on the disk and no private memory of the process. All code that creates an array as large as a
 part of a model allocates it here. Without a folder, the array is in memory.
 
-Files of this kind are mapped, since an array needs memory: they replace swap space. A page that was
-written out and can't be read back ends the process with SIGBUS, as a failing swap device would.
+These files are mapped, because an array needs memory: they replace swap space. If a page that was
+written to disk can't be read again, the process ends with SIGBUS, as with a failing swap device.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     import torch
 
 LARGE_BYTES: Final = 2**20
-"""Arrays of fewer bytes are always in memory."""
+"""Size in bytes; arrays smaller than this are always in memory."""
 
 _folder: ContextVar[Path | None] = ContextVar("folder_of_large_arrays", default=None)
 
 
 @contextlib.contextmanager
 def large_arrays_in(folder: Path) -> Iterator[None]:
-    """Put large arrays that are made in this block into files in `folder`."""
+    """Put large arrays that are created in this block into files in `folder`."""
     token = _folder.set(folder)
     try:
         yield
@@ -64,9 +64,9 @@ def copy(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def storage_in(folder: Path, size: int) -> torch.UntypedStorage:
-    """Return `size` zero bytes in a file in `folder`, which disappears with its last user.
+    """Return `size` zero bytes in a file in `folder`. The file is deleted with its last user.
 
-    Raises StorageError if the disk is full, so that later writes always find room.
+    Raises StorageError if the disk is full. Later writes then always find space.
     """
     import torch
 
@@ -77,7 +77,7 @@ def storage_in(folder: Path, size: int) -> torch.UntypedStorage:
             mapped = torch.UntypedStorage.from_file(file.name, True, size)  # shared with the file
     except OSError as error:
         raise StorageError(
-            f"can't make room for {size} bytes of a model in {folder}: {error.strerror}",
+            f"can't allocate {size} bytes for a model in {folder}: {error.strerror}",
             path=folder,
             errno=error.errno,
         ) from error

@@ -1,10 +1,10 @@
-"""Layout of a safetensors file: its tensors and their places, written and read as its header.
+"""Layout of a safetensors file: its tensors and their places, as written in its header.
 
 A safetensors file is eight bytes of length (unsigned, little-endian), a JSON object of that length,
 and the tensors' bytes (https://github.com/huggingface/safetensors, README, "Format"). The library
-behind the format copies every tensor it reads for numpy and joins every file it writes in memory,
-so that part is done here. A header may come from an untrusted peer: everything in it is checked,
-and `parse_header` raises only LayoutError.
+of the format copies every tensor that it reads for numpy, and assembles in memory every file that
+it writes. So reading and writing are implemented here. A header may come from an untrusted peer:
+everything in it is checked, and `parse_header` raises only LayoutError.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LENGTH_BYTES: Final = 8
 ALIGNMENT: Final = 8
 MAXIMUM_DIMENSIONS: Final = 32
 _MAXIMUM_BYTES: Final = 2**63 - 1
-# A tensor opens three brackets and takes at least 49 characters; names may hold a few brackets too.
+# A tensor opens three brackets and needs at least 49 characters; names may contain brackets, too.
 _CHARACTERS_PER_BRACKET: Final = 12
 
 DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
@@ -45,8 +45,8 @@ DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
     "U8": np.dtype("u1"),
     "BOOL": np.dtype("?"),
 }
-"""numpy's type for each type of the format. numpy has no bfloat16, so BF16 appears as its bits in
-uint16."""
+"""numpy type for each type of the format. numpy has no bfloat16, so a BF16 tensor appears as its
+bits in uint16."""
 
 FLOATING: Final = frozenset({"F64", "F32", "F16", "BF16"})
 _NAMES: Final = {dtype: name for name, dtype in DTYPES.items() if name != "BF16"}
@@ -69,13 +69,13 @@ class TensorSpec:
 
     @property
     def floating(self) -> bool:
-        """True if it takes part in arithmetic; other tensors are passed on unchanged."""
+        """True if the tensor takes part in arithmetic; other tensors are passed on unchanged."""
         return self.dtype in FLOATING
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The tensors of a file, in the order that is used everywhere."""
+    """The tensors of a file, in the order that all code uses."""
 
     tensors: tuple[TensorSpec, ...]
 
@@ -83,7 +83,7 @@ class Layout:
     def of(cls, arrays: Mapping[str, NDArray[Any]]) -> Layout:
         """Return the canonical layout of named arrays, in their order.
 
-        Raises LayoutError for a type that the format does not have.
+        Raises LayoutError for an array type that the format does not have.
         """
         return cls.place(
             [(name, _dtype_name(name, a.dtype), a.shape) for name, a in forms(arrays).items()]
@@ -93,7 +93,7 @@ class Layout:
     def place(cls, tensors: list[tuple[str, str, tuple[int, ...]]]) -> Layout:
         """Return the canonical layout of tensors given as (name, dtype, shape).
 
-        Wider types lie first in the data, so that every tensor is aligned.
+        Tensors of wider types come first in the data, so that every tensor is aligned.
         """
         sizes = [math.prod(shape) * DTYPES[dtype].itemsize for _, dtype, shape in tensors]
         begins = [0] * len(tensors)
@@ -109,8 +109,11 @@ class Layout:
         )
 
     def without(self, patterns: Sequence[str]) -> Layout:
-        """Return the canonical layout of the tensors whose names match none of the patterns, such
-        as '*.base_layer.weight'. Without patterns, return this layout itself."""
+        """Return the canonical layout without the tensors whose names match a pattern, such as
+        '*.base_layer.weight'.
+
+        Without patterns, return this layout itself.
+        """
         if not patterns:
             return self
         return self.without_names(
@@ -118,7 +121,7 @@ class Layout:
         )
 
     def without_names(self, names: Collection[str]) -> Layout:
-        """Return the canonical layout of the tensors other than these."""
+        """Return the canonical layout without these tensors."""
         others = set(names)
         return Layout.place(
             [(t.name, t.dtype, t.shape) for t in self.tensors if t.name not in others]
@@ -136,12 +139,14 @@ class Layout:
 
     @cached_property
     def header(self) -> bytes:
-        """Length and JSON as they stand at the beginning of a file; the same for equal layouts."""
+        """The length and the JSON at the beginning of a file; the same for equal layouts."""
         return self.header_with({})
 
     def header_with(self, metadata: Mapping[str, str]) -> bytes:
-        """Return the header with `metadata` as its `__metadata__`, for other programs; without any,
-        return the plain header."""
+        """Return the header with `metadata` as its `__metadata__`, for other programs.
+
+        If `metadata` is empty, return the plain header.
+        """
         described: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
         described |= {
             tensor.name: {
@@ -170,7 +175,8 @@ class Layout:
     ) -> None:
         """Raise LayoutError unless names, types and shapes are those of `expected`.
 
-        Order and place of the tensors don't matter: they are always found by name.
+        Order and places of the tensors don't matter: tensors are always found by name. what, whose:
+        words for the message.
         """
         for wanted in expected.tensors:
             found = self.by_name.get(wanted.name)
@@ -196,7 +202,7 @@ class Layout:
 
 
 def parse_header(text: bytes) -> Layout:
-    """Return the layout that a header's JSON describes. Raises LayoutError, nothing else."""
+    """Return the layout that a header's JSON describes. Raises LayoutError and no other error."""
     if not text.startswith(b"{"):
         _refuse("a tensor file's header must begin with '{'; this is not a safetensors file")
     if text.count(b"[") + text.count(b"{") > 8 + len(text) // _CHARACTERS_PER_BRACKET:
@@ -220,7 +226,7 @@ def parse_header(text: bytes) -> Layout:
 
 
 def quoted(name: str) -> str:
-    """Return a tensor's name fit for one line of an error message."""
+    """Return a tensor's name in quotes, shortened and escaped for one line of an error message."""
     return repr(name if len(name) <= 120 else name[:120] + "…")
 
 
@@ -234,7 +240,7 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
 def _parse_tensor(name: str, described: object) -> TensorSpec:
     label = quoted(name)
     if not name.isprintable():
-        # Also keeps lone surrogates out, which no encoding can carry.
+        # This also refuses lone surrogates, which can't be encoded.
         _refuse(f"tensor name {label} holds characters that can't be printed", name)
     if not isinstance(described, dict) or described.keys() != {"dtype", "shape", "data_offsets"}:
         _refuse(f"tensor {label} must have exactly dtype, shape and data_offsets", name)

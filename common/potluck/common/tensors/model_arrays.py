@@ -1,6 +1,6 @@
 """A model's state as named arrays: the form in which models are sent, stored and combined.
 
-A model is a `torch.nn.Module`, or a dict of named arrays. Torch is imported for modules only.
+A model is a `torch.nn.Module`, or a dict of named arrays. Torch is imported only for modules.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Model = Any
 def state_arrays(model: Model, *, only: Container[str] | None = None) -> dict[str, NDArray[Any]]:
     """Return parameters and buffers by name, in the order of `state_dict`; contiguous, on the CPU.
 
-    `only`: names of the arrays to return; by default all. For a model on the CPU they are views:
-    copy them before the model is trained further. Raises LayoutError for a tensor that numpy can't
-    hold (bfloat16, quantized, sparse).
+    only: names of the arrays to return; by default all. For a model on the CPU the arrays are
+    views: copy them before the model is trained further. Raises LayoutError for a tensor that numpy
+    can't represent (bfloat16, quantized, sparse).
     """
     if isinstance(model, Mapping):
         wanted = model if only is None else [name for name in model if name in only]
@@ -60,11 +60,11 @@ def buffer_names(model: Model) -> frozenset[str]:
 def load_arrays(
     model: Model, arrays: Mapping[str, NDArray[Any]], *, only: Container[str] | None = None
 ) -> None:
-    """Overwrite parameters and buffers in place; `arrays` may be read-only, or in a file.
+    """Overwrite parameters and buffers in place. arrays: may be read-only, or in a file.
 
-    `only`: names of the tensors to overwrite; by default all. Raises LayoutError if names, shapes
-    or types differ from the model's, which then stays unchanged. Raises StorageError if the file
-    can't be read; some tensors may then be overwritten already.
+    only: names of the tensors to overwrite; by default all. Raises LayoutError if names, shapes or
+    types differ from the model's, which then stays unchanged. Raises StorageError if the file can't
+    be read; some tensors may then be overwritten already.
     """
     layout = Layout.of(state_arrays(model, only=only))
     Layout.of(arrays).check_matches(layout, what="received", whose="task's model")
@@ -82,7 +82,7 @@ def _load_module(
     with torch.no_grad():
         for name, tensor in _wanted(model, only):
             if tensor.device.type == "cpu":
-                copy_into(tensor.numpy(), arrays, name)  # straight from the file
+                copy_into(tensor.numpy(), arrays, name)  # without an intermediate copy
             else:  # torch warns of read-only memory, so one tensor at a time is copied first
                 tensor.copy_(torch.from_numpy(copied(arrays, name)))
 

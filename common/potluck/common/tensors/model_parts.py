@@ -1,10 +1,10 @@
-"""Division of a model into tensors that are sent and tensors that are not.
+"""Divides a model into tensors that are sent and tensors that are not.
 
-A run file's `[model] trainable = [patterns]` says which tensors are sent in both directions. The
-others are the base, which is not trained. Every machine has the base already, from a file or from
-the task's model. A digest shows that all machines have the same base. `keep = [patterns]` says
-which tensors each client trains for itself: they never leave the client, and start with the values
-of the task's model. Hosts and the coordinator use this module.
+A run file's `[model] trainable = [patterns]` sets which tensors are sent in both directions. The
+other tensors are the base, which is not trained. Every machine has the base already, from a file or
+from the task's model. A digest shows that all machines have the same base. `keep = [patterns]` sets
+which tensors each client trains for itself: they never leave the client, and their initial values
+are those of the task's model. Hosts and the coordinator use this module.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class DividedModel:
     """A model of which only some tensors are sent.
 
     network: the whole model, a `torch.nn.Module` or arrays by name. layout: layout of the tensors
-    that are sent. base_blake3: digest of the tensors that are not trained; empty if all are.
-    buffers: copies of the base's buffers, which a network overwrites while it trains. kept: copies
-    of the initial values of the tensors that a client keeps.
+    that are sent. base_blake3: digest of the tensors that are not trained; empty if all are
+    trained. buffers: copies of the base's buffers, which a network overwrites while it trains.
+    kept: copies of the initial values of the tensors that a client keeps.
     """
 
     network: Any
@@ -53,7 +53,7 @@ class DividedModel:
 
     @property
     def _travelling(self) -> Container[str] | None:
-        """Names of the tensors that are sent; None if all are."""
+        """Names of the tensors that are sent; None if all tensors are sent."""
         if isinstance(self.network, Mapping):  # a trainer may have added arrays
             return self.network.keys() - self.kept.keys()
         return self.layout.by_name if self.base_blake3 or self.kept else None
@@ -63,8 +63,10 @@ class DividedModel:
         return state_arrays(self.network, only=self._travelling)
 
     def kept_arrays(self) -> dict[str, NDArray[np.generic]]:
-        """Return the tensors that a client keeps, as `state_arrays` returns them. Raises
-        LayoutError if a training has changed their names, shapes or types."""
+        """Return the tensors that a client keeps, as `state_arrays` returns them.
+
+        Raises LayoutError if a training has changed their names, shapes or types.
+        """
         arrays = state_arrays(self.network, only=self.kept)
         Layout.of(arrays).check_matches(Layout.of(self.kept), what="trained model", whose="task")
         return arrays
@@ -75,9 +77,10 @@ class DividedModel:
         kept: Mapping[str, NDArray[np.generic]] | None = None,
     ) -> None:
         """Overwrite the tensors that are sent and those that a client keeps; restore the base's
-        buffers. kept: by default the initial values.
+        buffers.
 
-        Raises LayoutError if `arrays` or `kept` has missing or additional tensors.
+        kept: values of the kept tensors, by default the initial ones. Raises LayoutError if
+        `arrays` or `kept` has missing or additional tensors.
         """
         load_arrays(self.network, arrays, only=self._travelling)
         if self.kept:
@@ -102,11 +105,12 @@ class DividedModel:
 
 
 def divided(network: Any, table: ModelTable | None, data: Path | None) -> DividedModel:
-    """Divide a network as a run's `[model]` table says, and load the base that the table names.
+    """Divide a network as a run's `[model]` table specifies, and load the base that the table
+    names.
 
-    data: folder that holds the base's file. The base's parameters are frozen. The initial values of
-    the tensors that clients keep are the network's present ones. Raises ConfigurationError if
-    patterns, base or digest don't fit the network, LayoutError for a tensor that can't be sent.
+    data: folder that contains the base's file. The base's parameters are frozen. The initial values
+    of the tensors that clients keep are the network's current ones. Raises ConfigurationError if
+    patterns, base or digest don't match the network, LayoutError for a tensor that can't be sent.
     """
     if table is None or not table.divides:
         return DividedModel(network=network, layout=Layout.of(state_arrays(network)))
@@ -137,7 +141,7 @@ def divided(network: Any, table: ModelTable | None, data: Path | None) -> Divide
             "`base` of [model]",
             base_blake3=blake3,
         )
-    module: Any = network  # arrays were returned above
+    module: Any = network  # models that are arrays were returned above
     for name, parameter in module.named_parameters(remove_duplicate=False):
         if name in base:
             parameter.requires_grad_(False)
@@ -210,8 +214,8 @@ def _load_base(
 ) -> None:
     """Overwrite a network's tensors with those of a file in the data directory.
 
-    The file must have all tensors of the base. Tensors that are sent start with the file's values
-    if the file has them.
+    The file must have all tensors of the base. If it also has tensors that are sent, their initial
+    values are the file's.
     """
     path = None if data is None else (data / name).resolve()
     if data is None or path is None or not path.is_relative_to(data.resolve()):
@@ -244,8 +248,8 @@ def _load_base(
 def _in_file(state: Mapping[str, Tensor], file: Layout) -> dict[str, TensorSpec]:
     """Return a file's tensors under the names that they have in the network.
 
-    Names in files of pretrained models lack the parts that `peft` adds to a model's layers. Of
-    several tensors that share memory, such files have only one.
+    Names in files of pretrained models lack the parts that `peft` adds to a model's layers. If
+    several tensors share memory, such files have only one of them.
     """
     found: dict[str, TensorSpec] = {}
     shared: dict[int, TensorSpec] = {}
@@ -270,7 +274,7 @@ def _tensor(array: NDArray[np.generic], specification: TensorSpec) -> Tensor:
 
 
 def _digest(base: Mapping[str, Tensor]) -> str:
-    """BLAKE3 over names, types, shapes and values, in the order of the names."""
+    """Return the BLAKE3 digest of names, types, shapes and values, in the order of the names."""
     import torch
 
     digest = hasher()

@@ -1,8 +1,9 @@
-"""Weights in several files with an index, as Hugging Face's libraries write large models.
+"""Weights in several files with an index, the form in which Hugging Face's libraries write large
+models.
 
-The index `model.safetensors.index.json` lies beside the shards. Its `weight_map` names the file of
+The index `model.safetensors.index.json` is next to the shards. Its `weight_map` names the file of
 each tensor (https://huggingface.co/docs/safetensors, `huggingface_hub.save_torch_state_dict`). An
-index from elsewhere is checked: its files must lie beside it, and each must have its tensors.
+index from elsewhere is checked: its files must be next to it, and each must have its tensors.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ _MAXIMUM_INDEX_BYTES: Final = 64 << 20
 def opened_weights(path: Path) -> Iterator[Tensors]:
     """Open the tensors of a .safetensors file, or of shards, while the block runs.
 
-    `path`: the file, an index of shards, or a folder with either under its usual name. Raises
-    LayoutError if the tensors differ from those in the index, StorageError.
+    path: the file, an index of shards, or a folder with either under its usual name. Raises
+    LayoutError if the tensors differ from those in the index, StorageError if a file can't be read.
     """
     if path.is_dir():
         path = path / (INDEX if (path / INDEX).exists() else SINGLE)
@@ -55,10 +56,12 @@ def opened_weights(path: Path) -> Iterator[Tensors]:
 def write_shards(
     tensors: Tensors, folder: Path, *, shard_bytes: int, metadata: Mapping[str, str]
 ) -> list[Path]:
-    """Write tensors as shards of at most `shard_bytes`, and their index. Return the files written.
+    """Write tensors as shards of at most `shard_bytes`, and their index. Return the paths of the
+    files.
 
-    A larger tensor is a shard by itself. A model that fits into one shard becomes one file without
-    an index. `metadata`: additional content of the index, or of that one file. Raises StorageError.
+    A larger tensor becomes a shard of its own. A model that fits into one shard becomes one file
+    without an index. metadata: additional content of the index, or of the one file. Raises
+    StorageError.
     """
     groups = _groups(tensors.layout, shard_bytes)
     written: list[Path] = []
@@ -110,7 +113,7 @@ def _write_index(
 
 
 def _weight_map(path: Path) -> dict[str, str]:
-    """Return the file name of each tensor."""
+    """Return the name of each tensor's file."""
     try:
         with path.open("rb") as file:
             text = file.read(_MAXIMUM_INDEX_BYTES + 1)
@@ -129,7 +132,7 @@ def _weight_map(path: Path) -> dict[str, str]:
     for name in places.values():
         if Path(name).name != name or not name.endswith(".safetensors"):
             raise LayoutError(
-                f"{path} names the file {quoted(name)}; shards are .safetensors files beside it",
+                f"{path} names the file {quoted(name)}; shards are .safetensors files next to it",
                 path=path,
             )
     return dict(places)
@@ -142,7 +145,8 @@ def _joined(places: Mapping[str, str], files: Mapping[str, TensorFile]) -> Named
         tensor = files[file].layout.by_name.get(name)
         if tensor is None:
             raise LayoutError(
-                f"{files[file].path} lacks tensor {quoted(name)}, which the index says it holds",
+                f"{files[file].path} lacks tensor {quoted(name)}, which should be in it according "
+                "to the index",
                 tensor=quoted(name),
             )
         specifications.append((name, tensor.dtype, tensor.shape))

@@ -1,7 +1,7 @@
-"""Files that are no longer needed, kept so that later files overwrite them.
+"""Keeps files that are no longer needed, so that later files can overwrite them.
 
 The kernel finds, clears and accounts for the pages of a new file one by one, and returns those of a
-deleted one. Overwriting a file whose pages are in the cache costs half as much, and every round
+deleted file. Overwriting a file whose pages are in the cache costs half as much, and every round
 writes each model and each update again.
 """
 
@@ -12,10 +12,12 @@ from pathlib import Path
 
 
 class SpareFiles:
-    """Up to `keep` files in a folder of their own. Give and take may run in different threads."""
+    """Up to `keep` files in a separate folder. `give` and `take` may be called from different
+    threads."""
 
     def __init__(self, folder: Path, *, keep: int) -> None:
-        """Open the folder, deleting what an earlier process left there. Raises OSError."""
+        """Open the folder, and delete the files that an earlier process left there. Raises
+        OSError."""
         self._folder = folder
         self._keep = keep
         self._numbers = itertools.count()
@@ -25,8 +27,8 @@ class SpareFiles:
                 path.unlink()
 
     def give(self, path: Path) -> None:
-        """Move a file into the folder, or delete it if there are `keep` already. It need not
-        exist."""
+        """Move a file into the folder. Delete it if there are `keep` files already. The file need
+        not exist."""
         try:
             if len(self._files) >= self._keep:
                 path.unlink(missing_ok=True)
@@ -39,13 +41,14 @@ class SpareFiles:
         self._files.append(spare)
 
     def take(self) -> Path | None:
-        """Return a file to overwrite and rename; None if there is none."""
+        """Remove a file from the folder, to be overwritten and renamed, and return its path; None
+        if the folder is empty."""
         while True:
             try:
                 path = self._files.pop()
-            except IndexError:  # no check before: another thread may take the last file in between
+            except IndexError:  # not checked before: another thread may take the last file
                 return None
-            if path.is_file():  # it may have been deleted meanwhile
+            if path.is_file():  # the file may have been deleted meanwhile
                 return path
 
     def clear(self) -> None:

@@ -1,8 +1,8 @@
-"""Tensors of open files, read into memory when they are asked for.
+"""Tensors of open files, read into memory on access.
 
-A file is read and not mapped: the kernel answers a failed read of a mapped page with SIGBUS, which
-ends the process, even if the page could be read before. A failed read here is a StorageError that
-names the file. The copies come from the page cache, a block or one tensor at a time.
+A file is read and not mapped: if a mapped page can't be read, the kernel sends SIGBUS, which ends
+the process, even if the page could be read before. Here, a failed read is a StorageError that names
+the file. The data are copied from the page cache, a block or one tensor at a time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from potluck.common.errors import StorageError
 
 
 class OpenFile:
-    """A file that is open for reading; closed when it is garbage-collected, like a mapping."""
+    """A file that is open for reading. Like a mapping, it is closed when it is
+    garbage-collected."""
 
     def __init__(self, path: Path) -> None:
         """Raises OSError."""
@@ -31,7 +32,7 @@ class OpenFile:
 
     @property
     def size(self) -> int:
-        """Its length in bytes."""
+        """Length of the file in bytes."""
         return os.fstat(self._descriptor).st_size
 
     def read(self, begin: int, length: int) -> bytes:
@@ -69,7 +70,7 @@ class OpenFile:
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """One tensor of an open file. begin: its first byte in the file."""
+    """One tensor of an open file. begin: offset of its first byte in the file."""
 
     file: OpenFile
     begin: int
@@ -87,7 +88,7 @@ class StoredTensor:
         return len(self.shape)
 
     def read(self) -> NDArray[Any]:
-        """Read all of it into a new array. Raises StorageError."""
+        """Read the whole tensor into a new array. Raises StorageError."""
         array = np.empty(self.shape, self.dtype)
         self.file.read_into(self.begin, array)
         return array
@@ -103,10 +104,10 @@ class StoredTensor:
             np.copyto(out, read)
 
     def __getitem__(self, place: slice) -> NDArray[Any]:
-        """Read a stretch of the elements, in C order, into a new array. Raises StorageError."""
+        """Read consecutive elements, in C order, into a new array. Raises StorageError."""
         begin, end, step = place.indices(self.size)
         if step != 1:
-            raise IndexError(f"a stored tensor is read in one stretch, got step {step}; use 1")
+            raise IndexError(f"a stored tensor can only be read with step 1, got {step}; use 1")
         array = np.empty(max(0, end - begin), self.dtype)
         self.read_into(array, begin)
         return array
@@ -115,7 +116,7 @@ class StoredTensor:
 class StoredTensors(Mapping[str, NDArray[Any]]):
     """Named arrays in files: each access reads the whole tensor into a new read-only array.
 
-    Raises StorageError if it can't be read. `stored` reads parts.
+    Raises StorageError if a tensor can't be read. `stored` reads parts of tensors.
     """
 
     def __init__(self, stored: Mapping[str, StoredTensor]) -> None:
@@ -127,7 +128,7 @@ class StoredTensors(Mapping[str, NDArray[Any]]):
         return array
 
     def __contains__(self, name: object) -> bool:
-        return name in self.stored  # reads nothing
+        return name in self.stored  # the default would read the tensor
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.stored)
@@ -139,14 +140,14 @@ class StoredTensors(Mapping[str, NDArray[Any]]):
 def forms(
     arrays: Mapping[str, NDArray[Any]],
 ) -> Mapping[str, NDArray[Any]] | Mapping[str, StoredTensor]:
-    """Return objects that have the arrays' types and shapes; reads no file."""
+    """Return objects that have the arrays' types and shapes, without reading a file."""
     return arrays.stored if isinstance(arrays, StoredTensors) else arrays
 
 
 def picked(
     arrays: Mapping[str, NDArray[Any]], names: Mapping[str, str]
 ) -> Mapping[str, NDArray[Any]]:
-    """Return some of the arrays under other names; reads no file. names: the old name for each new
+    """Return some of the arrays under other names, without reading a file. names: new name → old
     name."""
     if isinstance(arrays, StoredTensors):
         return StoredTensors({new: arrays.stored[old] for new, old in names.items()})

@@ -1,7 +1,7 @@
-"""Tensor files written piece by piece, in any order and from several threads.
+"""Writes tensor files piece by piece, in any order and from several threads.
 
-Code that makes a model block by block writes each block to its place, and so needs no memory for
-the whole model. The file is hashed afterwards, while its pages are in the cache.
+Code that creates a model block by block writes each block to its place in the file, and so needs no
+memory for the whole model. The file is hashed afterwards, while its pages are in the cache.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class TensorDraft:
     """
 
     def __init__(self, path: Path, layout: Layout, *, over: Path | None = None) -> None:
-        """Begin the file at `path`. `over`: a spare file in the same file system to overwrite.
+        """Create the file at `path`. over: a spare file in the same file system to overwrite.
         Raises StorageError."""
         self.path = path
         self.layout = layout
@@ -75,9 +75,10 @@ class TensorDraft:
     def arrays(self) -> Mapping[str, NDArray[Any]]:
         """The tensors, mapped into memory: writing to an array changes the file.
 
-        They are mapped since a strategy overwrites them. If the kernel can't read back a page that
-        it wrote to disk, the process ends with SIGBUS, as in `potluck.common.tensors.large_arrays`.
-        Raises StorageError if the disk has no room for all of it.
+        They are mapped because a strategy overwrites them. If the kernel can't read a page again
+        that it wrote to disk, the process ends with SIGBUS, as in
+        `potluck.common.tensors.large_arrays`. Raises StorageError if the disk has not enough space
+        for the whole file.
         """
         if self._arrays is None:
             with self._disk():  # later writes to pages must find disk space
@@ -97,14 +98,16 @@ class TensorDraft:
         return self._arrays
 
     def holds(self, arrays: Mapping[str, NDArray[Any]]) -> bool:
-        """Return whether these arrays are the file's own, so that it need not be written again."""
+        """Return whether these arrays belong to this file, so that they need not be written
+        again."""
         own = self._arrays
         return own is not None and all(arrays.get(name) is array for name, array in own.items())
 
     def finish(self, *, sync: bool = False) -> FileDigest:
         """Return digest and length of the file, which stays at `path`. Raises StorageError.
 
-        `sync`: return only when the file is on disk. The disk writes while the file is hashed.
+        sync: True to return only when the file is on disk. The disk writes while the file is
+        hashed.
         """
         digest, check = hasher(), interruption()
         size = self.layout.file_bytes
@@ -118,8 +121,7 @@ class TensorDraft:
         return FileDigest(blake3=digest.hexdigest(), size=size)
 
     def close(self) -> None:
-        """End the writing. The file stays at its path; the arrays stay valid while they are in
-        use."""
+        """Stop writing. The file stays at its path; its arrays stay valid while they are in use."""
         self._arrays = None
         self._file.close()
 
@@ -145,9 +147,10 @@ class TensorDraft:
 
 @contextlib.contextmanager
 def drafted(path: Path, layout: Layout, *, over: Path | None = None) -> Iterator[TensorDraft]:
-    """Yield a draft that becomes the file `path` when the block ends, and is deleted if it raises.
+    """Yield a draft that becomes the file `path` at the end of the block, and is deleted if the
+    block raises.
 
-    `over`: a spare file to overwrite. Raises StorageError.
+    over: a spare file to overwrite. Raises StorageError.
     """
     draft = TensorDraft(path.with_name(f".{path.name[:100]}.draft"), layout, over=over)
     try:
@@ -159,8 +162,10 @@ def drafted(path: Path, layout: Layout, *, over: Path | None = None) -> Iterator
 
 
 def _runs(layout: Layout) -> Iterator[tuple[int, int, int, int]]:
-    """Yield the stretches of the floating-point vector that are contiguous in a file: first
-    element, end, offset in the data, bytes per element."""
+    """Yield the parts of the floating-point vector that are contiguous in a file.
+
+    Each is (first element, end, offset in the data, bytes per element).
+    """
     begin = end = place = itemsize = 0
     for tensor in layout.tensors:
         if not tensor.floating or not tensor.elements:

@@ -1,8 +1,8 @@
-"""Tensor files: safetensors read tensor by tensor or block by block, and written by streaming.
+"""Tensor files: safetensors read tensor by tensor or block by block, and written as a stream.
 
 Reading copies the requested block or tensor from the page cache
-(`potluck.common.tensors.stored_tensors`), so an update takes no more memory than that block or
-tensor. Writing hands each array's own memory to `write`, hashing on the way.
+(`potluck.common.tensors.stored_tensors`), so an update needs no more memory than this block or
+tensor. Writing passes each array's own memory to `write`, and computes the digest at the same time.
 """
 
 from __future__ import annotations
@@ -65,8 +65,10 @@ __all__ = [
 
 MAXIMUM_HEADER_BYTES: Final = 4 * 2**20
 LARGEST_VALUE: Final = 2.0**64
-"""Magnitudes in an update must be below this. Squares of larger numbers overflow float32; sums of
-smaller ones over any cohort are finite."""
+"""Exclusive upper bound of the magnitudes in an update.
+
+Squares of larger numbers overflow float32; sums of smaller ones over any cohort are finite.
+"""
 
 _PIECE_BYTES: Final = 2**20
 _BLOCK_ELEMENTS: Final = 2**16
@@ -74,7 +76,7 @@ _BLOCK_ELEMENTS: Final = 2**16
 
 @dataclass(frozen=True, kw_only=True)
 class FileDigest:
-    """Digest and size of a file: BLAKE3 (64 lower-case hexadecimal digits), bytes."""
+    """Digest (BLAKE3, 64 lower-case hexadecimal digits) and size (bytes) of a file."""
 
     blake3: str
     size: int
@@ -109,13 +111,13 @@ class NamedTensors:
 
 
 class TensorFile:
-    """An open tensor file; `arrays` are read from it when they are asked for, in its order.
+    """An open tensor file. Its `arrays` are read on access, in the file's order.
 
-    The file must not be changed while it is open. Nothing can be read once it is closed.
+    The file must not be changed while it is open. After it is closed, nothing can be read.
     """
 
     def __init__(self, path: Path, layout: Layout, file: OpenFile, data: int) -> None:
-        """data: the first byte after the header."""
+        """data: offset of the first byte after the header."""
         self.path = path
         self.layout = layout
         self._file = file
@@ -126,7 +128,7 @@ class TensorFile:
                 for t in layout.tensors
             }
         )
-        """The tensors by name; bfloat16 appears as its bits in uint16."""
+        """The tensors by name. A bfloat16 tensor appears as its bits in uint16."""
 
     @property
     def aligned(self) -> bool:
@@ -153,10 +155,11 @@ def open_tensors(
 ) -> TensorFile:
     """Open a tensor file and read its header.
 
-    `expected`: the names, types and shapes it must have; pass it for every file from another
-    machine, since it also bounds the header by what such a file needs. `maximum_header_bytes`
-    bounds it otherwise (4 MiB describe about 40,000 tensors). Raises LayoutError if the file is not
-    a tensor file or has other tensors, StorageError if it can't be read.
+    expected: names, types and shapes that the file must have. Pass it for every file from another
+    machine, because it also limits the header to the size that such a file needs.
+    maximum_header_bytes: limit of the header without `expected` (4 MiB describe about 40,000
+    tensors). Raises LayoutError if the file is not a tensor file or has other tensors, StorageError
+    if it can't be read.
     """
     if expected is not None:
         # Another writer's JSON may have more white space, up to this limit.
@@ -187,10 +190,10 @@ def write_tensors(
 ) -> FileDigest:
     """Write a tensor file under a temporary name, then rename it to `path`.
 
-    `layout`: layout of the file, by default `Layout.of(arrays)`; needed for bfloat16. `sync`:
-    return only when file and name are on disk. `over`: a spare file in the same file system to
-    overwrite. `metadata`: added to the header. Contiguous arrays are not copied. Raises LayoutError
-    if an array does not fit the layout, StorageError if the disk refuses.
+    layout: layout of the file, by default `Layout.of(arrays)`; needed for bfloat16. sync: True to
+    return only when file and name are on disk. over: a spare file in the same file system to
+    overwrite. metadata: additional content of the header. Contiguous arrays are not copied. Raises
+    LayoutError if an array does not fit the layout, StorageError if the disk fails.
     """
     if layout is None:
         layout = Layout.of(arrays)
@@ -243,7 +246,8 @@ def file_digest(path: Path) -> FileDigest:
 
 
 def check_finite(file: TensorFile) -> None:
-    """Raise NotFiniteError naming the first floating-point tensor that holds NaN or infinity."""
+    """Raise NotFiniteError, naming the tensor, if a floating-point tensor contains NaN or
+    infinity."""
     for tensor in file.layout.tensors:
         if not tensor.floating:
             continue
@@ -254,7 +258,7 @@ def check_finite(file: TensorFile) -> None:
 
 
 def not_finite(name: str) -> NotFiniteError:
-    """Return the error for a tensor that holds NaN or infinity."""
+    """Return the error for a tensor that contains NaN or infinity."""
     return NotFiniteError(
         f"tensor {quoted(name)} holds NaN or infinity; lower the learning rate or clip gradients",
         tensor=quoted(name),
@@ -262,20 +266,22 @@ def not_finite(name: str) -> NotFiniteError:
 
 
 def block_is_finite(block: NDArray[np.floating[Any]]) -> bool:
-    """Return True if no element is NaN or infinite. Always exact, and fast if the sum is finite."""
+    """Return True if all elements are finite. The result is exact; it is fast if the sum is
+    finite."""
     with np.errstate(over="ignore", invalid="ignore"):
         # NaN and infinity survive any sum; the sum of large finite numbers may overflow.
         return bool(np.isfinite(block.sum()) or np.isfinite(block).all())
 
 
 def block_is_within_bounds(block: NDArray[np.floating[Any]]) -> bool:
-    """Return whether all elements are allowed in an update: numbers within ±`LARGEST_VALUE`."""
+    """Return whether all elements are allowed in an update: finite numbers below `LARGEST_VALUE` in
+    magnitude."""
     # If there is a NaN, minimum and maximum are NaN, and both comparisons are False.
     return not block.size or bool(block.min() > -LARGEST_VALUE and block.max() < LARGEST_VALUE)
 
 
 def out_of_bounds(name: str, value: float) -> UpdateError:
-    """Return the error for a tensor with a value that no update may hold."""
+    """Return the error for a tensor with a value that is not allowed in an update."""
     if not math.isfinite(value):
         return not_finite(name)
     return OutOfBoundsError(
@@ -286,7 +292,8 @@ def out_of_bounds(name: str, value: float) -> UpdateError:
 
 
 def first_out_of_bounds(block: NDArray[np.floating[Any]]) -> int:
-    """Return the position of the first element that no update may hold; there must be one."""
+    """Return the position of the first element that is not allowed in an update; there must be
+    one."""
     return int(np.argmin(np.abs(block) < LARGEST_VALUE))
 
 
@@ -318,7 +325,8 @@ def _read_layout(
     held = size - LENGTH_BYTES - length
     if held != layout.data_bytes:
         raise LayoutError(
-            f"a tensor file holds {held} bytes of data, its header describes {layout.data_bytes}"
+            f"a tensor file contains {held} bytes of data, but its header describes "
+            f"{layout.data_bytes}"
         )
     return layout
 
@@ -332,8 +340,8 @@ def _check_fit(arrays: Mapping[str, NDArray[Any]], layout: Layout) -> None:
         array = found[tensor.name]
         if array.shape != tensor.shape or array.dtype != DTYPES[tensor.dtype]:
             raise LayoutError(
-                f"tensor {quoted(tensor.name)} is {array.dtype} {array.shape}, "
-                f"its layout says {tensor.dtype} {tensor.shape}",
+                f"tensor {quoted(tensor.name)} is {array.dtype} {array.shape}, but its layout has "
+                f"{tensor.dtype} {tensor.shape}",
                 tensor=quoted(tensor.name),
             )
 
@@ -344,7 +352,7 @@ def _pieces(
     yield memoryview(header)
     for tensor in sorted(layout.tensors, key=lambda t: (t.begin, t.end)):
         flat = np.ascontiguousarray(arrays[tensor.name]).reshape(-1).view(np.uint8)
-        # A piece is written while it is still in the cache from being hashed.
+        # A piece is written right after it was hashed, while it is still in the cache.
         for begin in range(0, flat.size, _PIECE_BYTES):
             yield flat[begin : begin + _PIECE_BYTES].data
 

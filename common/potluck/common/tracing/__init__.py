@@ -1,4 +1,5 @@
-"""Traces: what a round's time went into, on the coordinator and on its hosts.
+"""Traces: how the time of a round is spent, on the coordinator and on its hosts.
 
-Off unless configured; then `opening` finds by name what makes spans and sends them to a collector.
+Tracing is off unless it is configured. Then `opening` finds the class that creates spans and sends
+them to a collector; it is found by its entry-point name.
 """

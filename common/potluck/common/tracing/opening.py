@@ -1,4 +1,4 @@
-"""Creation of the tracer that the configuration asks for."""
+"""Creates the tracer that the configuration requests."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from potluck.common.tracing.tracing_settings import TracingSettings
 
 
 def open_tracer(settings: TracingSettings, service: str, instance: str = "") -> Tracer | None:
-    """Return a tracer, or None if the configuration asks for none.
+    """Return a tracer; None if the configuration requests none.
 
     service: service name for the collector. instance: name of this process among those of the
-    service. Raises ConfigurationError if OpenTelemetry is not installed, or the authority can't be
-    read.
+    service. Raises ConfigurationError if OpenTelemetry is not installed, or the authority's
+    certificate can't be read.
     """
     if not settings.endpoint:
         return None

@@ -1,4 +1,4 @@
-"""The extension point for traces: the class that makes spans."""
+"""The extension point for traces: the class that creates spans."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Span(Protocol):
 
 
 class Tracer(ABC):
-    """Makes spans. Thread-safe; never blocks and never fails: spans are dropped instead.
+    """Creates spans. Thread-safe; it never blocks and never fails: instead, spans are dropped.
 
     share: share of the rounds that are traced, in [0, 1].
     """
@@ -33,8 +33,8 @@ class Tracer(ABC):
         parent: Span | None = None,
         linked: Span | None = None,
     ) -> Span:
-        """Begin a span. parent: the enclosing span; None begins a new trace. linked: a related span
-        of another trace."""
+        """Start a span. parent: the enclosing span; None to start a new trace. linked: a related
+        span of another trace."""
 
     @abstractmethod
     def written(self, span: Span) -> str:
@@ -42,7 +42,7 @@ class Tracer(ABC):
 
     @abstractmethod
     def read(self, parent: str) -> Span | None:
-        """Return the span of another process from its text; None if the text is not a span."""
+        """Return another process's span from its text; None if the text is not a valid span."""
 
     @abstractmethod
     def fail(self, span: Span, reason: str) -> None:
@@ -50,4 +50,4 @@ class Tracer(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Send the remaining spans, for a short time at most."""
+        """Send the remaining spans; take a short time at most."""

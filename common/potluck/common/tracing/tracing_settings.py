@@ -15,20 +15,21 @@ class TracingSettings(Settings):
 
     endpoint: str = Field(
         default="",
-        description="A collector that takes OTLP over gRPC, http://HOST:PORT or https://HOST:PORT;\n"
-        "empty: no traces. It learns how long clients take to train, where a run tells how many\n"
-        "samples they have.",
+        description="Collector that receives OTLP over gRPC, http://HOST:PORT or\n"
+        "https://HOST:PORT. Empty: no traces. It learns how long clients train, if the\n"
+        "run discloses exact numbers of samples.",
     )
     authority: Path | None = Field(
         default=None,
-        description="The certificate of the authority of an https address, where that is not\n"
-        "public.",
+        description="Certificate of the authority of an https address, if that is not a public\n"
+        "authority.",
     )
     share: float = Field(
         default=1.0,
         gt=0,
         le=1,
-        description="Share of the rounds that are traced, evenly spread; the coordinator decides.",
+        description="Share of the rounds that are traced, evenly spread. The coordinator's value\n"
+        "counts.",
     )
 
     @field_validator("endpoint")
@@ -40,6 +41,6 @@ class TracingSettings(Settings):
 
 
 def is_traced(number: int, share: float) -> bool:
-    """Return whether a round is traced; traced rounds are evenly spread. number: round number, from
-    1."""
+    """Return whether a round is traced; traced rounds are evenly spread. number: number of the
+    round, from 1."""
     return int(number * share) > int((number - 1) * share)

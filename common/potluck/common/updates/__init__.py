@@ -1,6 +1,8 @@
-"""The shared side of an update: the client's report, what all clients of a
-masked round compute alike, and lanes, in which updates are added exactly.
+"""The part of updates that coordinator and hosts share.
 
-A number that clients report is added to `update_report.py`. Imports `learning`, `settings` and
-`tensors`.
+It has the client's report, the settings that all clients of a masked round must have in common, and
+lanes, in which updates are added exactly.
+
+To have clients report another number, add it to `update_report.py`. Imports `learning`, `settings`
+and `tensors`.
 """

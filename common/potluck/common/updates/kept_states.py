@@ -1,4 +1,5 @@
-"""Purposes of the states that clients keep of their trainings. The states never leave a client."""
+"""Purposes of the states that clients store between trainings. These states never leave a
+client."""
 
 from __future__ import annotations
 
@@ -11,4 +12,4 @@ MODEL: Final = "model"
 PERSONAL: Final = "personal"
 """The client's own model, trained in addition to the round's model."""
 PURPOSES: Final = frozenset({CORRECTION, MODEL, PERSONAL})
-"""All purposes for which a host of this release can keep states."""
+"""All purposes for which a host of this release can store states."""

@@ -1,11 +1,10 @@
-"""Files with sums of lanes: writing them, checking them (the sender is not trusted), adding them
-up.
+"""Files with sums of lanes: writes them, checks them (the sender is not trusted), and adds them up.
 
-A safetensors file. For each vector (`body`: the weighted differences; `auxiliary/NAME`: an
-auxiliary, sent with the weights) it holds `VECTOR/length`, and `VECTOR/widths` and `VECTOR/lanes`
-as in `lane_packing`, so that sums can be added even if the model is unknown. `members` is the
-digest of the ids of the updates in it (`lanes.members_digest`): it binds the file to the list of
-its members, and makes files of different clients different.
+A sum is a safetensors file. For each vector (`body`: the weighted differences; `auxiliary/NAME`: an
+auxiliary, sent with the weights) it contains `VECTOR/length`, and `VECTOR/widths` and
+`VECTOR/lanes` as in `lane_packing`, so that sums can be added even if the model is unknown.
+`members` is the digest of the ids of the updates in it (`lanes.members_digest`): it binds the file
+to the list of its members, and makes files of different clients different.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from potluck.common.updates.lanes import MEMBERS_BYTES
 
 BODY: Final = "body"
 AUXILIARY: Final = "auxiliary/"
-"""Prefix of the vector of an auxiliary, before its name."""
+"""Prefix of the name of an auxiliary's vector."""
 MEMBERS: Final = "members"
 _LENGTH: Final = "/length"
 _WIDTHS: Final = "/widths"
@@ -43,14 +42,14 @@ _HEADER_BYTES: Final = 1 << 16
 
 
 def vectors_of(parameters: int, auxiliaries: Iterable[str]) -> Mapping[str, int]:
-    """Return the vectors of an update and their lengths. parameters: length of the floating-point
-    vector."""
+    """Return the name and length of each vector of an update. parameters: length of the
+    floating-point vector."""
     beside = {f"{AUXILIARY}{name}": parameters for name in sorted(auxiliaries)}
     return {BODY: parameters, **beside}
 
 
 def largest_file(vectors: Mapping[str, int]) -> int:
-    """Return the maximum size, in bytes, of a file of these vectors."""
+    """Return the maximum size in bytes of a file with these vectors."""
     return _HEADER_BYTES + sum(
         MOST_BYTES * length + blocks_of(length) for length in vectors.values()
     )
@@ -64,10 +63,10 @@ def write_lanes(
     *,
     over: Path | None = None,
 ) -> FileDigest:
-    """Write a sum. Blocks.
+    """Write a sum to a file. Blocks.
 
     readers: one for each vector. members: digest of the ids of the sum's updates. over: a spare
-    file to overwrite. Raises what the readers raise, and StorageError.
+    file to overwrite. Raises the errors of the readers, and StorageError.
     """
     arrays: dict[str, NDArray[Any]] = {MEMBERS: np.frombuffer(members, np.uint8)}
     for name, length in vectors.items():
@@ -80,12 +79,12 @@ class LaneFile:
     """An open file of a sum."""
 
     def __init__(self, file: TensorFile) -> None:
-        """Raises LayoutError if it is not a file of lanes."""
+        """Raises LayoutError if the file does not have the tensors of a sum."""
         names = _vector_names(file.layout)
         arrays = file.arrays
         self.members: bytes = arrays[MEMBERS].tobytes()
         self.vectors: Mapping[str, int] = {name: int(arrays[name + _LENGTH][0]) for name in names}
-        """The vectors' lengths, as stated in the file."""
+        """Length of each vector, as stated in the file."""
         self._packed = {
             name: PackedLanes(arrays[name + _WIDTHS], arrays.stored[name + _LANES], length)
             for name, length in self.vectors.items()
@@ -98,13 +97,15 @@ class LaneFile:
     def check(self, members: bytes, count: int) -> None:
         """Check the whole file. Blocks.
 
-        members: digest of the updates that the file should hold. count: number of these updates.
+        members: digest of the updates that the file should contain. count: number of these updates.
 
         Raises LayoutError if the members differ or the lanes are not packed as specified,
         OutOfBoundsError for lanes that a sum over `count` members can't have.
         """
         if self.members != members:
-            raise LayoutError("a sum's file holds other updates than announced; send it again")
+            raise LayoutError(
+                "a sum's file contains other updates than announced; send the announced file"
+            )
         for packed in self._packed.values():
             packed.check(count)
 
@@ -113,14 +114,14 @@ class LaneFile:
 def opened_lanes(path: Path, vectors: Mapping[str, int] | None = None) -> Iterator[LaneFile]:
     """Open a sum's file while the block runs.
 
-    vectors: lengths of the vectors that the file must have; None accepts any. Raises LayoutError,
+    vectors: lengths of the vectors that the file must have; None to accept any. Raises LayoutError,
     StorageError.
     """
     with open_tensors(path, maximum_header_bytes=_HEADER_BYTES) as file:
         lanes = LaneFile(file)
         if vectors is not None and lanes.vectors != vectors:
             raise LayoutError(
-                f"a sum's file has {_described(lanes.vectors)}, and the run's model makes "
+                f"a sum's file has {_described(lanes.vectors)}, but the run's model needs "
                 f"{_described(vectors)}"
             )
         yield lanes
@@ -141,7 +142,8 @@ def add_files(path: Path, parts: Sequence[Path], members: bytes) -> FileDigest:
 
 
 def _vector_names(layout: Layout) -> list[str]:
-    """Return the names of a file's vectors. Raises LayoutError if the file holds anything else."""
+    """Return the names of a file's vectors. Raises LayoutError if the file contains anything
+    else."""
     names = [t.name[: -len(_LENGTH)] for t in layout.tensors if t.name.endswith(_LENGTH)]
     wanted = {MEMBERS: ("U8", MEMBERS_BYTES)}
     for name in names:

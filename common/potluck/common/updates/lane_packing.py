@@ -1,8 +1,9 @@
-"""Lanes packed into bytes: blocks of whole numbers, each as wide as the block's largest one needs.
+"""Packs lanes into bytes: blocks of whole numbers, each as wide as the largest number of the block
+needs.
 
 A block of 4,096 lanes is stored as two's complement, little-endian, with one width for the whole
 block, from 0 bytes (all zero) to 8. The widths are stored separately, so that any block is found
-without reading those before it. Each sequence of lanes has exactly one valid packed form.
+without reading the blocks before it. Each sequence of lanes has exactly one valid packed form.
 """
 
 from __future__ import annotations
@@ -21,26 +22,28 @@ from potluck.common.tensors.stored_tensors import StoredTensor
 from potluck.common.updates.lanes import Lanes, check_lanes
 
 BLOCK_LANES: Final = 4096
-"""Lanes that share a width."""
+"""Number of lanes in a block, which share a width."""
 MOST_BYTES: Final = 8
-"""Maximum width of a lane."""
+"""Maximum width of a lane in bytes."""
 _WHOLE: Final = (1, 2, 4, 8)
-"""Widths for which processors have integer types."""
+"""Widths in bytes for which processors have integer types."""
 _READ_LANES: Final = 8 * BLOCK_LANES
 """Number of lanes per read; they stay in a processor's cache between two passes."""
 
 Bytes = NDArray[np.uint8]
 LaneReader = Callable[[int, int], Lanes]
-"""Reads lanes [begin, end); begin is a multiple of `BLOCK_LANES`. The caller may overwrite them."""
+"""Function that returns lanes [begin, end); begin is a multiple of `BLOCK_LANES`. The caller may
+overwrite the result."""
 
 
 def blocks_of(lanes: int) -> int:
-    """Return the number of blocks that hold `lanes` lanes."""
+    """Return the number of blocks that `lanes` lanes need."""
     return -(-lanes // BLOCK_LANES)
 
 
 def width_of(block: Lanes) -> int:
-    """Return the minimum width, in bytes, that holds every lane of a block; 0 if all are zero."""
+    """Return the minimum width in bytes that suffices for every lane of a block; 0 if all are
+    zero."""
     return _width(int(block.min()), int(block.max()))
 
 
@@ -78,7 +81,7 @@ def pack(read: LaneReader, lanes: int) -> tuple[Bytes, Bytes]:
 
 
 def _runs(widths: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Yield (begin, end, width) for each stretch of adjacent blocks of one width. A stretch is
+    """Yield (begin, end, width) for each group of adjacent blocks with the same width. A group is
     processed in one step."""
     begin = 0
     for width, some in groupby(widths):
@@ -101,14 +104,16 @@ class PackedLanes:
     """Packed lanes, unpacked as they are read. Thread-safe."""
 
     def __init__(self, widths: Bytes, packed: Bytes | StoredTensor, lanes: int) -> None:
-        """Raises LayoutError if widths and bytes don't fit that number of lanes."""
+        """Raises LayoutError if widths and bytes don't match this number of lanes."""
         if widths.shape != (blocks_of(lanes),) or packed.ndim != 1:
             raise LayoutError(
                 f"lanes have {widths.size} widths where {blocks_of(lanes)} are needed for "
                 f"{lanes} lanes"
             )
         if widths.size and int(widths.max()) > MOST_BYTES:
-            raise LayoutError(f"lanes are {int(widths.max())} bytes wide; the most is {MOST_BYTES}")
+            raise LayoutError(
+                f"lanes are {int(widths.max())} bytes wide; the maximum is {MOST_BYTES}"
+            )
         sizes = np.full(widths.size, BLOCK_LANES, np.int64)
         if widths.size:
             sizes[-1] = lanes - (widths.size - 1) * BLOCK_LANES
@@ -124,7 +129,7 @@ class PackedLanes:
         self._packed = packed
 
     def read(self, begin: int, end: int) -> Lanes:
-        """Return lanes [begin, end), a copy; begin is a multiple of `BLOCK_LANES`."""
+        """Return a copy of lanes [begin, end); begin is a multiple of `BLOCK_LANES`."""
         lanes = np.empty(end - begin, np.int64)
         first = begin // BLOCK_LANES
         last = first + blocks_of(lanes.size)
@@ -152,7 +157,8 @@ class PackedLanes:
             for width, needed in zip(widths, widths_of(lanes), strict=True):
                 if width != needed:
                     raise LayoutError(
-                        f"a block of lanes is {width} bytes wide and needs {needed}; pack it so"
+                        f"a block of lanes is {width} bytes wide, but needs only {needed}; use the "
+                        "minimum width"
                     )
 
 
@@ -175,7 +181,7 @@ def _widen(narrow: Bytes, width: int, out: Lanes) -> None:
 
 
 def add(readers: list[LaneReader]) -> LaneReader:
-    """Return a reader of the sum of these readers' lanes; at least one reader."""
+    """Return a reader of the sum of the lanes of these readers, of which there is at least one."""
 
     def total(begin: int, end: int) -> Lanes:
         lanes = readers[0](begin, end)

@@ -1,10 +1,10 @@
 """Lanes: updates in fixed point, so that they can be added exactly, in any order and grouping.
 
 A client's difference from the round's model is multiplied by its weight and rounded once, to a
-whole number for each parameter. From there on only whole numbers are added, so a sum over some
-clients and a sum of sums have the same bits. With quantum 2^−s, weight w and unit u (a power of
-two near the largest weight) a difference Δ becomes the nearest whole number to Δ · w · 2^s / u,
-ties to even. No sum can wrap: see `LARGEST_LANE`.
+whole number for each parameter. After that, only whole numbers are added, so a sum over some
+clients and a sum of sums have the same bits. With quantum 2^−s, weight w and unit u (a power of two
+near the largest weight), a difference Δ becomes the nearest whole number to Δ · w · 2^s / u, ties
+to even. A sum never overflows: see `LARGEST_LANE`.
 """
 
 from __future__ import annotations
@@ -26,37 +26,38 @@ from potluck.common.updates.update_report import UpdateReport
 MOST_MEMBERS: Final = 2**16
 """Maximum number of clients in a round's sum."""
 LARGEST_LANE: Final = 2**47 - 1
-"""Largest magnitude of one client's lane: `MOST_MEMBERS` of them stay below 2^63."""
+"""Largest magnitude of one client's lane; the sum of `MOST_MEMBERS` such lanes stays below 2^63."""
 LARGEST_WEIGHT: Final = 2**31
 LARGEST_QUANTUM_BITS: Final = 44
 MEMBERS_BYTES: Final = 32
-"""Bytes of a digest of members."""
+"""Length in bytes of the digest of members."""
 
 Lanes = NDArray[np.int64]
 
 
 class HostSumSettings(Settings):
-    """Settings of sums that hosts make of their clients' updates."""
+    """Settings of the sums that hosts compute over their clients' updates."""
 
     enabled: bool = Field(
         default=False,
         description="Whether a host adds up its clients' updates and sends one exact sum. Needs a\n"
-        "strategy and a selector that look at no single update. The coordinator then learns\n"
-        "sums, and of each client its report.",
+        "strategy and a selector that read no single updates. The coordinator then\n"
+        "learns only sums of updates, and each client's report.",
     )
     quantum_bits: int = Field(
         default=30,
         ge=10,
         le=LARGEST_QUANTUM_BITS,
-        description="Changes of parameters are rounded to multiples of 2^-quantum_bits (of a\n"
-        "client that weighs weight_unit samples). Eight bits more: up to a quarter more bytes.",
+        description="Changes of parameters are rounded to multiples of 2^-quantum_bits, for a\n"
+        "client with the weight weight_unit. Eight bits more: up to a quarter more\n"
+        "bytes.",
     )
     weight_unit: int = Field(
         default=1024,
         ge=1,
         le=LARGEST_WEIGHT,
-        description="A power of two near the samples of a large client. Smaller: finer steps for\n"
-        "all, and more bytes.",
+        description="Power of two near the number of samples of a large client. Smaller: finer\n"
+        "steps for all clients, and more bytes.",
     )
 
     @field_validator("weight_unit")
@@ -69,10 +70,10 @@ class HostSumSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class LaneTerms:
-    """Terms that all clients of a round must share.
+    """Settings of lanes that all clients of a round must share.
 
     quantum_bits: s, in [1, 44]. weight_unit: u, a power of two up to 2^31: the weight that counts
-    as 1. weight_cap: maximum weight, for clients with more samples; from 1 to 2^31.
+    as 1. weight_cap: maximum weight, used for clients with more samples; from 1 to 2^31.
     """
 
     quantum_bits: int
@@ -80,7 +81,7 @@ class LaneTerms:
     weight_cap: int
 
     def check(self) -> None:
-        """Raise LayoutError if the terms are out of range."""
+        """Raise LayoutError if a setting is out of range."""
         unit = self.weight_unit
         if not (
             1 <= self.quantum_bits <= LARGEST_QUANTUM_BITS
@@ -101,7 +102,7 @@ class LaneTerms:
 
     @property
     def quantum(self) -> float:
-        """Difference that a lane of 1 represents for a client of weight `weight_unit`; exact."""
+        """Difference that a lane of 1 represents, for a client of weight `weight_unit`; exact."""
         return math.ldexp(1.0, -self.quantum_bits)
 
     def factor(self, weight: int) -> float:
@@ -115,14 +116,14 @@ class LaneTerms:
 
 def normalizer_of(report: UpdateReport) -> float:
     """Return the divisor of a client's normalised update, > 0: the reported normaliser, or the
-    number of steps if none is reported."""
+    number of steps if the client reported none."""
     return report.normalizer or float(max(1, report.steps))
 
 
 def quantise(values: NDArray[np.float64], factor: float, out: Lanes) -> None:
     """Write round(values · factor) to `out`; `values` is overwritten.
 
-    Raises OutOfBoundsError if a value is NaN or exceeds `LARGEST_LANE`.
+    Raises OutOfBoundsError if a value is NaN, or its magnitude exceeds `LARGEST_LANE`.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         np.multiply(values, factor, out=values)
@@ -144,13 +145,15 @@ def check_lanes(lanes: Lanes, members: int) -> None:
     most = members * LARGEST_LANE
     if lanes.size and (int(lanes.max()) > most or int(lanes.min()) < -most):
         raise OutOfBoundsError(
-            f"a sum over {members} clients has a lane beyond ±{most}, which these can't have sent",
+            f"a sum over {members} clients has a lane beyond ±{most}, which is impossible for this "
+            "number of clients",
             members=members,
         )
 
 
 def members_digest(update_ids: Iterable[str]) -> bytes:
-    """Return the digest that binds a sum's file to the updates in it: 32 bytes, for any order.
+    """Return the digest that binds a sum's file to the updates in it: 32 bytes, independent of
+    their order.
 
     SHA-256 over the sorted ids, each preceded by its length.
     """

@@ -1,4 +1,4 @@
-"""Digest of everything that all clients of a masked round must compute alike; it is bound to their
+"""Digest of everything that all clients of a masked round must have in common; it is bound to their
 secure sum.
 
 If a coordinator could let only one client train, it would learn that client's update from the sum.
@@ -25,7 +25,7 @@ from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 _LABEL: Final = b"potluck masked training 2\0"
 _JSON: Final = "_json"
-"""Ending of the names of fields that hold a JSON object."""
+"""How the names of fields that contain a JSON object end."""
 _SETTINGS: Final = "training_json"
 
 _FILE: Final = "the file is checked against its digest, which is bound"
@@ -40,12 +40,13 @@ UNBOUND: Final[Mapping[str, str]] = MappingProxyType(
         "potluck.rpc.v1.ModelReference.renditions": _FILE,
     }
 )
-"""Fields of an instruction to train that may differ between clients of a round, with the reason.
+"""Fields of a training instruction that may differ between clients of a round, each with the
+reason.
 
-The digest covers every other field, including those added to the schema later.
+The digest covers every other field, including fields that are added to the schema later.
 """
 CHANGING: Final = frozenset({"potluck.rpc.v1.Train.part", "potluck.rpc.v1.Auxiliary.shared"})
-"""Fields that change from round to round of a run with unchanged settings."""
+"""Fields that may change from round to round of a run, although its settings stay the same."""
 
 
 def client_seed(run_seed: int, round_number: int, client: str) -> int:
@@ -56,26 +57,26 @@ def client_seed(run_seed: int, round_number: int, client: str) -> int:
 
 
 def training_sha256(work: rpc.Train) -> bytes:
-    """Return the digest of every field of an instruction to train, except those in `UNBOUND`.
+    """Return the digest of every field of a training instruction, except those in `UNBOUND`.
 
     JSON objects are parsed first, so that two texts with the same meaning give the same digest.
-    Raises ProtocolError if an object can't be parsed or leaves a training setting to the client,
-    and ConfigurationError for values that are not allowed.
+    Raises ProtocolError if an object can't be parsed or does not contain all training settings, and
+    ConfigurationError for values that are not allowed.
     """
     return _digest(work, UNBOUND)
 
 
 def settings_sha256(work: rpc.Train) -> bytes:
-    """Return the digest of the fields in `training_sha256` that are the same in all rounds of a
-    run.
+    """Return the digest of those fields of a training instruction that are the same in all rounds
+    of a run.
 
-    Raises what `training_sha256` raises.
+    Raises the errors of `training_sha256`.
     """
     return _digest(work, UNBOUND.keys() | CHANGING)
 
 
 def check_alike(instruction: rpc.Instruction) -> None:
-    """Raise ProtocolError if an instruction for a masked round asks for something of this client
+    """Raise ProtocolError if an instruction for a masked round requests something of this client
     only.
 
     The training seed must be the one that `client_seed` returns.
@@ -95,8 +96,8 @@ def check_alike(instruction: rpc.Instruction) -> None:
     for what, found in alone.items():
         if found:
             raise ProtocolError(
-                f"client '{client}' was told to train for a secure sum with {what}; all clients of "
-                "a masked round train alike",
+                f"client '{client}' was instructed to train for a secure sum with {what}; all "
+                "clients of a masked round must train alike",
                 client=client,
             )
 
@@ -130,11 +131,12 @@ def _value(name: str, value: Any, left_out: Collection[str]) -> Any:
 
 
 def _complete(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Parse training settings. Raise ProtocolError if they leave a setting to the client."""
+    """Return the parsed training settings. Raise ProtocolError if a setting is missing, which the
+    client would then choose."""
     settings = validate(LocalTraining, given, source="training")
     training: dict[str, Any] = json.loads(settings.as_json())
     if missing := training.keys() - given.keys():
-        raise ProtocolError(f"training settings for a secure sum leave {min(missing)} open")
+        raise ProtocolError(f"training settings for a secure sum don't set {min(missing)}")
     return training
 
 

@@ -1,4 +1,4 @@
-"""The record of a client's report about the training of an update, and its form on the wire."""
+"""The record of a client's report about a training, and its conversion to and from messages."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ class UpdateReport:
 
     Each field is a field of `TrainingReport` and a column of the table `members`.
 
-    samples: number of samples, as far as the client discloses it. steps: optimiser steps. seconds:
-    duration of the training; on a virtual clock, the simulated one. loss: mean over the last pass.
-    normalizer: the weight of the steps (`local_steps.py`); None from a host that does not report
-    it. reports: the numbers that the run's selector asked for, by name. measures: measures that a
-    task's own trainer took in the training, by name. A masked update reports nothing.
+    samples: number of samples, in the precision that the client discloses. steps: number of
+    optimiser steps. seconds: duration of the training; on a virtual clock, the simulated one. loss:
+    mean loss over the last pass. normalizer: weight of the steps (`local_steps.py`); None from a
+    host that does not report it. reports: the numbers that the run's selector requested, by name.
+    measures: measures that a task's own trainer took in the training, by name. A masked update has
+    no report.
     """
 
     samples: int = 0
@@ -35,7 +36,7 @@ class UpdateReport:
 
     @classmethod
     def from_message(cls, message: transfer_pb2.TrainingReport) -> UpdateReport:
-        """Return the record of a message."""
+        """Return the report in a message."""
         said = {
             name: getattr(message, name)
             for name, described in message.DESCRIPTOR.fields_by_name.items()
@@ -49,7 +50,7 @@ class UpdateReport:
         return cls(**said)
 
     def message(self) -> transfer_pb2.TrainingReport:
-        """Return the message of the record."""
+        """Return the message for this report."""
         sums: Any = {
             name: transfer_pb2.MeasuredSum(sum=each.sum, count=each.count)
             for name, each in self.measures.items()
@@ -70,5 +71,5 @@ class UpdateReport:
 
 
 def measured(sums: Mapping[str, transfer_pb2.MeasuredSum]) -> dict[str, Measured]:
-    """Return the measures of a message by name; they are not checked."""
+    """Return the measures in a message, by name, without checking them."""
     return {name: Measured(each.sum, each.count) for name, each in sums.items()}

@@ -205,7 +205,9 @@ def test_utf_16_is_told_from_a_mistake(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_bytes("rounds = 3\n".encode("utf-16"))
     code, said = _run(tmp_path, "run.toml")
     assert (code, said.count("\n")) == (1, 1)
-    assert said.startswith("potluck: run.toml: the file is UTF-16 text, or not text at all; save it as UTF-8")
+    assert said.startswith(
+        "potluck: run.toml: the file is UTF-16 text, or not text at all; save it as UTF-8"
+    )
 
 
 def test_the_example_shows_every_setting_of_training_and_sets_none() -> None:

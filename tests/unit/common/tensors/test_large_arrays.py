@@ -37,5 +37,5 @@ def test_without_a_folder_arrays_are_in_memory() -> None:
 
 def test_a_folder_that_can_not_take_them_is_named(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
-    with large_arrays_in(gone), pytest.raises(StorageError, match=r"can't make room .*gone"):
+    with large_arrays_in(gone), pytest.raises(StorageError, match=r"can't allocate .*gone"):
         empty((LARGE_BYTES,), np.float32)

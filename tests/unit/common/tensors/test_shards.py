@@ -57,8 +57,8 @@ def test_what_was_written_is_read(tmp_path: Path, shard_bytes: int, name: str) -
 @pytest.mark.parametrize(
     ("index", "why"),
     [
-        ({"weight_map": {"a": "../b.safetensors"}}, "files beside it"),
-        ({"weight_map": {"a": "b.bin"}}, "files beside it"),
+        ({"weight_map": {"a": "../b.safetensors"}}, "files next to it"),
+        ({"weight_map": {"a": "b.bin"}}, "files next to it"),
         ({"weight_map": {"a": 3}}, "not an index of shards"),
         ({"weight_map": {}}, "not an index of shards"),
         ([], "not an index of shards"),

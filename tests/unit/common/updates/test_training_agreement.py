@@ -181,5 +181,5 @@ def test_one_training_for_all_is_allowed() -> None:
 def test_what_is_for_one_client_alone_is_refused(edit: Edit) -> None:
     work = training()
     edit(work)
-    with pytest.raises(ProtocolError, match=r"client 'client-0' .* train alike"):
+    with pytest.raises(ProtocolError, match=r"client 'client-0' .* must train alike"):
         check_alike(instruction(work))

@@ -55,5 +55,5 @@ def test_large_tensors_lie_in_files_with_the_same_values(tmp_path: Path) -> None
 
 
 def test_a_folder_that_can_not_take_them_is_named(tmp_path: Path) -> None:
-    with NetworksInFiles(tmp_path / "gone"), pytest.raises(StorageError, match="can't make room"):
+    with NetworksInFiles(tmp_path / "gone"), pytest.raises(StorageError, match="can't allocate"):
         made()
