@@ -114,7 +114,7 @@ def _joined(tensors: list[StoredTensor]) -> list[StoredTensor]:
 
 
 class TensorBorders:
-    """Where each floating-point tensor of a layout begins and ends in the vector."""
+    """Positions at which each floating-point tensor of a layout begins and ends in the vector."""
 
     def __init__(self, layout: Layout) -> None:
         floating = [tensor for tensor in layout.tensors if tensor.floating and tensor.elements]

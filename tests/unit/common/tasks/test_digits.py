@@ -60,7 +60,9 @@ def test_public_images_are_nobodys_and_have_no_labels(task: Digits | ColoredDigi
 
 
 def test_more_public_images_than_there_are_to_spare_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="public is 1390, and 1397 samples are shared out"):
+    with pytest.raises(
+        ConfigurationError, match="public is 1390, but the 1397 samples must also suffice"
+    ):
         Digits(public=1390).public_data(None)
 
 

@@ -96,7 +96,7 @@ def test_clients_get_the_counts_they_are_to_have() -> None:
 
 
 def test_more_samples_of_a_value_than_there_are_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="6 samples of value 1, of which there are 5"):
+    with pytest.raises(ConfigurationError, match="6 samples of value 1, but there are only 5"):
         by_counts(np.array([1] * 5), np.array([[0, 3], [0, 3]]), np.random.default_rng(0))
 
 

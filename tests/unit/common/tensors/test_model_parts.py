@@ -303,9 +303,9 @@ def test_tensors_that_are_one_are_kept_or_not() -> None:
 @pytest.mark.parametrize(
     ("values", "why"),
     [
-        ({"keep_seed": 3}, "only where `keep` says"),
+        ({"keep_seed": 3}, "only used with `keep`"),
         ({"classes": 3}, "is an option of a model"),
-        ({"base": "a.safetensors"}, "only where `trainable`"),
+        ({"base": "a.safetensors"}, "only used with `trainable`"),
         ({"trainable": [""]}, "at least 1 character"),
         ({"base_blake3": "xyz", "trainable": ["a"]}, "pattern"),
     ],

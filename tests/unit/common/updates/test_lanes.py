@@ -185,7 +185,7 @@ def test_a_wider_block_than_needed_is_found_wherever_it_is(place: int) -> None:
             for lane in lanes[number * BLOCK_LANES : (number + 1) * BLOCK_LANES].tolist()
         ]
     )
-    with pytest.raises(LayoutError, match="is 3 bytes wide and needs 2"):
+    with pytest.raises(LayoutError, match="is 3 bytes wide, but needs only 2"):
         PackedLanes(widths, wide, lanes.size).check(1)
 
 
@@ -219,7 +219,7 @@ def test_wrong_widths_are_refused() -> None:
 def test_a_block_wider_than_it_need_be_is_refused() -> None:
     wide = np.zeros(4, np.int64).view(np.uint8)
     packed = PackedLanes(np.array([8], np.uint8), wide, 4)
-    with pytest.raises(LayoutError, match="is 8 bytes wide and needs 0"):
+    with pytest.raises(LayoutError, match="is 8 bytes wide, but needs only 0"):
         packed.check(1)
 
 
