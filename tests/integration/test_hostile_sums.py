@@ -213,7 +213,7 @@ async def test_who_tells_too_many_samples_costs_the_attempt(
         members = [told.member(MINE[0], report=flattering), told.member(MINE[1])]
         assert await told.send(content, *members) is False
         log = federation.files.log("coordinator")
-        why = "set sample_limits.maximum, which hosts keep to"
+        why = "sample_limits.maximum, which hosts apply"
         await until(lambda: why in log.read_text(), "a reason in the log")
         tried = "clients count with more samples than they may"
         await until(lambda: tried in log.read_text(), "the end of the attempt in the log")

@@ -27,7 +27,7 @@ from potluck.server.state import State
 
 @dataclass(frozen=True, kw_only=True)
 class FedEntOpt(Selector):
-    """Draws a client, then repeatedly adds the one that makes the cohort's labels most even.
+    """Draws a client, then adds those that make the cohort's labels most even.
 
     Labels with a higher entropy are more even. buffer: number of last selected clients that pause;
     by default, half of the initial clients. If no other client is available, the clients that have

@@ -92,7 +92,7 @@ def preferred_seconds(seconds: Floats, percentile: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Oort(Selector):
-    """Selects clients with high utility per second, and some that were never selected before.
+    """Selects clients with high utility per second, and some never selected before.
 
     A client's utility is a number that the client computed from its losses in its last training.
     exploration: initial share of new clients in a cohort; it is multiplied by exploration_decay in

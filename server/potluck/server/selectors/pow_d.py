@@ -35,7 +35,7 @@ _FACTOR = 100.0
 
 @dataclass(frozen=True, kw_only=True)
 class PowerOfChoice(Selector):
-    """Asks random candidates for their loss, and selects those with the largest losses.
+    """Asks random candidates for their loss; selects those with the largest losses.
 
     The loss is that of the round's model. candidates: number of clients asked, at least the
     cohort's size and at most all available clients; 0 for twice the cohort's size. draw: how

@@ -88,7 +88,7 @@ def yields(said: Any) -> Any:
         (yields(MeasureMean(rows=np.array([2, 2]))), r"the mean of rows \[2, 2\]"),
         (
             yields(MeasureMean(rows=np.array([2]), weights=np.array([0.0]))),
-            r"measured with weights \[0.0\]",
+            r"mean of 1 updates with weights \[0.0\]",
         ),
     ],
 )

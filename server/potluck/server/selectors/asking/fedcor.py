@@ -36,7 +36,7 @@ _FACTOR = 100.0
 
 @dataclass(frozen=True, kw_only=True)
 class FedCor(Selector):
-    """Selects the clients from which a Gaussian process expects the largest decrease of all losses.
+    """Selects clients from which a Gaussian process expects the largest loss decrease.
 
     In rounds with a uniform cohort, the process learns how the clients' losses change together.
     warm_up: number of uniform rounds at the start. refresh: number of rounds from one uniform round

@@ -40,7 +40,7 @@ them is linked."""
 
 @dataclass(frozen=True, kw_only=True)
 class FedLecc(Selector):
-    """Clusters clients by labels; selects the clients with the largest losses in each cluster.
+    """Clusters clients by labels; selects those with the largest losses per cluster.
 
     Clusters take turns, by falling mean loss; in its turn, a cluster adds its client with the
     largest remaining loss. clusters: number of clusters, found by average linkage of the Hellinger

@@ -37,7 +37,7 @@ to this norm."""
 
 @dataclass(frozen=True, kw_only=True)
 class HcsFed(Selector):
-    """Clusters clients by sketches of an update; each cluster has a number of seats in the cohort.
+    """Clusters clients by sketches of an update; each cluster has seats in the cohort.
 
     Clusters clients once, by k-means. clusters: number of clusters. seats: `equal` gives each
     cluster the same number of seats, and the remaining seats to the clusters in turn; clients are

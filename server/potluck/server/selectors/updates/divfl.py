@@ -35,7 +35,7 @@ from potluck.server.state import State
 
 @dataclass(kw_only=True)
 class DivFL(Selector):
-    """Selects clients whose updates together represent the updates of all clients best.
+    """Selects clients whose updates together represent all updates best.
 
     Greedily adds the client that lowers G(S) = Σ_i min_{j∈S} ‖g_i − g_j‖ most. g are random
     projections of the clients' last updates; i runs over all clients with a known update, j over

@@ -50,7 +50,7 @@ _LARGEST = 16.0
 
 @dataclass(frozen=True, kw_only=True)
 class HiCSFL(Selector):
-    """Clusters clients by their updates of the output layer; prefers clusters with even labels.
+    """Clusters clients by output-layer updates; prefers clusters with even labels.
 
     Ĥ is the entropy in nats of softmax(Δb/temperature). Δb is the last change of the output layer's
     bias; without a bias, of the row means of its weights. Clients are clustered by Ward's method
