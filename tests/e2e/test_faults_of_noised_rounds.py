@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from support.federation import Federation, crash_federation
+from support.federation import Federation, crash_federation, until
 
 from potluck.common.records.privacy_loss import RUN_BUDGET_SPENT
 from potluck.privacy.coordinator.round_ledger import RoundLedger, spent_by_client
@@ -88,3 +88,25 @@ async def test_a_resumed_run_knows_who_is_at_the_limit(federation: Federation) -
     status = await federation.ended(run_id)
     assert status.state == operator_pb2.RUN_STATE_FAILED
     assert f"{RUN_BUDGET_SPENT} (ε ≤ 4, 1 charged)" in status.reason
+
+
+async def test_a_round_that_is_charged_again_leaves_out_clients_at_their_limit(
+    federation: Federation,
+) -> None:
+    federation.points.hold("observe")
+    run_id = await federation.start_run(
+        *NOISE, "privacy.epsilon=4", "privacy.trainings=2", "rounds=2", "round.quorum=0.25"
+    )
+    await until(lambda: federation.points.reached("observe"))
+    federation.points.kill("weigh")
+    federation.points.release()
+    assert await federation.coordinator.ended() == 137  # in round 2
+    await federation.restart_coordinator()
+    await federation.finished(run_id)
+    first, second, again = RoundLedger(federation.state, run_id).rounds()
+    spent = set(first.clients) & set(second.clients)  # two of four at least, since six are there
+    assert set(again.clients) == set(second.clients) - spent
+    used = await included(federation, run_id)
+    assert used == Counter([*first.clients, *again.clients])
+    loss = spent_by_client(federation.state, run_id, 1e-5)
+    assert max(loss.values()) <= 4.0
