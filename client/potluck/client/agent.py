@@ -194,7 +194,7 @@ class Agent:
         """Show the ε that clients have spent before this process started."""
         if not any(self._state.privacy.iterdir()):
             return  # reading a ledger imports the accounting, which takes seconds
-        limit = self._config.disclosure.training_epsilon
+        limit = self._config.disclosure.training_limit
         try:
             ledgers = await asyncio.to_thread(guard)
             for client in ledgers.clients():

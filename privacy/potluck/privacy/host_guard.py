@@ -171,7 +171,8 @@ class HostGuard(PrivacyGuard):
                 after = before.with_event(event).epsilon_spent
                 return (
                     f"ε of a {unit} would be {after:.4g} after it, {before.epsilon_spent:.4g} "
-                    f"before, and training_epsilon is {self._policy.training_epsilon:g}"
+                    f"before, and training_epsilon or total_epsilon allow "
+                    f"{self._policy.training_limit:g}"
                 )
         return ""
 
@@ -263,7 +264,7 @@ def spent_in_epoch(
     """Return the filter of a client after what it was charged on the current data epoch.
 
     Charges whose noise does not hide the unit are left out."""
-    found = RdpFilter(epsilon=policy.training_epsilon, delta=policy.training_delta)
+    found = RdpFilter(epsilon=policy.training_limit, delta=policy.training_delta)
     current = [each for each in charges if each.data_epoch == policy.data_epoch]
     events = (each.event_in(unit) for each in current)
     return found.with_events(each for each in events if each is not None)

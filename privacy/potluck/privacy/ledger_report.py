@@ -93,6 +93,7 @@ class PrivacyReport:
                 "epsilon_spent": float(self._budget.spent(client)),
                 "epsilon_limit": policy.epsilon_budget,
             },
+            "together": self._together(client, charges),
             "runs": [
                 {
                     "federation": run[0],
@@ -111,6 +112,22 @@ class PrivacyReport:
             ],
         }
 
+    def _together(self, client: str, charges: Sequence[Charge]) -> dict[str, Any]:
+        """Return what everything with noise has spent of a record's privacy.
+
+        Counts the trainings and answers of this data epoch, and the profiles and sums of all."""
+        releases = self._budget.releases.of(client).releases
+        pure = [each.epsilon for each in releases if each.epsilon is not None]
+        pure.append(float(self._budget.sums.spent(client)))
+        found = spent_in_epoch(charges, self._policy)
+        spent = min(found.with_pure(pure).epsilon_spent, found.epsilon_spent + sum(pure))
+        return {
+            "epsilon_spent": spent,
+            "epsilon_limit": self._policy.training_limit + self._policy.epsilon_budget,
+            "delta": self._policy.training_delta,
+            "unit": RECORD,
+        }
+
 
 def _spent(charges: Sequence[Charge], policy: DisclosurePolicy, unit: Unit) -> dict[str, Any]:
     """Return what a client was charged of its limit, for a unit.
@@ -120,8 +137,8 @@ def _spent(charges: Sequence[Charge], policy: DisclosurePolicy, unit: Unit) -> d
     spent = spent_in_epoch(current, policy, unit).epsilon_spent
     return {
         "epsilon_spent": spent,
-        "epsilon_left": max(0.0, policy.training_epsilon - spent),
-        "epsilon_limit": policy.training_epsilon,
+        "epsilon_left": max(0.0, policy.training_limit - spent),
+        "epsilon_limit": policy.training_limit,
         "delta": policy.training_delta,
         "unit": unit,
         "uncounted": sum(each.event_in(unit) is None for each in current),
@@ -163,6 +180,11 @@ def _sentences(found: Mapping[str, Any]) -> Iterator[str]:
     yield (
         f"  profiles and sums of counts spent ε = {other['epsilon_spent']:.4g} of "
         f"{other['epsilon_limit']:g}, which adds to it"
+    )
+    together = found["together"]
+    yield (
+        f"  all together spent ε ≤ {together['epsilon_spent']:.4g}, and never more than "
+        f"{together['epsilon_limit']:g} (δ = {together['delta']:g}, per record)"
     )
     for run in found["runs"]:
         noise = run["noise_multiplier"]

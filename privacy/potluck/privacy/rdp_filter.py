@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from potluck.privacy.accounting import ORDERS, GaussianSteps, noise_for, rdp_of
@@ -54,6 +54,17 @@ class RdpFilter:
         found = self
         for event in events:
             found = found.with_event(event)
+        return found
+
+    def with_pure(self, epsilons: Iterable[float]) -> RdpFilter:
+        """Return the filter after disclosures with pure ε-differential privacy, such as profiles.
+
+        Such a disclosure has a divergence of at most min(ε, α ε² / 2) at order α (Bun & Steinke
+        2016, Proposition 3.3)."""
+        found = self
+        for epsilon in epsilons:
+            pure = tuple(min(epsilon, order * epsilon * epsilon / 2) for order in ORDERS)
+            found = replace(found, spent=added(found.spent, pure))
         return found
 
     @property

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
+from potluck.client.disclosure.privacy_budget import PrivacyBudget
+from potluck.client.disclosure.release_ledger import Release
 from potluck.client.private_training import GrantedTraining
 from potluck.client.question import BoundedSums
 from potluck.common.disclosure import Weighting
@@ -233,10 +235,11 @@ def test_the_report_shows_what_was_spent_and_what_is_left(tmp_path: Path) -> Non
     host = HostGuard(tmp_path, policy, federation="demo", coordinator="127.0.0.1:7443")
     host.grant(instruction(), 250)
     spent = spent_in_epoch(PrivacyLedger(tmp_path / "privacy").of("client-0"), policy)
-    first, second, third = PrivacyReport(tmp_path, policy).lines()
+    first, second, together, third = PrivacyReport(tmp_path, policy).lines()
     left = 6.0 - spent.epsilon_spent
     assert f"spent ε = {spent.epsilon_spent:.4g} of 6 on data epoch 1, {left:.4g} left" in first
     assert "profiles and sums of counts spent ε = 0" in second
+    assert "never more than 10 (δ = 1e-05, per record)" in together
     assert "1 trainings asked, 1 charged, 0 updates sent, 0 refused" in third
     [found] = json.loads(PrivacyReport(tmp_path, policy).values())["clients"]
     assert found["training"]["epsilon_spent"] == spent.epsilon_spent
@@ -347,3 +350,58 @@ def test_the_report_shows_answers_beside_trainings(tmp_path: Path) -> None:
     text = "\n".join(PrivacyReport(tmp_path, DisclosurePolicy()).lines())
     assert "0 trainings asked, 0 charged" in text
     assert "questions about data: 1 answers charged, 0 refused, noise multiplier 10 or more" in text
+
+
+# Everything together ------------------------------------------------------------------------------
+
+
+def test_a_total_limit_leaves_trainings_what_the_budget_of_profiles_does_not_take(
+    tmp_path: Path,
+) -> None:
+    limited = DisclosurePolicy(training_epsilon=8.0, epsilon_budget=4.0, total_epsilon=6.0)
+    assert limited.training_limit == 2.0
+    assert DisclosurePolicy(total_epsilon=50.0).training_limit == 8.0
+    host = HostGuard(tmp_path, limited, federation="demo", coordinator="127.0.0.1:7443")
+    granted_until_refused(lambda number: host.answer(question(number), SUMS, 250))
+    with pytest.raises(DisclosureRefusedError):
+        host.grant(instruction(), 250)
+    assert 0 < host.spent("client-0") <= 2.0
+
+
+def test_a_total_limit_below_the_budget_of_profiles_is_refused() -> None:
+    with pytest.raises(ValueError, match="raise `total_epsilon`, or lower epsilon_budget"):
+        DisclosurePolicy(epsilon_budget=4.0, total_epsilon=3.0)
+
+
+def test_the_report_adds_profiles_trainings_and_answers_up(tmp_path: Path) -> None:
+    policy = DisclosurePolicy()
+    host = guard(tmp_path)
+    host.grant(instruction(), 250)
+    host.answer(question(), SUMS, 250)
+    alone = host.spent("client-0")
+    release = Release(
+        data_epoch=1,
+        signal="label_counts",
+        parameters_json="{}",
+        payload_json="{}",
+        epsilon=0.5,
+        at=datetime(2026, 1, 1, tzinfo=UTC),
+    )
+    (tmp_path / "disclosures").mkdir()
+    PrivacyBudget(tmp_path, policy).keep_release("client-0", release)
+    [found] = json.loads(PrivacyReport(tmp_path, policy).values())["clients"]
+    assert found["training"]["epsilon_spent"] == alone
+    assert alone < found["together"]["epsilon_spent"] <= alone + 0.5
+    assert found["together"]["epsilon_limit"] == 12.0
+
+
+def test_a_ledger_of_before_answers_is_read_and_continued(tmp_path: Path) -> None:
+    line = training(3).model_dump(mode="json")
+    assert set(line) >= {"kind", "unit", "data_epoch", "steps"}
+    path = tmp_path / "privacy" / "client-0.jsonl"
+    path.parent.mkdir()
+    path.write_text('{"client": "client-0"}\n' + json.dumps(line) + "\n")
+    host = guard(tmp_path)
+    before = host.spent("client-0")
+    host.answer(question(), SUMS, 250)
+    assert guard(tmp_path).spent("client-0") > before > 0

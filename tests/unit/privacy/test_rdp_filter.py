@@ -1,5 +1,6 @@
 """No schedule, however it is chosen, exceeds the owner's limit."""
 
+import math
 from collections import Counter
 
 import pytest
@@ -107,3 +108,17 @@ def test_solved_noise_spends_nearly_all_and_never_more(epsilon: float) -> None:
         found = found.with_event(one)
     assert found.epsilon_spent > 0.995 * epsilon
     assert not found.admits(one)
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 0.5, 1.0, 4.0])
+def test_the_divergence_of_a_pure_disclosure_covers_that_of_randomized_response(
+    epsilon: float,
+) -> None:
+    found = RdpFilter(epsilon=0, delta=DELTA).with_pure([epsilon]).spent
+    p = 1 / (1 + math.exp(-epsilon))  # of all ε-private mechanisms, it has the largest divergence
+    for order, bound in zip(ORDERS, found, strict=True):
+        terms = [order * math.log(one) + (1 - order) * math.log(1 - one) for one in (p, 1 - p)]
+        exact = (max(terms) + math.log(sum(math.exp(each - max(terms)) for each in terms))) / (
+            order - 1
+        )
+        assert exact <= bound * (1 + 1e-9) + 1e-12

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from potluck.client.base.laplace import exact_epsilon, sensitivity
 from potluck.client.disclosure.weightings import is_masked
@@ -121,6 +121,14 @@ class DisclosurePolicy(Settings):
         description="Chance that a record's privacy loss by trainings is larger; well below\n"
         "1 / number of records.",
     )
+    total_epsilon: float | None = Field(
+        default=None,
+        ge=0,
+        allow_inf_nan=False,
+        description="Most privacy loss (epsilon) of a record by everything with noise: profiles\n"
+        "and sums, and trainings and answers on one data_epoch. The latter get at most what\n"
+        "epsilon_budget leaves of it, spent or not. Unset: epsilon_budget + training_epsilon.",
+    )
     sets_per_model: Literal["one", "any"] = Field(
         default="one",
         description="Into sums over how many sets of clients a client's updates of one model may\n"
@@ -212,6 +220,25 @@ class DisclosurePolicy(Settings):
             if name not in known:
                 raise ValueError(f"'{name[:40]}' is not installed; installed: {', '.join(known)}")
         return names
+
+    @model_validator(mode="after")
+    def _budget_within_total(self) -> Self:
+        if self.total_epsilon is not None and self.total_epsilon < self.epsilon_budget:
+            raise ValueError(
+                f"`total_epsilon` is {self.total_epsilon:g}, and epsilon_budget, which is a part "
+                f"of it, is {self.epsilon_budget:g}; raise `total_epsilon`, or lower epsilon_budget"
+            )
+        return self
+
+    @property
+    def training_limit(self) -> float:
+        """The most ε that trainings and answers may spend on one data epoch.
+
+        Privacy losses add up in any order of disclosures. So with this limit and `epsilon_budget`,
+        all together spend at most `total_epsilon`."""
+        if self.total_epsilon is None:
+            return self.training_epsilon
+        return min(self.training_epsilon, self.total_epsilon - self.epsilon_budget)
 
     @property
     def allows_stepwise(self) -> bool:

@@ -89,7 +89,7 @@ async def _computed(
         return guard.answer(instruction, sums, samples), guard.spent(instruction.client_id)
 
     answer, spent = await asyncio.to_thread(charged)
-    limit = context.policy.training_epsilon
+    limit = context.policy.training_limit
     context.metrics.spent_on_trainings(instruction.client_id, spent, limit=limit)
     return answer
 

@@ -210,7 +210,7 @@ async def _granted(context: HandlerContext, active: ActiveInstruction) -> Grante
     client = ClientId(instruction.client_id)
     samples = await context.look_up(active, work.task, lambda device: device.samples(work, client))
     granted, spent = await asyncio.to_thread(_charged, context, instruction, samples)
-    context.metrics.spent_on_trainings(client, spent, limit=context.policy.training_epsilon)
+    context.metrics.spent_on_trainings(client, spent, limit=context.policy.training_limit)
     return granted
 
 
@@ -330,7 +330,7 @@ async def _masked(
     if noise is not None:
         client = instruction.client_id
         spent = await asyncio.to_thread(context.guard().spent, client)
-        context.metrics.spent_on_trainings(client, spent, limit=context.policy.training_epsilon)
+        context.metrics.spent_on_trainings(client, spent, limit=context.policy.training_limit)
     return update_record(
         active,
         file,

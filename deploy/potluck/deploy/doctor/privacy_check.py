@@ -38,7 +38,7 @@ def private_trainings(config: ClientConfig) -> Iterable[Finding]:
     spent = {
         each["client"]: each["training"]["epsilon_spent"] for each in json.loads(values)["clients"]
     }
-    limit = policy.training_epsilon
+    limit = policy.training_limit
     near = [client for client, loss in spent.items() if loss >= NEAR_LIMIT * limit]
     found = f"{len(spent)} ledgers; largest ε {max(spent.values(), default=0.0):.4g} of {limit:g}"
     if not near:
