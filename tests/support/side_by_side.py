@@ -1,7 +1,7 @@
 """The order in which pytest's workers take tests: longest first, so that none ends alone.
 
-`--dist loadfile` gives a worker a whole file. The tests of `APART` share nothing, and each takes
-minutes; so each of them may go to another worker.
+`--dist loadfile` gives a worker a whole file. The files of `APART` take longest, and their tests
+share nothing that is costly; so each of these tests may go to another worker.
 """
 
 from __future__ import annotations
@@ -10,24 +10,26 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-APART: Final = "tests/e2e/test_faults_at_every_boundary.py"
-"""A file whose tests are given to workers one by one."""
+BOUNDARIES: Final = "tests/e2e/test_faults_at_every_boundary.py"
+APART: Final = (BOUNDARIES, "tests/e2e/test_composition_matrix.py")
+"""Files whose tests are given to workers one by one. Those of the second come last, after the
+longer files, and keep all workers busy to the end."""
 
 LONGEST: Final = (
-    f"{APART}::test_a_coordinator_goes_on_from_wherever_it_was_killed[pretrained]",
+    f"{BOUNDARIES}::test_a_coordinator_goes_on_from_wherever_it_was_killed[pretrained]",
     "tests/e2e/test_compose.py",
-    f"{APART}::test_a_coordinator_goes_on_from_wherever_it_was_killed[masked]",
+    f"{BOUNDARIES}::test_a_coordinator_goes_on_from_wherever_it_was_killed[masked]",
     "tests/e2e/test_faults_at_random.py",
     "tests/e2e/test_extras.py",
-    f"{APART}::test_a_coordinator_goes_on_from_wherever_it_was_killed[asking]",
+    f"{BOUNDARIES}::test_a_coordinator_goes_on_from_wherever_it_was_killed[asking]",
     "tests/e2e/test_faults_of_strategies.py",
-    f"{APART}::test_a_coordinator_goes_on_from_wherever_it_was_killed[open]",
+    f"{BOUNDARIES}::test_a_coordinator_goes_on_from_wherever_it_was_killed[open]",
     "tests/e2e/test_prometheus.py",
-    f"{APART}::test_a_coordinator_goes_on_from_wherever_it_was_killed[sums]",
+    f"{BOUNDARIES}::test_a_coordinator_goes_on_from_wherever_it_was_killed[sums]",
     "tests/e2e/test_experiment_on_ray.py",
     "tests/e2e/test_faults_of_backups.py",
-    f"{APART}::test_a_host_goes_on_from_wherever_it_was_killed[open]",
-    f"{APART}::test_a_relay_goes_on_from_wherever_it_was_killed",
+    f"{BOUNDARIES}::test_a_host_goes_on_from_wherever_it_was_killed[open]",
+    f"{BOUNDARIES}::test_a_relay_goes_on_from_wherever_it_was_killed",
     "tests/e2e/test_deploy.py",
     "tests/e2e/test_examples.py",
     "tests/e2e/test_moving_a_script.py",
@@ -40,7 +42,7 @@ LONGEST: Final = (
 def unit_of(test: str) -> str:
     """Return the file of a test, or the test itself if it may run apart from its file."""
     file = test.partition("::")[0]
-    return test if file == APART else file
+    return test if file in APART else file
 
 
 def ordered(tests: Sequence[str]) -> list[str]:

@@ -18,8 +18,13 @@ def test_an_entry_of_the_longest_names_a_test_or_file(unit: str) -> None:
     assert not test or test.partition("[")[0] in names
 
 
-def test_tests_of_the_file_apart_are_units_of_their_own() -> None:
-    assert unit_of(f"{APART}::test_one[a]") == f"{APART}::test_one[a]"
+@pytest.mark.parametrize("file", APART)
+def test_tests_of_a_file_apart_are_units_of_their_own(file: str) -> None:
+    assert (ROOT / file).exists()
+    assert unit_of(f"{file}::test_one[a]") == f"{file}::test_one[a]"
+
+
+def test_tests_of_another_file_are_one_unit() -> None:
     assert unit_of("tests/e2e/test_demo.py::test_one[a]") == "tests/e2e/test_demo.py"
 
 
