@@ -15,9 +15,11 @@ from support.federation import until
 from support.sum_federation import Members, SumFederation, silent, sum_federation
 
 from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
+from potluck.client.private_training import UpdateNoise
 from potluck.client.training.local_update import Trained, train_update
 from potluck.common.errors import TrainingError
 from potluck.common.records.privacy_loss import BUDGET_SPENT
+from potluck.privacy.host_guard import HostGuard
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.secagg.protocol import MessageType, SessionRecord
 from potluck.server.store import RunState
@@ -167,3 +169,25 @@ async def test_hosts_refuse_what_exceeds_their_owners_limit(
         assert any(BUDGET_SPENT in text for text in [*said, row.reason])
         for client in members.names:
             assert len(charged(federation, client)) == 1
+
+
+async def test_the_clip_adapts_for_all_clients_alike(
+    federation: SumFederation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest, seen = HostGuard.hide_update, dict[int, set[float]]()
+
+    def hide_update(self: HostGuard, instruction: rpc.Instruction) -> UpdateNoise:
+        seen.setdefault(instruction.round, set()).add(instruction.train.privacy.clip)
+        return honest(self, instruction)
+
+    monkeypatch.setattr(HostGuard, "hide_update", hide_update)
+    adapting = NOISE + "clip_quantile = 0.5\nclip_quantile_share = 0.5\n"
+    row = await federation.finished(TWO_ROUNDS + adapting)
+    assert row.state is RunState.FINISHED, row.reason
+    assert seen[1] == {0.5}
+    [second] = seen[2]
+    # The count's noise has a standard deviation of 0.6, and the clip moves by exp(-0.2 · count).
+    assert 0.2 < second < 1.0
+    assert second != 0.5
+    for client in federation.members.names:
+        assert len(charged(federation, client)) == 2

@@ -68,7 +68,8 @@ class GrantedTraining:
 class SumGrid:
     """The whole numbers in which updates enter a masked sum.
 
-    scale: number that a parameter of 1 becomes, > 0. values: number of parameters, ≥ 1. clients:
+    scale: number that a parameter of 1 becomes, > 0. values: number of parameters, and of counts,
+    ≥ 1. clients:
     maximum number of clients in the sum. contributors: number of clients whose noise is certain to
     be in the sum and unknown to others, ≥ 1. largest: largest magnitude of a sum that can be read.
     """
@@ -83,11 +84,15 @@ class SumGrid:
 class UpdateNoise(ABC):
     """Bounds one client's update, and hides it in a masked sum. Called from one thread."""
 
-    @abstractmethod
-    def bound(self, update: NDArray[np.float32]) -> bool:
-        """Scale an update down, in place, to the L2 norm that the noise is made for.
+    counts: bool
+    """True if one more number in the sum counts the updates that were short enough."""
 
-        Returns False if it has NaN or infinity; it is then unchanged."""
+    @abstractmethod
+    def bound(self, update: NDArray[np.float32]) -> float | None:
+        """Scale an update down, in place, to the maximum L2 norm of the run.
+
+        Returns the number for the count, positive if the update was short enough. Returns None if
+        the update has NaN or infinity; it is then unchanged."""
 
     @abstractmethod
     def charge(self, grid: SumGrid) -> Callable[[int], NDArray[np.int64]]:

@@ -13,6 +13,10 @@ noise multiplier σ' = σ C S / (C S + √d / 2). The sum of m shares is not exa
 Gaussian: the log-ratio of both probabilities is at most 10 m exp(-π² s²) for each parameter, with
 s² = v (Kairouz, Liu & Steinke, "The Distributed Discrete Gaussian Mechanism for Federated Learning
 with Secure Aggregation", ICML 2021). With `LEAST_DEVIATION` that is less than 2^-1000000.
+
+For adaptive clipping (Andrew et al. 2021) one more number counts the updates within the clip: ±κ
+with κ = C √(q / (1 - q)), for a share q of the privacy loss. The vector of d + 1 numbers has a
+length of C / √(1 - q) at most, which takes the place of C in what is above.
 """
 
 from __future__ import annotations
@@ -97,30 +101,35 @@ class ClientNoise(UpdateNoise):
         clip: float,
         noise_multiplier: float,
         charge: Callable[[float], None],
+        counted_share: float = 0.0,
         random: Random = os.urandom,
     ) -> None:
         """clip: C. noise_multiplier: σ. charge: charges the ledger for an upload with noise
-        multiplier σ'; raises what `UpdateNoise.charge` raises."""
+        multiplier σ'; raises what `UpdateNoise.charge` raises. counted_share: q, in [0, 1)."""
         self._clip, self._noise_multiplier = clip, noise_multiplier
         self._charge, self._random = charge, random
+        self.counts = counted_share > 0
+        self._longest = clip / math.sqrt(1 - counted_share)
+        self._counted = clip * math.sqrt(counted_share / (1 - counted_share)) * _SHRUNK
 
-    def bound(self, update: NDArray[np.float32]) -> bool:
-        """Scale an update down, in place, to the clip. Returns False if it is not finite."""
+    def bound(self, update: NDArray[np.float32]) -> float | None:
+        """Scale an update down, in place, to the clip. Returns ±κ; None if it is not finite."""
         norm = math.sqrt(sum(_squared(each) for each in _blocks(update)))
         if not math.isfinite(norm):
-            return False
+            return None
+        within = norm <= self._clip
         longest = self._clip * _SHRUNK
         if norm > longest:
             factor = np.float64(longest / norm)
             for each in _blocks(update):
                 np.multiply(each, factor, out=each, casting="same_kind")
-        return True
+        return self._counted if within else -self._counted
 
     def charge(self, grid: SumGrid) -> Callable[[int], NDArray[np.int64]]:
         """Charge the client's ledger for one upload; return a function that draws the noise."""
-        check_grid(self._noise_multiplier, self._clip, grid)
-        self._charge(noise_on_grid(self._noise_multiplier, self._clip, grid))
-        variance = share_variance(self._noise_multiplier, self._clip, grid)
+        check_grid(self._noise_multiplier, self._longest, grid)
+        self._charge(noise_on_grid(self._noise_multiplier, self._longest, grid))
+        variance = share_variance(self._noise_multiplier, self._longest, grid)
         return partial(DiscreteGaussian(variance=variance).draw, random=self._random)
 
 

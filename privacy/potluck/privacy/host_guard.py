@@ -121,6 +121,7 @@ class HostGuard(PrivacyGuard):
         return ClientNoise(
             clip=asked.clip,
             noise_multiplier=asked.noise_multiplier,
+            counted_share=asked.counted_share,
             charge=partial(self._charge_update, instruction),
         )
 
@@ -289,6 +290,7 @@ def check_noise(asked: rpc.Privacy) -> None:
     solves = not asked.noise_multiplier
     numbers = [asked.clip, asked.delta, asked.epsilon if solves else asked.noise_multiplier]
     valid = all(math.isfinite(each) and each > 0 for each in numbers) and asked.delta < 1
+    valid = valid and 0 <= asked.counted_share <= 0.5 * whole
     valid = valid and not (solves and whole)  # a coordinator solves for the noise of all clients
     if not valid or (solves and asked.trainings < 1):
         raise ProtocolError(

@@ -23,6 +23,8 @@ BODY: Final = "body"
 HEAD: Final = "head"
 AUXILIARY: Final = "auxiliary/"
 """Prefix of the lane of an auxiliary, before its name."""
+WITHIN: Final = "within"
+"""Lane of one number that counts the updates within the clip of a run with noise."""
 LOSS: Final = "loss"
 """Name, in the head, of the mean training loss over the last pass."""
 NORMALIZER: Final = "normalizer"
@@ -43,23 +45,31 @@ class NoiseInSums:
     """The noise that clients add to their updates in shares.
 
     clip: maximum L2 norm of an update, > 0. multiplier: standard deviation of the noise in a sum,
-    in units of the clip, > 0. contributors: number of clients whose shares suffice, ≥ 1. quorum:
-    minimum number of clients in a sum.
+    in units of `longest`, > 0. contributors: number of clients whose shares suffice, ≥ 1. quorum:
+    minimum number of clients in a sum. counted_share: share of the privacy loss that the count in
+    the lane `WITHIN` takes; 0 without one.
     """
 
     clip: float
     multiplier: float
     contributors: int
     quorum: int
+    counted_share: float = 0.0
+
+    @property
+    def longest(self) -> float:
+        """Maximum L2 norm of an update and its number for the count, together."""
+        return self.clip / math.sqrt(1 - self.counted_share)
 
     @property
     def bound(self) -> float:
         """A client's share of the largest sum, so that no sum with noise can wrap.
 
-        With n clients the noise has the variance n / contributors · (multiplier · clip)² at most.
+        With n clients the noise has the variance n / contributors · (multiplier · longest)² at
+        most.
         """
         several = math.sqrt(self.quorum * self.contributors)
-        return self.clip * (1 + NOISE_DEVIATIONS * self.multiplier / several)
+        return self.longest * (1 + NOISE_DEVIATIONS * self.multiplier / several)
 
 
 def metric_names(*, normalized: bool, noisy: bool = False) -> tuple[str, ...]:
@@ -70,14 +80,19 @@ def metric_names(*, normalized: bool, noisy: bool = False) -> tuple[str, ...]:
 
 
 def lane_lengths(
-    parameters: int, metrics: Sequence[str], auxiliaries: Iterable[str]
+    parameters: int,
+    metrics: Sequence[str],
+    auxiliaries: Iterable[str],
+    *,
+    counts: bool = False,
 ) -> Mapping[str, int]:
     """Return the number of words in each lane of an update, by the lane's name.
 
-    parameters: length of the floating-point vector.
+    parameters: length of the floating-point vector. counts: True for a lane `WITHIN`.
     """
     beside = {f"{AUXILIARY}{name}": parameters for name in sorted(auxiliaries)}
-    return {BODY: parameters, HEAD: HEAD_EXTRA + len(metrics), **beside}
+    within = {WITHIN: 1} if counts else {}
+    return {BODY: parameters, HEAD: HEAD_EXTRA + len(metrics), **beside, **within}
 
 
 def lanes_of(

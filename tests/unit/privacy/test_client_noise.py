@@ -64,7 +64,7 @@ def test_an_update_on_the_grid_is_never_longer_than_the_ledger_counts(
     """steps: whole numbers in the clip."""
     vector = np.random.default_rng(seed).standard_normal(values)
     update = (vector * (length / np.linalg.norm(vector))).astype(np.float32)
-    assert noise(clip).bound(update)
+    assert noise(clip).bound(update) is not None
     scale = steps / clip
     words = np.rint(update.astype(np.float64) * scale)
     grid = SumGrid(scale=scale, values=values, clients=3, contributors=1, largest=2**62)
@@ -75,10 +75,23 @@ def test_an_update_on_the_grid_is_never_longer_than_the_ledger_counts(
 
 def test_a_short_update_is_left_as_it_is_and_one_that_is_not_finite_is_reported() -> None:
     update = np.array([0.3, -0.4], np.float32)
-    assert noise().bound(update)
+    assert noise().bound(update) is not None
     assert update.tolist() == np.array([0.3, -0.4], np.float32).tolist()
     for value in (math.nan, math.inf):
-        assert not noise().bound(np.array([0.0, value], np.float32))
+        assert noise().bound(np.array([0.0, value], np.float32)) is None
+
+
+@pytest.mark.parametrize("length", [0.5, 0.99, 7.0])
+def test_an_update_and_its_count_have_the_length_that_the_noise_is_for(length: float) -> None:
+    share, clip = 0.1, 1.0
+    made = ClientNoise(clip=clip, noise_multiplier=1.0, charge=lambda _: None, counted_share=share)
+    update = np.full(100, length / 10, np.float32)
+    counted = made.bound(update)
+    assert counted is not None
+    assert (counted > 0) == (length <= clip)
+    assert math.hypot(float(np.linalg.norm(update)), counted) <= clip / math.sqrt(1 - share)
+    # The count alone has the noise multiplier σ / √share: Andrew et al. split the loss so.
+    assert abs(counted) == pytest.approx(math.sqrt(share) * clip / math.sqrt(1 - share), rel=1e-5)
 
 
 def test_the_shares_of_the_certain_clients_make_the_whole_noise() -> None:

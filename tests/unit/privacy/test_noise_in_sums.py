@@ -35,6 +35,7 @@ class Noisy(Run):
     """A session whose clients add noise to their updates; zeros unless `updates` has one."""
 
     folder: Path = Path()
+    share: float = 0.0
     updates: dict[str, NDArray[np.float32]] = field(default_factory=dict)
     noises: dict[str, ClientNoise] = field(default_factory=dict)
     charged: dict[str, list[float]] = field(default_factory=dict)
@@ -49,6 +50,7 @@ class Noisy(Run):
             clip=CLIP,
             noise_multiplier=SIGMA,
             charge=self.charged.setdefault(name, []).append,
+            counted_share=self.share,
             random=random.Random(f"{self.seed}/{name}").randbytes,
         )
         body, update = self.updates.get(name), None
@@ -70,21 +72,40 @@ class Noisy(Run):
             assert np.isnan(total.loss)
             return total.mean()(0, self.header.lane(BODY).length)
 
+    def within(self) -> float:
+        """The noisy share of updates within the clip."""
+        unmasking = self.session.unmasking
+        assert unmasking is not None
+        counted = CLIP * (self.share / (1 - self.share)) ** 0.5
+        with opened_sum([self.path(name) for name in unmasking.survivors], unmasking) as total:
+            return total.share_within(counted)
 
-def header(federation: Federation, values: int, *, bits: int = 32, **changes: Any) -> Header:
+
+def header(
+    federation: Federation, values: int, *, bits: int = 32, share: float = 0.0, **changes: Any
+) -> Header:
     plain = federation.header()
     hosts = list(federation.hosts.values())
     certain = plain.quorum - colluding_clients(hosts, plain.colluding_hosts)
-    noise = NoiseInSums(clip=CLIP, multiplier=SIGMA, contributors=certain, quorum=plain.quorum)
+    noise = NoiseInSums(
+        clip=CLIP,
+        multiplier=SIGMA,
+        contributors=certain,
+        quorum=plain.quorum,
+        counted_share=share,
+    )
     masking = MaskingSettings.model_validate({"bits": bits})
-    lanes = lanes_of(lane_lengths(values, (), ()), masking, noise)
+    lanes = lanes_of(lane_lengths(values, (), (), counts=share > 0), masking, noise)
     values_of: dict[str, Any] = {"lanes": lanes, "metrics": (), "weight_bound": 1}
     return replace(plain, **values_of | changes)
 
 
-def session(folder: Path, values: int, *, bits: int = 32, seed: int = 1) -> Noisy:
+def session(
+    folder: Path, values: int, *, bits: int = 32, seed: int = 1, share: float = 0.0
+) -> Noisy:
     federation = Federation(CLIENTS, Purpose.UPDATE)
-    return Noisy(federation, header(federation, values, bits=bits), seed=seed, folder=folder)
+    made = header(federation, values, bits=bits, share=share)
+    return Noisy(federation, made, seed=seed, folder=folder, share=share)
 
 
 def finished(run: Noisy, uploading: Sequence[str]) -> Noisy:
@@ -126,6 +147,31 @@ def test_the_mean_is_that_of_bounded_updates_with_equal_weights(tmp_path: Path, 
     bounded = [each * min(1.0, CLIP / float(np.linalg.norm(each))) for each in run.updates.values()]
     expected = np.sum(bounded, axis=0) / CLIENTS  # the sixth training failed
     assert np.abs(run.mean() - expected).max() < 2e-6
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+def test_the_count_is_the_share_of_updates_within_the_clip(tmp_path: Path, bits: int) -> None:
+    """Four of six are within; the sixth has failed, and counts as half."""
+    share = 0.1
+    run = session(tmp_path, 50, bits=bits, share=share)
+    for place, name in enumerate(NAMES):
+        run.noises[name] = _Silent(
+            clip=CLIP, noise_multiplier=SIGMA, charge=_ignored, counted_share=share
+        )
+        if place < 5:
+            run.updates[name] = np.full(50, 1.0 if place == 4 else 0.01, np.float32)
+    finished(run, NAMES)
+    assert run.within() == pytest.approx(4.5 / 6, abs=1e-5)
+
+
+def test_the_count_has_its_share_of_the_noise(tmp_path: Path) -> None:
+    share, counts = 0.5, []
+    for seed in range(60):
+        counts.append(finished(session(tmp_path, 1, share=share, seed=seed), NAMES).within())
+    # All have failed, so that each counts as half. The noise multiplier of the count is σ / √share.
+    expected = SIGMA / np.sqrt(share) * np.sqrt(CLIENTS / 3) / CLIENTS / 2
+    assert np.std(counts) == pytest.approx(expected, rel=0.35)
+    assert np.mean(counts) == pytest.approx(0.5, abs=4 * expected / 60**0.5)
 
 
 class _Silent(ClientNoise):

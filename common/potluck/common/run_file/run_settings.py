@@ -285,7 +285,7 @@ class PrivateUpdates(Settings):
         lt=1,
         description="Share of updates that are not clipped; `clip` is then the first bound, and\n"
         "each round adapts it by a noisy count. Larger: a larger bound, and more noise. Only for\n"
-        "noise = coordinator. Unset: the bound stays.",
+        "unit = client. Unset: the bound stays.",
     )
     clip_quantile_share: float = Field(
         default=0.01,
@@ -332,8 +332,8 @@ class PrivateUpdates(Settings):
     def _fitting_noise(self) -> Self:
         if self.at_coordinator and self.unit != "client":
             raise ValueError('noise = "coordinator" hides whole clients; set unit = "client"')
-        if self.clip_quantile is not None and not self.at_coordinator:
-            raise ValueError('`clip_quantile` needs noise = "coordinator"; leave it out')
+        if self.clip_quantile is not None and self.unit != "client":
+            raise ValueError('`clip_quantile` needs unit = "client"; leave it out')
         return self
 
     @property

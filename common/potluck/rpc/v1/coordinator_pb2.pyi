@@ -1039,6 +1039,7 @@ class Privacy(_message.Message):
     ANSWERS_FIELD_NUMBER: _builtins.int
     ANSWER_NOISE_MULTIPLIER_FIELD_NUMBER: _builtins.int
     ANSWER_CLIP_FIELD_NUMBER: _builtins.int
+    COUNTED_SHARE_FIELD_NUMBER: _builtins.int
     unit: _builtins.str
     """What is hidden: "record" or "client"."""
     noise_multiplier: _builtins.float
@@ -1067,6 +1068,10 @@ class Privacy(_message.Message):
     """
     answer_clip: _builtins.float
     """Bound on the numbers of one record in an answer (L2 norm); larger ones are scaled down."""
+    counted_share: _builtins.float
+    """Share of the privacy loss that a noisy count of the updates within the clip takes; 0 without
+    such a count. Only for whole updates.
+    """
     def __init__(
         self,
         *,
@@ -1080,10 +1085,11 @@ class Privacy(_message.Message):
         answers: _builtins.int = ...,
         answer_noise_multiplier: _builtins.float = ...,
         answer_clip: _builtins.float = ...,
+        counted_share: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_clip", b"answer_clip", "answer_noise_multiplier", b"answer_noise_multiplier", "answers", b"answers", "clip", b"clip", "delta", b"delta", "epsilon", b"epsilon", "noise", b"noise", "noise_multiplier", b"noise_multiplier", "trainings", b"trainings", "unit", b"unit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_clip", b"answer_clip", "answer_noise_multiplier", b"answer_noise_multiplier", "answers", b"answers", "clip", b"clip", "counted_share", b"counted_share", "delta", b"delta", "epsilon", b"epsilon", "noise", b"noise", "noise_multiplier", b"noise_multiplier", "trainings", b"trainings", "unit", b"unit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

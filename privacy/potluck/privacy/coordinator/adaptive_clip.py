@@ -5,45 +5,17 @@ b is the noisy share of updates within the bound, γ the quantile. Sum and count
 mechanisms on the same updates. With multipliers z₁ for the sum and z₂ for the count (whose
 sensitivity is 1/2), they are together as private as one with 1/z² = 1/z₁² + 1/z₂². The ledger
 charges z. The count takes the share `clip_quantile_share` of 1/z².
-
-The bound is a scalar in the strategy's state, so a resumed run continues with the bound of its last
-committed round. It follows from noisy counts only, so it may be shown.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from typing import Final
 
 import numpy as np
 
 from potluck.common.run_file.run_settings import PrivateUpdates
 from potluck.privacy.coordinator.noised_sum import NoisedSum
-from potluck.server.state import State
-
-CLIP: Final = "privacy_clip"
-"""Name of the scalar in the strategy's state."""
-
-_RATE: Final = 0.2
-_SMALLEST, _LARGEST = 1e-6, 1e6
-
-
-def clip_of(state: State, settings: PrivateUpdates) -> float:
-    """Return the bound for the round that begins from this state."""
-    found = state.scalars.get(CLIP)
-    return found if isinstance(found, float) else settings.clip
-
-
-def with_clip(state: State, clip: float) -> State:
-    """Return the strategy's state with the bound for the next round."""
-    return replace(state, scalars={**state.scalars, CLIP: clip})
-
-
-def without_clip(state: State) -> State:
-    """Return the state as the strategy knows it."""
-    scalars = {name: value for name, value in state.scalars.items() if name != CLIP}
-    return replace(state, scalars=scalars)
+from potluck.server.rounds.update_noise import adapted
 
 
 def noise_of_sum(settings: PrivateUpdates, noise_multiplier: float) -> float:
@@ -61,5 +33,4 @@ def next_clip(total: NoisedSum, settings: PrivateUpdates, noise_multiplier: floa
     deviation = noise_multiplier / (2 * math.sqrt(settings.clip_quantile_share))
     within = np.where(total.norms <= total.clip, 0.5, -0.5).sum()
     noisy = 0.5 + (float(within) + deviation * float(total.normals(1)[0])) / total.clients
-    step = _RATE * (noisy - (settings.clip_quantile or 0.0))
-    return min(max(total.clip * math.exp(-min(max(step, -50.0), 50.0)), _SMALLEST), _LARGEST)
+    return adapted(total.clip, noisy, settings)

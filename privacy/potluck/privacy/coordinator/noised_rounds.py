@@ -17,19 +17,14 @@ from potluck.common.records.privacy_loss import RUN_BUDGET_SPENT
 from potluck.common.run_file.run_settings import PrivateUpdates
 from potluck.common.run_file.runfile import RunFile
 from potluck.privacy.accounting import GaussianSteps
-from potluck.privacy.coordinator.adaptive_clip import (
-    clip_of,
-    next_clip,
-    noise_of_sum,
-    with_clip,
-    without_clip,
-)
+from potluck.privacy.coordinator.adaptive_clip import next_clip, noise_of_sum
 from potluck.privacy.coordinator.noised_sum import opened_noised_sum
 from potluck.privacy.coordinator.round_ledger import NoisedRound, RoundLedger, divergences
 from potluck.privacy.coordinator.system_normals import system_normals
 from potluck.privacy.rdp_filter import epsilon_spent, solved_noise
 from potluck.server.aggregation.update_files import SpooledUpdate
 from potluck.server.rounds import events as rounds
+from potluck.server.rounds.update_noise import clip_of, with_clip, without_clip
 from potluck.server.runs.models import RoundModel
 from potluck.server.runs.run import Run
 from potluck.server.runs.update_path import OpenRounds

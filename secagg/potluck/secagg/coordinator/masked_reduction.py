@@ -20,7 +20,15 @@ from numpy.typing import NDArray
 
 from potluck.common.errors import LayoutError, TrainingError
 from potluck.common.tensors.tensor_files import TensorFile, open_tensors
-from potluck.secagg.masked_lanes import AUXILIARY, BODY, HEAD, LOSS, NORMALIZER, file_layout
+from potluck.secagg.masked_lanes import (
+    AUXILIARY,
+    BODY,
+    HEAD,
+    LOSS,
+    NORMALIZER,
+    WITHIN,
+    file_layout,
+)
 from potluck.secagg.protocol import Header, Lane, Unmasking
 from potluck.secagg.protocol.primitives.masks import lane_dtype
 from potluck.secagg.protocol.vectors.updates import BodyDecoder, HeadSum, decode_head
@@ -59,6 +67,14 @@ class MaskedSum:
                 "the training of every client in the secure sum failed, and the reasons are in the "
                 "logs of their hosts; lower the learning rate if it diverged"
             )
+        self._within = 0.0
+        if WITHIN in {lane.name for lane in self.header.lanes}:
+            mean = self._reader(self.header.lane(WITHIN), self.head.weight)
+            self._within = float(mean(0, 1)[0])
+
+    def share_within(self, counted: float) -> float:
+        """Return the noisy share of updates within the clip. counted: each update's number, ±."""
+        return 0.5 + self._within / (2 * counted)
 
     @property
     def weight(self) -> float:

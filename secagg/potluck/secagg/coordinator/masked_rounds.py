@@ -29,6 +29,7 @@ from potluck.common.errors import (
 from potluck.common.interruptible import in_thread
 from potluck.common.monitoring.metric_labels import MASKED as MASKED_LABEL
 from potluck.common.net.membership import Members
+from potluck.common.run_file.run_settings import PrivateUpdates
 from potluck.common.updates.training_agreement import training_sha256
 from potluck.common.updates.update_report import UpdateReport
 from potluck.rpc.v1 import coordinator_pb2, transfer_pb2
@@ -66,6 +67,7 @@ from potluck.secagg.protocol.wire.messages import SESSION_ID_BYTES, Stage
 from potluck.server.aggregation.update_files import SpooledUpdate
 from potluck.server.hosts.instructions import MASKED, task_plugin
 from potluck.server.rounds import events as rounds
+from potluck.server.rounds.update_noise import adapted, clip_of, with_clip, without_clip
 from potluck.server.runs.models import RoundModel
 from potluck.server.runs.run import Run
 from potluck.server.runs.update_path import ReceivedUpdate, UpdatePath
@@ -81,11 +83,16 @@ _Ending: TypeAlias = Coroutine[Any, Any, CoordinatorSession]
 
 @dataclass(kw_only=True)
 class _Sum:
-    """The sum of one attempt. troubles: the reasons of the clients that left it."""
+    """The sum of one attempt.
+
+    counted: the number, ±, that counts an update in the lane `WITHIN`. troubles: the reasons of the
+    clients that left it.
+    """
 
     key: AttemptKey
     header: Header
     session: MaskedSession
+    counted: float = 0.0
     signed: dict[str, SignedInput] = field(default_factory=dict)
     troubles: dict[str, str] = field(default_factory=dict)
     driving: asyncio.Task[Unmasking | None] | None = None
@@ -105,15 +112,24 @@ class MaskedRounds(MaskedRules, UpdatePath):
     # An attempt -------------------------------------------------------------------------------
 
     async def begin(self, work: coordinator_pb2.Train) -> None:
-        """Invite the cohort of the current attempt to a sum."""
+        """Invite the cohort of the current attempt to a sum; set the clip of the round."""
         run, key = self._run, self._run.key
+        adapting = self._adapting
+        if adapting is not None:
+            work.privacy.clip = clip_of(run.models.states.strategy, adapting)
         if self._sum is not None and self._sum.key == key:
             return
         cohort = run.attempt.cohort
         invited = {client: member.host for client, member in cohort.items() if member.host}
         root = self._root.require()
         header = self._header(root, invited, key, work)
-        current = _Sum(key=key, header=header, session=self._session(header, invited))
+        share = work.privacy.counted_share
+        current = _Sum(
+            key=key,
+            header=header,
+            session=self._session(header, invited),
+            counted=work.privacy.clip * math.sqrt(share / (1 - share)),
+        )
         self._sum = current
         try:
             check_invited(invited, header)
@@ -150,6 +166,12 @@ class MaskedRounds(MaskedRules, UpdatePath):
         """Return an empty report: numbers of a single client are not used."""
         return UpdateReport()
 
+    @property
+    def _adapting(self) -> PrivateUpdates | None:
+        """The settings of noise whose clip follows a quantile; None for others."""
+        settings = self._run.plan.run_file.privacy
+        return None if settings is None or settings.clip_quantile is None else settings
+
     def lose(self, client: str) -> None:
         """Remove a client from the sum."""
         if self._sum is not None:
@@ -169,6 +191,7 @@ class MaskedRounds(MaskedRules, UpdatePath):
             why = "no secure sum: clients left it after they had uploaded"
             run.post(rounds.SumFailed(*current.key[1:], why, tuple(current.troubles.items())))
             return None
+        adapting, state = self._adapting, run.models.states.strategy
         try:
             model, strategy_state, total = await in_thread(
                 run.models.work.next_model_by_sum,
@@ -176,12 +199,16 @@ class MaskedRounds(MaskedRules, UpdatePath):
                 [update.client for update in updates],
                 opened_sum([update.path for update in updates], unmasking),
                 run.models.current,
-                run.models.states.strategy,
+                state if adapting is None else without_clip(state),
                 clients=len(run.roster),
             )
         except TrainingError as error:
             run.post(rounds.SumFailed(*current.key[1:], error.message))
             return None
+        if adapting is not None:
+            within, clip = total.share_within(current.counted), clip_of(state, adapting)
+            strategy_state = with_clip(strategy_state, adapted(clip, within, adapting))
+            run.log.info("clip adapted", within=round(within, 3), clip=clip)
         self._say(total.head, unmasking)
         loss = None if math.isnan(total.loss) else total.loss
         return RoundModel(model=model, strategy_state=strategy_state, training_loss=loss)
@@ -259,7 +286,12 @@ class MaskedRounds(MaskedRules, UpdatePath):
         certain = thresholds.quorum - colluding_clients(hosts, colluding)
         noise = _noise_in_sums(work, certain, thresholds.quorum)
         metrics = metric_names(normalized=work.normalized, noisy=work.HasField("privacy"))
-        lengths = lane_lengths(run.models.work.layout.parameters, metrics, plan.strategy.auxiliary)
+        lengths = lane_lengths(
+            run.models.work.layout.parameters,
+            metrics,
+            plan.strategy.auxiliary,
+            counts=work.privacy.counted_share > 0,
+        )
         issued_at = int(time.time())
         return Header(
             federation=root.federation,
@@ -397,4 +429,5 @@ def _noise_in_sums(work: coordinator_pb2.Train, certain: int, quorum: int) -> No
         multiplier=work.privacy.noise_multiplier,
         contributors=certain,
         quorum=quorum,
+        counted_share=work.privacy.counted_share,
     )

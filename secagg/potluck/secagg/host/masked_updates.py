@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +26,7 @@ from potluck.secagg.masked_lanes import (
     BODY,
     HEAD,
     NORMALIZER,
+    WITHIN,
     file_layout,
     lane_lengths,
     metric_names,
@@ -60,7 +62,9 @@ def expectation(instruction: rpc.Instruction, model: Path, data_epoch: int) -> E
     return Expectation(
         purpose=Purpose.UPDATE,
         input_id=f"update {work.model.blake3}/epoch {data_epoch}{of_noise}",
-        lengths=lane_lengths(parameters, metrics, work.auxiliary.names),
+        lengths=lane_lengths(
+            parameters, metrics, work.auxiliary.names, counts=work.privacy.counted_share > 0
+        ),
         model_digest=bytes.fromhex(work.model.blake3),
         training_sha256=training_sha256(work),
         settings_sha256=settings_sha256(work),
@@ -111,15 +115,20 @@ def write_noisy(
     """
     header, clients = masking.header, masking.clients
     lane = header.lane(BODY)
-    plain = header.weight_bound == 1 and {each.name for each in header.lanes} == {BODY, HEAD}
+    names = {BODY, HEAD} | ({WITHIN} if noise.counts else set())
+    plain = header.weight_bound == 1 and {each.name for each in header.lanes} == names
     require(plain, Rule.POLICY, "updates with noise have equal weights and no auxiliaries")
+    if noise.counts:  # one vector with one kind of noise
+        alike = replace(header.lane(WITHIN), name=BODY, length=lane.length) == lane
+        require(alike, Rule.POLICY, "the count is not on the grid of the update")
     vector = np.zeros(lane.length, np.float32) if update is None else update.body
-    if not noise.bound(vector):
-        vector[:] = 0.0
+    counted = None if update is None else noise.bound(vector)
+    if counted is None:  # a failed training counts as half
+        vector[:], counted = 0.0, 0.0
     draw = noise.charge(
         SumGrid(
             scale=lane_scale(lane, clients),
-            values=lane.length,
+            values=lane.length + noise.counts,
             clients=clients,
             contributors=masking.certain,
             largest=largest_sum(lane.modulus_bits),
@@ -132,8 +141,13 @@ def write_noisy(
         encoder.encode(vector[begin : begin + _BLOCK], block)
         block += to_words(draw(block.size), lane.modulus_bits)
         masking.add_masks(BODY, block, begin)
-    head = encode_head(header, clients, weight=1, metrics=(), clipped=0)
-    return _write(path, {BODY: out, HEAD: head}, masking)
+    lanes = {BODY: out, HEAD: encode_head(header, clients, weight=1, metrics=(), clipped=0)}
+    if noise.counts:
+        lanes[WITHIN] = word = np.empty(1, dtype)
+        encoder.encode(np.array([counted]), word)
+        word += to_words(draw(1), lane.modulus_bits)
+        masking.add_masks(WITHIN, word)
+    return _write(path, lanes, masking)
 
 
 def _write(path: Path, words: Mapping[str, NDArray[Any]], masking: Masking) -> FileDigest:

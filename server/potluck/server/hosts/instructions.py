@@ -258,6 +258,7 @@ def privacy_terms(settings: PrivateUpdates, plan: RunPlan) -> coordinator_pb2.Pr
     noise = coordinator_pb2.Privacy(
         unit=settings.unit,
         noise=settings.noise if whole else "",
+        counted_share=0.0 if settings.clip_quantile is None else settings.clip_quantile_share,
         noise_multiplier=multiplier or 0.0,
         epsilon=settings.epsilon or 0.0,
         delta=settings.delta,

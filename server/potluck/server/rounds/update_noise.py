@@ -1,9 +1,25 @@
-"""The noise on clients' whole updates, which is the same for all clients of a run."""
+"""The noise on clients' whole updates, and the bound on their norms: the same for all clients.
+
+The bound may follow a quantile of the norms (adaptive clipping, Andrew et al. 2021). It is then a
+scalar in the strategy's state, so a resumed run continues with the bound of its last committed
+round. It follows from noisy counts only, so it may be shown.
+"""
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+from typing import Final
+
 from potluck.common.run_file.run_settings import PrivateUpdates
 from potluck.common.settings.plugins import integration
+from potluck.server.state import State
+
+CLIP: Final = "privacy_clip"
+"""Name of the bound in the strategy's state."""
+
+_RATE: Final = 0.2
+_SMALLEST, _LARGEST = 1e-6, 1e6
 
 
 def noise_multiplier(settings: PrivateUpdates, rounds: int) -> float:
@@ -15,3 +31,28 @@ def noise_multiplier(settings: PrivateUpdates, rounds: int) -> float:
     solve = integration("privacy-noise")
     trainings = settings.trainings or rounds
     return float(solve(epsilon=settings.epsilon, delta=settings.delta, trainings=trainings))
+
+
+def clip_of(state: State, settings: PrivateUpdates) -> float:
+    """Return the bound for the round that begins from this state."""
+    found = state.scalars.get(CLIP)
+    return found if isinstance(found, float) else settings.clip
+
+
+def with_clip(state: State, clip: float) -> State:
+    """Return the strategy's state with the bound for the next round."""
+    return replace(state, scalars={**state.scalars, CLIP: clip})
+
+
+def without_clip(state: State) -> State:
+    """Return the state as the strategy knows it."""
+    scalars = {name: value for name, value in state.scalars.items() if name != CLIP}
+    return replace(state, scalars=scalars)
+
+
+def adapted(clip: float, within: float, settings: PrivateUpdates) -> float:
+    """Return the bound for the next round: clip · exp(-0.2 · (within - quantile)).
+
+    within: noisy share of the updates that were not longer than `clip`."""
+    step = _RATE * (within - (settings.clip_quantile or 0.0))
+    return min(max(clip * math.exp(-min(max(step, -50.0), 50.0)), _SMALLEST), _LARGEST)

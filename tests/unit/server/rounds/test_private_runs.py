@@ -114,7 +114,7 @@ def test_a_run_without_the_table_has_no_such_field() -> None:
         (text("noise_multiplier = 1\ntrainings = 3"), "`trainings` is of use only with"),
         (text('unit = "household"\nepsilon = 1'), "record' or 'client'"),
         (text('noise = "coordinator"\nepsilon = 1'), 'set unit = "client"'),
-        (text("epsilon = 1\nclip_quantile = 0.5"), '`clip_quantile` needs noise = "coordinator"'),
+        (text("epsilon = 1\nclip_quantile = 0.5"), '`clip_quantile` needs unit = "client"'),
         (text(selector="pow-d"), "does not give the noise of the answers; set privacy.answer_noi"),
         (text(selector="hcsfed"), "hcsfed asks clients for sketch"),
         (text("noise_multiplier = 1\nanswers = 3"), "`answers` is of use only with"),
