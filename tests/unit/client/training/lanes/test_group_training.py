@@ -309,7 +309,7 @@ def hooked() -> nn.Module:
         (Clouds(sizes=[8, 5, 4], network=mlp(), lost=1), "KeyError"),
         (
             Clouds(sizes=[8, 5, 4], network=mlp(), mislabelled=1),
-            "0 to 3, where the task has classes 0 to 2",
+            "0 to 3, but the task has classes 0 to 2",
         ),
     ],
     ids=["lost", "mislabelled"],
