@@ -139,6 +139,11 @@ def _answers(run_file: RunFile, privacy: PrivateUpdates) -> rpc.Privacy:
     chosen = run_file.selector
     selector: Any = plugins.find(plugins.SELECTORS, chosen.name)(**chosen.options)
     asks = set(selector.asks_questions) - {AVAILABILITY}
+    if asks and not (privacy.epsilon or privacy.answer_noise_multiplier):
+        raise ConfigurationError(
+            f"selector {chosen.name} asks clients about their data, and [privacy] does not give "
+            "the noise of the answers; set privacy.answer_noise_multiplier, such as 20"
+        )
     return rpc.Privacy(
         epsilon=privacy.epsilon or 0.0,
         delta=privacy.delta,
