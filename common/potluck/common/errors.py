@@ -14,8 +14,8 @@
     │   └── TooLargeError
     ├── UpdateError               an update can't be used
     │   ├── LayoutError           other tensors than the model's
-    │   ├── NotFiniteError        holds NaN or infinity
-    │   └── OutOfBoundsError      holds numbers too large to compute with
+    │   ├── NotFiniteError        contains NaN or infinity
+    │   └── OutOfBoundsError      contains numbers that are too large to compute with
     ├── RoundClosedError          the update is no longer needed
     ├── NotFoundError             no such run, client or file
     ├── RunError                  a run can't start or continue
@@ -24,7 +24,7 @@
     │   ├── DeviceMemoryError     its device has too little memory
     │   ├── RepeatedFailureError  all trainings of its host fail in the same way
     │   ├── StateLostError        the state it kept for this is gone
-    │   └── NothingHeldOutError   it holds no samples to evaluate on
+    │   └── NothingHeldOutError   it has no held-out samples to evaluate on
     ├── DisclosureRefusedError    a client's policy forbids what it is asked to disclose
     ├── StorageError              a disk or a database failed
     └── UnreachableError          the other side can't be reached
@@ -196,13 +196,13 @@ class LayoutError(UpdateError):
 
 
 class NotFiniteError(UpdateError):
-    """An update holds NaN or infinity."""
+    """An update contains NaN or infinity."""
 
     reason = "UPDATE_NOT_FINITE"
 
 
 class OutOfBoundsError(UpdateError):
-    """An update holds numbers too large to compute with."""
+    """An update contains numbers that are too large to compute with."""
 
     reason = "UPDATE_OUT_OF_BOUNDS"
     permanent = True
@@ -358,7 +358,7 @@ class RelayStorageError(UnreachableError):
 
 
 class ObjectStoreError(UnreachableError):
-    """The object store does not answer, refuses a request, or lacks an expected object."""
+    """The object store does not answer, refuses a request, or does not have an expected object."""
 
     reason = "OBJECT_STORE_FAILED"
 

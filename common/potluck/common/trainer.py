@@ -141,7 +141,8 @@ class PrivateTraining:
     ) -> None:
         """Record steps, before their noise is drawn. `noisy_steps` calls this itself.
 
-        sampling_rate, noise_multiplier: those of the steps; by default those of the settings.
+        sampling_rate, noise_multiplier: values of these steps; by default the values in the
+        settings.
         """
         rate = self.sampling_rate if sampling_rate is None else sampling_rate
         noise = self.noise_multiplier if noise_multiplier is None else noise_multiplier

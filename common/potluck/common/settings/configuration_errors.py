@@ -255,7 +255,7 @@ def _known_keys(model: type[BaseModel], location: tuple[int | str, ...]) -> list
 
 
 def nested(field: FieldInfo) -> type[BaseModel] | None:
-    """Return the model of a field that holds one or several tables; None for other fields."""
+    """Return the model of a field that contains one or several tables; None for other fields."""
     for candidate in (field.annotation, *get_args(field.annotation)):
         if isinstance(candidate, type) and issubclass(candidate, BaseModel):
             return candidate

@@ -28,8 +28,8 @@ def load_weights(
     default all of the network. left_out: names of tensors that the file may have and that are not
     loaded.
 
-    Raises ConfigurationError if the file does not exist or lies outside the directory, and
-    LayoutError, naming the tensor, if the file holds another model.
+    Raises ConfigurationError if the file does not exist or is outside the directory, and
+    LayoutError, naming the tensor, if the file is of another model.
     """
     if data is None:
         raise ConfigurationError(

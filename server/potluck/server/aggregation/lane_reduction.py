@@ -64,7 +64,7 @@ def opened_lane_sum(
 
     updates: the updates in the sums, in client order. update_ids: their ids. vectors: sizes of the
     vectors in the run's updates, by name. normalized: True if each client's difference is divided
-    by its normalizer. Raises RunError unless the sums hold exactly these updates; LayoutError,
+    by its normalizer. Raises RunError unless the sums contain exactly these updates; LayoutError,
     StorageError.
     """
     members: dict[Path, list[str]] = {}

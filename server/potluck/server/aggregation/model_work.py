@@ -380,7 +380,7 @@ class ModelWork:
         """Publish the model that the strategy trained on the coordinator. model: the model before
         that training.
 
-        Raises LayoutError if the file holds other tensors.
+        Raises LayoutError if the file has other tensors.
         """
         with open_tensors(path, expected=self.layout) as file:
             return self._publish(file.arrays, model, round_number)

@@ -33,7 +33,7 @@ class PartialUpdate(EncodedUpdate):
         delta: bool,
     ) -> None:
         """model: the round's model, with the tensors of complete updates. delta: True if the file
-        holds differences from the model.
+        contains differences from the model.
 
         Raises LayoutError if the file's tensors aren't exactly those that are not dropped.
         """

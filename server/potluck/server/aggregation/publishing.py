@@ -29,7 +29,7 @@ def publish(
     """Write a model's files, in the precision in which the run sends it.
 
     If this precision rounds the weights, the rounded weights become the model, so that all clients
-    start from the same weights. draft: a file that may hold the model.
+    start from the same weights. draft: a file that may already contain the model.
     """
     down = run_file.transport.down
     with_base = down.delta and base is not None

@@ -26,7 +26,7 @@ from potluck.server.aggregation.partial_update import PartialUpdate
 from potluck.server.store.records import UpdateRow
 
 Update = EncodedUpdate | TensorFile
-"""An open update from the spool; a plain file holds all weights as float32."""
+"""An open update from the spool; a plain file contains all weights as float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ class UpdateFiles:
             check_auxiliary_numbers(file)
 
     def open(self, path: Path, *, compressed: bool) -> TensorFile:
-        """Open an update's file. Raises LayoutError if it holds other tensors."""
+        """Open an update's file. Raises LayoutError if the file has other tensors."""
         if compressed:
             packed, path = path, path.with_suffix(".plain")
             if not path.exists():

@@ -202,10 +202,12 @@ async def _store(
 
 
 def _best(run: Run, metrics: Metrics, coverage: Mapping[str, Coverage]) -> BestSoFar | None:
-    """Return the best value so far of the metric in `[stop]`, including the round being committed.
+    """Return the best value of the metric in `[stop]` up to and including the round being
+    committed.
 
     A metric that only some clients measured changes neither the best model nor the number of
-    evaluations without improvement."""
+    evaluations without improvement.
+    """
     rule, so_far, number = run.plan.stop_rule, run.row.best, run.machine.round
     if rule is None or number <= rule.opening:
         return None

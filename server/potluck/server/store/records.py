@@ -66,7 +66,7 @@ class MemberState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class BestSoFar:
-    """The best value so far of the metric in a run's `[stop]`, after one of its rounds.
+    """The best value of the metric in a run's `[stop]` up to one of its rounds.
 
     round, value: the first round with the best value, and this value; both None until an evaluation
     that counts measures the metric. mark: last value that was an improvement. stalled: number of

@@ -228,7 +228,7 @@ def _values(commit: RoundCommit) -> dict[str, Any]:
 
 
 def best_values(best: BestSoFar | None) -> dict[str, Any]:
-    """Return the column values of a run's best value so far; NULL if there is none."""
+    """Return the column values of a run's best value up to now; NULL if there is none."""
     return {
         f"best_{each.name}": None if best is None else encode_value(getattr(best, each.name))
         for each in fields(BestSoFar)
@@ -236,7 +236,7 @@ def best_values(best: BestSoFar | None) -> dict[str, Any]:
 
 
 def best_of(row: Row) -> BestSoFar | None:
-    """Return the best value so far from a row; None if there is none."""
+    """Return the best value up to a round from a row; None if there is none."""
     if row["best_measure"] is None:
         return None
     values = {each.name: row[f"best_{each.name}"] for each in fields(BestSoFar)}
