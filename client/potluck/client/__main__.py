@@ -1,4 +1,4 @@
-"""Entry point of `potluck-client`; `python -m potluck.client` is the same."""
+"""Entry point of `potluck-client`, also started by `python -m potluck.client`."""
 
 from potluck.common.process.entry import begin
 

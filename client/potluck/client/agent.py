@@ -63,7 +63,7 @@ from potluck.common.settings import plugins
 from potluck.common.tracing.opening import open_tracer
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
-if TYPE_CHECKING:  # importing it imports torch, which only the worker's thread has time for
+if TYPE_CHECKING:  # imports torch, which takes seconds: only the worker's thread may do so
     from potluck.client.training.device import TrainingDevice
 
 log = structlog.get_logger()
@@ -72,7 +72,10 @@ _FRAME_BYTES = 1024
 
 
 class Agent:
-    """Connects, carries out instructions, reconnects. Call `run` once, on an event loop."""
+    """Connects to the coordinator, carries out its instructions, and reconnects.
+
+    Call `run` once, on an event loop.
+    """
 
     def __init__(
         self,
@@ -84,9 +87,9 @@ class Agent:
         metrics: HostMetrics | None = None,
         processes: WorkerProcesses | None = None,
     ) -> None:
-        """`device`: "cpu", "cuda:N", or several GPUs with commas between. `generator`: jitter of
-        the pauses between attempts. `processes`: the worker processes that train clients; None if
-        this process trains them.
+        """`device`: "cpu", "cuda:N", or several GPUs, separated by commas. `generator`: source of
+        the jitter of the pauses between connection attempts. `processes`: the worker processes that
+        train clients; None if this process trains them.
 
         Raises ConfigurationError or IdentityError for certificates or clients that can't be used.
         """
@@ -264,11 +267,12 @@ class Agent:
     def _trainers(
         self, worker: Worker[TrainingDevice], devices: Sequence[DeviceTerms]
     ) -> tuple[Worker[Any], MeasuredWorkers | None]:
-        """Return the worker that trains clients, and how to grow it if that is still open.
+        """Return the worker that trains clients, and an object that may add processes to it.
 
         Clients train in processes, the same number on each device, or in the threads of `worker`,
-        which compute everything else. On GPUs the number of processes may be measured later; the
-        second value is None if it will not be."""
+        which compute everything else. On GPUs the number of processes may be measured later. The
+        second value is None if it will not be measured.
+        """
         processes = self._processes
         if processes is None:
             return worker, None
@@ -305,7 +309,7 @@ class Agent:
 
     def _described_devices(self) -> str:
         if self._device == "cpu":
-            return self._device  # torch need not be there yet
+            return self._device  # torch need not be imported yet
         from potluck.client.training.device import described_devices
 
         return described_devices(self._device)

@@ -1,4 +1,4 @@
-"""Parts that all of a host uses: its state directory, worker threads, pauses, noise, metrics.
+"""Parts that the whole host uses: its state directory, worker threads, pauses, noise, metrics.
 
 Imports `potluck.common` only.
 """

@@ -20,7 +20,7 @@ _HOURS = re.compile(r"([01][0-9]|2[0-3]):([0-5][0-9])-([01][0-9]|2[0-4]):([0-5][
 
 
 class AvailabilityPlan(Settings):
-    """A chance of being available, and the hours of the day outside which it is 0."""
+    """A client's chance of being available, and the hours outside which the chance is 0."""
 
     chance: float = Field(
         default=1.0,
@@ -50,7 +50,8 @@ class AvailabilityPlan(Settings):
     def forecast(self, client: str, begin: float, end: float) -> float:
         """Return the chance that a client is available between two times.
 
-        It is the client's own chance times the share of the interval that lies within the hours.
+        The result is the client's own chance times the share of the interval that lies within the
+        plan's hours.
         begin, end: seconds since 1970, begin ≤ end; if they are equal, the interval is a moment.
         """
         chance = self.clients.get(client, self.chance)
@@ -70,7 +71,7 @@ def _share(spans: Sequence[tuple[float, float]], begin: float, end: float) -> fl
 
 
 def _until(spans: Sequence[tuple[float, float]], time: float) -> float:
-    """Return the number of seconds within the daily spans from 1970 to a time."""
+    """Return the number of seconds from 1970 to `time` that lie within the daily spans."""
     days, rest = math.floor(time / _DAY), time % _DAY
     today = sum(max(0.0, min(last, rest) - first) for first, last in spans)
     return days * sum(last - first for first, last in spans) + today

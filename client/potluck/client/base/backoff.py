@@ -1,4 +1,4 @@
-"""Pauses before trying again."""
+"""Pauses between attempts of an operation that fails."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ def backoff_seconds(attempt: int, *, first: float, maximum: float, jitter: float
     """Seconds before retry number `attempt` (from 0).
 
     The pause is first · 2^attempt, at most `maximum`, shortened by up to half as `jitter` in [0, 1)
-    goes from 0 to 1. So hosts that lost the coordinator together don't reconnect in one moment, and
-    every host waits at least half the full pause.
+    goes from 0 to 1. So hosts that lost the coordinator at the same time don't reconnect at the
+    same time, and every host waits at least half the full pause.
     """
     # 2.0**attempt overflows above 1023; beyond 63 doublings every maximum is reached.
     return float(min(maximum, first * 2.0 ** min(attempt, 63)) * (1.0 - jitter / 2.0))
@@ -19,7 +19,7 @@ def backoff_seconds(attempt: int, *, first: float, maximum: float, jitter: float
 
 @dataclass
 class Backoff:
-    """The pauses of one series of attempts; `generator` gives the jitter."""
+    """The pauses of one series of attempts; `generator` draws the jitter."""
 
     generator: random.Random
     first: float = 0.1

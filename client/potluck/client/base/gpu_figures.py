@@ -1,7 +1,7 @@
 """Memory and utilisation of this machine's NVIDIA GPUs, if it has any.
 
-The values come from the driver. So they include other processes, and reading them needs no CUDA
-context. Without the package nvidia-ml-py, or without a driver, the list is empty.
+The values come from the driver. So they include other processes' use, and reading the values needs
+no CUDA context. Without the package nvidia-ml-py, or without a driver, the list is empty.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def gpu_figures() -> Sequence[GpuFigures]:
                     utilisation=busy.gpu / 100,
                 )
             )
-    except driver.NVMLError:  # a GPU failed, or does not report this
+    except driver.NVMLError:  # a GPU failed, or does not report this value
         return tuple(found)
     return tuple(found)
 

@@ -1,4 +1,4 @@
-"""The metrics of a host: its connection, its work, its files, its privacy."""
+"""The metrics of a host: connection, work, file transfers and privacy."""
 
 from __future__ import annotations
 
@@ -29,18 +29,20 @@ _WORK = frozenset(Work)
 
 
 def told_speed(samples: int, seconds: float) -> float:
-    """Return samples per second to one significant digit; 0 if no time has passed.
+    """Return samples per second, rounded to one significant digit; 0 if `seconds` is 0.
 
-    The seconds are a metric too: with them, the exact speed would disclose how many samples a
-    client has."""
+    The seconds are a metric too. Together with them, an exact speed would disclose how many samples
+    a client has.
+    """
     return float(f"{samples / seconds:.0e}") if seconds > 0 else 0.0
 
 
 class HostMetrics:
     """Records a host's metrics.
 
-    Lives on the event loop, except the refresh that reads current values when metrics are
-    requested."""
+    Its methods are called on the event loop. Only the refresh, which reads current values when
+    metrics are requested, runs elsewhere.
+    """
 
     def __init__(self, instruments: Instruments | None = None) -> None:
         self.instruments = instruments or Instruments(MeasuredParty.HOST)
@@ -61,12 +63,12 @@ class HostMetrics:
     ) -> None:
         """Read disk, certificate, stages and GPUs whenever metrics are requested.
 
-        `stages`: returns the number of instructions under way, by stage.
+        `stages`: function that returns the number of instructions in progress, by stage.
         """
 
         def refresh() -> None:
             show_disk(self.instruments, state)
-            with suppress(PotluckError):  # being replaced: the old value stays
+            with suppress(PotluckError):  # the file is being replaced: keep the old value
                 show_certificate(self.instruments, tls)
             found = stages()
             for stage in HostStage:
@@ -118,7 +120,7 @@ class HostMetrics:
         self.instruments.count(metrics.WORK_FAILURES, reason=known_reason(reason))
 
     def trains(self, way: TrainingWay) -> None:
-        """Count a training by how it is carried out."""
+        """Count a training by how it is carried out: in a batched step with others, or alone."""
         self.instruments.count(metrics.TRAININGS, way=way)
 
     def trained(self, samples: int, seconds: float, loss: float) -> None:

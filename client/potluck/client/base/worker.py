@@ -31,7 +31,7 @@ Result = TypeVar("Result")
 
 
 class _Thread(Generic[Device]):
-    """A thread with a device of its own."""
+    """A thread with its own device."""
 
     def __init__(self, make: Callable[[], Device]) -> None:
         self._make = make
@@ -40,8 +40,11 @@ class _Thread(Generic[Device]):
         self._device: Future[Device] = self._executor.submit(make)
 
     def submit(self, function: Callable[[Device], Result]) -> Future[Result]:
-        """Call a function with the device. KeyboardInterrupt and SystemExit, which would end the
-        event loop, become a TrainingError: no signal arrives in this thread."""
+        """Call a function with the device.
+
+        KeyboardInterrupt and SystemExit, which would end the event loop, become a TrainingError: in
+        this thread they never come from a signal.
+        """
 
         def call() -> Result:
             try:
@@ -56,7 +59,7 @@ class _Thread(Generic[Device]):
         return interrupt(self._ident.result())
 
     def successor(self) -> _Thread[Device]:
-        """Close this thread and return a new one with a device of its own."""
+        """Close this thread and return a new one with its own device."""
         self.close()
         return _Thread(self._make)
 
@@ -65,13 +68,15 @@ class _Thread(Generic[Device]):
 
 
 class Worker(Generic[Device]):
-    """Runs functions on devices in threads of their own, so that the control stream stays
-    alive. Each device has one thread: trainings on it never overlap. Lives on the event loop."""
+    """Runs functions on devices in separate threads, so that the control stream stays alive. Each
+    device has one thread: trainings on it never overlap. Lives on the event loop.
+    """
 
     def __init__(
         self, *makes: Callable[[], Device], cancel_timeout_seconds: float = CANCEL_TIMEOUT_SECONDS
     ) -> None:
-        """`makes`: called at once, each in its own thread; `run` raises what they raise.
+        """`makes`: functions that make a device; each is called at once, in its own thread. `run`
+        raises what they raise.
 
         `cancel_timeout_seconds`: how long a cancelled function may continue.
         """
@@ -134,7 +139,8 @@ class Worker(Generic[Device]):
     ) -> None:
         """Interrupt a thread and replace it by another.
 
-        until: loop time by which a running import must have ended; None at the first call.
+        until: time, by the event loop's clock, at which a running import must have ended; None at
+        the first call.
         """
         if future.done() or thread not in self._threads:
             return

@@ -1,5 +1,5 @@
-"""The control stream of a host: it attends the coordinator, and hands instructions to handlers.
+"""The control stream of a host: connects to the coordinator, passes instructions to handlers.
 
-Imports all other rooms of the client. Instructions come in; acknowledgements, progress and answers
-go out.
+Imports all other subpackages of the client. Instructions come in; acknowledgements, progress and
+answers go out.
 """

@@ -44,12 +44,14 @@ _WELCOME_SECONDS = 30.0
 """Maximum wait for the welcome; a coordinator that is dead is detected earlier, by keepalive."""
 
 _SENT_AWAY_SECONDS = 10.0
-"""If the coordinator ends a stream within this time, the pauses continue to grow."""
+"""If the coordinator ends a stream within this time, the next pause before reconnecting is longer.
+"""
 
 _REFUSALS = 10
-"""Refusals in a row that are retried while another process of the same host is connected.
+"""Number of successive refusals that are retried if another process of the same host is connected.
 
-The other process may be about to end."""
+The other process may be about to end.
+"""
 
 
 class Attending:
@@ -74,7 +76,7 @@ class Attending:
         self._backoff = Backoff(generator, maximum=config.reconnect_maximum_seconds)
         self._stream: ControlStream | None = None
         self._before = contextlib.AsyncExitStack()
-        """The old stream, held until the one with the renewed certificate is accepted."""
+        """The old stream, kept open until the stream with the renewed certificate is accepted."""
         self._welcomed = False
 
     def say(self, message: rpc.AttendRequest) -> None:
@@ -125,7 +127,7 @@ class Attending:
         await asyncio.sleep(seconds)
 
     def _may_pass(self, trouble: PotluckError, refusals: int) -> bool:
-        """Return True if an error on this host's side may pass without a restart."""
+        """Return True if an error on this host's side may disappear without a restart."""
         if isinstance(trouble, AttendsElsewhereError):
             return refusals < _REFUSALS
         if isinstance(trouble, CertificateExpiredError) and self._welcomed:
@@ -133,10 +135,11 @@ class Attending:
         return self._certificate.renewed()
 
     async def _attend(self, instructions: Instructions, link: Link) -> bool:
-        """Run one control stream, on a connection of its own.
+        """Run one control stream, on its own connection.
 
-        Returns True if the certificate was renewed: the next stream is then opened while this one
-        is still held."""
+        Returns True if the certificate was renewed: the next stream is then opened while this
+        stream is still open.
+        """
         host_name = self._certificate.show().identity.name
         async with contextlib.AsyncExitStack() as stack:
             connection = channel(self._config.coordinator, self._config.tls)
@@ -223,7 +226,7 @@ class Attending:
     def _explain(self, error: grpc.aio.AioRpcError) -> PotluckError:
         """Return the error that ended a control stream.
 
-        Certificates that don't fit end a process that has never been connected. A process that has
+        An invalid certificate ends a process that has never been connected. A process that has
         been connected keeps trying: the coordinator's certificate may have expired, and will be
         renewed.
         """

@@ -35,7 +35,7 @@ class ControlStream:
         self._outbox.put_nowait(message)
 
     async def open(self, hello: rpc.Hello) -> rpc.Welcome:
-        """Say hello and wait for the welcome."""
+        """Send the hello and wait for the coordinator's welcome."""
         with contextlib.suppress(asyncio.InvalidStateError):  # ended already; `read` says why
             await self._call.write(rpc.AttendRequest(hello=hello))
         first = await self._call.read()
@@ -56,7 +56,7 @@ class ControlStream:
         try:
             await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
             if writer.done():
-                # On a broken stream writing fails as well, but reading tells the status.
+                # On a broken stream, writing fails as well, but only reading returns the status.
                 with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
                     await writer
             await reader

@@ -1,7 +1,8 @@
 """The certificate with which a host or a relay connects.
 
-It is read again for every connection, and its files are watched, so that renewing it takes no
-restart."""
+The certificate is read again for every connection, and its files are watched. So renewing it needs
+no restart.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from potluck.common.net.tls import TlsFiles, TlsMaterial
 log = structlog.get_logger()
 
 LOOK_SECONDS: Final = 1.0
-"""Pause between two looks at the files, which take three syscalls."""
+"""Pause between two checks of the files; a check takes three syscalls."""
 
 
 class HostCertificate:
@@ -50,7 +51,7 @@ class HostCertificate:
             seen = now
             try:
                 self.files.load(self._role)
-            except PotluckError as error:  # for example, while being replaced
+            except PotluckError as error:  # for example, while the files are being replaced
                 log.warning("changed certificate can't be used yet", why=error.message)
 
     def _look(self) -> tuple[object, ...]:

@@ -1,4 +1,4 @@
-"""Carrying instructions out: each id once, however often it is sent.
+"""Carries out instructions: each id once, even if the coordinator sends it several times.
 
 Lives on the event loop. The log records which ids have arrived. Each instruction under way is an
 asyncio task, and its computations run in a worker's thread.
@@ -51,16 +51,16 @@ class Instructions:
         self._metrics = context.metrics
         self._say = say
         self._active: dict[str, ActiveInstruction] = {}
-        self._tasks: set[asyncio.Task[None]] = set()  # also of stopped instructions
+        self._tasks: set[asyncio.Task[None]] = set()  # includes tasks of stopped instructions
 
     def stages(self) -> Mapping[str, int]:
-        """Instructions under way, by stage; may be called in any thread."""
+        """Number of instructions in progress, by stage; may be called in any thread."""
         return Counter(active.entry.stage for active in list(self._active.values()))
 
     # What arrives ------------------------------------------------------------------------------
 
     def receive(self, instruction: rpc.Instruction) -> None:
-        """Take an instruction, new or repeated; returns at once."""
+        """Accept a new or repeated instruction and return at once."""
         kind = instruction.WhichOneof("work")
         if kind == "abandon":
             self._abandon(list(instruction.abandon.instruction_ids))
@@ -91,7 +91,7 @@ class Instructions:
 
     def _begin(self, active: ActiveInstruction) -> None:
         instruction = active.instruction
-        self._stop(instruction.id)  # other work under its id, or work past its deadline
+        self._stop(instruction.id)  # its id has other work, or its deadline has passed
         if instruction.HasField("train"):
             self._supersede(instruction)
         self.log.move(instruction.id, InstructionStage.QUEUED)
@@ -107,8 +107,9 @@ class Instructions:
     def _supersede(self, instruction: rpc.Instruction) -> None:
         """Drop other trainings of the same client for the same run, with their updates.
 
-        A coordinator that stopped, or was restored from a backup, can't report that they are
-        over."""
+        A coordinator that stopped, or was restored from a backup, can't report that these trainings
+        are over.
+        """
         whose = (instruction.run_id, instruction.client_id)
         others = [
             active.instruction.id
@@ -122,7 +123,9 @@ class Instructions:
         self._updates.drop_expired(now=time.time())
 
     def _extend(self, instruction: rpc.Instruction) -> bool:
-        """Set the new deadline of an instruction under way; return False if its time is over."""
+        """Set the new deadline of an instruction in progress; return False if the deadline has
+        passed.
+        """
         active = self._active.get(instruction.id)
         if active is None or (active.timeout is not None and active.timeout.expired()):
             return False
@@ -165,7 +168,7 @@ class Instructions:
     # Work --------------------------------------------------------------------------------------
 
     async def _perform(self, active: ActiveInstruction) -> None:
-        """Do the work of one instruction and note its outcome; raises nothing but cancellation."""
+        """Do the work of one instruction and record its outcome; raise only CancelledError."""
         instruction = active.instruction
         bound = log.bind(id=instruction.id, client=instruction.client_id, round=instruction.round)
         answer: rpc.Answer | None = None
@@ -178,7 +181,7 @@ class Instructions:
                 answer = await carry_out(self._context, active)
             bound.info("done", work=instruction.WhichOneof("work"))
         except TimeoutError:
-            # Its update stays: a coordinator that was down for longer may request it again.
+            # Keep the update: a coordinator that was down for longer may request it again.
             bound.warning("dropped, its deadline has passed")
             trouble = "its deadline has passed"
             self._drop(active)
@@ -213,7 +216,7 @@ class Instructions:
             self._say(rpc.AttendRequest(answer=answer))
 
     def _failed(self, instruction: rpc.Instruction, error: PotluckError) -> rpc.Answer:
-        """Log an error whole, and return the answer that may leave the host."""
+        """Log an error in full, and return the answer that may leave the host."""
         log.error(
             "failed",
             id=instruction.id,

@@ -1,5 +1,5 @@
-"""Disclosures: the owner's policy and budget, what was released, the ledgers, the record.
+"""Disclosures: the owner's policy and budget, the releases, their ledgers, and the report.
 
-Imports `base` and `potluck.common`. Requests of a coordinator come in; releases come out, each in a
-ledger first.
+Imports `base` and `potluck.common`. Input: requests of a coordinator. Output: releases; each is
+written to a ledger before it is sent.
 """

@@ -54,7 +54,7 @@ SumName = Annotated[
 
 
 class DisclosurePolicy(Settings):
-    """The rules for all clients of a host. Each has a privacy budget of its own."""
+    """The rules for all clients of a host. Each client has its own privacy budget."""
 
     signals: tuple[str, ...] = Field(
         default=(LABEL_COUNTS, TRIPLET),
@@ -232,7 +232,7 @@ class DisclosurePolicy(Settings):
 
     @property
     def training_limit(self) -> float:
-        """The most ε that trainings and answers may spend on one data epoch.
+        """Maximum ε that trainings and answers may spend on one data epoch.
 
         Privacy losses add up in any order of disclosures. So with this limit and `epsilon_budget`,
         all together spend at most `total_epsilon`."""
@@ -307,7 +307,7 @@ def check_signal(policy: DisclosurePolicy, client: str, signal: str) -> None:
         why = f"'{signal}' is not among `signals`"
         if signal in BUILT_IN_SIGNALS:
             raise _refused(client, signal, why)
-        # Without its title: that would load the code of a signal that its owner forbids.
+        # Name the signal, not its title: reading the title would load code that the owner forbids.
         raise DisclosureRefusedError(
             f"client '{client}' does not disclose a signal: {why} in {_TABLE}",
             client=client,
@@ -403,9 +403,11 @@ def without_data(
 def check_updates(
     policy: DisclosurePolicy, client: str, *, masked: bool, private: bool = False
 ) -> None:
-    """Raise DisclosureRefusedError if the owner allows masked updates only and these are not.
+    """Raise DisclosureRefusedError if the owner's `updates` setting forbids these updates.
 
-    The same if the owner allows only updates from trainings with noise."""
+    The setting may require masked updates (`masked`), or updates from trainings with noise
+    (`private`).
+    """
     if policy.updates == "private" and not private:
         raise DisclosureRefusedError(
             f"client '{client}' trains with noise only: `updates` is \"private\" in {_TABLE}; "

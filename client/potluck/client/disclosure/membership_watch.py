@@ -21,7 +21,7 @@ WARNING_SECONDS: Final = 86_400.0
 async def follow(in_force: MembershipInForce | None, clients: Sequence[str]) -> None:
     """Watch the membership's file, and warn about records that expire, until cancelled.
 
-    in_force: None without a federation root. Returns at once then.
+    in_force: the membership in force; None without a federation root. Returns at once if None.
     """
     if in_force is None:
         return

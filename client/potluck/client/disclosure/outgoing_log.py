@@ -42,7 +42,9 @@ class OutgoingLog:
     """The logs of all clients in a folder. Blocking; written by one caller at a time."""
 
     def __init__(self, folder: Path, *, federation: str = "", coordinator: str = "") -> None:
-        """`federation` and `coordinator`: recipient of the messages; not needed for reading."""
+        """`federation` and `coordinator`: the recipient of the messages; not needed to read the
+        log.
+        """
         self._folder = folder
         self._to = {"federation": federation, "coordinator": coordinator}
         self._sizes: dict[str, int] = {}
@@ -148,7 +150,7 @@ def _mended(path: Path, line: bytes) -> tuple[int, bytes]:
 
 
 def _append(path: Path, line: bytes) -> None:
-    """Append a whole line or nothing."""
+    """Append a whole line; if that fails, leave the file unchanged."""
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         written = os.write(file, line)

@@ -59,7 +59,7 @@ class _Group:
                 self._ranges[name] = (min(low, value), max(high, value))
 
     def line(self) -> str:
-        """The group in plain words."""
+        """Return a sentence that describes the group."""
         first, last = self._first, self._last
         rounds = sorted({int(first.get("round", 0)), int(last.get("round", 0))})
         which = f"round{'s' * (len(rounds) > 1)} {' to '.join(map(str, rounds))}"

@@ -24,7 +24,7 @@ class PrivacyBudget:
     def __init__(
         self, state: Path, policy: DisclosurePolicy, metrics: HostMetrics | None = None
     ) -> None:
-        """`state`: the state directory that the ledgers are in."""
+        """`state`: the state directory, which contains the ledgers."""
         self.policy = policy
         self.releases = ReleaseLedger(state / DISCLOSURES)
         self.sums = open_sum_records(state / SUMS)
@@ -46,17 +46,19 @@ class PrivacyBudget:
         )
 
     def for_sums(self, client: str) -> float:
-        """Return the budget that the releases leave for all sums of a client, spent or not."""
+        """Return a client's total budget for sums: what its releases leave, including what sums
+        have spent.
+        """
         left = Fraction(repr(self.policy.epsilon_budget)) - self.releases.of(client).spent
         return max(0.0, float(left))
 
     def keep_release(self, client: str, release: Release) -> None:
-        """Add a release, or replace the one with its key; synced to disk."""
+        """Add a release, or replace the release with the same key; sync to disk."""
         self.releases.keep(client, release)
         self.show(client)
 
     def show(self, *clients: str) -> None:
-        """Update the metrics of what clients have spent.
+        """Update the metrics of the privacy loss that clients have spent.
 
         Unreadable ledgers are skipped here, and reported when they are needed."""
         for client in clients:

@@ -1,4 +1,4 @@
-"""The releases of the clients of a host, kept for ever and sent again unchanged.
+"""The releases of a host's clients: stored for ever, and sent unchanged when requested again.
 
 Each client has one JSON file in the state directory's `disclosures`. A release is on disk, synced,
 before any of it is sent. So a process that is killed in between later sends the same release, not
@@ -31,7 +31,7 @@ class Recipient(_Kept):
     at: AwareDatetime
 
     def same(self, other: Recipient) -> bool:
-        """Return True if both are the same run of the same coordinator."""
+        """Return True if both recipients are the same run of the same coordinator."""
         mine, theirs = ((each.federation, each.coordinator, each.run) for each in (self, other))
         return mine == theirs
 
@@ -83,9 +83,10 @@ class ReleaseLedger:
         self._ledgers: dict[str, ClientLedger] = {}
 
     def of(self, client: str) -> ClientLedger:
-        """Return a client's ledger. Raises StorageError if it exists but can't be read.
+        """Return a client's ledger. Raises StorageError if the ledger exists but can't be read.
 
-        Noise must not be drawn again because a file is damaged."""
+        A damaged file must not lead to a second draw of the noise.
+        """
         ledger = self._ledgers.get(client)
         if ledger is None:
             ledger = self._ledgers[client] = self._read(client)
@@ -96,7 +97,8 @@ class ReleaseLedger:
         return next((each for each in self.of(client).releases if each.key == key), None)
 
     def keep(self, client: str, release: Release) -> None:
-        """Add a release, or replace the one with its key (to note a recipient); synced to disk.
+        """Add a release, or replace the release with the same key (to add a recipient); sync to
+        disk.
 
         Raises StorageError; nothing has changed then.
         """

@@ -1,8 +1,8 @@
-"""Answers to a coordinator's requests for disclosures: within the policy, once, and recorded.
+"""Answers a coordinator's requests for disclosures: within the policy, measured once, recorded.
 
-The order matters: the policy is checked first, then the ledger, then the data is read. A new
-release is kept, synced to disk, before it is sent. So repeated requests, or killing this process at
-any point, never disclose two draws of the noise.
+The order matters: check the policy first, then the ledger, then read the data. A new release is
+synced to disk before it is sent. So repeated requests, or killing this process at any point, never
+disclose two draws of the noise.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ log = structlog.get_logger()
 
 
 Measure = Callable[[Parameters], Awaitable[dict[str, Any]]]
-"""Reads the data and returns the value to send, with its noise."""
+"""Function that reads the data and returns the value to send, with noise added."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asker:
-    """The coordinator that asks: the federation and address that TLS has verified."""
+    """The coordinator that sends a request: its federation and address, as verified by TLS."""
 
     federation: str
     coordinator: str
@@ -120,7 +120,7 @@ class Discloser:
     ) -> Release:
         self.budget.check_release(client, key.signal, parameters)
         payload_json = canonical_json(await measure(parameters))
-        # A secure sum may have been charged to the budget meanwhile.
+        # A secure sum may have spent part of the budget meanwhile.
         self.budget.check_release(client, key.signal, parameters)
         return Release(
             data_epoch=key.data_epoch,
@@ -166,7 +166,9 @@ def randomness(policy: DisclosurePolicy, client: str, parameters: Parameters) ->
 
 
 def noised(counts: list[int], parameters: Parameters, generator: random.Random) -> list[int]:
-    """Return counts, with noise if the parameters ask for it; `generator`: from `randomness`."""
+    """Return the counts, with noise if the parameters ask for noise. generator: result of
+    `randomness`.
+    """
     if parameters.epsilon is None or parameters.adjacency is None:
         return counts
     return noisy_counts(
@@ -178,7 +180,7 @@ def noised(counts: list[int], parameters: Parameters, generator: random.Random) 
 
 
 class ReleaseNoise:
-    """The noise of one release, which a signal draws once for all of its counts."""
+    """The noise of one release. A signal draws it once, for all of its counts."""
 
     def __init__(self, signal: str, parameters: Parameters, generator: random.Random) -> None:
         self._signal, self._parameters, self._generator = signal, parameters, generator

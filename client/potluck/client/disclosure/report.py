@@ -1,4 +1,4 @@
-"""The record of disclosures, as a report for a data owner."""
+"""Report of all disclosures, for a data owner."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class Records:
     """The ledgers in a state directory.
 
     independent: True if, by the host owner's statement, the people who run the coordinator don't
-    keep the federation root."""
+    keep the federation root.
+    """
 
     def __init__(self, state: Path, policy: DisclosurePolicy, *, independent: bool = False) -> None:
         self._state = state

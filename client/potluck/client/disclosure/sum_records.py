@@ -20,7 +20,7 @@ _LEDGER: Final = "ledger"
 
 
 class SumRecords(Protocol):
-    """The ledgers of all clients. Methods raise StorageError if one can't be read. Blocks."""
+    """The ledgers of all clients. Methods block; StorageError if a ledger can't be read."""
 
     def clients(self) -> list[str]:
         """Return the clients that have a ledger, sorted."""
@@ -39,9 +39,9 @@ class SumRecords(Protocol):
         ...
 
     def remarks(self, clients: Sequence[str], holds_against: str) -> Iterator[str]:
-        """Yield sentences on what the sums of these clients hide.
+        """Yield sentences that explain what the sums of these clients hide.
 
-        holds_against: the parties from which it is hidden, in words.
+        holds_against: description of the parties from which the sums hide it.
         """
         ...
 

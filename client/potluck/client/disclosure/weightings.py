@@ -1,4 +1,4 @@
-"""How much a training discloses: its weighting, and whether its update is masked."""
+"""Reads from an instruction what a training discloses: its weighting, and masked or not."""
 
 from __future__ import annotations
 
@@ -26,5 +26,5 @@ def weighting_of(work: rpc.Train) -> Weighting:
 
 
 def is_masked(work: rpc.Train) -> bool:
-    """Return whether the update of a training leaves the client in a secure sum only."""
+    """Return True if the update of a training leaves the client only in a secure sum."""
     return work.encoding == transfer_pb2.ENCODING_MASKED_UINT32

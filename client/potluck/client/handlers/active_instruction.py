@@ -16,7 +16,7 @@ _EXACT = (rpc.WEIGHTING_UNSPECIFIED, rpc.WEIGHTING_EXACT)
 
 @dataclass(kw_only=True)
 class ActiveInstruction:
-    """Work under way. `cancelled` is polled by the worker's thread."""
+    """An instruction in progress. The worker's thread polls `cancelled`."""
 
     instruction: rpc.Instruction
     entry: Entry

@@ -15,13 +15,13 @@ from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 
 async def check(context: HandlerContext, active: ActiveInstruction) -> rpc.Answer:
-    """Answer that all checks passed. Raises the error that such a training would raise."""
+    """Answer that all checks passed; otherwise raise the error that a training would raise."""
     instruction, work = active.instruction, active.instruction.check
     permitted_weighting(context.policy, instruction.client_id, work.train)
     if work.train.HasField("privacy"):
         await asyncio.to_thread(
             lambda: context.guard().check(instruction.client_id, work.train)
-        )  # the first call imports a library
+        )  # the first call imports a large library
     noisy = work.train.HasField("privacy")
     for kind in work.questions:
         check_question(context.policy, instruction.client_id, kind, noisy=noisy)

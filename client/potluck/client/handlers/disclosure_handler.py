@@ -13,7 +13,7 @@ from potluck.common.names import ClientId
 from potluck.common.signal import signal_named
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
-if TYPE_CHECKING:  # importing it imports torch, which only the worker's thread has time for
+if TYPE_CHECKING:  # imports torch, which takes seconds: only the worker's thread may do so
     from potluck.client.training.device import TrainingDevice
 
 

@@ -13,7 +13,9 @@ from potluck.rpc.v1 import transfer_pb2
 
 
 async def evaluate_held_out(context: HandlerContext, active: ActiveInstruction) -> rpc.Answer:
-    """Answer with counts or metrics. Raises DisclosureRefusedError if the policy forbids that."""
+    """Answer with counts or metrics. Raises DisclosureRefusedError if the policy forbids the
+    evaluation.
+    """
     instruction, work = active.instruction, active.instruction.evaluate
     client = ClientId(instruction.client_id)
     check_held_out(context.policy, client, least_group=work.least_group)

@@ -33,7 +33,7 @@ from potluck.common.tracing.tracer import Tracer
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import transfer_pb2
 
-if TYPE_CHECKING:  # importing it imports torch, which only the worker's thread has time for
+if TYPE_CHECKING:  # imports torch, which takes seconds: only the worker's thread may do so
     from potluck.client.training.device import TrainingDevice
     from potluck.client.training.processes.training_seat import TrainingSeat
     from potluck.client.training.task_training import ClientFiles
@@ -93,7 +93,7 @@ class HandlerContext:
         task: rpc.Plugin,
         function: Callable[[TrainingSeat], Result],
     ) -> Result:
-        """Do a training or an evaluation in a trainer's thread; otherwise as `compute`."""
+        """Do a training or an evaluation in a thread of `trainers`; the rest is as in `compute`."""
 
         def begin(seat: TrainingSeat) -> Result:
             active.started()
@@ -108,7 +108,7 @@ class HandlerContext:
         task: rpc.Plugin,
         function: Callable[[TrainingDevice], Result],
     ) -> Result:
-        """Call a function in a worker's thread; the instruction's stage stays as it is.
+        """Call a function in a worker's thread, without a change of the instruction's stage.
 
         Potluck's own disk errors are StorageErrors. Any other OSError comes from the task.
         """

@@ -1,9 +1,9 @@
-"""Sums at the host: the updates of clients that train for the same attempt are sent as one.
+"""Sums at the host: updates of clients that train for the same attempt are sent as one update.
 
 Adding is exact, so the round's model does not depend on which updates are in a sum. Waiting only
 changes how many files are sent: members that fail or are late do not affect the others. Each
-client's own update stays until its round is over. If the coordinator does not want a sum as it is,
-the host makes another one.
+client's own update stays until its round is over. If the coordinator refuses a sum because of its
+members, the host makes another sum.
 """
 
 from __future__ import annotations
@@ -31,14 +31,17 @@ log = structlog.get_logger()
 WAITED_SHARE: Final = 0.8
 """The first update waits for the others for this share of the time to its deadline."""
 ARRIVAL_SECONDS: Final = 2.0
-"""How long an update waits for companions whose instructions have not come.
+"""Maximum time that an update waits for companions whose instructions have not arrived.
 
-Instructions come together, and none comes for a client whose update the coordinator already has."""
+Instructions arrive together. A client whose update the coordinator already has gets no instruction.
+"""
 
 
 @dataclass(kw_only=True, eq=False)
 class _WaitingUpdate:
-    """An update that waits. delivered: done once it is delivered or its client has left."""
+    """An update that waits. delivered: future, done once the update is delivered or its client has
+    left.
+    """
 
     active: ActiveInstruction
     update: KeptUpdate
@@ -72,13 +75,14 @@ class HostSums:
         self._changed = asyncio.Event()
 
     def changed(self) -> None:
-        """Handle that an instruction was finished or dropped."""
+        """Check the groups again after an instruction was finished or dropped."""
         self._changed.set()
 
     async def deliver(self, active: ActiveInstruction, update: KeptUpdate, *, fresh: bool) -> None:
-        """Deliver an update to the coordinator within a sum; return once it is stored there.
+        """Deliver an update to the coordinator within a sum; return once the sum is stored there.
 
-        fresh: True if no part of it has been sent before. Raises what `upload.deliver` raises.
+        fresh: True if no part of the update has been sent before. Raises what `upload.deliver`
+        raises.
         """
         companions = list(active.instruction.train.companions) or [update.update_id]
         group = self._gathering(companions)
@@ -118,7 +122,7 @@ class HostSums:
             self._groups.remove(group)
 
     async def _gather(self, group: _SumGroup) -> None:
-        """Wait for companions that still train, until the deadline."""
+        """Wait until the deadline for companions that are still training."""
         now = asyncio.get_running_loop().time
         began = now()
         until = _latest(group.members[0], began)
@@ -142,7 +146,7 @@ class HostSums:
     # Sending ----------------------------------------------------------------------------------
 
     async def _send(self, members: Sequence[_WaitingUpdate]) -> None:
-        """Send one sum, without members no longer waited for; if refused, send each by itself."""
+        """Send one sum of the members still waiting; if refused, send each update by itself."""
         while members:
             try:
                 sent = await self._send_sum(members)

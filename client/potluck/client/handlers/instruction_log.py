@@ -1,8 +1,8 @@
-"""The instructions this host has received, and the stage of each.
+"""The instructions that this host has received, with the stage of each.
 
 Pure: no asyncio, grpc or clock. The coordinator sends an instruction again after every reconnect
-until it is carried out, always under the same id. The log records whether an id is new, in
-progress or finished, so that every piece of work is done once.
+until it is carried out, always under the same id. The log records whether an id is new, in progress
+or finished, so that every piece of work is done once.
 
     QUEUED → DOWNLOADING → QUEUED → COMPUTING → UPLOADING → FINISHED
        └──────────┴───────────┴─────────┴───────────┴─────→ DROPPED
@@ -36,7 +36,7 @@ class InstructionStage(StrEnum):
     FINISHED = "finished"
     DROPPED = "dropped"
     OVERTAKEN = "overtaken"
-    """The order to abandon it arrived before the instruction."""
+    """The order to abandon the instruction arrived before the instruction."""
 
     @property
     def over(self) -> bool:
@@ -57,9 +57,10 @@ class Reception(StrEnum):
     """The way to treat an instruction that has just arrived."""
 
     BEGIN = "begin"
-    """The instruction is new, or wanted again; earlier work under its id must be stopped."""
+    """The instruction is new or has been dropped: start it, and stop any earlier work under its id.
+    """
     GOES_ON = "goes on"
-    """Work on it is under way."""
+    """Work on the instruction is in progress."""
     REPEAT = "repeat"
     """The work is finished: send its answer, or deliver its update, again."""
     REFUSE = "refuse"
@@ -67,15 +68,15 @@ class Reception(StrEnum):
 
 
 def ignored(_: InstructionStage) -> None:
-    """Do nothing about a stage."""
+    """Ignore a change of stage."""
 
 
 @dataclass(kw_only=True)
 class Entry:
-    """One instruction. `fraction`: share of the computation done, in [0, 1].
+    """One instruction. `fraction`: share of the computation that is done, in [0, 1].
 
-    `trains`: True if it asks for an update. `work`: see `digest_of_work`. `answer`: the answer that
-    was sent when it finished; None after an update.
+    `trains`: True if the instruction asks for an update. `work`: digest, see `digest_of_work`.
+    `answer`: the answer that was sent at the end; None if an update was delivered instead.
     """
 
     id: str
@@ -123,7 +124,7 @@ class InstructionLog:
                 Reception.REPEAT if entry.stage is InstructionStage.FINISHED else Reception.GOES_ON
             )
         if entry is not None:
-            self._forget(instruction.id)  # it is the newest again
+            self._forget(instruction.id)  # add it again below, as the newest
         self._enter(
             Entry(
                 id=instruction.id,
@@ -145,7 +146,7 @@ class InstructionLog:
         return self._entries.get(instruction_id)
 
     def is_over(self, instruction_id: str) -> bool:
-        """Return True if an instruction has arrived and no more work will be done on it."""
+        """Return True if an instruction has arrived and its work has ended."""
         entry = self._entries.get(instruction_id)
         return entry is not None and entry.stage.over
 
@@ -186,7 +187,9 @@ class InstructionLog:
         return stopped
 
     def coordinator_is(self, coordinator_id: str) -> None:
-        """Set the coordinator process; forget overtaken ids, which only the last process used."""
+        """Set the coordinator process; forget overtaken ids, as only the previous process used
+        them.
+        """
         self.coordinator_id = coordinator_id
         for entry in list(self._entries.values()):
             if entry.stage is InstructionStage.OVERTAKEN:

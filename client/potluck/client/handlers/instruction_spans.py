@@ -1,4 +1,4 @@
-"""The spans of a training on its host: all of it, and each stage that it goes through."""
+"""The trace spans of a training on its host: one for the whole training, one for each stage."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class InstructionSpans:
         self._stage: Span | None = None
 
     def enter(self, stage: InstructionStage) -> None:
-        """End the span of the previous stage and begin that of this one."""
+        """End the span of the previous stage and begin the span of this stage."""
         if self._stage is not None:
             self._stage.end()
             self._stage = None

@@ -26,7 +26,7 @@ from potluck.client.training.task_training import ClientFiles
 from potluck.common.errors import PotluckError, RoundClosedError
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
-if TYPE_CHECKING:  # importing it imports torch, which only the worker's thread has time for
+if TYPE_CHECKING:  # imports torch, which takes seconds: only the worker's thread may do so
     from potluck.client.training.processes.training_seat import TrainingSeat
 
 log = structlog.get_logger()
@@ -44,8 +44,10 @@ class MeasuredWorkers:
         most: int,
         choices: Path | None,
     ) -> None:
-        """trainers: one seat on each GPU. makes: makers of a further seat, one per GPU. devices:
-        their names. most: maximum workers per GPU. choices: folder of the kept choices."""
+        """trainers: the worker, with one seat on each GPU. makes: functions that make a further
+        seat, one per GPU. devices: names of the GPUs. most: maximum workers per GPU. choices:
+        folder of the kept choices.
+        """
         self._trainers, self._makes = trainers, makes
         self._devices, self._most, self._choices = devices, most, choices
         self._settled = most == 1

@@ -16,7 +16,7 @@ from potluck.client.handlers.handler_context import HandlerContext
 from potluck.common.errors import ProtocolVersionError
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
-if TYPE_CHECKING:  # importing it imports torch, which only the worker's thread has time for
+if TYPE_CHECKING:  # imports torch, which takes seconds: only the worker's thread may do so
     from potluck.client.question import Question
     from potluck.client.training.task_training import ClientFiles
 
@@ -64,7 +64,7 @@ async def answer_question(context: HandlerContext, active: ActiveInstruction) ->
 async def _computed(
     context: HandlerContext, active: ActiveInstruction, question: Question
 ) -> Mapping[str, float]:
-    """Compute an answer; with noise, charge the client's ledger for it."""
+    """Compute an answer; if it has noise, record its privacy loss in the client's ledger."""
     instruction, work = active.instruction, active.instruction.question
     cancelled = active.cancelled.is_set
     async with contextlib.AsyncExitStack() as stack:

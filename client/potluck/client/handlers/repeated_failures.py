@@ -1,4 +1,4 @@
-"""Trainings of this host that fail one after the other in the same way.
+"""Detects a host whose trainings fail one after the other with the same cause.
 
 Such a host is excluded from the run, so that its clients are not selected until all have failed.
 """

@@ -1,4 +1,4 @@
-"""The interface with which a host takes part in secure sums.
+"""Interface through which a host takes part in secure sums.
 
 `potluck.secagg` implements it. The host finds it by name, in the entry-point group
 `potluck.secure_sums`. Without it, a host refuses every sum, and does not start if its owner's
@@ -37,7 +37,7 @@ class SumParticipant(Protocol):
     """
 
     async def answer(self, instruction: rpc.Instruction, count: Count) -> rpc.SecureReply:
-        """Answer a message of the coordinator; a refusal is an answer, too."""
+        """Answer a message of the coordinator; the answer may be a refusal."""
         ...
 
     async def meet(self, instruction: rpc.Instruction, model: Path) -> None:
@@ -54,14 +54,14 @@ class SumParticipant(Protocol):
     ) -> tuple[FileDigest, str]:
         """Mask an update and write its file, as soon as clients have agreed on masks.
 
-        update: None if the training failed. Zeros are masked then. noise: what to charge for and
-        to add before the update is masked; None for none. Returns the file and the client's signed
-        confirmation of it, hexadecimal.
+        update: None if the training failed. Zeros are masked then. noise: noise to charge to the
+        ledger and to add before the update is masked; None for no noise. Returns the file and the
+        client's signed confirmation of it, hexadecimal.
         """
         ...
 
     def close(self, update_id: str) -> None:
-        """End the sum of a training that is over; do nothing if it has none."""
+        """End the sum of a training that is over; do nothing if the training has no sum."""
         ...
 
 

@@ -29,14 +29,14 @@ from potluck.common.names import ClientId
 from potluck.common.trainer import TrainingProgress
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
-if TYPE_CHECKING:  # importing it imports torch, which only the worker's thread has time for
+if TYPE_CHECKING:  # imports torch, which takes seconds: only the worker's thread may do so
     from potluck.client.training.local_update import Trained
     from potluck.client.training.processes.training_seat import TrainingSeat
 
 log = structlog.get_logger()
 
 JOIN_TIMEOUT_SECONDS = 1.0
-"""How long a group waits for members whose instructions have not come."""
+"""Maximum time that a group waits for members whose instructions have not arrived."""
 LARGEST_GROUP = 1024
 _LOOK_SECONDS = 0.02
 _KINDS_REMEMBERED = 64
@@ -124,7 +124,7 @@ class TrainingGroups:
             self._unfit.popitem(last=False)
 
     async def _carry_out(self, group: _Gathering) -> None:
-        """Train all members that come in time, and set each member's result."""
+        """Train all members that join in time, and set each member's result."""
         try:
             async with asyncio.timeout(JOIN_TIMEOUT_SECONDS):
                 while not self._complete(group):
@@ -231,7 +231,7 @@ def check_companions(instruction: rpc.Instruction) -> None:
         and len(set(companions)) == len(companions)
         and instruction.id in companions
         and instruction.id.endswith(client)
-        # Checking the prefix of the first and the last, in order, checks all between them.
+        # The ids are sorted, so checking the prefix of the first and the last checks all.
         and min(companions).startswith(attempt)
         and max(companions).startswith(attempt)
     )
@@ -243,7 +243,7 @@ def check_companions(instruction: rpc.Instruction) -> None:
 
 
 def part_of(companions: Sequence[str], mine: str, seats: int) -> tuple[str, ...]:
-    """Return the part of the companions that contains `mine`.
+    """Return the part of the companions that contains the instruction id `mine`.
 
     The companions are cut, in order, into at most `seats` parts of nearly equal size; `seats` is
     the number of trainings that run side by side."""

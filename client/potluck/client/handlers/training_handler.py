@@ -55,7 +55,7 @@ from potluck.common.updates.kept_states import CORRECTION, PURPOSES
 from potluck.common.updates.update_report import UpdateReport
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
-if TYPE_CHECKING:  # importing it imports torch, which only the worker's thread has time for
+if TYPE_CHECKING:  # imports torch, which takes seconds: only the worker's thread may do so
     from potluck.client.training.auxiliary_files import ReceivedAuxiliaries
     from potluck.client.training.local_update import Trained
     from potluck.client.training.processes.training_seat import TrainingSeat
@@ -76,9 +76,9 @@ _NOT_OF_THE_DATA = (
 
 
 async def train(context: HandlerContext, active: ActiveInstruction) -> rpc.Answer | None:
-    """Train and deliver the update; send it again if it has already been made.
+    """Train and deliver the update; if the update exists already, only deliver it again.
 
-    If the instruction has a question, return its answer and keep the update here.
+    If the instruction has a question, return the question's answer and keep the update here.
     """
     instruction, update_id = active.instruction, active.instruction.id
     kept = _kept(context, active)
@@ -119,7 +119,7 @@ def _offer(context: HandlerContext, instruction: rpc.Instruction, kept: KeptUpda
 def permitted_weighting(policy: DisclosurePolicy, client: str, work: rpc.Train) -> Weighting:
     """Return how the number of samples is disclosed with an update.
 
-    Raises DisclosureRefusedError if the owner's policy forbids that, or such an update at all.
+    Raises DisclosureRefusedError if the owner's policy forbids that weighting or such an update.
     """
     weighting = weighting_of(work)
     check_weighting(policy, client, weighting)
@@ -133,7 +133,7 @@ def permitted_weighting(policy: DisclosurePolicy, client: str, work: rpc.Train) 
 
 
 def _kept(context: HandlerContext, active: ActiveInstruction) -> KeptUpdate | None:
-    """Return the update this instruction asks for, if it has been made already."""
+    """Return the update that the instruction asks for; None if it has not been made yet."""
     kept = context.updates.find(active.instruction.id)
     if kept is None:
         return None
@@ -202,9 +202,10 @@ async def _make_update(context: HandlerContext, active: ActiveInstruction) -> Ke
 
 
 async def _granted(context: HandlerContext, active: ActiveInstruction) -> GrantedTraining:
-    """Charge the client's ledger for a training with noise.
+    """Record the privacy loss of a training with noise in the client's ledger, before it begins.
 
-    Raises DisclosureRefusedError if its owner's limit would be exceeded."""
+    Raises DisclosureRefusedError if the loss would exceed the owner's limit.
+    """
     instruction, work = active.instruction, active.instruction.train
     check_terms(work)
     client = ClientId(instruction.client_id)
@@ -217,7 +218,7 @@ async def _granted(context: HandlerContext, active: ActiveInstruction) -> Grante
 def _charged(
     context: HandlerContext, instruction: rpc.Instruction, samples: int
 ) -> tuple[GrantedTraining, float]:
-    """Charge the client's ledger; return the granted terms, and the ε spent including them."""
+    """Record a training's privacy loss; return the granted terms and the ε spent so far."""
     guard = context.guard()
     granted = guard.grant(instruction, samples)
     return granted, guard.spent(instruction.client_id)
@@ -228,9 +229,9 @@ async def _train(
 ) -> Trained | None:
     """Train the client. Returns None if a training for a secure sum failed.
 
-    Its coordinator must not learn that it did: a model can be made so that training fails if, and
-    only if, a given record is among the client's samples. So the client uploads zeros then, and
-    the reason stays in the log of the host.
+    The coordinator must not learn of the failure: it could make a model on which training fails if,
+    and only if, a given record is among the client's samples. So the client uploads zeros, and the
+    reason stays in the host's log.
     """
     instruction = active.instruction
     try:
@@ -300,7 +301,7 @@ async def _train_alone(
 
 
 def _note(context: HandlerContext, instruction: rpc.Instruction, update: KeptUpdate) -> None:
-    """Log an update without masks that is about to be sent; sums have a ledger of their own."""
+    """Log an update without masks that is about to be sent; sums have their own ledger."""
     report = update.report
     measures = {name: vars(each) for name, each in report.measures.items()}
     context.outgoing.note(
@@ -322,8 +323,7 @@ async def _masked(
     report: UpdateReport,
     noise: UpdateNoise | None,
 ) -> KeptUpdate:
-    """Mask an update, or zeros, and write it; only its masked head has information about the
-    training."""
+    """Mask an update, or zeros, and write the file. Only its masked head describes the training."""
     instruction = active.instruction
     path = context.updates.path(instruction.id)
     file, word = await context.sums.mask(instruction, path, differences, report, noise)
@@ -366,9 +366,10 @@ async def _auxiliaries(
     stack: contextlib.AsyncExitStack,
     kept: Path | None,
 ) -> ReceivedAuxiliaries | None:
-    """Fetch the tensors that the strategy sends besides the model.
+    """Fetch the tensors that the strategy sends in addition to the model.
 
-    Their files stay until the stack is unwound."""
+    Their files are kept until the stack is closed.
+    """
     instruction, sent = active.instruction, active.instruction.train.auxiliary
     task = instruction.train.task
     if not instruction.train.HasField("auxiliary"):

@@ -1,4 +1,4 @@
-"""The record of an update that has just been made: its training and its file."""
+"""Makes the record of a new update: the facts of its training and its file."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Files between a host and the coordinator: the link, downloads, uploads, what is kept meanwhile.
+"""Files between a host and the coordinator: the link, downloads, uploads, and files kept for them.
 
-Imports `base`, the encodings of `training` and `potluck.common`. Digests come in; verified files
-come out, and updates go up until they are received.
+Imports `base`, the encodings of `training` and `potluck.common`. For a digest, it returns a
+verified file. It uploads updates until the coordinator has them.
 """

@@ -22,7 +22,9 @@ class ChunkSize:
     def broke(self, gained: int) -> None:
         """Adapt the size after the link broke; `gained`: bytes that had arrived.
 
-        Halve the size if few chunks had arrived, so that little is lost; double it if many had."""
+        Halve the size if few chunks had arrived, so that less is lost next time. Double the size if
+        many had arrived.
+        """
         if gained < _FEW * self.bytes:
             self.bytes = max(LEAST_CHUNK_BYTES, self.bytes // 2)
         elif gained >= _MANY * self.bytes:

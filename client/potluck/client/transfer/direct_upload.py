@@ -39,7 +39,9 @@ class DirectUpload:
         self._path = path
         self._backoff = backoff
         self.unreadable: StorageError | None = None
-        """The error of this host's disk; gRPC reports a cancelled call instead."""
+        """The disk error that ended the last call; None if there was none. gRPC would only report a
+        cancelled call.
+        """
         self._offset: int | None = 0 if fresh else None
         self._sequence = 1 if fresh else 0
         self._piece: tuple[int, float] | None = None
@@ -50,7 +52,7 @@ class DirectUpload:
     async def attempt(self) -> None:
         """Send the rest of the file; return once the coordinator has all of it.
 
-        Raises the error that the coordinator answers."""
+        Raises the error with which the coordinator answers."""
         offset = await self._locate() if self._offset is None else self._offset
         while offset is not None:
             offset = await self._send_piece(offset)

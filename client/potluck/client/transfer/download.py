@@ -40,7 +40,7 @@ class Downloads:
         """Locks by model; a cancelled download keeps its lock until its thread has ended."""
 
     async def obtain(self, reference: transfer_pb2.ModelReference, layout: LayoutSource) -> Path:
-        """Return the path of a model; download it if needed. It is pinned in the cache meanwhile.
+        """Return the path of a model; download it if needed. The cache keeps the model meanwhile.
 
         Clients that want the same model share one download, which is cancelled when none of them
         waits any more. Tries again for as long as the coordinator can't be reached. Raises

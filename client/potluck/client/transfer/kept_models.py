@@ -1,6 +1,6 @@
 """A client's whole model, for its owner: the run's tensors, and those that the client keeps.
 
-Reads what a host keeps while it may be running, and changes nothing of it.
+Only reads the host's files, so it can be used while the host runs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def chosen_states(
 ) -> list[SavedState]:
     """Return the kept states in a state directory, sorted by run and client.
 
-    Arguments filter; None means all. run: prefix of the run's id.
+    The arguments are filters; None selects all. run: prefix of the run's id.
     """
     return [
         state

@@ -1,4 +1,4 @@
-"""The data connection to the coordinator: calls, and pauses between attempts at them."""
+"""The data connection to the coordinator: calls, and pauses before calls are repeated."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class LinkMetrics(Protocol):
 
 @contextlib.contextmanager
 def calling() -> Iterator[None]:
-    """Turn what gRPC raises in the block into Potluck's exceptions.
+    """Turn gRPC's exceptions in the block into Potluck's.
 
-    If a connection is closed, gRPC ends its calls as if the waiting task were cancelled. Here they
-    raise UnreachableError, as other broken calls do.
+    If a connection is closed, gRPC ends its calls as if the waiting task were cancelled. In this
+    block such calls raise UnreachableError, as other broken calls do.
     """
     try:
         yield
@@ -90,7 +90,7 @@ class Link:
     def renew(self) -> None:
         """Connect at once and end all pauses, after the coordinator can be reached again.
 
-        Transfers over the old connection may finish there, within the grace time.
+        Transfers over the old connection may continue for the grace time.
         """
         closing = asyncio.create_task(self._channel.close(self._grace_seconds))
         self._closing.add(closing)

@@ -1,4 +1,7 @@
-"""Cache of models on this host's disk, by the digest of their float32 file; keeps the newest."""
+"""Cache of models on this host's disk, by the digest of their float32 file.
+
+It deletes the least recently used models.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ log = structlog.get_logger()
 
 
 def evictions(by_use: Sequence[str], in_use: Set[str], keep: int) -> list[str]:
-    """Return the models to delete so that `keep` stay.
+    """Return the models to delete so that `keep` models stay.
 
     by_use: models from least to most recently used. Models in use count, but are never deleted.
     """
@@ -54,7 +57,9 @@ class ModelCache:
         return blake3 in self._by_use and self.path(blake3).is_file()
 
     def verified(self, blake3: str) -> bool:
-        """Return True if a cached model still has its digest; read once per process. Blocks."""
+        """Return True if a cached model still has its digest; its file is read once per process.
+        Blocks.
+        """
         if blake3 not in self._verified:
             if file_digest(self.path(blake3)).blake3 != blake3:
                 return False
@@ -72,7 +77,9 @@ class ModelCache:
         return False
 
     def add(self, blake3: str) -> None:
-        """Add a verified model that was put at `path`; the least recently used may be deleted."""
+        """Add a verified model whose file is at `path`; the least recently used model may be
+        deleted.
+        """
         self._verified.add(blake3)
         self.touch(blake3)
         self._evict()

@@ -1,7 +1,7 @@
 """The object stores that a host's owner allows, and the route of each file.
 
 The coordinator sends the URL of a file to fetch or upload. The owner decides to which addresses
-this host may connect at all. Files from there are used only after their digest is verified.
+this host may connect. Files from a store are used only after their digest is verified.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class FileRequests(Protocol):
     ) -> None:
         """Fetch a file from `offset` on, or whole if the store sends no parts, and verify it.
 
-        Raises ObjectStoreError if the store does not answer, refuses or breaks off, and as
-        `FileReceiver.finish` does.
+        Raises ObjectStoreError if the store does not answer, refuses or breaks off, and what
+        `FileReceiver.finish` raises.
         """
 
     def put(
@@ -150,7 +150,7 @@ class FileRoute:
         self._failures = 0
         self._asked = ""  # the store that the attempt under way goes through
         self.distrust = False
-        """True if a store's content was not the file."""
+        """True if a store has sent bytes that don't match the file's digest."""
 
     @property
     def through_store(self) -> bool:
@@ -160,8 +160,8 @@ class FileRoute:
     def url(self, place: transfer_pb2.StoredFile) -> str:
         """Return the URL of a place that the coordinator names.
 
-        If the owner does not allow it: raises ObjectStoreError if the file may go directly, as it
-        then will; raises ConfigurationError if it may not.
+        If the owner does not allow the store: raises ObjectStoreError if the file may be sent
+        directly, which then happens; otherwise raises ConfigurationError.
         """
         self._may_be_straight = place.direct
         origin = "/".join(place.url.split("/", 3)[:3])
@@ -185,10 +185,11 @@ class FileRoute:
             self._stores.sent_right_bytes()
 
     def failed(self, error: PotluckError) -> bool:
-        """Note a failed attempt; return True if the failure does not count against the file.
+        """Record a failed attempt; return True if the attempt does not count towards the maximum.
 
-        It does not if the file takes another route from now on, or if the store sent other bytes
-        and the host waits for it to recover."""
+        It does not count if the file takes the other route from now on, or if the store sent wrong
+        bytes and the host waits for the store to recover.
+        """
         asked, self._asked = self._asked, ""
         if asked and isinstance(error, DigestMismatchError):
             self._stores.sent_other_bytes(asked)
@@ -204,10 +205,10 @@ class FileRoute:
 
 
 async def _in_thread(work: Callable[[Callable[[], None]], None]) -> None:
-    """Run blocking work in a thread; its argument raises once the work is no longer wanted.
+    """Run blocking work in a thread, with a function as argument that raises after a cancellation.
 
-    The work calls the argument now and then. A cancellation waits until the work is over, since it
-    may be writing to a file.
+    The work calls this function now and then. A cancelled caller waits until the work has ended,
+    since the work may be writing to a file.
     """
     unwanted = threading.Event()
 

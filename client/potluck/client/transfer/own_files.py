@@ -1,7 +1,7 @@
 """Folders for files that tasks' own trainers keep from one training to the next.
 
-There is one for each run and client; the trainer makes it if needed. Potluck neither sends nor
-reads its files, and does not restore them if a round fails.
+Each run and client has one folder; the trainer makes it if needed. Potluck neither sends nor reads
+its files, and does not restore them if a round fails.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _SECONDS = 3.0
-"""Target duration of a piece, in seconds, at the rate of the last one; ping timeouts are longer."""
+"""Target duration of a piece, in seconds, at the last piece's rate; ping timeouts are longer."""
 
 LEAST_PIECE_BYTES = 5 << 10
 """Minimum size of a piece, also used while the rate is unknown. Several hosts may share a line: at
@@ -25,11 +25,11 @@ class PieceSize:
     bytes: int = LEAST_PIECE_BYTES
 
     def confirmed(self, size: int, seconds: float) -> None:
-        """Adapt the size to the rate of a piece that arrived."""
+        """Adapt the size to the rate at which a piece arrived."""
         carried = int(size / max(seconds, 1e-3) * _SECONDS)
         self.bytes = max(LEAST_PIECE_BYTES, min(carried, self.bytes * _GROWTH))
 
     def broke(self, gained: int, seconds: float) -> None:
-        """Reduce the size after a break: to the rate until then, and at least by half."""
+        """Halve the size after the link broke; reduce it further if the measured rate is lower."""
         carried = int(gained / max(seconds, 1e-3) * _SECONDS)
         self.bytes = max(LEAST_PIECE_BYTES, min(carried, self.bytes // 2))

@@ -1,11 +1,11 @@
 """States that clients keep from one training to the next, and never send.
 
-These are SCAFFOLD's control variates, and tensors of the model that stay with their client.
+Examples are SCAFFOLD's control variates, and model tensors that stay with their client.
 
 The states of a training are *pending* until the coordinator reports that the update became part of
 a model. Then they are *committed*, and the earlier committed ones are deleted. The coordinator
-reports this when it has committed a round, and again with the next training. So neither a lost
-message nor a kill on either side makes the two disagree.
+reports this when it has committed a round, and again with the next training. So host and
+coordinator agree even after a lost message or a killed process.
 
 A record per run and client names the updates whose states are kept. It is replaced in one step,
 after the files are written. Files of updates that no record names are deleted.
@@ -27,11 +27,11 @@ from potluck.common.errors import StateLostError
 from potluck.common.updates.kept_states import PURPOSES
 
 KEPT_DAYS: Final = 90.0
-"""A run that has not used its states for this time is considered over."""
+"""Days after which unused states of a run are deleted: the run is then considered over."""
 
 
 class _Record(BaseModel):
-    """Ids of the updates whose states are kept, of one run and client; empty for none."""
+    """For one run and client: ids of the updates whose states are kept; empty for none."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -34,7 +34,10 @@ _ATTEMPTS = 3
 
 def may_help_to_retry(error: PotluckError) -> bool:
     """Return True if sending an update again may succeed: the connection broke, or the
-    coordinator's failure is temporary. Wrong digests are counted separately."""
+    coordinator's failure is temporary.
+
+    Wrong digests are counted separately.
+    """
     if isinstance(error, TooLargeError):
         return False
     # NotFoundError: a coordinator that was restarted may know the run only a moment later. The
@@ -107,7 +110,7 @@ def _require(path: Path) -> None:
 
 
 async def _check_own(path: Path, header: transfer_pb2.UpdateHeader) -> None:
-    """Raise StorageError if this host's file is not what was announced."""
+    """Raise StorageError if this host's file does not have the announced digest."""
     found = await asyncio.to_thread(file_digest, path)
     if found.blake3 != header.blake3:
         raise StorageError(f"the update {path} is damaged; see this host's disk", path=path)
