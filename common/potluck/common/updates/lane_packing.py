@@ -58,7 +58,7 @@ def widths_of(lanes: Lanes) -> list[int]:
 def _width(lowest: int, highest: int) -> int:
     if lowest == highest == 0:
         return 0
-    largest = max(highest, -lowest - 1)  # −128 fits where 127 does
+    largest = max(highest, -lowest - 1)  # −128 needs as many bytes as 127
     return largest.bit_length() // 8 + 1
 
 

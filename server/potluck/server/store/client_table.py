@@ -102,7 +102,7 @@ class Clients(Part):
                 )
 
     def quarantined(self) -> list[QuarantineRow]:
-        """Return the clients in quarantine, by id."""
+        """Return the clients in quarantine, sorted by id."""
         with self._database.transaction() as connection:
             rows = read_rows(connection, select(schema.quarantine))
             found = [_read_quarantine(row) for row in rows]
@@ -135,7 +135,7 @@ class Clients(Part):
                 connection.execute(named, [{"name": client} for client in clients])
 
     def left_out(self, run_id: str) -> list[LeftOutRow]:
-        """Return the clients that are excluded from a run, by id."""
+        """Return the clients that are excluded from a run, sorted by id."""
         table = schema.left_out
         with self._database.transaction() as connection:
             query = select(table).where(table.c.run_id == run_id)

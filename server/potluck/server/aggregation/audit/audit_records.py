@@ -34,7 +34,7 @@ from potluck.server.selection import Population
 from potluck.server.store.records import RoundRow
 
 Changes = Mapping[str, Sequence[float]]
-"""By client: change of the output bias by its training, one number per class."""
+"""Change of the output bias by each client's training: one number per class, by client."""
 
 _CHANGES: TypeAdapter[dict[str, list[float]]] = TypeAdapter(dict[str, list[float]])
 _ROUNDING: Final = 4 * float(np.finfo(np.float32).eps)
