@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from potluck.client.private_training import SumGrid
-from potluck.privacy.client_noise import ClientNoise
+from potluck.privacy.host.client_noise import ClientNoise
 from potluck.secagg.masked_lanes import NoiseInSums
 from potluck.secagg.protocol.primitives.masks import Mask, StreamCipher, add_masks
 

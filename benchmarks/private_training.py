@@ -24,7 +24,7 @@ from potluck.common.models.lenet import lenet5
 from potluck.common.models.perceptron import perceptron
 from potluck.common.settings.local_training import LocalTraining
 from potluck.common.task import Examples
-from potluck.privacy.record_training import RecordTraining
+from potluck.privacy.host.record_training import RecordTraining
 
 SETTINGS = LocalTraining(learning_rate=0.01, momentum=0.9, batch_size=64)
 

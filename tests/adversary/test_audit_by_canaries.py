@@ -32,9 +32,9 @@ from potluck.common.names import ClientId
 from potluck.common.settings.local_training import LocalTraining
 from potluck.common.task import Examples
 from potluck.common.tasks.digits import Digits
-from potluck.privacy.host_guard import HostGuard, spent_in_epoch
-from potluck.privacy.privacy_ledger import PrivacyLedger
-from potluck.privacy.record_training import RecordTraining
+from potluck.privacy.host.host_guard import HostGuard, spent_in_epoch
+from potluck.privacy.host.privacy_ledger import PrivacyLedger
+from potluck.privacy.host.record_training import RecordTraining
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 CLIENT = "client-0"

@@ -19,7 +19,7 @@ from potluck.client.private_training import UpdateNoise
 from potluck.client.training.local_update import Trained, train_update
 from potluck.common.errors import TrainingError
 from potluck.common.records.privacy_loss import BUDGET_SPENT
-from potluck.privacy.host_guard import HostGuard
+from potluck.privacy.host.host_guard import HostGuard
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.secagg.protocol import MessageType, SessionRecord
 from potluck.server.store import RunState

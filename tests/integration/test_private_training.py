@@ -25,8 +25,8 @@ from potluck.common.records.privacy_loss import BUDGET_SPENT, NO_ANSWER
 from potluck.common.tensors.model_arrays import state_arrays
 from potluck.common.tensors.tensor_files import write_tensors
 from potluck.deploy.local.demo_files import program
-from potluck.privacy.host_guard import spent_in_epoch
-from potluck.privacy.privacy_ledger import PrivacyLedger
+from potluck.privacy.host.host_guard import spent_in_epoch
+from potluck.privacy.host.privacy_ledger import PrivacyLedger
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 

@@ -25,7 +25,7 @@ from potluck.common.trainer import (
     TrainerSettings,
     TrainingProgress,
 )
-from potluck.privacy.noisy_steps import noisy_steps
+from potluck.privacy.host.noisy_steps import noisy_steps
 
 
 def settings_of(seed: int = 3, **training: Any) -> TrainerSettings:

@@ -1,16 +1,33 @@
-"""The event of a training: sampling rate, noise and steps, as host and coordinator compute them."""
+"""Events of trainings and answers, with the noise that a run's ε needs.
+
+Host, coordinator and planner compute the same events from a run's terms.
+"""
 
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Final
 
-from potluck.client.private_training import CLIENT
 from potluck.common.settings.local_training import LocalTraining
-from potluck.privacy.accounting import GaussianSteps
-from potluck.privacy.answer_noise import rdp_of_answers
-from potluck.privacy.client_noise import LARGEST_ROUNDING
-from potluck.privacy.rdp_filter import solved_noise
+from potluck.privacy.accounting import GaussianSteps, rdp_of
+from potluck.privacy.rdp_filter import NOTHING, solved_noise
 from potluck.rpc.v1 import coordinator_pb2 as rpc
+
+CLIENT: Final = "client"
+"""The unit of noise on whole updates, in `Privacy.unit`."""
+LARGEST_ROUNDING: Final = 1e-3
+"""Maximum of √d / 2 in units of C S: the share by which rounding may lengthen an update."""
+ANSWER_SHARE: Final = 0.25
+"""Share of a run's ε for which the noise of all answers is solved, if the run does not name it."""
+
+
+@lru_cache(maxsize=64)
+def noise_multiplier_for(*, epsilon: float, delta: float, trainings: int) -> float:
+    """Return the noise multiplier with which `trainings` updates of a client spend `epsilon`.
+
+    Raises ConfigurationError if none suffices."""
+    solved = solved_noise(epsilon=epsilon, delta=delta, sampling_rate=1.0, steps=trainings)
+    return solved * (1 + LARGEST_ROUNDING)
 
 
 def planned_event(asked: rpc.Privacy, settings: LocalTraining, samples: int) -> GaussianSteps:
@@ -35,3 +52,27 @@ def _solved(
     return solved_noise(
         epsilon=epsilon, delta=delta, sampling_rate=rate, steps=steps, beside=beside
     )
+
+
+def answer_noise(asked: rpc.Privacy) -> float:
+    """Return the noise multiplier of a run's answers; solve for it if the run names none."""
+    if asked.answer_noise_multiplier:
+        return asked.answer_noise_multiplier
+    return _solved_for_answers(asked.epsilon, asked.delta, asked.answers)
+
+
+@lru_cache(maxsize=1024)
+def _solved_for_answers(epsilon: float, delta: float, answers: int) -> float:
+    return solved_noise(
+        epsilon=ANSWER_SHARE * epsilon, delta=delta, sampling_rate=1.0, steps=answers
+    )
+
+
+def rdp_of_answers(asked: rpc.Privacy) -> tuple[float, ...]:
+    """Return the Rényi divergences of all answers that a run plans for a client."""
+    return rdp_of(planned_answers(asked)) if asked.answers else NOTHING
+
+
+def planned_answers(asked: rpc.Privacy) -> GaussianSteps:
+    """Return all answers that a run plans for a client as an event; there must be at least one."""
+    return GaussianSteps(noise_multiplier=answer_noise(asked), steps=asked.answers)

@@ -15,8 +15,12 @@ from potluck.common.run_file.runfile import RunFile
 from potluck.common.settings import plugins
 from potluck.common.settings.local_training import LocalTraining
 from potluck.privacy.accounting import GaussianSteps, epsilon_by_pld, rdp_of
-from potluck.privacy.answer_noise import answer_noise, planned_answers, rdp_of_answers
-from potluck.privacy.client_noise import noise_multiplier_for
+from potluck.privacy.planned_training import (
+    answer_noise,
+    noise_multiplier_for,
+    planned_answers,
+    rdp_of_answers,
+)
 from potluck.privacy.rdp_filter import added, epsilon_spent, solved_noise
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 

@@ -35,7 +35,7 @@ from potluck.common.trainer import Contribution, PrivateTraining, TrainingProgre
 from potluck.deploy.cli import app as operator_app
 from potluck.deploy.machines.inventory import Inventory
 from potluck.experiments.grid.definition import load_experiment
-from potluck.privacy.noisy_steps import noisy_steps
+from potluck.privacy.host.noisy_steps import noisy_steps
 from potluck.relay.cli import app as relay_app
 from potluck.server.cli import app as server_app
 from potluck.server.config import CoordinatorConfig

@@ -9,13 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from potluck.client.question import BoundedSums
-from potluck.privacy.answer_noise import (
-    ANSWER_SHARE,
-    answer_noise,
-    noisy_means,
-    rdp_of_answers,
-    rounded,
-)
+from potluck.privacy.host.answer_noise import noisy_means, rounded
+from potluck.privacy.planned_training import ANSWER_SHARE, answer_noise, rdp_of_answers
 from potluck.privacy.rdp_filter import epsilon_spent
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 

@@ -26,16 +26,16 @@ from potluck.common.errors import (
 from potluck.common.records.privacy_loss import BUDGET_SPENT
 from potluck.common.settings.local_training import LocalTraining
 from potluck.privacy.accounting import ORDERS, GaussianSteps, epsilon_by_rdp
-from potluck.privacy.client_noise import (
+from potluck.privacy.host.client_noise import (
     ClientNoise,
     check_grid,
-    noise_multiplier_for,
     noise_on_grid,
     share_variance,
 )
-from potluck.privacy.host_guard import HostGuard, spent_in_epoch
-from potluck.privacy.ledger_report import PrivacyReport
-from potluck.privacy.privacy_ledger import PrivacyLedger
+from potluck.privacy.host.host_guard import HostGuard, spent_in_epoch
+from potluck.privacy.host.ledger_report import PrivacyReport
+from potluck.privacy.host.privacy_ledger import PrivacyLedger
+from potluck.privacy.planned_training import noise_multiplier_for
 from potluck.privacy.rdp_filter import epsilon_spent
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 from potluck.rpc.v1 import transfer_pb2

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from potluck.privacy.discrete_gaussian import LARGEST_VARIANCE, DiscreteGaussian
+from potluck.privacy.host.discrete_gaussian import LARGEST_VARIANCE, DiscreteGaussian
 
 
 def source(seed: int) -> Callable[[int], bytes]:

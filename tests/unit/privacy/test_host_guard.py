@@ -27,9 +27,9 @@ from potluck.common.errors import (
 from potluck.common.records.privacy_loss import BUDGET_SPENT, NO_ANSWER
 from potluck.common.settings.local_training import LocalTraining
 from potluck.privacy.accounting import GaussianSteps
-from potluck.privacy.host_guard import HostGuard, counted_samples, spent_in_epoch
-from potluck.privacy.ledger_report import PrivacyReport
-from potluck.privacy.privacy_ledger import ChargedTraining, PrivacyLedger
+from potluck.privacy.host.host_guard import HostGuard, counted_samples, spent_in_epoch
+from potluck.privacy.host.ledger_report import PrivacyReport
+from potluck.privacy.host.privacy_ledger import ChargedTraining, PrivacyLedger
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 

@@ -18,7 +18,7 @@ from potluck.client.training.unmasked_update import Differences
 from potluck.common.errors import StorageError
 from potluck.common.run_file.run_settings import MaskingSettings
 from potluck.common.tensors.layout import Layout
-from potluck.privacy.client_noise import ClientNoise
+from potluck.privacy.host.client_noise import ClientNoise
 from potluck.secagg.coordinator.masked_reduction import opened_sum
 from potluck.secagg.host.masked_updates import write_noisy
 from potluck.secagg.masked_lanes import BODY, NoiseInSums, lane_lengths, lanes_of

@@ -15,7 +15,7 @@ from potluck.common.errors import ConfigurationError, TrainingError
 from potluck.common.names import ClientId
 from potluck.common.settings.local_training import LocalTraining
 from potluck.common.trainer import NoisySteps, PrivateTraining, TrainerSettings
-from potluck.privacy.noisy_steps import noisy_steps
+from potluck.privacy.host.noisy_steps import noisy_steps
 
 
 def settings_of(**terms: Any) -> TrainerSettings:

@@ -25,8 +25,8 @@ from potluck.common.tensors.model_arrays import state_arrays
 from potluck.common.tensors.tensor_files import write_tensors
 from potluck.common.trainer import TrainingProgress
 from potluck.privacy.accounting import epsilon_by_rdp
-from potluck.privacy.host_guard import HostGuard
-from potluck.privacy.privacy_ledger import PrivacyLedger
+from potluck.privacy.host.host_guard import HostGuard
+from potluck.privacy.host.privacy_ledger import PrivacyLedger
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 DELTA, SIGMA = 1e-5, 1.1

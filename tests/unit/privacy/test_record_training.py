@@ -25,7 +25,7 @@ from potluck.common.settings.plugins import find, installed
 from potluck.common.task import Examples
 from potluck.common.tensors.layout import Layout
 from potluck.common.tensors.model_arrays import state_arrays
-from potluck.privacy.record_training import RecordTraining
+from potluck.privacy.host.record_training import RecordTraining
 
 CONTEXT = TrainingContext(classes=3, seed=1, round=1, device=torch.device("cpu"))
 SETTINGS = LocalTraining(learning_rate=1.0, batch_size=8)

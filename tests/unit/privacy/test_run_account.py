@@ -10,8 +10,8 @@ from potluck.client.disclosure.disclosure_policy import DisclosurePolicy
 from potluck.common.disclosure import Weighting
 from potluck.common.records.privacy_loss import TrainingsSent
 from potluck.common.settings.local_training import LocalTraining
-from potluck.privacy.host_guard import HostGuard
-from potluck.privacy.run_account import spent_in_run
+from potluck.privacy.coordinator.run_account import spent_in_run
+from potluck.privacy.host.host_guard import HostGuard
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 TRAINING = LocalTraining(batch_size=16, epochs=1)

@@ -13,7 +13,7 @@ from potluck.common.settings.extras import MissingLibraryError
 from potluck.deploy.doctor import privacy_check
 from potluck.deploy.doctor.diagnosis import Finding, Verdict
 from potluck.deploy.doctor.privacy_check import private_trainings
-from potluck.privacy.privacy_ledger import ChargedTraining, PrivacyLedger
+from potluck.privacy.host.privacy_ledger import ChargedTraining, PrivacyLedger
 
 
 def findings(folder: Path, **disclosure: Any) -> list[Finding]:

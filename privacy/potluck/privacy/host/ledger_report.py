@@ -15,8 +15,8 @@ from potluck.client.disclosure.privacy_budget import PrivacyBudget
 from potluck.client.private_training import CLIENT, RECORD
 from potluck.common.errors import DisclosureRefusedError
 from potluck.common.records.privacy_loss import BUDGET_SPENT, NO_ANSWER
-from potluck.privacy.host_guard import spent_in_epoch
-from potluck.privacy.privacy_ledger import (
+from potluck.privacy.host.host_guard import spent_in_epoch
+from potluck.privacy.host.privacy_ledger import (
     Charge,
     ChargedAnswer,
     ChargedTraining,

@@ -14,17 +14,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
 from typing import Final
 
 from potluck.client.question import BoundedSums
-from potluck.privacy.accounting import GaussianSteps, rdp_of
-from potluck.privacy.discrete_gaussian import DiscreteGaussian, Random
-from potluck.privacy.rdp_filter import NOTHING, solved_noise
-from potluck.rpc.v1 import coordinator_pb2 as rpc
+from potluck.privacy.host.discrete_gaussian import DiscreteGaussian, Random
 
-ANSWER_SHARE: Final = 0.25
-"""Share of a run's ε for which the noise of all answers is solved, if the run does not name it."""
 _STEPS: Final = 2**20
 """Number of grid steps, times √d, in the sensitivity."""
 
@@ -78,27 +72,3 @@ def noisy_means(
         for name, value in zip(found.names, noisy, strict=False)
     }
     return {**means, **sums.public}
-
-
-def answer_noise(asked: rpc.Privacy) -> float:
-    """Return the noise multiplier of a run's answers; solve for it if the run names none."""
-    if asked.answer_noise_multiplier:
-        return asked.answer_noise_multiplier
-    return _solved(asked.epsilon, asked.delta, asked.answers)
-
-
-@lru_cache(maxsize=1024)
-def _solved(epsilon: float, delta: float, answers: int) -> float:
-    return solved_noise(
-        epsilon=ANSWER_SHARE * epsilon, delta=delta, sampling_rate=1.0, steps=answers
-    )
-
-
-def rdp_of_answers(asked: rpc.Privacy) -> tuple[float, ...]:
-    """Return the Rényi divergences of all answers that a run plans for a client."""
-    return rdp_of(planned_answers(asked)) if asked.answers else NOTHING
-
-
-def planned_answers(asked: rpc.Privacy) -> GaussianSteps:
-    """Return all answers that a run plans for a client as an event; there must be at least one."""
-    return GaussianSteps(noise_multiplier=answer_noise(asked), steps=asked.answers)

@@ -43,16 +43,16 @@ from potluck.common.settings.extras import require
 from potluck.common.settings.local_training import LocalTraining
 from potluck.common.tensors.digest import digest_of
 from potluck.privacy.accounting import GaussianSteps
-from potluck.privacy.answer_noise import answer_noise, noisy_means
-from potluck.privacy.client_noise import ClientNoise
-from potluck.privacy.planned_training import planned_event
-from potluck.privacy.privacy_ledger import (
+from potluck.privacy.host.answer_noise import noisy_means
+from potluck.privacy.host.client_noise import ClientNoise
+from potluck.privacy.host.privacy_ledger import (
     Charge,
     ChargedAnswer,
     ChargedTraining,
     PrivacyLedger,
     Unit,
 )
+from potluck.privacy.planned_training import answer_noise, planned_event
 from potluck.privacy.rdp_filter import RdpFilter
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 

@@ -42,7 +42,7 @@ from potluck.common.learning.local_steps import normalizer
 from potluck.common.settings.local_training import LocalTraining
 from potluck.common.task import Examples
 from potluck.common.trainer import PrivateTraining
-from potluck.privacy.noisy_steps import (
+from potluck.privacy.host.noisy_steps import (
     ClippingOptimizer,
     NoisyOptimizer,
     PoissonBatches,

@@ -10,14 +10,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from potluck.client.private_training import CLIENT
 from potluck.common.disclosure import Weighting
 from potluck.common.errors import ConfigurationError
 from potluck.common.records.privacy_loss import TrainingsSent
 from potluck.common.settings.extras import require
 from potluck.common.settings.local_training import LocalTraining
-from potluck.privacy.answer_noise import rdp_of_answers
-from potluck.privacy.planned_training import planned_event
+from potluck.privacy.planned_training import CLIENT, planned_event, rdp_of_answers
 from potluck.privacy.rdp_filter import RdpFilter
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 

@@ -25,7 +25,7 @@ import math
 import os
 from collections.abc import Callable
 from fractions import Fraction
-from functools import lru_cache, partial
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -33,11 +33,9 @@ from numpy.typing import NDArray
 
 from potluck.client.private_training import SumGrid, UpdateNoise
 from potluck.common.errors import ConfigurationError
-from potluck.privacy.discrete_gaussian import LARGEST_VARIANCE, DiscreteGaussian, Random
-from potluck.privacy.rdp_filter import solved_noise
+from potluck.privacy.host.discrete_gaussian import LARGEST_VARIANCE, DiscreteGaussian, Random
+from potluck.privacy.planned_training import LARGEST_ROUNDING
 
-LARGEST_ROUNDING: Final = 1e-3
-"""Maximum of √d / 2 in units of C S: the share by which rounding may lengthen an update."""
 LEAST_DEVIATION: Final = 2**10
 """Minimum standard deviation of a share, in whole numbers."""
 TAIL_DEVIATIONS: Final = 12
@@ -46,15 +44,6 @@ TAIL_DEVIATIONS: Final = 12
 _SHRUNK: Final = 1 - 2.0**-20
 """Factor on the clip: leaves room for the rounding of floating-point numbers."""
 _BLOCK: Final = 2**18
-
-
-@lru_cache(maxsize=64)
-def noise_multiplier_for(*, epsilon: float, delta: float, trainings: int) -> float:
-    """Return the noise multiplier with which `trainings` updates of a client spend `epsilon`.
-
-    Raises ConfigurationError if none suffices."""
-    solved = solved_noise(epsilon=epsilon, delta=delta, sampling_rate=1.0, steps=trainings)
-    return solved * (1 + LARGEST_ROUNDING)
 
 
 def share_variance(noise_multiplier: float, clip: float, grid: SumGrid) -> int:
