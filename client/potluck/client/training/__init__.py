@@ -1,5 +1,5 @@
-"""Training and evaluation on this host's device, and the files that go in and come out.
+"""Training and evaluation on this host's device, with the files that they read and write.
 
-Imports the seams, `base`, `disclosure` and `potluck.common`. A model file and settings come in;
-an update file and its report come out. Blocking: runs in the worker's threads.
+Input: a model file and settings. Output: an update file and its report. Blocking: runs in the
+worker's threads. Imports the extension points, `base`, `disclosure` and `potluck.common`.
 """

@@ -1,6 +1,7 @@
-"""Files of auxiliaries, the tensors besides the model: read before and written after a training.
+"""Files of auxiliaries: tensors in addition to the model, read before a training, written after it.
 
-Blocks."""
+All functions block.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ class ReceivedAuxiliaries:
     """The auxiliaries that came with an instruction to train.
 
     names: names of the auxiliaries. shared, personal: files from the coordinator; personal may be
-    None. kept: file from the client's last training whose update is in the model; or None.
+    None. kept: file that the client wrote after its last training whose update became part of the
+    model; or None.
     """
 
     names: Sequence[str]
@@ -56,9 +58,11 @@ def corrected(
 
 
 def sendable(send: NamedAuxiliaries, names: Sequence[str], layout: Layout) -> Arrays:
-    """Return the tensors a correction sends, in the model's layout; missing ones are zeros.
+    """Return the tensors that a correction sends, in the model's layout; missing tensors become
+    zeros.
 
-    Raises PluginError if it sends other auxiliaries or tensors than it should.
+    Raises PluginError if the correction sends auxiliaries other than `names`, or a tensor that is
+    not in `layout`.
     """
     if set(send) != set(names):
         raise PluginError(

@@ -1,4 +1,4 @@
-"""Classification tasks: the built-in loop trains them, and their data are `Examples`."""
+"""Training of classification tasks: tasks whose data are `Examples`, by the built-in loop."""
 
 from __future__ import annotations
 
@@ -261,8 +261,9 @@ class Classification(TaskTraining):
     def _trainee(self, member: GroupMember, share: float, form: _Form | None) -> Trainee:
         """Return a member with its samples.
 
-        Raises PotluckError, which concerns this member only, or UnfitForLanesError if its samples
-        have another form, so that it is trained alone."""
+        Raises PotluckError for a fault of this member only. Raises UnfitForLanesError if its
+        samples don't have this form, so that the member must be trained alone.
+        """
         work, client_id = member.instruction.train, ClientId(member.instruction.client_id)
         with self._blamed_on(client_id):
             data = self._samples(client_id, work, share).training
@@ -277,10 +278,11 @@ class Classification(TaskTraining):
     def _planned(
         self, companions: Sequence[ClientId], settings: LocalTraining
     ) -> tuple[list[int], _Form | None]:
-        """Return the steps of each companion, and the form of their samples.
+        """Return each companion's number of steps, and the form of the companions' samples.
 
-        Companions that are not trained now count too. A companion's steps are 0 if it can't be
-        trained. The form is that of the first companion that has samples."""
+        Companions that are not trained now are included. The number is 0 for a companion that can't
+        be trained. The form is that of the first companion that has samples.
+        """
         steps, form = [0] * len(companions), None
         for place, client_id in enumerate(companions):
             try:
@@ -365,7 +367,7 @@ class Classification(TaskTraining):
         )
 
     def _optimizer_for(self, settings: LocalTraining) -> LocalOptimizer:
-        """Return the last training's optimiser if its settings are the same; else a new one."""
+        """Return the last training's optimiser if its settings were equal; else a new one."""
         if self._optimizer is None or self._settings != settings:
             parameters = [p for p in self.loaded.model.parameters() if p.requires_grad]
             self._optimizer = make_optimizer(parameters, settings, round_number=1)
@@ -507,5 +509,5 @@ def _auxiliaries(
 
 
 def _without_loss(done: FinishedTraining, weighting: Weighting) -> UpdateReport:
-    """Return a report without the loss, since no noise was added to the loss."""
+    """Return a report without the loss: the loss has no noise, so it must not be sent."""
     return replace(done.report(weighting), loss=None)

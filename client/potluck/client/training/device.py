@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 
 class TrainingDevice:
-    """The device with tasks, models and clients' data that stay loaded. Used by one thread."""
+    """A device on which tasks, models and clients' data stay loaded. Used by one thread."""
 
     def __init__(
         self,
@@ -67,9 +67,10 @@ class TrainingDevice:
         """Call this in the thread that will work: torch's number of threads is set for it.
 
         device: "cpu" or "cuda:N". `model_modules`: modules in which models named by a run file are
-        looked up. `forecast`: chances that clients are available. `choices`: folder that keeps how
-        clients of a network are trained. `sharing`: number of processes that share the device.
-        Without torch, only tasks with trainers that don't need torch can be trained.
+        looked up. `forecast`: chances that clients are available. `choices`: folder with measured
+        choices, such as training clients together or one by one. `sharing`: number of processes
+        that share the device. Without torch, only tasks with trainers that don't need torch can be
+        trained.
         """
         if has_torch():
             import torch
@@ -253,14 +254,14 @@ class TrainingDevice:
 
 
 def has_torch() -> bool:
-    """Return whether torch is installed; a host for trainers that need none may lack it."""
+    """Return True if torch is installed; hosts whose trainers don't use torch may lack it."""
     return importlib.util.find_spec("torch") is not None
 
 
 def _own_seed(client_id: ClientId, model: str) -> int:
     """Return the seed of a client's estimate.
 
-    The coordinator can't choose the seed, so it can't compare several estimates.
+    The coordinator can't choose the seed. So it can't compare estimates of several seeds.
     """
     return int.from_bytes(hashlib.sha256(f"{client_id}/{model}".encode()).digest()[:8], "big") >> 1
 

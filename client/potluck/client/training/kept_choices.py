@@ -1,7 +1,8 @@
 """Choices that a host made once by measuring, kept as small JSON files.
 
-They are kept so that a run repeats its bits on this machine. Several processes may share a
-folder."""
+A kept choice makes repeated runs on this machine equal, bit for bit. Several processes may share a
+folder.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from potluck.client.base.state_directory import storage_error
 
 
 class KeptChoice(BaseModel):
-    """A kept choice. subject: all that it depends on, as text."""
+    """A kept choice. subject: everything that the choice depends on, as text."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -40,7 +41,7 @@ def read_choice(folder: Path | None, kind: type[Choice], subject: str) -> Choice
 
 
 def keep_choice(folder: Path | None, choice: Choice) -> Choice:
-    """Keep a choice and return it. If another process was first, return that process's choice.
+    """Store a choice and return it. If another process has stored one before, return that one.
 
     Raises StorageError."""
     if folder is None:

@@ -1,4 +1,4 @@
-"""Updates that a host will add up: a client's differences as lanes, in a file of its own."""
+"""Updates that a host adds up: each client's differences from the model, as lanes in one file."""
 
 from __future__ import annotations
 

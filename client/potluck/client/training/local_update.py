@@ -1,4 +1,4 @@
-"""A client's update for one round: its training, from an instruction to a file."""
+"""Makes a client's update for one round: from an instruction to train to the update's file."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _Sent = Mapping[str, Mapping[str, NDArray[np.float32]]] | None
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """A written update, or one that must still be masked.
+    """A finished training: its update is written, or must still be masked.
 
     simulated_seconds: duration of the training on the run's virtual clock, if it has one. offer:
     the answer to the question that came with the training.
@@ -185,7 +185,7 @@ def _encoding(work: rpc.Train) -> Encoding | None:
 def _as_lanes(
     instruction: rpc.Instruction, files: TrainingFiles, loaded: LoadedTask, trained: Trained
 ) -> FileDigest:
-    """Write the trained model as lanes, which can be added to those of other clients."""
+    """Write the trained model as lanes, which can be added to the lanes of other clients."""
     network: Any = loaded.model
     with open_tensors(files.model) as base:
         return write_lane_update(
@@ -231,9 +231,10 @@ def _returned(work: rpc.Train, files: TrainingFiles, loaded: LoadedTask) -> dict
 
 
 def _without(arrays: dict[str, NDArray[Any]], dropped: Sequence[str]) -> dict[str, NDArray[Any]]:
-    """Return the tensors without the dropped ones.
+    """Return the tensors without those named in `dropped`.
 
-    Raises ProtocolError for names that can't be dropped."""
+    Raises ProtocolError for names that can't be dropped.
+    """
     if not dropped:
         return arrays
     left = {name: array for name, array in arrays.items() if name not in set(dropped)}

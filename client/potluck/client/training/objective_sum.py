@@ -1,4 +1,4 @@
-"""Several objectives as one: the sum of their losses."""
+"""An objective that is the sum of several objectives."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from potluck.client.training.objectives.cross_entropy import CrossEntropy
 
 
 class ObjectiveSum(Objective):
-    """The sum of the losses of at least one objective; it needs all inputs that they need."""
+    """The sum of one or more objectives' losses; needs all inputs that any of them needs."""
 
     def __init__(self, terms: Sequence[Objective]) -> None:
         self.terms = tuple(terms)
@@ -22,7 +22,7 @@ class ObjectiveSum(Objective):
         self.proximal = math.fsum(term.proximal for term in terms)
 
     def loss(self, logits: Tensor, batch: Batch, local: LocalContext) -> Tensor:
-        """Return the sum of the losses, added in the order named."""
+        """Return the sum of the losses, added in the objectives' order."""
         first, *others = self.terms
         loss = first.loss(logits, batch, local)
         for term in others:

@@ -1,4 +1,4 @@
-"""Tasks that bring a trainer of their own; the trainer's results are checked before use.
+"""Training of tasks with their own trainer; the trainer's results are checked before use.
 
 Nothing here needs torch, unless the task's model is a torch module.
 """
@@ -70,7 +70,7 @@ log = structlog.get_logger()
 
 _LOSS = "loss"
 FAILED: Final = "the trainer failed in a training with noise; the reason is in the log of the host"
-"""The only message to a coordinator about such a failure. The reason may depend on a record."""
+"""The text that a coordinator gets about such a failure: the reason may disclose a record."""
 
 
 class OwnTraining(TaskTraining):
@@ -385,7 +385,7 @@ class OwnTraining(TaskTraining):
             with blamed_on_trainer(self.loaded.name, f"client '{client}'"):
                 yield
         except BaseException:
-            self.loaded.renew()  # its state is unknown
+            self.loaded.renew()  # the model's state is unknown
             raise
 
 
@@ -412,8 +412,11 @@ def _reporter(
     loss = _loss(contribution.measures)
 
     def report(weighting: Weighting) -> UpdateReport:
-        """Return the report. Steps and metrics would disclose an exact number of samples, so they
-        are sent only if that number is."""
+        """Return the report.
+
+        Steps and metrics would disclose the exact number of samples. So they are sent only if that
+        number is sent too.
+        """
         exact = weighting is Weighting.EXACT and not masked
         return UpdateReport(
             samples=weighting.disclosed(contribution.samples),
@@ -457,8 +460,8 @@ def _unchanged_buffers(model: Any) -> Iterator[None]:
 def _seeded(model: Any, seed: int) -> Iterator[None]:
     """Seed the global generators that a trainer may draw from, and restore them afterwards.
 
-    The generators belong to the process. If it trains on several devices at once, only draws from
-    the seed that the trainer is given are reproducible.
+    The whole process shares these generators. If it trains on several devices at once, only numbers
+    that the trainer draws from its own seed are reproducible.
     """
     state = random.getstate()
     random.seed(seed)
@@ -471,9 +474,10 @@ def _seeded(model: Any, seed: int) -> Iterator[None]:
 
 
 def _take_a_step() -> None:
-    """Take one optimiser step, so that torch imports the some 800 modules that its optimisers need.
+    """Take one optimiser step, so that torch imports the about 800 modules that optimisers need.
 
-    The import takes seconds. It happens when the task is loaded, not within a round's deadline.
+    The import takes seconds. Here it happens when the task is loaded, not within a round's
+    deadline.
     """
     import torch
 

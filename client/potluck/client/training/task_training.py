@@ -78,7 +78,7 @@ class TrainingFiles(ClientFiles):
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """Results of a training besides the changed model.
+    """Results of a training in addition to the changed model.
 
     samples: number of training samples, not yet disclosed. paced_samples: number of samples for
     which a virtual clock counts seconds. seen: samples that went through the model, with
@@ -98,7 +98,7 @@ class Outcome:
 
 
 class UnfitForLanesError(Exception):
-    """Clients can't be trained in one batched step; the text says why, in a few words."""
+    """Raised if clients can't be trained in one batched step; the text is a short reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,10 +136,11 @@ class LoadedTask:
         choices: Path | None = None,
         sharing: int = 1,
     ) -> None:
-        """model_table: says which tensors of the model are sent; by default all. forecast: chances
-        that clients are available. choices: folder of the `LaneChoices`. sharing: number of
-        processes that share the device. Raises ConfigurationError if the tensors that are not sent
-        are not those of the run."""
+        """model_table: the run's `[model]` table, which selects the tensors that are sent; by
+        default all. forecast: chances that clients are available. choices: folder of the
+        `LaneChoices`. sharing: number of processes that share the device. Raises ConfigurationError
+        if the tensors that are not sent differ from the run's.
+        """
         self.name, self.task, self.device = name, task, device
         self.choices, self.sharing = choices, sharing
         self.forecast = forecast
@@ -321,7 +322,7 @@ class TaskTraining(ABC):
     ) -> QuestionContext:
         """Return the inputs of a client's answer; files: the model's, if the question needs one.
 
-        trained: True if the answer is about the model as the last training has left it.
+        trained: True if the answer is about the model after the last training.
         """
 
     def local_update(

@@ -27,8 +27,8 @@ from potluck.rpc.v1 import coordinator_pb2 as rpc
 class TrainingPlan:
     """A parsed instruction to train, with its plug-ins made.
 
-    measures_utility: True if the coordinator wants that number reported. ditto: set if the client
-    has a model of its own.
+    measures_utility: True if the coordinator requests the number `utility`. ditto: training of the
+    client's own model; None without one.
     """
 
     objective: Objective
@@ -69,7 +69,7 @@ class FinishedTraining:
     def report(self, weighting: Weighting) -> UpdateReport:
         """Return the report of the training.
 
-        Its steps are those that the disclosed number of samples would take."""
+        The reported number of steps is computed from the disclosed number of samples."""
         samples = weighting.disclosed(self.result.samples)
         steps = self.settings.planned_steps(samples)
         disclosed = {

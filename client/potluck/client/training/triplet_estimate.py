@@ -1,12 +1,12 @@
 """A client's estimate of its triplet: how imbalanced and spuriously correlated its data are.
 
 Attributes (a background, a colour) are not labelled. FedDiverse infers them with a model that is
-biased on purpose. The samples of a class that it classifies correctly are taken to have the
-attribute that is usual in the class; the others to have the other one (§4, Alg. 2–4). The result is
-an estimated interaction matrix Ñ (classes × 2), and its triplet.
+biased on purpose. Samples of a class that this model classifies correctly are assumed to have the
+attribute that is usual in the class; all other samples, the other attribute (§4, Alg. 2–4). The
+result is an estimated interaction matrix Ñ (classes × 2), and its triplet.
 
-An exact triplet is a disclosure: with the number of samples, it determines the matrix of a client
-with two classes, except for the names of classes and attributes.
+An exact triplet discloses data: for two classes, triplet and number of samples determine the
+client's matrix, except for the names of classes and attributes.
 """
 
 from __future__ import annotations

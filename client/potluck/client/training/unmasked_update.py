@@ -1,4 +1,4 @@
-"""The update of a training as differences in memory, so that no unmasked file is written."""
+"""The unmasked update of a training, as differences in memory: it is never written to a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turning a fetched file into the model, and a trained model into an update file."""
+"""Decodes a fetched file into the model, and encodes a trained model into an update file."""
 
 from __future__ import annotations
 
@@ -94,9 +94,9 @@ def write_update(
 ) -> FileDigest:
     """Write trained arrays as an update file, compressed if `compressed`. Blocks.
 
-    `base`: the model to send the difference from; None for whole weights. `seed`: for the random
-    rounding to int8. `auxiliaries`: other tensors to send, not encoded. `over`: a spare file to
-    overwrite. Raises LayoutError, NotFiniteError or StorageError.
+    `base`: the model to send the difference from; None for whole weights. `seed`: seed of the
+    random rounding to int8. `auxiliaries`: further tensors to send, not encoded. `over`: a spare
+    file to overwrite. Raises LayoutError, NotFiniteError or StorageError.
     """
     beside = joined(auxiliaries or {})
     layout = update_layout(Layout.of(arrays), encoding, auxiliaries or ())

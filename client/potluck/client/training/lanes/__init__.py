@@ -1,1 +1,1 @@
-"""Several clients of a host trained in one batched step, each in a lane of its own."""
+"""Training of several clients of a host in one batched step; each client has its own lane."""

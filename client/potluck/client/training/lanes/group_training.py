@@ -1,4 +1,4 @@
-"""Training of several clients of a classification task in one batched step, and its conditions."""
+"""Training of several clients of a classification task in one batched step, with its conditions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from potluck.rpc.v1 import coordinator_pb2 as rpc
 
 @dataclass(frozen=True, kw_only=True)
 class Trainee:
-    """A member with its samples, which are at least one."""
+    """A member with its samples (at least one)."""
 
     member: GroupMember
     data: Examples
@@ -88,7 +88,7 @@ def train_trainees(
     *,
     device: torch.device,
 ) -> list[LaneOutcome | TrainingError]:
-    """Train from the weights that the loaded model holds. steps: planned, of each lane.
+    """Train from the loaded model's weights. steps: planned number of steps, one per lane.
 
     Raises RoundClosedError when all are cancelled, DeviceMemoryError, TrainingError.
     """

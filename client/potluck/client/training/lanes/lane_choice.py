@@ -30,11 +30,11 @@ LANES: Final = 4
 """Number of lanes in the measurement; one choice applies to groups of any size."""
 _FEWEST_REPEATS: Final = 3
 _MOST_REPEATS: Final = 9
-"""Repeats if the two ways are close to each other or the machine is busy; see `distinct`."""
+"""Maximum number of measurements if both ways take similar times, or the machine is busy."""
 _FEWEST_STEPS: Final = 3
 _MOST_STEPS: Final = 60
 _SECONDS: Final = 0.05
-"""Target time of one measurement; it takes longer only if the fewest steps do."""
+"""Target seconds of one measurement; longer only if the minimum number of steps takes longer."""
 
 
 class LaneChoice(KeptChoice):
@@ -45,7 +45,7 @@ class LaneChoice(KeptChoice):
 
     @property
     def together(self) -> bool:
-        """True if clients are trained together."""
+        """True if training together is the faster way."""
         return self.together_seconds < self.alone_seconds
 
     @property
@@ -79,7 +79,9 @@ class LaneChoices:
 def subject_of(
     network: torch.nn.Module, sample: torch.Tensor, rules: LaneRules, device: torch.device
 ) -> str:
-    """Return all that a choice depends on, as text: network, batches, steps, device, software."""
+    """Return, as text, everything that a choice depends on: network, batches, steps, device,
+    software.
+    """
     on = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     settings = rules.settings
     parts = {
@@ -103,7 +105,7 @@ def measured(
     classes: int,
     device: torch.device,
 ) -> LaneChoice:
-    """Measure a few steps of both ways, in turns, on noise of a sample's shape.
+    """Measure a few steps of both ways, alternately, on random inputs of a sample's shape.
 
     The fastest time of each way counts, since other work on the machine can only make steps slower.
     The steps are repeated while it is not clear which way is faster. The model's weights are
@@ -121,10 +123,11 @@ def measured(
 
 
 def fastest(one: Callable[[], float], other: Callable[[], float]) -> tuple[float, float]:
-    """Return the minimum of each of two measurements, taken in turns.
+    """Return the minimum of two measurements, each repeated, alternately.
 
-    They are taken three times, or up to nine times until the slowest of the one is faster than the
-    fastest of the other."""
+    Each is taken three times. It is repeated, up to nine times, until all values of one are less
+    than all values of the other.
+    """
     ones: list[float] = []
     others: list[float] = []
     while len(ones) < _FEWEST_REPEATS or (len(ones) < _MOST_REPEATS and not distinct(ones, others)):
@@ -134,12 +137,12 @@ def fastest(one: Callable[[], float], other: Callable[[], float]) -> tuple[float
 
 
 def distinct(ones: Sequence[float], others: Sequence[float]) -> bool:
-    """Return True if all values of the one are less than, or more than, all of the other."""
+    """Return True if all of `ones` are less than all of `others`, or all are greater."""
     return max(ones) < min(others) or max(others) < min(ones)
 
 
 class _Trial:
-    """Trainings on noise."""
+    """Trainings on random inputs, to be measured."""
 
     def __init__(
         self,

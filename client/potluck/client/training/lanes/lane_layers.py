@@ -1,7 +1,8 @@
-"""Layers on stacked weights, each with its gradient written out.
+"""Layers on stacked weights, with gradients in closed form instead of autograd.
 
 In a small network, calls to torch take nearly all the time of a step, and autograd doubles their
-number. Here each layer keeps what its gradient needs, and writes the gradient to its place.
+number. Here each layer keeps the values that its gradient needs, and writes the gradient into a
+given tensor.
 
 Activations are lanes × samples × …. `forward` is called once, then `backward` once, in reverse
 order of the layers. Autograd is off (`torch.no_grad`).
@@ -36,10 +37,12 @@ class LaneLayer(ABC):
 
 
 class LaneLinear(LaneLayer):
-    """A linear layer of all lanes, as one batched product."""
+    """A linear layer of all lanes, as one batched matrix product."""
 
     def __init__(self, weights: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-        """weights: lanes × out × in, and lanes × out for a bias; the gradients like them."""
+        """weights: lanes × out × in, and lanes × out for a bias; gradients: tensors of the same
+        shapes.
+        """
         self._weight, self._turned = weights[0], weights[0].transpose(1, 2)
         self._bias = weights[1].unsqueeze(1) if len(weights) == 2 else None
         self._of_weight = gradients[0]
@@ -71,7 +74,9 @@ class LaneLinear(LaneLayer):
 class LaneByLane(LaneLayer):
     """A sequence of layers that begins with a convolution, computed one lane after the other.
 
-    On a CPU grouped convolutions are slower, and one lane's maps stay in the cache."""
+    On a CPU this is faster than grouped convolutions, and one lane's feature maps stay in the
+    cache.
+    """
 
     def __init__(self, stretches: Sequence[Sequence[LaneLayer]]) -> None:
         """stretches: one sequence of layers per lane; activations have no lane dimension."""
@@ -81,7 +86,7 @@ class LaneByLane(LaneLayer):
         """Return the stacked outputs of all lanes."""
         found: list[Tensor] = []
         for stretch, each in zip(self._stretches, inputs.unbind(), strict=True):
-            maps = each.contiguous(memory_format=torch.channels_last)  # pooling is faster so
+            maps = each.contiguous(memory_format=torch.channels_last)  # for fast pooling
             for layer in stretch:
                 maps = layer.forward(maps, masks)
             found.append(maps)
@@ -145,7 +150,9 @@ class GroupedConvolution(LaneLayer):
     def __init__(
         self, layer: nn.Conv2d, weights: Sequence[Tensor], gradients: Sequence[Tensor]
     ) -> None:
-        """weights: kernels and, if there is one, bias, stacked by lane; gradients like them."""
+        """weights: kernels and, if there is one, bias, stacked by lane; gradients: of the same
+        shapes.
+        """
         self._layer = layer
         self._weights, self._gradients = weights, gradients
         self._recorded: tuple[list[Tensor], Tensor] | None = None
@@ -223,7 +230,7 @@ class LaneMaxPool(LaneLayer):
         )
 
     def backward(self, gradient: Tensor, *, first: bool) -> Tensor:  # noqa: ARG002  part of the seam
-        """Send each gradient to the position of its window's maximum."""
+        """Add each gradient at the position of its window's maximum."""
         shape = gradient.shape[:2]
         found: Tensor = torch.ops.aten.max_pool2d_with_indices_backward(
             gradient.flatten(0, 1) if self._lanes else gradient,

@@ -1,9 +1,9 @@
 """A network whose layers work on several sets of weights at once, a lane for each client.
 
 It is made of the layers of a `torch.nn.Sequential`. A layer's weights are stacked, with lanes as an
-additional first dimension. A fully connected layer then is one batched product. Convolutions run
-lane by lane on a CPU, where grouped ones are slower, and as one grouped convolution on a GPU. All
-other layers treat the samples of all lanes alike.
+additional first dimension. A fully connected layer is then one batched product. On a GPU, a
+convolution is one grouped convolution; on a CPU, where that is slower, it runs lane by lane. All
+other layers process the samples of all lanes as one batch.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _PLAIN = (
     nn.AvgPool2d,
     nn.AdaptiveAvgPool2d,
 )
-"""Layers without weights that treat each sample by itself."""
+"""Layers without weights whose output for a sample depends on that sample only."""
 
 _FRESH = (nn.Linear, nn.Conv2d, nn.ReLU, nn.MaxPool2d)
-"""Layers whose outputs only the next layer needs, so that it may overwrite them."""
+"""Layers whose outputs only the next layer needs, so that the next layer may overwrite them."""
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 """Attributes of a `torch.nn.Module` that hold the hooks set by `register_…_hook`."""
@@ -82,7 +82,7 @@ class LaneNetwork:
     """
 
     def __init__(self, network: nn.Module) -> None:
-        """Raises UnfitForLanesError for a network with other layers than those known here."""
+        """Raises UnfitForLanesError for a network with a layer that is not supported here."""
         self.names: list[str] = []
         self._places: list[_LanePlace] = []
         self._fresh = False
@@ -182,7 +182,9 @@ def _is_altered(layer: nn.Module) -> bool:
 
 
 def _in_fast_order(layers: list[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]]:
-    """Swap each ReLU with a max pooling after it: same result, and ReLU then has less to do."""
+    """Swap each ReLU with a max pooling after it: the result is equal, and ReLU gets smaller
+    inputs.
+    """
     for place in range(len(layers) - 1):
         first, second = layers[place][1], layers[place + 1][1]
         if type(first) is nn.ReLU and type(second) is nn.MaxPool2d:

@@ -1,4 +1,4 @@
-"""The steps of several clients' trainings, taken together.
+"""The steps of several clients' trainings, each computed for all clients at once.
 
 A client's result equals that of `steps.loop` up to the rounding of floats: the samples and their
 order, the dropout masks and the optimiser's rule are the same. The result does not depend on the
@@ -26,7 +26,7 @@ _STAGED_BYTES = 4 << 20
 """Maximum size of the inputs that are prepared at once, for several steps, on a CPU. It fits in a
 cache. With 32 MB, allocating new pages took 1/14 of the time of LeNet-5's training."""
 _STAGED_BYTES_ON_GPU = 32 << 20
-"""The same on a GPU, where few large copies are faster than many small ones."""
+"""Maximum size of prepared inputs on a GPU, where few large copies are faster."""
 _REPORTS = 50
 
 
@@ -34,8 +34,10 @@ _REPORTS = 50
 class ClientLane:
     """A client's lane.
 
-    steps: planned steps; 0 for an unknown client. data: on the training device; None for a client
-    that is not trained this time: its lane stays in the batched step but is empty."""
+    steps: planned number of steps; 0 for an unknown client. data: samples on the training device.
+    None for a client that is not trained this time: its lane then is part of the batched step, but
+    empty.
+    """
 
     steps: int
     data: Examples | None = None
@@ -108,7 +110,7 @@ def train_lanes(
 
 
 class _Batches:
-    """The batches of one lane: those of `steps.loop`, padded to one size."""
+    """The batches of one lane: the same as in `steps.loop`, padded to equal size."""
 
     def __init__(self, lane: ClientLane, settings: LocalTraining) -> None:
         assert lane.data is not None  # noqa: S101  # an empty lane has none
@@ -136,8 +138,9 @@ class _Batches:
 class _Step:
     """A step of the lanes that are still training.
 
-    inputs: lanes × samples × …. labels: lanes × samples × 1. weights: likewise, each sample's
-    weight in its batch's mean. sizes: sizes of the batches."""
+    inputs: lanes × samples × …. labels: lanes × samples × 1. weights: lanes × samples × 1, each
+    sample's weight in its batch's mean. sizes: sizes of the batches.
+    """
 
     inputs: Tensor
     labels: Tensor
@@ -146,7 +149,7 @@ class _Step:
 
 
 class _Run:
-    """Lanes under way, sorted by steps, most first: lanes that continue longer come first."""
+    """The lanes in training, sorted by number of steps, largest first."""
 
     def __init__(
         self,
@@ -247,7 +250,9 @@ class _Run:
         return losses
 
     def _move(self) -> None:
-        """Take a step as `StochasticGradientDescent` does, after clipping as `clip_grad_norm_`."""
+        """Clip gradients as `clip_grad_norm_` does, then take a step as `StochasticGradientDescent`
+        does.
+        """
         settings, mu = self._rules.settings, self._rules.mu
         weights, gradients = self._weights.flat, self._gradients
         if mu:
@@ -265,7 +270,7 @@ class _Run:
         weights.add_(way, alpha=-self._rate)
 
     def result(self, place: int) -> LaneResult:
-        """Return the result of the lane at a place, once all steps are taken."""
+        """Return the result of the lane at index `place`. Call it after the last step."""
         batches, steps = self._batches[place], self.lanes[place].steps
         assert batches is not None  # noqa: S101  # asked of lanes with data alone
         losses = torch.stack(
@@ -277,18 +282,18 @@ class _Run:
         )
 
     def finish(self) -> None:
-        """Store the final weights, once all steps are taken."""
+        """Store the final weights. Call it after the last step."""
         self._put_back()
 
 
 def _softmax(logits: Tensor) -> Tensor:
-    """Return the softmax over the last dimension; torch's takes 3 times as long for few classes."""
+    """Return the softmax over the last dimension, 3 times as fast as torch's for few classes."""
     powers = (logits - logits.amax(2, keepdim=True)).exp_()
     return powers.div_(powers.sum(2, keepdim=True))
 
 
 class _Dropout:
-    """Masks that each lane draws as its client would if it trained alone.
+    """Dropout masks: each lane draws the masks that its client would draw in a training by itself.
 
     Each lane has its own generator and draws for the samples of its batch. On a CPU."""
 

@@ -1,4 +1,4 @@
-"""Weights of several lanes, stacked by tensor, in one piece of memory, for one-operation steps."""
+"""Weights of several lanes in one flat tensor, so that one operation updates all of them."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Models of single clients: those that they keep, and those that are made to be measured."""
+"""Models of single clients: models that clients keep, and models made only to be measured."""

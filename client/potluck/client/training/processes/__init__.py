@@ -1,5 +1,6 @@
-"""Processes of this host that train side by side, where one device is to train several clients.
+"""Processes of this host that train several clients on one device at the same time.
 
 `device_process` is the host's side, `training_worker` the worker's. They exchange pickled jobs and
-results. Both ends belong to this host, and data from the network is in the messages only as bytes.
+results. Pickle is safe here: both sides belong to this host, and the messages contain data from the
+network only as bytes.
 """

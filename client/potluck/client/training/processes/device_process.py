@@ -56,8 +56,9 @@ doesn't import modules from the current folder in place of libraries."""
 ATTEMPTS: Final = 5
 """Attempts before a job fails.
 
-A killed process is replaced and its job run again, which gives the same result. A job fails once
-this number of processes in a row have ended during it."""
+A killed process is replaced, and its job is run again with the same result. A job fails after this
+number of successive processes have ended during the job.
+"""
 _LOOK_SECONDS: Final = 0.1
 """Interval at which the host reads a training's progress and passes on a cancellation."""
 
@@ -71,7 +72,7 @@ class _Child:
         """The process object if the worker was not forked, else None."""
         self._ended: int | None = None
         self._ending = threading.Lock()
-        board.release()  # the child has its own
+        board.release()  # the child has its own descriptor
 
     def end(self) -> int:
         """Kill the process. Returns its exit code, negative for a signal."""
@@ -99,7 +100,7 @@ class WorkerProcesses:
         self.closed = False
 
     def fork(self) -> None:
-        """Fork the workers, which are then ready at once with all that is loaded here.
+        """Fork the workers. They are ready at once, since they share the modules loaded here.
 
         Call this while the process has only one thread."""
         for _ in range(self.count):

@@ -1,4 +1,4 @@
-"""The number of processes that share a GPU if it is not configured: as many as memory allows."""
+"""Chooses how many processes share a GPU if it is not configured: as many as fit in memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TrainingMemory:
 
 
 class WorkerChoice(KeptChoice):
-    """The number of workers that share a GPU, and the values it was chosen by.
+    """The chosen number of workers that share a GPU, with the values that decided it.
 
     peak, context, free: see `TrainingMemory`. lanes: clients per training if all are trained
     together. most: maximum number of workers for the machine's processors and memory.
@@ -60,7 +60,7 @@ def chosen_workers(
     """Choose as many workers, up to `most`, as fit in memory; 1 if nothing could be measured.
 
     Each worker trains its share of the clients that are trained together; there is at least one
-    worker. subject: all that the choice depends on, as text. lanes: clients that are trained
+    worker. subject: everything that the choice depends on, as text. lanes: clients that are trained
     together, from 1. most: at least 1.
     """
     known = memory or TrainingMemory(peak=0, context=0, free=0)

@@ -18,7 +18,7 @@ _BYTES: Final = 9 * PLACES
 
 
 class ProgressBoard:
-    """One entry per training under way: its progress in [0, 1], and if it is cancelled."""
+    """One entry per running training: its progress in [0, 1], and a flag that cancels it."""
 
     def __init__(self, descriptor: int | None = None) -> None:
         """descriptor: file descriptor of an existing board; None makes a new one.
@@ -34,7 +34,7 @@ class ProgressBoard:
         self._cancelled = np.frombuffer(memory, np.uint8, PLACES, offset=8 * PLACES)
 
     def release(self) -> None:
-        """Close this descriptor after the other process has a copy; the memory stays usable."""
+        """Close the descriptor once the other process has a copy; the memory stays usable."""
         os.close(self.descriptor)
 
     def clear(self) -> None:

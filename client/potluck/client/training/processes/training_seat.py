@@ -11,7 +11,7 @@ from potluck.common.learning.scores import EvaluationCounts
 from potluck.common.names import ClientId
 from potluck.rpc.v1 import coordinator_pb2 as rpc
 
-if TYPE_CHECKING:  # importing it imports torch, which only the working thread does
+if TYPE_CHECKING:  # imports torch, which takes seconds: only the working thread may do so
     from potluck.client.training.local_update import Trained
     from potluck.client.training.processes.gpu_workers import TrainingMemory
     from potluck.client.training.task_training import (
@@ -71,5 +71,5 @@ class TrainingSeat(Protocol):
         ...
 
     def restart(self) -> None:
-        """Discard all that is loaded, as if newly made; used after repeated failures."""
+        """Discard all loaded tasks, models and data; used after repeated failures."""
         ...

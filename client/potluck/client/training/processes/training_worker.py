@@ -33,7 +33,9 @@ _ALONE: Final = 4
 class DeviceTerms:
     """Arguments of a training device; see `TrainingDevice`.
 
-    deterministic: applies to a GPU. log_format, log_level: those of the host's log."""
+    deterministic: True for deterministic kernels on a GPU. log_format, log_level: of the host's
+    log.
+    """
 
     device: str
     threads: int
@@ -108,7 +110,7 @@ def serve(connection: Connection, board: int, life: int) -> None:
         Path("/proc/self/comm").write_text("potluck-worker")
     with contextlib.suppress(EOFError, ConnectionError):
         terms: DeviceTerms = connection.recv()
-        if not structlog.is_configured():  # a forked process has the host's
+        if not structlog.is_configured():  # a forked process has the host's configuration
             configure_logging(terms.log_format, terms.log_level)
         from potluck.client.training.processes.progress_board import ProgressBoard
         from potluck.client.training.processes.training_jobs import portable_error

@@ -17,7 +17,7 @@ BYTES_PER_GPU_WORKER: Final = 3 * 2**30
 _GPUS: Final = (Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/nvhost-ctrl"))
 """Paths that exist if CUDA may be available: with NVIDIA's driver, under WSL, on Jetson.
 
-Calling CUDA itself would keep processes that are forked afterwards from using it."""
+The code looks for these paths because after a call of CUDA, forked processes could not use CUDA."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,7 +29,8 @@ def bounded_sum(
     sum by at most `clip` (L2 norm). A row with NaN or infinity counts as zeros, and so does the row
     of a sample at which `rows` fails. The model is in evaluation mode, on the context's device.
 
-    kind: of the question, for messages. at_once: maximum number of samples in a call of `rows`.
+    kind: kind of the question, for error messages. at_once: maximum number of samples in a call of
+    `rows`.
     Raises TrainingError without samples, and if `rows` fails for an input of zeros.
     """
     context.require_examples(kind)
@@ -46,7 +47,7 @@ def bounded_sum(
 
 
 def _zeros(samples: Examples, kind: str, rows: Rows, device: torch.device) -> Tensor:
-    """Return a sum of nothing, of the right length; compute one row to find out."""
+    """Return a sum of zeros; compute one row to find out its length."""
     one = torch.zeros(1, dtype=torch.int64, device=samples.labels.device)
     try:
         inputs = torch.zeros_like(samples.inputs_at(one)).to(device)

@@ -39,7 +39,7 @@ class GradientNorm(Question):
         """Return the norm of the sum of clipped gradients.
 
         One sample changes that sum by a vector of length at most `clip`. By the triangle
-        inequality, it changes the norm of the sum by no more.
+        inequality, it changes the norm of the sum by at most `clip`.
         """
         from potluck.client.training.questions.bounded_rows import bounded_sum
         from potluck.client.training.questions.sample_gradients import sample_gradients

@@ -27,7 +27,7 @@ class Loss(Question):
         return {"loss": loss}
 
     def bounded_sums(self, context: QuestionContext, clip: float) -> BoundedSums:
-        """Sum the losses, each at most `clip`; one sample changes the sum by that at most."""
+        """Sum the losses, each limited to `clip`; one sample changes the sum by at most `clip`."""
         from torch import Tensor
         from torch.nn import functional
 

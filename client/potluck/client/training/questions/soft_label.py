@@ -13,7 +13,8 @@ _BATCH = 1024
 class SoftLabel(Question):
     """`class-0`, `class-1`, …: the mean softmax of a model's outputs over the training samples.
 
-    It approximates the distribution of labels. FedEntropy asks for that of the trained model.
+    The mean approximates the distribution of labels. FedEntropy asks for the mean of the trained
+    model.
     """
 
     needs_model = True

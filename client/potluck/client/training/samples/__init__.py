@@ -1,1 +1,1 @@
-"""A client's samples: which ones a training sees, where they lie, and what is counted of them."""
+"""A client's samples: their choice for a training, their cache on a GPU, and their counts."""

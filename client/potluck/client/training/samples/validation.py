@@ -44,9 +44,9 @@ def mean_loss(model: nn.Module, examples: Examples, *, device: torch.device) -> 
 def mean_robust_loss(
     model: nn.Module, examples: Examples, *, alpha: float, beta: float, device: torch.device
 ) -> float:
-    """Like `mean_loss`, but of FLASH's loss, with the model's own predictions as pseudo-labels.
+    """Return the mean of FLASH's loss, with the model's own predictions as pseudo-labels.
 
-    A training that starts from this model begins with this loss.
+    It is the initial loss of a training that starts from this model. Otherwise as `mean_loss`.
     """
 
     return _mean(model, examples, device, robust_loss(alpha, beta))

@@ -1,7 +1,7 @@
 """Training of the kept tensors first, then the others (FedRep, Collins et al. 2021, Algorithm 1).
 
-In each part the other tensors are frozen. Running statistics are updated in both parts, also those
-that are not kept.
+In each part, the tensors of the other part are frozen. Running statistics, kept or not, are updated
+in both parts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def train_in_turn(
     """Train the tensors named `kept` for `settings.kept_epochs`, then the others as `train` does.
 
     Return the result of the second part, with the seconds of both parts added. Raises
-    ConfigurationError if one of the two has no parameter to train, and what `train` raises.
+    ConfigurationError if one of the two parts has no parameter to train, and what `train` raises.
     """
     first = settings.model_copy(update={"epochs": settings.kept_epochs, "steps": None})
     planned = [each.planned_steps(len(data)) for each in (first, settings)]

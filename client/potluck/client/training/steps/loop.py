@@ -36,7 +36,7 @@ from potluck.common.updates.update_report import UpdateReport
 
 _PREDICTED_AT_ONCE = 256
 _REPORTS = 50
-"""Progress reports per training: enough for a smooth bar, too few to cost anything."""
+"""Progress reports per training: enough for a smooth progress bar, at negligible cost."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +110,7 @@ def train(
         try:
             loss = loop.run()
         finally:
-            optimizer.release()  # keep it for the next training, without its memory
+            optimizer.release()  # free its memory; the optimiser is reused in the next training
         amount = normalizer(settings, loop.taken, round_number=number, mu=objective.proximal)
         outcome = None if correction is None else correction.finish(amount)
     return TrainingResult(

@@ -33,7 +33,7 @@ class LocalOptimizer(Protocol):
         ...
 
     def step(self) -> None:
-        """Move the parameters that have a gradient."""
+        """Update the parameters that have a gradient."""
         ...
 
     def release(self) -> None:
@@ -100,7 +100,7 @@ class StochasticGradientDescent(_Optimizer):
         self._buffers = [None] * len(self._parameters)
 
     def step(self) -> None:
-        """Move the parameters that have a gradient."""
+        """Update the parameters that have a gradient."""
         places, values, gradients = self._moving()
         buffers = [self._buffers[place] for place in places]
         sgd(
@@ -156,7 +156,7 @@ class Adam(_Optimizer):
         self._first, self._second, self._steps = [], [], []
 
     def step(self) -> None:
-        """Move the parameters that have a gradient."""
+        """Update the parameters that have a gradient."""
         places, values, gradients = self._moving()
         function = adamw if self._decoupled else adam
         with torch.no_grad():

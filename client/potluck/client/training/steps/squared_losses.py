@@ -7,15 +7,15 @@ from torch import Tensor
 from torch.nn import functional
 
 UTILITY = "utility"
-"""Name of the number in the report."""
+"""Name, in a report, of the number that `utility` returns."""
 
 
 class SquaredLosses:
     """The root mean square of cross-entropy over the samples of a training's first pass.
 
-    Each sample's loss is taken before its step. Oort's statistical utility of a client follows from
-    it, without another pass over the samples. Costs one softmax per step of the first pass; does
-    not wait for the device.
+    Each sample's loss is measured before the step that uses the sample. Oort's statistical utility
+    of a client follows from this value, without another pass over the samples. Costs one softmax
+    per step of the first pass; does not wait for the device.
     """
 
     def __init__(self, device: torch.device) -> None:
