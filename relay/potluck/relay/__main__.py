@@ -1,4 +1,4 @@
-"""Entry point of `potluck-relay`; `python -m potluck.relay` is the same."""
+"""Entry point of `potluck-relay`, also started by `python -m potluck.relay`."""
 
 from potluck.common.process.entry import begin
 

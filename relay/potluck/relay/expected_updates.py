@@ -35,7 +35,8 @@ class ExpectedUpdate:
 class ExpectedUpdates:
     """The newest expected update of each client and run.
 
-    There is one per pair of client and run, without another limit. Lives on the event loop.
+    There is one per pair of client and run; their number has no other limit. Lives on the event
+    loop.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class ExpectedUpdates:
         self._drop = drop
         self._settled = settle
         self._newest: dict[tuple[str, str], ExpectedUpdate] = {}
-        self._awaited: dict[str, ExpectedUpdate] = {}  # by id: those for sums, not yet made
+        self._awaited: dict[str, ExpectedUpdate] = {}  # by id: updates for sums, not yet made
         self.changed = asyncio.Event()
         """Set when fewer updates are awaited; the task that waits for this clears it."""
 

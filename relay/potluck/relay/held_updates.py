@@ -37,8 +37,8 @@ class HeldUpdates:
     def __init__(self, folder: Path, *, now: float) -> None:
         """Read the headers.
 
-        Delete files and headers that are broken, expired or without the other one, except files
-        that are still arriving.
+        Delete damaged and expired updates, headers without a file, and files without a header.
+        Files that are still arriving are kept.
 
         `now`: seconds since 1970.
         """
@@ -77,7 +77,7 @@ class HeldUpdates:
         self._updates[held.header.update_id] = held
 
     def holds(self, update_id: str) -> bool:
-        """Return True if an update with this id is held, whatever its file."""
+        """Return True if an update with this id is held, with any digest."""
         return update_id in self._updates
 
     def find(self, update_id: str, blake3: str) -> HeldUpdate | None:

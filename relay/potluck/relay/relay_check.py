@@ -90,7 +90,7 @@ def _check_state(folder: Path) -> str:
 async def _check_coordinator(config: RelayConfig, material: TlsMaterial) -> str:
     """Check that the coordinator admits the relay, by a question about a run that can't exist.
 
-    It answers only permitted callers.
+    The coordinator answers only callers that it admits.
     """
     [first, *_] = material.identity.claims
     request = rpc.LocateUploadRequest(

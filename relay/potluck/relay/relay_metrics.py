@@ -32,7 +32,9 @@ class RelayMetrics:
         self.attending(0, 0)
 
     def watch(self, *, state: Path, tls: TlsFiles, held: Callable[[], int]) -> None:
-        """Look up these values at each scrape. `held`: returns the number of held updates."""
+        """Look up these values at each scrape. `held`: function that returns the number of held
+        updates.
+        """
 
         def refresh() -> None:
             show_disk(self.instruments, state)
@@ -63,7 +65,9 @@ class RelayMetrics:
         self.instruments.count(metrics.RELAY_REFUSALS, reason=known_reason(reason))
 
     def lent(self, source: RelaySource) -> None:
-        """Count a host's request for a file: stored here, or fetched from the coordinator."""
+        """Count a host's request for a file, by the file's source: the relay's disk, or the
+        coordinator.
+        """
         self.instruments.count(metrics.RELAY_DOWNLOADS, source=source)
 
     def delivered(self, outcome: DeliveryOutcome) -> None:

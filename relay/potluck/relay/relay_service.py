@@ -54,8 +54,9 @@ class RelayService(coordinator_pb2_grpc.CoordinatorServiceServicer):
     async def Attend(
         self, request_iterator: AsyncIterator[rpc.AttendRequest], context: Context
     ) -> AsyncIterator[rpc.AttendResponse]:
-        """Pass on a host's control stream: all messages unchanged, except the hello and the
-        welcome."""
+        """Forward a host's control stream: all messages unchanged, except the hello and the
+        welcome.
+        """
         identity = identity_of(context)
         first = self._greeting(await anext(aiter(request_iterator), None), identity)
         clients = len(first.hello.client_ids)
@@ -87,7 +88,7 @@ class RelayService(coordinator_pb2_grpc.CoordinatorServiceServicer):
                 log.info("host left", host=identity.name, clients=clients)
 
     def _greeting(self, first: rpc.AttendRequest | None, identity: Identity) -> rpc.AttendRequest:
-        """Return a host's hello as it is passed on, with the host's name.
+        """Return a host's hello for the coordinator: the relay adds the host's name.
 
         Raises ProtocolError, IdentityError.
         """
@@ -141,7 +142,7 @@ class RelayService(coordinator_pb2_grpc.CoordinatorServiceServicer):
             try:
                 path = await stack.enter_async_context(self._files.lent(blake3))
             except StorageError as error:
-                # A host would treat it as a failure of its own disk, and give up.
+                # A host would treat the StorageError as a failure of its own disk, and give up.
                 text = f"the coordinator can't send a file to the relay: {error.message}"
                 raise UnreachableError(text) from error
             except (IdentityError, ProtocolError) as error:

@@ -21,7 +21,7 @@ from potluck.common.process.folder_lock import FolderLock
 def relay_disk(path: Path) -> Iterator[None]:
     """Turn errors of this machine's disk in the block into RelayStorageError.
 
-    A host would treat a StorageError as one of its own disk, or of the coordinator's.
+    A host would treat a StorageError as an error of its own disk, or of the coordinator's disk.
     """
     try:
         yield

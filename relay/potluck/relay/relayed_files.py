@@ -41,8 +41,8 @@ class RelayedFiles:
 
         Requests for the same file share one download. It is retried while the coordinator can't be
         reached. Raises NotFoundError if the coordinator has no such file, DigestMismatchError,
-        TooLargeError, ProtocolError, StorageError for the coordinator's disk or RelayStorageError
-        for this one.
+        TooLargeError, ProtocolError, StorageError for the coordinator's disk, or RelayStorageError
+        for this machine's disk.
         """
         check_digest(blake3)
         with self._cache.pinned(blake3):

@@ -1,9 +1,9 @@
-"""Sums for the coordinator: a relay adds up the sums of the hosts behind it, and sends one.
+"""Sums for the coordinator: a relay adds up the sums of the hosts behind it, and sends one sum.
 
 Addition is exact, so the round's model does not depend on which updates are in which sum. The
 relay's waiting time only affects the number of files. Each host's sum stays on disk until the
 coordinator has it. If the coordinator refuses a sum because some members are no longer needed, the
-relay sends another without them.
+relay sends another sum without those members.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _Part:
     def updates(self) -> set[tuple[str, str]]:
         """Ids of the updates in the sum, each with its client.
 
-        The host's certificate has the client. The id is only reported by the host.
+        The host's certificate proves the client. The id is only a claim of the host.
         """
         return {(each.update_id, each.client_id) for each in self.header.members}
 
@@ -91,13 +91,15 @@ class RelayedSums:
     async def deliver(self, held: HeldUpdate, *, fresh: bool) -> None:
         """Deliver a host's sum within a larger one; return once the coordinator has stored it.
 
-        fresh: True if no part of it has been sent before. Raises LayoutError or OutOfBoundsError
-        for a file that does not match its header, and the errors of the coordinator's answer.
+        fresh: True if no part of the host's sum has been sent before. Raises LayoutError or
+        OutOfBoundsError for a file that does not match its header, and the errors of the
+        coordinator's answer.
         """
         header = held.header
         path = self._held.path(header.update_id)
         ids = [each.update_id for each in header.members]
-        # Check the sum before it is added to others: a fault in it must not get theirs refused.
+        # Check the sum before it is added to others: its fault must not make the coordinator refuse
+        # them.
         vectors = await asyncio.to_thread(_checked_vectors, path, ids)
         delivered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         part = _Part(header=header, path=path, vectors=vectors, fresh=fresh, delivered=delivered)
@@ -198,7 +200,7 @@ class RelayedSums:
             log.debug("hosts' sums combined", parts=len(parts), members=len(header.members))
             await deliver_file(link, header, path, fresh=fresh)
         finally:
-            with contextlib.suppress(OSError):  # the next start deletes it
+            with contextlib.suppress(OSError):  # the next start deletes the file
                 path.unlink(missing_ok=True)
 
 

@@ -36,9 +36,9 @@ log = structlog.get_logger()
 class RelayedUpdates:
     """The updates of the hosts behind a relay. Lives on the event loop.
 
-    A host receives its answer only after the coordinator has answered. So it keeps its update as
-    long as without a relay. A complete update is delivered even if its host disconnects or this
-    process is killed.
+    A host receives its answer only after the coordinator has answered. So the host keeps its update
+    as long as it would without a relay. A complete update is delivered even if its host disconnects
+    or this process is killed.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class RelayedUpdates:
                 expires = await self._require(header)
                 if expires is None:
                     return rpc.SubmitUpdateResponse(duplicate=True)
-                if self._held.holds(header.update_id):  # other content, which this replaces
+                if self._held.holds(header.update_id):  # replaces an update with other content
                     self._give_up(header.update_id)
                 with contextlib.ExitStack() as stack:
                     receiver, blake3 = await self._receive(header, frames, stack)

@@ -1,4 +1,4 @@
-"""Masked updates: their lanes of numbers, and the form of their files.
+"""The format of masked updates: their lanes of words, and their files.
 
 A client's update goes into a secure sum (`potluck.secagg.protocol`) as lanes of words: `body`, the
 weighted difference from the round's model in fixed point; `head`, its weight and its training's
@@ -35,7 +35,7 @@ METRIC_BOUND: Final = 1e6
 
 
 NOISE_DEVIATIONS: Final = 12
-"""Standard deviations of the noise in a sum that its words have room for."""
+"""A sum's words have room for noise of this number of standard deviations."""
 _NOISY_SCALE: Final = 2.0**40
 """Largest word of an update with noise in a lane of 64 bits, so that doubles are exact."""
 
@@ -47,7 +47,7 @@ class NoiseInSums:
     clip: maximum L2 norm of an update, > 0. multiplier: standard deviation of the noise in a sum,
     in units of `longest`, > 0. contributors: number of clients whose shares suffice, ≥ 1. quorum:
     minimum number of clients in a sum. counted_share: share of the privacy loss that the count in
-    the lane `WITHIN` takes; 0 without one.
+    the lane `WITHIN` takes; 0 without that lane.
     """
 
     clip: float
@@ -58,7 +58,7 @@ class NoiseInSums:
 
     @property
     def longest(self) -> float:
-        """Maximum L2 norm of an update and its number for the count, together."""
+        """Maximum L2 norm of the vector of an update and its number in the lane `WITHIN`."""
         return self.clip / math.sqrt(1 - self.counted_share)
 
     @property
@@ -73,7 +73,7 @@ class NoiseInSums:
 
 
 def metric_names(*, normalized: bool, noisy: bool = False) -> tuple[str, ...]:
-    """Return the numbers in the head besides the weight, in their order; none with noise."""
+    """Return the names of the head's numbers after the weight, in order; none with noise."""
     if noisy:
         return ()
     return (LOSS, NORMALIZER) if normalized else (LOSS,)

@@ -37,7 +37,7 @@ class ContainerStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class Deployment:
-    """An inventory with all data that its machines share.
+    """An inventory with all data that the commands need for its machines.
 
     files: by party. images: fingerprints of the images that are streamed. to_issue: parties that
     have no certificate yet.

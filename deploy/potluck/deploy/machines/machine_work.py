@@ -37,7 +37,9 @@ _SSH_SECONDS = 30
 
 @dataclass(frozen=True, kw_only=True)
 class MachineWork:
-    """Work on one machine's engine. source: the local engine from which images are streamed."""
+    """Operations on the container engine of one machine. source: this machine's engine, from which
+    images are streamed.
+    """
 
     machine: MachineSettings
     federation: str

@@ -96,8 +96,8 @@ def issued(folder: Path) -> list[Issued]:
 def _age(one: Issued) -> tuple[datetime, int]:
     """Return a sort key for the time of issue.
 
-    Certificates store whole seconds only. For two of the same second, the files' times decide.
-    These may be as coarse; then the certificate next to the register, which is in use, is newer.
+    Certificates store whole seconds only. If two are of the same second, the files' times decide.
+    If these are equal too, the certificate next to the register is newer: it is in use.
     """
     return one.summary.not_before, one.summary.path.stat().st_mtime_ns
 

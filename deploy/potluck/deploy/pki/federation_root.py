@@ -152,7 +152,7 @@ def make_next_keys(folder: Path, clients: Sequence[str]) -> list[Path]:
 def use_next_keys(
     folder: Path, clients: Sequence[str], *, days: int = MEMBER_DAYS, now: datetime | None = None
 ) -> Enrolled:
-    """Give members records with their next keys, which replace their current keys.
+    """Replace the current keys of members by their next keys, and issue new records for these.
 
     Raises ConfigurationError if a client has no next key, or no record.
     """

@@ -158,7 +158,7 @@ def _measured(summary: RunSummary) -> list[MeasureSummary]:
 
 
 def _panels(measures: Sequence[MeasureSummary]) -> list[list[MeasureSummary]]:
-    """Return the metrics by unit, one panel per unit: shares first, others as declared."""
+    """Group metrics into one panel per unit: shares in [0, 1] first, then as declared."""
     units = sorted(dict.fromkeys(each.unit for each in measures), key=lambda unit: unit != SHARE)
     return [[each for each in measures if each.unit == unit] for unit in units[:_MOST_PANELS]]
 

@@ -1,6 +1,6 @@
 """Follows a run until it ends: on a terminal, as plain lines, or as JSON.
 
-After a lost connection it reconnects and continues.
+After a lost connection, the watcher reconnects and continues.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ PHASES = {
 PARTIAL = "* partial: over fewer of the clients asked than evaluation.least_share demands"
 _LINES_AROUND_TABLE = 8
 _ALWAYS = 2
-"""Number of metrics that have a column if no round was measured."""
+"""Number of metrics that have a column before any round has metrics."""
 _STYLES = ("", "green", "magenta")
 
 

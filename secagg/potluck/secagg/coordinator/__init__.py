@@ -1,5 +1,5 @@
-"""Secure sums, driven from the coordinator's side: over label counts, and over masked updates.
+"""The coordinator's part in secure sums, over label counts and over masked updates.
 
-Sealed envelopes come in and go out; only sums come out. The coordinator finds this subpackage by
-name. Imports `potluck.server`, and of this package `protocol`.
+It exchanges signed envelopes with clients and returns sums only. The coordinator finds this
+subpackage by name. Imports `potluck.server` and `potluck.secagg.protocol`.
 """

@@ -1,8 +1,8 @@
-"""Sums over clients' label counts that the coordinator learns, and nothing else about them.
+"""Secure sums over clients' label counts. The coordinator learns a sum, and no client's counts.
 
 Lives on the event loop. A sum is tried up to three times. Each attempt is a session of its own
 (`sum_session.py`) with fresh keys and the same terms, and its record is stored. A session exists in
-memory only: after a restart, the coordinator begins another one.
+memory only: after a restart, the coordinator begins a new session.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from potluck.server.store.store_thread import InStore
 log = structlog.get_logger()
 
 _SPARE_SECONDS = 60.0
-"""Clients keep their keys for this long beyond all stages."""
+"""Seconds for which clients keep a session's keys after the maximum duration of all stages."""
 _STAGES = 5
 _LONGEST_REASON = 250
 _MEMBERSHIP = (Rule.MEMBER, Rule.MEMBERSHIP)
@@ -138,7 +138,7 @@ class SecureSums:
     ) -> SumOutcome:
         """Return the sum over the clients that stay, tried up to three times with fresh keys.
 
-        Raises RunError if it can't be tried: no root, too few hosts, too many clients.
+        Raises RunError if the sum is impossible: no root, too few hosts, too many clients.
         """
         self._root.require()
         async with self._one_at_a_time:
@@ -174,8 +174,9 @@ class SecureSums:
     def _unwilling(self, outcome: SumOutcome, header: Header) -> set[str]:
         """Return the clients that the next attempt excludes: those that refused or could not join.
 
-        If the membership has changed meanwhile, refusals for that reason were right. These clients
-        are invited again, under the new membership."""
+        If the membership has changed meanwhile, clients that refused because of the old membership
+        are invited again, under the new one.
+        """
         refusals = outcome.record.refusals
         unwilling = refusals.keys() | outcome.troubles.keys()
         if self._root.require().members.epoch == header.membership_epoch:

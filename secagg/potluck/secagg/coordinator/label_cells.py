@@ -25,7 +25,7 @@ _SHOWN = 3
 
 
 class LabelCells(SecureLabelSums):
-    """Label counts by cell, summed before the first selection and when others join."""
+    """Label counts by cell, summed before the first selection and when more clients join."""
 
     def __init__(
         self, run_id: str, plan: RunPlan, sums: SecureSums, trust: Trust, say: Say
@@ -36,8 +36,9 @@ class LabelCells(SecureLabelSums):
         self._read = False
 
     async def find(self, clients: Sequence[str], present: Callable[[str], bool]) -> None:
-        """Find or compute the sums of these clients' cells. Raises RunError if none of them has
-        one."""
+        """Find or compute the sums of these clients' cells. Raises RunError if no client's cell has
+        a sum.
+        """
         if not self._read:
             self._read = True
             await self._read_stored()
@@ -67,8 +68,8 @@ class LabelCells(SecureLabelSums):
     async def _sum(self, clients: Sequence[str], present: Callable[[str], bool]) -> None:
         """Sum the cells of these clients, if enough members of the cell are connected.
 
-        Cells are drawn from all members, connected or not: each client draws them itself, and
-        joins a sum only with the clients of its cell. A client is in one sum at most.
+        Cells are drawn from all members, connected or not. Each client draws the cells itself, and
+        joins a sum only with the clients of its own cell. A client is in at most one sum.
         """
         trust, least = self._trust, self._profiles.sum_hosts
         hosts = {} if trust.members is None else trust.members.hosts

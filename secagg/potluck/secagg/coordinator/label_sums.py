@@ -30,7 +30,7 @@ class SecureLabelSums(LabelSums):
         self._say = say
 
     async def _stored(self, kind: SumKind) -> list[SecureSum]:
-        """Return sums of the run's task with at most the run's noise, oldest first."""
+        """Return stored sums of the run's task that have at most the run's noise, oldest first."""
         stored: list[SecureSum] = await self._sums.in_store(
             lambda store: store.sums(kind=kind.value)
         )
@@ -44,7 +44,7 @@ class SecureLabelSums(LabelSums):
         return found is None or (wanted is not None and found >= wanted)
 
     def _is_current(self, stored: SecureSum) -> bool:
-        """Return whether a sum is of the data epochs that its attending members have now."""
+        """Return True if a sum is of the current data epochs of its connected members."""
         attendance = self._sums.attendance
         sessions = {client: attendance.session_of(client) for client in members_of(stored)}
         return all(
@@ -53,7 +53,7 @@ class SecureLabelSums(LabelSums):
         )
 
     def _trust_statement(self) -> str:
-        """Return against whom a secure sum protects, in a few words."""
+        """Return a short text that names from whom a secure sum hides the clients' counts."""
         if self._trust.independent:
             return "holds against a lying coordinator"
         return "holds against an honest-but-curious coordinator: one party keeps both roots"

@@ -1,8 +1,8 @@
 """The label counts of the whole federation, from one secure sum, for selectors that use them.
 
-An earlier sum of the same task and the same versions of the clients' data is reused, no matter
-which clients are connected: each version has only one exact sum, and a noisy one costs privacy
-budget. The reused sum does not include clients that joined later.
+An earlier sum of the same task and the same data versions is reused, no matter which clients are
+connected: a version is summed exactly only once, and a noisy sum costs privacy budget. The reused
+sum does not include clients that joined later.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class LabelTotals(SecureLabelSums):
     _tried = False
 
     async def find(self, clients: Sequence[str], present: Callable[[str], bool]) -> None:
-        """Find or compute the sum over these clients; report why if there is none."""
+        """Find or compute the sum over these clients; if there is none, report the reason."""
         if self._tried:
             return
         self._tried = True
@@ -58,18 +58,18 @@ class LabelTotals(SecureLabelSums):
         self._announce(outcome)
 
     def _usable(self, stored: Sequence[SecureSum], clients: Sequence[str]) -> SecureSum | None:
-        """Return this run's own sum, or the newest one of the same data."""
+        """Return this run's own sum, or the newest sum of the same data."""
         own = [each for each in stored if each.run_id == self._run_id]
         if own:
             return own[0]
         return next((each for each in reversed(stored) if self._holds(each, clients)), None)
 
     def _holds(self, stored: SecureSum, clients: Sequence[str]) -> bool:
-        """Return whether a sum is of current data, and good enough for these clients.
+        """Return True if a sum is of current data, and good enough for these clients.
 
-        An exact sum is always good enough, as there can't be a second one. A noisy sum can be
-        repeated, which costs all clients ε again. It is good enough unless it lacks more than half
-        of these clients.
+        An exact sum is always good enough, since no second one is possible. A noisy sum can be
+        repeated, at the cost of ε for all clients. So it is good enough unless it lacks more than
+        half of these clients.
         """
         covered = set(clients).intersection(members_of(stored))
         enough = epsilon_of(stored) is None or 2 * len(covered) >= len(clients)

@@ -19,14 +19,14 @@ from potluck.server.strategy import Strategy, Summation
 
 _STAGES: Final = 4
 _SPARE_SECONDS: Final = 60.0
-"""Clients keep their keys for this long beyond training and all stages."""
+"""Seconds for which clients keep a session's keys after training and all stages."""
 
 
 def weight_bound(run_file: RunFile, strategy: Strategy) -> int:
     """Return the largest weight that a client may have in a round's sum."""
     alike = run_file.weighting is Weighting.EQUAL or strategy.summation is Summation.EQUAL
     privacy = run_file.privacy
-    noisy = privacy is not None and privacy.unit == "client"  # its updates have equal weights
+    noisy = privacy is not None and privacy.unit == "client"  # then updates have equal weights
     return 1 if alike or noisy else run_file.masking.weight_cap
 
 
@@ -44,7 +44,7 @@ def _quorum(run_file: RunFile) -> int:
 
 
 class MaskedRules(PathRules):
-    """The requirements of masked rounds on a plan."""
+    """The requirements of masked rounds, which a run's plan must meet."""
 
     resumes = False  # a restarted coordinator has lost the sum's keys
     members_only = True
@@ -90,7 +90,7 @@ class MaskedRules(PathRules):
     def policy(cls, run_file: RunFile) -> RoundPolicy:
         """Return the run's policy with the quorum and the attempts of a sum.
 
-        Rounds with fewer updates than a sum needs can't end in one, and a sum is tried a limited
+        A round with fewer updates than the quorum can't end in a sum, and a sum is tried a limited
         number of times.
         """
         needed = max(_quorum(run_file), run_file.masking.hosts)
@@ -109,7 +109,8 @@ class MaskedRules(PathRules):
 
     @classmethod
     def suffices(cls, hosts: Sequence[str], run_file: RunFile) -> bool:
-        """Return whether a cohort can end in a secure sum if none of its clients is lost.
+        """Return True if a cohort is large enough for a secure sum when none of its clients is
+        lost.
 
         hosts: one entry per client; empty if unknown.
         """

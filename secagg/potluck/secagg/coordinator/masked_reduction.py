@@ -35,7 +35,7 @@ from potluck.secagg.protocol.vectors.updates import BodyDecoder, HeadSum, decode
 from potluck.server.aggregation.move_by_sum import BlockReader
 
 _READ_ELEMENTS: Final = 2**16
-"""Number of elements of each file added at once, so that the sum stays in a core's cache."""
+"""Number of elements that are added per file at once, so that the sum stays in a core's cache."""
 
 
 def check_masked(path: Path, header: Header) -> None:
@@ -73,7 +73,10 @@ class MaskedSum:
             self._within = float(mean(0, 1)[0])
 
     def share_within(self, counted: float) -> float:
-        """Return the noisy share of updates within the clip. counted: each update's number, ±."""
+        """Return the share of updates within the clip, with noise.
+
+        counted: the number that each update adds to the count, positive or negative.
+        """
         return 0.5 + self._within / (2 * counted)
 
     @property

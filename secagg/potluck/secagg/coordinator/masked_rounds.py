@@ -85,8 +85,8 @@ _Ending: TypeAlias = Coroutine[Any, Any, CoordinatorSession]
 class _Sum:
     """The sum of one attempt.
 
-    counted: the number, ±, that counts an update in the lane `WITHIN`. troubles: the reasons of the
-    clients that left it.
+    counted: the number that each update adds, positive or negative, in the lane `WITHIN`. troubles:
+    reasons by client, of the clients that left the sum.
     """
 
     key: AttemptKey
@@ -99,7 +99,7 @@ class _Sum:
 
 
 class MaskedRounds(MaskedRules, UpdatePath):
-    """Handles updates that are summed securely; the coordinator sees none of them."""
+    """Handles updates that are summed securely; the coordinator sees no single update."""
 
     encoding = MASKED_LABEL
 
@@ -163,12 +163,12 @@ class MaskedRounds(MaskedRules, UpdatePath):
         )
 
     def report(self, _member: transfer_pb2.SumMember, /) -> UpdateReport:
-        """Return an empty report: numbers of a single client are not used."""
+        """Return an empty report: the coordinator doesn't use numbers of a single client."""
         return UpdateReport()
 
     @property
     def _adapting(self) -> PrivateUpdates | None:
-        """The settings of noise whose clip follows a quantile; None for others."""
+        """The run's noise settings if its clip follows a quantile; else None."""
         settings = self._run.plan.run_file.privacy
         return None if settings is None or settings.clip_quantile is None else settings
 
@@ -238,8 +238,9 @@ class MaskedRounds(MaskedRules, UpdatePath):
             )
 
     def _warn_of_cap(self, head: HeadSum, cap: int) -> None:
-        """Warn if clients have half the maximum weight on average: some probably exceed the
-        maximum."""
+        """Warn if the mean weight exceeds half the maximum: some clients probably exceed the
+        maximum.
+        """
         trained = head.clients - head.failed
         if cap > 1 and 2 * head.weight > cap * trained and not self._warned:
             self._warned = True
@@ -400,7 +401,7 @@ class MaskedRounds(MaskedRules, UpdatePath):
         if Rule.RELEASED in record.refusals.values():
             why += f"; {_RELEASED}"
         if record.stage == Stage.REVEAL:
-            troubles = {}  # keep the cohort: shares are given again for the same set only
+            troubles = {}  # keep the cohort: clients give shares again for the same set only
         run.post(
             rounds.SumFailed(
                 key.round, key.attempt, f"no secure sum: {why}", tuple(sorted(troubles.items()))
@@ -421,7 +422,9 @@ def _lose_revoked(session: MaskedSession, root: FederationRoot, members: Members
 def _noise_in_sums(work: coordinator_pb2.Train, certain: int, quorum: int) -> NoiseInSums | None:
     """Return the noise that clients add to their updates; None for none.
 
-    certain: number of clients in every sum that don't collude. quorum: of all clients."""
+    certain: minimum number of clients in a sum that don't collude. quorum: minimum number of
+    clients in a sum.
+    """
     if work.privacy.unit != "client":
         return None
     return NoiseInSums(

@@ -34,8 +34,8 @@ class RunSums(SecureSums):
         present: Callable[[str], bool],
         say: Say,
     ) -> tuple[Sequence[str], NDArray[np.int64]] | None:
-        """Return the clients in the sum over these clients, and the sum; None, after a notice, if
-        there is none.
+        """Sum the label counts of these clients; return the clients in the sum, and the sum. Return
+        None, after a notice, if the sum failed.
 
         Only clients whose owner allows `unsafe-stepwise` take part: differences of such sums reveal
         single clients' counts.

@@ -34,13 +34,13 @@ from potluck.server.hosts.attendance import Attendance
 from potluck.server.store.store_thread import InStore
 
 COUNTS = "counts"
-"""The lane that label counts are in."""
+"""Name of the lane with the label counts."""
 
 _PRESENCE_SECONDS = 0.5
-"""Seconds between two checks if clients that have not answered may still reconnect."""
+"""Seconds between two checks whether clients that have not answered may still reconnect."""
 
 _CERTIFICATES = 8
-"""Maximum number of certificates in an invitation: more than the attempts of one input."""
+"""Maximum number of certificates in an invitation; larger than the number of attempts at a sum."""
 
 Event = tuple[str, coordinator_pb2.Answer]
 
@@ -71,9 +71,9 @@ class SumTerms:
 
     @property
     def inputs(self) -> str:
-        """A text that is equal for sums that may have the same inputs.
+        """A text that is equal for all sums that may have the same inputs.
 
-        Clients give such an input to the sum over one set only. Empty if that rule does not hold.
+        Clients allow only one set of clients for such sums. Empty if that rule does not hold.
         """
         if self.kind is SumKind.STEPWISE or self.epsilon is not None:
             return ""
@@ -94,7 +94,7 @@ class SumSession:
         self.uploads: dict[str, bytes] = {}
         """The masked words of each client."""
         self.troubles: dict[str, str] = {}
-        """The reasons of clients that can't take part, in their words."""
+        """By client: the reason that it sent if it can't take part."""
         self._attendance = attendance
         self._in_store = in_store
         self.terms = terms
@@ -191,7 +191,7 @@ class SumSession:
         return self.terms.stage_seconds
 
     def _introduce(self, work: coordinator_pb2.SecureStep, client: str) -> None:  # noqa: ARG002  # likewise
-        """Describe in the invitation what is summed."""
+        """Add to an invitation the description of what is summed."""
         work.task.CopyFrom(self.terms.task)
 
     def _went_on(self, session: CoordinatorSession) -> None:
@@ -267,8 +267,7 @@ def _received(message: wire.SecureEnvelope) -> Envelope:
 async def earlier_certificates(
     in_store: InStore, terms: SumTerms, invited: Collection[str]
 ) -> list[SetCertificate]:
-    """Return the certificates of earlier sums that clients may need if they don't know their
-    sums."""
+    """Return certificates of earlier sums, for clients that may not know that those sums exist."""
     if not terms.inputs:
         return []
     texts: list[str] = await in_store(

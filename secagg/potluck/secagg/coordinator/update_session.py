@@ -1,8 +1,8 @@
 """One session of a secure sum of updates: like `sum_session`, but uploads arrive as files.
 
-Keys and shares are exchanged while clients train. Uploads are held back until the round decides
-which ones count. Only then may the session leave that stage, so that no client is asked to unmask a
-sum for a round that is given up. Lives on the event loop.
+Keys and shares are exchanged while clients train. The session keeps uploads until the round decides
+which of them count. Only then may it leave the upload stage. So no client is asked to unmask a sum
+for a round that is given up. Lives on the event loop.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class SignedInput:
 
 @dataclass(frozen=True)
 class _Certify:
-    """Order from the round: sum over these uploads; no more will come."""
+    """Order from the round: sum exactly these uploads; no more uploads will come."""
 
     uploads: Mapping[str, SignedInput]
 
@@ -115,7 +115,7 @@ class MaskedSession(SumSession):
         self._events.put_nowait((client, _WAKE))
 
     def certify(self, uploads: Mapping[str, SignedInput]) -> None:
-        """Sum over these uploads and no others."""
+        """Fix the set of uploads: the session will sum exactly these."""
         self._control.put_nowait(_Certify(dict(uploads)))
         self._events.put_nowait(("", _WAKE))
 
@@ -129,7 +129,7 @@ class MaskedSession(SumSession):
             return await asyncio.to_thread(self._obey, session, self._control.get_nowait())
         if not uploading:
             return await super()._next(session, left)
-        client, answer = await self._events.get()  # no timeout here: the round has its own
+        client, answer = await self._events.get()  # no timeout here: the round has its own timeout
         return await asyncio.to_thread(self._hear, session, client, answer)
 
     def _obey(self, session: CoordinatorSession, order: _Certify | _Lost) -> CoordinatorStep:
@@ -185,4 +185,4 @@ class MaskedSession(SumSession):
 
 
 _WAKE = coordinator_pb2.Answer()
-"""An empty answer; it wakes the reader because an order waits in the other queue."""
+"""An empty answer, put into the queue of answers to wake its reader when an order waits."""

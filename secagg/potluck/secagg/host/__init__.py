@@ -1,7 +1,7 @@
 """A client's part in secure sums: sessions, and the masking of updates and label counts.
 
-Messages of a session come in from the handlers; masked words and signed replies go out, after the
-ledgers of `disclosure` have them. A training meets the session that its update goes into by an
-appointment. The cryptography is in `potluck.secagg.protocol`. The host finds this subpackage by
-name. Imports `potluck.client` and no other part of a federation.
+Input: a session's messages, from the handlers. Output: masked words and signed replies, after they
+are recorded in a ledger. An appointment connects a training with the session of its update. The
+cryptography is in `potluck.secagg.protocol`. The host finds this subpackage by name. Imports
+`potluck.client` and no other part of a federation.
 """

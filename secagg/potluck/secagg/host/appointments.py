@@ -18,11 +18,11 @@ T = TypeVar("T")
 
 @dataclass(kw_only=True)
 class Appointment:
-    """One client's training and the sum its update goes into. Lives on the event loop.
+    """One client's training, and the sum that its update goes into. Lives on the event loop.
 
     expected: the client's expectation of the sum, set once it has the round's model. agreed: set
-    once the masks are agreed on. over: the last replies, none or a refusal; set once the update is
-    delivered or has failed. said: set once these replies were taken for sending.
+    once the masks are agreed on. over: the last replies (empty, or a refusal); set once the update
+    is delivered or has failed. said: set once `over` was taken for sending.
     """
 
     expected: asyncio.Future[Expectation] = field(default_factory=lambda: _future())
@@ -46,7 +46,7 @@ class Appointments:
         self._made: dict[str, Appointment] = {}
 
     def of(self, update_id: str) -> Appointment:
-        """Return the appointment of an update; the first call makes it."""
+        """Return the appointment of an update; make it at the first call."""
         return self._made.setdefault(update_id, Appointment())
 
     def close(self, update_id: str, replies: tuple[Envelope, ...] = ()) -> None:
@@ -63,7 +63,7 @@ class Appointments:
         try:
             return await kept(waiting)
         finally:
-            if not waiting.done():  # its training has never begun
+            if not waiting.done():  # the training has never begun
                 self.close(update_id)
 
 

@@ -1,4 +1,4 @@
-"""Updates that go into a secure sum: how they are masked and written."""
+"""Masks updates for a secure sum and writes their files."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def expectation(instruction: rpc.Instruction, model: Path, data_epoch: int) -> E
         parameters = file.layout.parameters
     noisy = work.HasField("privacy")
     metrics = metric_names(normalized=work.normalized, noisy=noisy)
-    # Without settings, seed and run: with others, it is still the same input. With noise, each
-    # upload is another input, and is charged.
+    # Omit settings, seed and run: if these differ, the input is still the same. With noise, each
+    # upload is a new input, and its privacy loss is recorded.
     of_noise = f" with noise {instruction.id}" * noisy
     return Expectation(
         purpose=Purpose.UPDATE,
@@ -92,7 +92,8 @@ def write_masked(
 def write_zeros(path: Path, masking: Masking) -> FileDigest:
     """Mask and write the vector of a client whose training failed. Blocks.
 
-    Its weight is 0, so it changes no mean; the head counts it. Raises StorageError.
+    The vector's weight is 0, so no mean changes; the head counts the failed training. Raises
+    StorageError.
     """
     lanes = {
         lane.name: np.zeros(lane.length, lane_dtype(lane.modulus_bits))
@@ -151,7 +152,7 @@ def write_noisy(
 
 
 def _write(path: Path, words: Mapping[str, NDArray[Any]], masking: Masking) -> FileDigest:
-    """Write masked lanes, with the head masked here."""
+    """Mask the head, and write all lanes; the others are masked already."""
     masking.add_masks(HEAD, words[HEAD])
     return write_tensors(path, words, layout=file_layout(masking.header.lanes))
 

@@ -1,4 +1,4 @@
-"""The members with which a host's clients may be summed, and the clients' signing keys."""
+"""The members that may be in a sum with a host's clients, and the clients' signing keys."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class SumMembership:
 
 
 def cell_of(party: SumParty, data_epoch: int, least_hosts: int) -> frozenset[str]:
-    """Return the clients of a client's cell, with which it may be summed.
+    """Return the clients of a client's cell; a sum with the client may only include these.
 
     The cell is drawn here, from the members that the root signed. Empty if there are too few
     members."""

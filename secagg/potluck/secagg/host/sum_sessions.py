@@ -1,8 +1,9 @@
 """A host's part in secure sums: drives the clients' state machines, keeps their ledgers.
 
-Lives on the event loop. The client's state machine in `potluck.secagg.protocol` refuses what a
-client must refuse. This module adds the owner's policy and keys, data, time, randomness and disk.
-A session exists in memory only; after a restart, the host answers that it has lost it.
+Lives on the event loop. The client's state machine in `potluck.secagg.protocol` enforces the
+protocol's rules. This module gives it the owner's policy, keys, data, time and randomness, and
+stores its ledger. A session exists in memory only; after a restart, the host answers that it has
+lost the session.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ from potluck.secagg.protocol.wire.messages import Invitation, MessageType
 log = structlog.get_logger()
 
 COUNTS = "counts"
-"""The lane that label counts are in."""
+"""Name of the lane with the label counts."""
 
 _MOST_SESSIONS = 8
 """Maximum number of simultaneous sessions of one client; an honest coordinator has one."""
@@ -68,7 +69,7 @@ _MOST_SESSIONS = 8
 
 @dataclass(kw_only=True)
 class _Live:
-    """A session under way. Its input is `counts`, or the update of the appointment's training."""
+    """A session in progress. Its input is `counts`, or the update of the appointment's training."""
 
     session: ClientSession
     header: Header
@@ -105,7 +106,7 @@ class SumSessions:
         if party is not None and work.update_id:
             appointment = self.appointments.of(work.update_id)
             expected = await self.appointments.expectation(work.update_id)
-        async with self._turns[name]:  # one step after the other, in the order they came
+        async with self._turns[name]:  # one step at a time, in the order of arrival
             if party is not None and expected is not None:
                 return await self._begin(party, envelope, expected, (), appointment)
             if party is not None:
@@ -129,7 +130,9 @@ class SumSessions:
     # Updates ----------------------------------------------------------------------------------
 
     async def meet(self, instruction: rpc.Instruction, model: Path) -> None:
-        """Set a client's expectation before it trains from this file; its session may begin."""
+        """Set a client's expectation before it trains from this file; the client's session may then
+        begin.
+        """
         appointment = self.appointments.of(instruction.id)
         expected = await asyncio.to_thread(expectation, instruction, model, self.policy.data_epoch)
         if not appointment.expected.done():
@@ -149,11 +152,11 @@ class SumSessions:
     ) -> tuple[FileDigest, str]:
         """Mask an update, or zeros for None, and write its file as soon as masks are agreed on.
 
-        noise: what to charge for and to add first; None for none. Returns the file and the
-        client's signed confirmation of it, hexadecimal. Raises RoundClosedError if the sum has been
-        given up. Raises ProtocolError if the update is not a valid input, DisclosureRefusedError if
-        its noise can't be charged, and StorageError; the session is then over, since its masks must
-        not be used again.
+        noise: noise to record in the ledger and to add before masking; None for no noise. Returns
+        the file and the client's signed confirmation of it, hexadecimal. Raises RoundClosedError if
+        the sum has been given up. Raises ProtocolError if the update is not a valid input,
+        DisclosureRefusedError if its privacy loss exceeds the budget, and StorageError. The session
+        is then over, since its masks must not be used again.
         """
         name, update_id = instruction.client_id, instruction.id
         appointment = self.appointments.of(update_id)
@@ -222,7 +225,7 @@ class SumSessions:
         name = party.client
         if expected.purpose is Purpose.UPDATE:
             rules = rules_of_updates(self.policy)
-            if not expected.data:  # with noise, which is charged for each set
+            if not expected.data:  # with noise, each set costs privacy loss
                 rules = replace(rules, one_set=False)
             party = replace(party, policy=rules)
         header = _header(envelope)

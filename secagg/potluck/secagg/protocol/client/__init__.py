@@ -1,7 +1,7 @@
 """The client's side of a session: a pure state machine with one entrance for each event.
 
-It imports the policy, the messages and the primitives. Envelopes and a `Situation` come in; a
-`ClientStep` goes out: the next session, replies, and the entries for the ledger.
+Input: envelopes and a `Situation`. Output: a `ClientStep` with the next session, the replies, and
+the entries for the ledger. It imports the policy, the messages and the primitives.
 """
 
 from potluck.secagg.protocol.client.client_side import begin, handle, refuse, uploaded

@@ -38,7 +38,7 @@ from potluck.secagg.protocol.wire.transcript import (
 
 @dataclass(frozen=True, kw_only=True)
 class SumParty:
-    """A client, for all its sessions under one membership."""
+    """A client with its key and policy, for all its sessions under one membership."""
 
     client: str
     key: Ed25519PrivateKey = field(repr=False)
@@ -48,7 +48,7 @@ class SumParty:
 
 @dataclass(frozen=True, kw_only=True)
 class Situation:
-    """The inputs of a step besides session and message.
+    """The inputs of a step in addition to session and message.
 
     now: a time with time zone. random: `os.urandom` except in tests. ledger: the ledger with all
     entries that any session of this client has written so far. revoked: pairs of client and member
@@ -63,7 +63,8 @@ class Situation:
 
 @dataclass(frozen=True, kw_only=True)
 class Agreed:
-    """The parts of a session that stay: the client, the header, and its own expectation.
+    """The parts of a session that all stages share: the client, the header, the client's
+    expectation.
 
     certified: earlier sets that came with the invitation.
     """
@@ -87,7 +88,7 @@ class Agreed:
 
 @dataclass(frozen=True, kw_only=True)
 class Advertised:
-    """Waits for the roster."""
+    """Stage: the client waits for the roster."""
 
     agreed: Agreed
     keys: SessionKeys
@@ -96,7 +97,9 @@ class Advertised:
 
 @dataclass(frozen=True, kw_only=True)
 class Shared:
-    """Waits for the others' shares. channels: shared secret of the channel keys, by client."""
+    """Stage: the client waits for the others' shares. channels: shared secret of the channel keys,
+    by client.
+    """
 
     agreed: Agreed
     keys: SessionKeys
@@ -107,7 +110,9 @@ class Shared:
 
 @dataclass(frozen=True, kw_only=True)
 class Accusing:
-    """Could not decrypt another's share; waits for the message that the other has signed."""
+    """Stage: the client could not decrypt another client's share. It waits for the message that the
+    other client has signed.
+    """
 
     agreed: Agreed
     roster: Roster
@@ -128,7 +133,7 @@ class View:
 
 @dataclass(frozen=True, kw_only=True)
 class Masking:
-    """Has all masks; waits for its own client to encode, mask and upload its vector."""
+    """Stage: the client has all masks; it must encode, mask and upload its vector."""
 
     agreed: Agreed
     view: View
@@ -161,7 +166,7 @@ class Masking:
 
 @dataclass(frozen=True, kw_only=True)
 class Uploaded:
-    """Waits for the request for its consent. It has dropped its own keys."""
+    """Stage: the client waits for the request for its consent. It has dropped its own keys."""
 
     agreed: Agreed
     view: View
@@ -169,7 +174,9 @@ class Uploaded:
 
 @dataclass(frozen=True, kw_only=True)
 class Consented:
-    """Has consented to one set, and won't consent to another; waits for the certificate."""
+    """Stage: the client has consented to one set, and won't consent to another. It waits for the
+    certificate.
+    """
 
     agreed: Agreed
     view: View
@@ -180,14 +187,16 @@ class Consented:
 
 @dataclass(frozen=True, kw_only=True)
 class Revealed:
-    """Has given its shares, and holds no more secrets."""
+    """Stage: the client has given its shares, and has no more secrets."""
 
     survivors: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """Over without a sum. refusal: this client's; abort: the coordinator's."""
+    """Stage: the session is over without a sum. refusal: this client's refusal. abort: the
+    coordinator's abort.
+    """
 
     refusal: Refusal | None = None
     abort: Abort | None = None
@@ -198,7 +207,9 @@ ClientState = Advertised | Shared | Accusing | Masking | Uploaded | Consented | 
 
 @dataclass(frozen=True, kw_only=True)
 class ClientSession:
-    """A client's part of one session. heard: digest of the last message. said: the answer to it."""
+    """A client's part of one session. heard: digest of the last message. said: answer to that
+    message.
+    """
 
     session_id: bytes
     state: ClientState

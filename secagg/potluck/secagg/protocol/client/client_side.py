@@ -82,7 +82,7 @@ def begin(
 ) -> ClientStep:
     """Answer an invitation with an advert, or a refusal.
 
-    used: sessions this client has begun. others: those of its sessions that are under way.
+    used: ids of the sessions that this client has begun. others: its sessions in progress.
     """
     session_id = b""
     try:
@@ -146,7 +146,7 @@ def handle(session: ClientSession, envelope: Envelope, situation: Situation) -> 
 
 
 def uploaded(session: ClientSession, upload_digest: bytes) -> ClientStep:
-    """Confirm, signed, the masked vector that the client uploads.
+    """Sign a confirmation of the masked vector that the client uploads.
 
     upload_digest: digest of the whole file, 32 bytes, with the coordinator's hash function. Raises
     ValueError unless the session is at `Masking`.

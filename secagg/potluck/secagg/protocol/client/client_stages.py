@@ -1,6 +1,6 @@
 """A client's answers, stage by stage: each checks a message, then replies to it.
 
-Everything raises BrokenRuleError, which `client_side` turns into a refusal that ends the session.
+All checks raise BrokenRuleError, which `client_side` turns into a refusal that ends the session.
 """
 
 from __future__ import annotations
@@ -80,7 +80,9 @@ from potluck.secagg.protocol.wire.transcript import (
 
 
 def advertise(agreed: Agreed, situation: Situation) -> Answer:
-    """Make keys and send an advert, with the sessions in which shares of such inputs were given."""
+    """Make keys and send an advert; it lists the sessions over such inputs in which the client gave
+    shares.
+    """
     keys = SessionKeys.from_random(situation.random(3 * KEY_BYTES))
     header, policy = agreed.header, agreed.party.policy
     promises = keeps_to_one_set(header, policy)
@@ -262,7 +264,7 @@ def _check_subset(
     within: Container[str],
     what: str,
 ) -> None:
-    """Check the rules that the sharers and the survivors have in common. Raises BrokenRuleError."""
+    """Check the rules that hold for the sharers and for the survivors. Raises BrokenRuleError."""
     header, me = agreed.header, agreed.client
     check_names(clients, what)
     require(all(client in within for client in clients), Rule.SET, f"{what} hold a stranger")
@@ -295,8 +297,7 @@ def _check_members(roster: Roster, clients: Iterable[str], situation: Situation)
 
 
 def _settle(agreed: Agreed, roster: Roster, situation: Situation) -> tuple[LedgerEntry, ...]:
-    """Return entries about earlier uploads of the input, which may then be summed in this
-    roster."""
+    """Return entries that settle earlier uploads of the input, so that this roster may sum it."""
     if not agreed.one_set:
         return ()
     entries = settle(

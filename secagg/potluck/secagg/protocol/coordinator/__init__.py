@@ -1,8 +1,8 @@
 """The coordinator's side of a session: a pure state machine, the unmasking, the session's record.
 
-It imports the messages and the primitives. Envelopes, losses and closed stages come in; a
-`CoordinatorStep` goes out: the next session, and messages. Clients' policies are not consulted
-here: each client enforces its own.
+It imports the messages and the primitives. Input: envelopes, lost clients and closed stages.
+Output: a `CoordinatorStep` with the next session and messages. Clients' policies are not checked
+here: each client enforces its own policy.
 """
 
 from potluck.secagg.protocol.coordinator.coordinator_side import (

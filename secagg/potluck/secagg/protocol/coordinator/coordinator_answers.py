@@ -1,6 +1,6 @@
 """Clients' answers: the coordinator checks each one before it uses it.
 
-Everything raises BrokenRuleError, which `coordinator_side` turns into a refusal of that message.
+All checks raise BrokenRuleError, which `coordinator_side` turns into a refusal of the message.
 """
 
 from __future__ import annotations

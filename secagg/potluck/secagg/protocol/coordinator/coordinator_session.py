@@ -34,7 +34,7 @@ from potluck.secagg.protocol.wire.transcript import (
 
 
 class SetCertificate(BaseModel):
-    """A quorum's consents to the sum over a set, as records and databases keep them.
+    """A quorum's consents to the sum over a set, in the form that records and databases store.
 
     signatures: by client, over the consent, which contains the digests and the set.
     """
@@ -61,8 +61,9 @@ class SetCertificate(BaseModel):
 
 @dataclass(frozen=True, kw_only=True)
 class SessionSetup:
-    """invited: the host of each client. gone: clients that will not answer any more, each with its
-    refusal if it sent one."""
+    """invited: host by client. gone: refusal by client, of the clients that will not answer any
+    more; None for a client that sent no refusal.
+    """
 
     header: Header
     header_sha256: bytes
@@ -180,7 +181,7 @@ class CoordinatorSession:
 
     @property
     def refusals(self) -> Mapping[str, Refusal]:
-        """Refusals by client, of the clients that refused."""
+        """Refusals, by client."""
         return {client: why for client, why in self.setup.gone.items() if why is not None}
 
     @property
@@ -198,7 +199,7 @@ class CoordinatorSession:
 
     @property
     def collecting(self) -> Collecting | None:
-        """The stage, while there is one."""
+        """The current stage; None once the session is over."""
         return None if isinstance(self.state, Finished | Aborted) else self.state
 
     @property
@@ -208,7 +209,7 @@ class CoordinatorSession:
 
     @property
     def aborted(self) -> Aborted | None:
-        """How the session ended without a sum; None unless it was aborted."""
+        """The end of a session without a sum; None unless it was aborted."""
         return self.state if isinstance(self.state, Aborted) else None
 
 
@@ -227,7 +228,7 @@ class CoordinatorStep:
 
 @dataclass(frozen=True)
 class Shortage:
-    """The reason why a session can't continue with the clients that answered: a broken rule."""
+    """The broken rule because of which a session can't continue with the clients that answered."""
 
     rule: Rule
     have: int

@@ -8,8 +8,8 @@ closed. The session then continues with the clients that answered if they are en
 if not. An aborted session has no result; try again with `retry_header`, new keys and the same
 policy.
 
-The coordinator keeps the rules for its own sake: clients enforce each of them, and treat a breach
-as hostile.
+The coordinator follows the rules so that clients don't refuse: each client enforces all rules, and
+treats a breach as hostile.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ def invite(
     certified: Sequence[SetCertificate] = (),
 ) -> CoordinatorStep:
     """Begin a session. invited: the host of each client. certified: certificates of earlier
-    sessions over what may be the same inputs, for clients that don't know the outcome of these.
+    sessions that may have had the same inputs, for clients that don't know the outcome of those
+    sessions.
 
     Raises ConfigurationError for a cohort that can't reach the header's own sizes.
     """
@@ -176,7 +177,7 @@ def _refused(
     message = decode(RefusalMessage, envelope.payload)
     require(message.session_id == session.session_id, Rule.SESSION, "a refusal of another session")
     require(message.client == client, Rule.MEMBER, f"{client!r} speaks for {message.client!r}")
-    if not isinstance(state, Advertising):  # earlier, its key is unknown
+    if not isinstance(state, Advertising):  # before, the client's key is unknown
         require(client in state.roster.participants, Rule.STAGE, f"{client!r} takes no part")
         verify(state.roster.participants[client].key, envelope, client)
     try:

@@ -187,8 +187,9 @@ def _too_few(header: Header, hosts: Sequence[str]) -> Shortage | None:
 def _unusable(
     session: CoordinatorSession, roster: Roster, clients: Sequence[str]
 ) -> Shortage | None:
-    """Return the rule by which clients would refuse to continue with this set; None if they would
-    not."""
+    """Return the rule by which clients would refuse to continue with this set; None if no rule
+    forbids it.
+    """
     header = session.setup.header
     shortage = _too_few(header, [session.setup.invited[client] for client in clients])
     if shortage is not None:

@@ -1,8 +1,8 @@
-"""The coordinator's part if a client reports that another client's share does not open.
+"""The coordinator's part if a client reports that it can't decrypt another client's share.
 
-The coordinator trusts neither side: the accuser receives what the accused has signed, and has to
-prove that this does not open. If it does, the session ends, so that the next one can exclude the
-accused. If not, only the accuser is excluded.
+The coordinator trusts neither side. The accuser receives the message that the accused has signed,
+and must prove that the share in it can't be decrypted. With a valid proof the session ends, so that
+the next one can exclude the accused. Otherwise only the accuser is excluded.
 """
 
 from __future__ import annotations
@@ -31,8 +31,11 @@ from potluck.secagg.protocol.wire.messages import (
 def take_accusation(
     session: CoordinatorSession, state: Uploading, accuser: str, accused: str
 ) -> CoordinatorStep:
-    """Send the accuser what the accused has signed. Raises BrokenRuleError if the accuser can't
-    have received a share from it, or has left the session."""
+    """Send the accuser the message that the accused has signed.
+
+    Raises BrokenRuleError if the accuser can't have received a share from the accused, or has left
+    the session.
+    """
     require(accuser in state.sharers, Rule.STAGE, f"{accuser!r} is not asked")
     require(accuser not in state.answers, Rule.STAGE, f"{accuser!r} has uploaded already")
     partners = state.roster.neighbours[accuser].intersection(state.sharers)

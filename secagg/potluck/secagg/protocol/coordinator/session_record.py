@@ -20,10 +20,11 @@ from potluck.secagg.protocol.wire.messages import Purpose
 
 
 class SessionRecord(BaseModel):
-    """The end of one session, as the coordinator saw it.
+    """The coordinator's record of one session's end.
 
-    clients: clients in the sum, or without a sum the invited ones; each with its host. refusals:
-    the rule that each client named. have, need: numbers of what `rule` counts, if the session was
+    clients: host by client, of the clients in the sum; without a sum, of the invited clients.
+    refusals: the rule that each client named. have, need: numbers of what `rule` counts, if the
+    session was
     aborted. suspects: clients whose shares were wrong. convicted: client that is proven to have
     sent a share that can't be decrypted, with the client that proved it. verdict: the proof, which
     `check_verdict` reads, in base64. certificate: certificate of the set whose sum could be

@@ -34,8 +34,9 @@ shares are fewer."""
 
 
 class ReconstructionError(BrokenRuleError):
-    """Shares don't give the secret that its owner committed to. suspects: clients whose shares were
-    wrong; the owner, if no choice of shares is right."""
+    """Raised if shares don't give the secret that its owner committed to. suspects: clients whose
+    shares were wrong; the owner, if no choice of shares is right.
+    """
 
     def __init__(self, owner: str, suspects: Sequence[str]) -> None:
         super().__init__(
@@ -49,7 +50,8 @@ class ReconstructionError(BrokenRuleError):
 class Unmasking:
     """The masks in the sum of the survivors' vectors.
 
-    masks: masks by lane. suspects: clients suspected of wrong shares, though the sum is right.
+    masks: masks by lane. suspects: clients suspected of wrong shares; the sum is right
+    nevertheless.
     """
 
     header: Header
@@ -160,8 +162,9 @@ def _rebuild(
     survived: bool,
     suspects: set[int],
 ) -> tuple[bytes | None, set[int]]:
-    """Return a secret that fits its commitment, and the holders whose shares do not fit it. The
-    secret is None if no choice of shares gives one."""
+    """Return a secret that matches its commitment, and the holders whose shares don't match the
+    secret. The secret is None if no choice of shares gives one.
+    """
     threshold = roster.header.threshold
     # Use the shares of holders that are already suspects last.
     holders = sorted(shares, key=lambda number: (number in suspects, number))

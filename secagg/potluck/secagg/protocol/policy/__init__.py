@@ -1,5 +1,5 @@
 """A client's consent: its own policy, its ledger of sums, and the checks against both.
 
-It imports the messages and the vectors' bounds. Headers and rosters that a coordinator proposes
-come in; a proposal against the policy or the ledger raises BrokenRuleError.
+Input: headers and rosters that a coordinator proposes. A proposal that the policy or the ledger
+forbids raises BrokenRuleError. It imports the messages and the vectors' bounds.
 """

@@ -78,8 +78,10 @@ class Upload(_Entry):
 
 
 class Settled(_Entry):
-    """It is known in which set an upload can have been summed. clients: the set; empty if the
-    upload is not in a sum and never will be."""
+    """Entry: the only set in which an upload can have been summed is known.
+
+    clients: the set; empty if the upload is not in a sum and never will be.
+    """
 
     kind: Literal["settled"] = "settled"
     session_id: Hexadecimal
@@ -88,7 +90,7 @@ class Settled(_Entry):
 
 
 class SumRelease(_Entry):
-    """The client gave shares for a set. clients: the set's members, each with its host."""
+    """Entry: the client gave its shares for a set. clients: host by client, of the set."""
 
     kind: Literal["release"] = "release"
     session_id: Hexadecimal
@@ -145,14 +147,16 @@ class Ledger(_Entry):
 
     @property
     def settled(self) -> dict[str, tuple[str, ...]]:
-        """The sets in which uploads without shares can have been summed, by session.
+        """By session: the only set in which an upload can be that the client gave no shares for.
 
-        An empty set means that the upload is not in a sum."""
+        An empty set means that the upload is not in a sum.
+        """
         return {each.session_id: each.clients for each in self.entries if isinstance(each, Settled)}
 
     def open_uploads(self, input_id: str) -> list[Upload]:
-        """Return the uploads of an input without noise that may be in a sum unknown to this
-        client."""
+        """Return the uploads, without noise, of an input that may be in a sum unknown to this
+        client.
+        """
         known = {each.session_id for each in self.entries if not isinstance(each, Upload)}
         return [
             each
@@ -161,7 +165,7 @@ class Ledger(_Entry):
         ]
 
     def summed(self, input_id: str) -> list[Upload]:
-        """Return the uploads of an input without noise that are in a sum, or may be in one."""
+        """Return the uploads, without noise, of an input that are in a sum, or may be in one."""
         settled = self.settled
         return [
             each

@@ -65,7 +65,8 @@ def revealed_sessions(ledger: Ledger, header: Header, policy: ClientPolicy) -> t
 def superseded(
     header: Header, others: Iterable[Header], policy: ClientPolicy, now: datetime
 ) -> tuple[bytes, ...]:
-    """Return the sessions to forget before a session is answered, since its advert renounces them.
+    """Return the sessions to forget before the client answers a new one, whose advert renounces
+    them.
 
     others: this client's sessions under way. Raises BrokenRuleError (released) if one of them
     belongs to another run.
@@ -226,7 +227,7 @@ def session_view(roster: Roster, sharers_sha256: bytes) -> SessionView:
     return SessionView(
         clients=clients,
         quorum=header.quorum,
-        # On a ring few clients hold a client's shares, so all clients must renounce.
+        # On a ring, only few clients have shares of a client, so all clients must renounce.
         renouncers_needed=header.quorum if complete else len(clients),
         roster_sha256=roster.digest.hex(),
         sharers_sha256=sharers_sha256.hex(),

@@ -1,4 +1,4 @@
-"""A client's requirements of a session, by its own configuration: checks of header and roster.
+"""Checks a session's header and roster against a client's own configuration.
 
 A header that asks for less protection than the client's policy has is refused, never negotiated.
 """

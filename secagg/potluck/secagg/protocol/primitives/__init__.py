@@ -1,5 +1,5 @@
 """The mathematics of a session, on bytes and numbers: masks, shares, keys, thresholds, groups.
 
-It imports the rules that it can find broken, and no other subpackage. Seeds, secrets, roster
-digests and counts of clients come in; keystreams, shares, keys and numbers go out.
+Input: seeds, secrets, roster digests and numbers of clients. Output: keystreams, shares, keys and
+thresholds. It imports `rules`, and no other subpackage.
 """

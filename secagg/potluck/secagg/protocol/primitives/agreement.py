@@ -30,7 +30,7 @@ _NONCE: Final = bytes(12)
 
 @dataclass(frozen=True)
 class SessionKeys:
-    """A client's secrets of one session; never stored, dropped when it ends.
+    """A client's secrets of one session; never stored, and dropped when the session ends.
 
     mask_key: X25519, agrees on pairwise masks. channel_key: X25519, encrypts shares in transit.
     seed: 32 bytes, seed of the client's own mask.

@@ -1,4 +1,4 @@
-"""Noise made by many: each client adds a share, and the sum has discrete Laplace noise.
+"""Distributed noise: each client adds a share, and the sum has discrete Laplace noise.
 
 A share is the difference of two negative binomial numbers NB(1/m, p) with p = e^(−ε/Δ). The sum of
 m independent shares is the difference of two geometric numbers: P(x) ∝ e^(−|x| ε/Δ), exactly. m

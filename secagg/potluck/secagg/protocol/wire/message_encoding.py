@@ -71,7 +71,7 @@ _LENGTHS: Final = {
 
 
 class _Field(NamedTuple):
-    """How a field is written. nested: True if it holds messages."""
+    """The way a field is written. nested: True if the field contains messages."""
 
     name: str
     repeated: bool
@@ -79,10 +79,10 @@ class _Field(NamedTuple):
 
 
 class _Reading(NamedTuple):
-    """How a field is read.
+    """The way a field is read.
 
-    optional: True if it may be absent. convert: converts the value, or raises ValueError; None if
-    the value stays as it is.
+    optional: True if the field may be absent. convert: converts the value, or raises ValueError;
+    None if the value stays as it is.
     """
 
     name: str

@@ -85,7 +85,7 @@ class Envelope:
 
 @dataclass(frozen=True, kw_only=True)
 class Lane:
-    """A vector of words, summed modulo 2^modulus_bits. scale: 0 for the largest possible."""
+    """A vector of words, summed modulo 2^modulus_bits. scale: 0 means the largest possible."""
 
     name: str
     length: int
@@ -163,8 +163,9 @@ class Header:
 
 @dataclass(frozen=True)
 class Invitation:
-    """Invites a client. header: a serialised `Header`; certified: sets of earlier sessions over
-    what may be the same inputs."""
+    """The invitation of a client. header: a serialised `Header`. certified: sets of earlier
+    sessions that may have had the same inputs.
+    """
 
     TYPE: ClassVar = MessageType.INVITATION
     header: bytes
@@ -301,9 +302,9 @@ class Reveal:
 
 @dataclass(frozen=True)
 class RefusalMessage:
-    """A client ends the session, naming the rule that was broken.
+    """A client's refusal, which ends its session and names the broken rule.
 
-    accused: client whose share does not open, if that is the reason.
+    accused: client whose share can't be decrypted, if that is the reason.
     """
 
     TYPE: ClassVar = MessageType.REFUSAL
@@ -316,7 +317,7 @@ class RefusalMessage:
 
 @dataclass(frozen=True)
 class Abort:
-    """The coordinator ends the session without a sum.
+    """The coordinator's notice that the session ends without a sum.
 
     have, need: numbers of what `rule` counts. missing: clients that have not answered.
     """
@@ -332,7 +333,7 @@ class Abort:
 
 @dataclass(frozen=True)
 class Dispute:
-    """Sends an accuser the `Shares` that the accused has signed."""
+    """The `Shares` that the accused has signed, sent to the accuser."""
 
     TYPE: ClassVar = MessageType.DISPUTE
     session_id: bytes

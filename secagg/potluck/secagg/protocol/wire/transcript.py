@@ -53,8 +53,8 @@ def verify(key: Ed25519PublicKey, envelope: Envelope, who: str) -> None:
 class FederationRoot:
     """The members of an epoch, as the federation's root signed them.
 
-    Remembers which adverts and signatures it has verified, for all clients and sessions of a
-    process: bytes are either signed by a key or not. Safe to share among threads.
+    It remembers verified adverts and signatures for all clients and sessions of a process, since a
+    valid signature stays valid. Safe to share among threads.
     """
 
     def __init__(self, members: Members) -> None:
@@ -69,7 +69,7 @@ class FederationRoot:
         return self.members.federation
 
     def check_header(self, header: Header) -> None:
-        """Raise BrokenRuleError (membership) unless a session is of these very members."""
+        """Raise BrokenRuleError (membership) unless a session has exactly these members."""
         ours, theirs = self.members.epoch, header.membership_epoch
         require(
             theirs >= ours,
@@ -110,7 +110,8 @@ class FederationRoot:
     def verify(self, record: MemberRecord, envelope: Envelope) -> None:
         """Raise BrokenRuleError (signature) unless the member signed the envelope's payload.
 
-        A host with several clients gets the same adverts and consents once for each.
+        A host receives the same adverts and consents once for each of its clients, so valid
+        signatures are remembered.
         """
         signed = signing_bytes(envelope.type, envelope.payload)
         digest = hashlib.sha256(bytes.fromhex(record.public_key) + envelope.signature + signed)
@@ -123,8 +124,10 @@ class FederationRoot:
         self._signed.add(known)
 
     def checked_advert(self, envelope: Envelope) -> CheckedAdvert | None:
-        """Return an advert that was checked before, or None. Its client's record may have ended
-        meanwhile."""
+        """Return the result of an earlier check of this advert; None if there is none.
+
+        The client's record may have expired since that check.
+        """
         return self._adverts.get(envelope)
 
     def remember(self, checked: CheckedAdvert) -> None:
@@ -189,7 +192,7 @@ def check_advert(
 
 
 def _check_advert(envelope: Envelope, root: FederationRoot, now: datetime) -> CheckedAdvert:
-    """Check an advert by itself, whichever session it belongs to."""
+    """Check the parts of an advert that don't depend on the session."""
     require(envelope.type is MessageType.ADVERT, Rule.MALFORMED, "a roster holds adverts only")
     advert = decode(Advert, envelope.payload)
     who = advert.client
