@@ -66,8 +66,10 @@ def attend(
     log_level: Annotated[LogLevel | None, typer.Option(help="Least severe line.")] = None,
     version: Annotated[bool, version_option("potluck-client")] = False,
 ) -> int:
-    """Attend a coordinator until stopped. Flags win over POTLUCK_CLIENT_… variables, these over
-    the file."""
+    """Connect to a coordinator and train until stopped.
+
+    Flags override POTLUCK_CLIENT_… variables, which override the file.
+    """
     del version
     if context.invoked_subcommand is not None:
         return 0
@@ -108,10 +110,10 @@ def enroll(
         ),
     ],
 ) -> None:
-    """Make a key on this machine, and the request to certify it. The key never leaves.
+    """Make a key and a certificate request; the key never leaves this machine.
 
     Send NAME.csr to the operator, who signs it with `potluck pki sign` and returns NAME.pem and
-    authority.pem. A key that is there already is kept.
+    authority.pem. An existing key is kept.
 
     potluck-client enroll pki --name lab-a --federation demo --clients client-0:5
     """
@@ -137,12 +139,12 @@ def show_disclosures(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
-    """Show what has left the clients of this host: what, when, to whom, at what cost.
+    """Show the data that this host's clients sent: what, when, to whom, at what cost.
 
-    Profiles, the secure sums they went into and with how many others, and by run the answers to
-    questions, the counts on held-out samples, the updates without masks and what was told with
-    them: numbers of samples and steps, seconds, losses. Also while the host runs; nothing is
-    changed.
+    Lists profiles, and secure sums with their numbers of clients. Lists per run the answers to
+    questions, the counts on held-out samples, and the updates without masks, with the reported
+    numbers of samples and steps, seconds and losses. Can be used while the host runs; changes
+    nothing.
     """
     from potluck.client.disclosure.report import Records
 
@@ -165,7 +167,7 @@ def show_privacy(
     """Show the privacy loss of this host's clients: spent, left, asked, sent and refused.
 
     Trainings with noise are counted per data epoch, profiles and sums of counts for ever. Needs
-    the extra `privacy`. Also while the host runs; nothing is changed.
+    the extra `privacy`. Can be used while the host runs; changes nothing.
     """
     from potluck.common.settings.plugins import integration
 
@@ -195,10 +197,10 @@ def show_kept(
         Path | None, typer.Option("--output", "-o", help="Write the tensors to this file.")
     ] = None,
 ) -> None:
-    """Show what clients keep of their trainings on this host, and never send. Or write a client's.
+    """List the tensors that clients keep on this host and never send, or write them to a file.
 
-    With --model the file has the run's tensors as well, those of the client in their place: the
-    client's whole model. Also while the host runs; nothing is changed.
+    With --model, the file contains the client's whole model: the run's tensors, with the client's
+    own tensors in their place. Can be used while the host runs; changes nothing.
 
     potluck-client kept --config host.toml --client ward-3 --model model.safetensors -o ours
     """
@@ -214,7 +216,7 @@ def show_kept(
 
 
 def _serve(config: ClientConfig) -> int:
-    """Attend until SIGTERM or SIGINT; the exit code."""
+    """Run the host until SIGTERM or SIGINT. Return the exit code."""
     configure_logging(config.log_format, config.log_level)
     keep_freed_memory()
     log.info(
@@ -230,15 +232,15 @@ def _serve(config: ClientConfig) -> int:
         from potluck.client.training.processes.device_process import worker_processes
         from potluck.client.training.processes.worker_count import planned_workers
 
-        # Forked before this process has threads that may hold a lock, and before it holds the state
-        # directory: what holds it would be the workers' as well, and outlive a host that is killed.
+        # Fork before this process has threads, which may hold locks, and before it locks the state
+        # directory: workers would inherit that lock, and keep it if the host is killed.
         with worker_processes(planned_workers(config)) as processes:
             state = StateDirectory(config.state_directory)
             try:
                 asyncio.run(_attend(config, state, ending, processes))
             finally:
                 if processes is not None:
-                    processes.close()  # they write there
+                    processes.close()  # workers write to the state directory
                 state.close()
         log.info("stopped", signal=ending.signal.name if ending.signal else None)
     return ending.code
@@ -275,7 +277,7 @@ async def _attend(
 
 def _device(device: str) -> str:
     if device == "cpu":
-        return device  # nothing to look up, so torch may be imported later
+        return device  # no device to look up, so torch may be imported later
     from potluck.client.training.device import resolve_device
 
     return ",".join(resolve_device(name) for name in device.split(","))

@@ -97,7 +97,7 @@ class _Descent:
     def correct(self) -> None:
         """Leave the gradients unchanged."""
 
-    def finish(self, normalizer: float) -> CorrectionOutcome:  # noqa: ARG002  part of the seam
+    def finish(self, normalizer: float) -> CorrectionOutcome:  # noqa: ARG002  part of the interface
         """Return u, to be sent, and the λ, to be kept."""
         return CorrectionOutcome(
             send={DIRECTION: dict(zip(self._names, self._directions, strict=True))},

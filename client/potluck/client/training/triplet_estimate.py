@@ -170,7 +170,7 @@ class _OneVersusRest(Objective):
     def __init__(self, label: int, q: float) -> None:
         self._label, self._q = label, q
 
-    def loss(self, logits: Tensor, batch: Batch, local: LocalContext) -> Tensor:  # noqa: ARG002 - the seam hands it over
+    def loss(self, logits: Tensor, batch: Batch, local: LocalContext) -> Tensor:  # noqa: ARG002 - the interface requires it
         binary = _against_rest(logits, self._label)
         return generalized_cross_entropy(binary, (batch.labels == self._label).long(), self._q)
 

@@ -2,16 +2,16 @@
 
 The protocol is that of Bonawitz et al. (CCS 2017) with signed identities, a set of survivors that a
 quorum certifies, and rules that every client enforces by itself. docs/security/specification.md
-specifies it. Nothing in this package opens a socket, reads a clock or draws randomness: that comes
-in
-through arguments, so that a session can be driven over any transport, and tested without one.
+specifies it. Nothing in this package opens a socket, reads a clock or draws randomness: messages,
+times and random bytes are arguments. So a session works over any transport, and in tests without
+one.
 
 How a session is driven
 -----------------------
 
-Both sides are state machines over immutable sessions. A step gives the next session, what to send,
-and the refusal where a rule was broken; it never raises for what the other side said. Messages are
-`Envelope`s; `encode` and `decode(Envelope, …)` turn them into bytes and back.
+Both sides are state machines over immutable sessions. A step returns the next session, the messages
+to send, and a refusal if a rule was broken. A step never raises because of a received message.
+Messages are `Envelope`s; `encode` and `decode(Envelope, …)` turn them into bytes and back.
 
 Coordinator                                          Client
 
@@ -42,32 +42,34 @@ Coordinator                                          Client
 
 The caller that drives a session keeps these promises:
 
-- *Before sending.* `ClientStep.entries` are in the ledger, on disk, before `replies` are sent, and
-  after a DELIVERY before a byte of the masked vector is. `CoordinatorSession.certificate` is on
-  disk before the `messages` that come with it are sent.
-- *One line of history.* The newest session replaces the older one; sessions are never written down.
-- *Time.* When a stage takes too long, `coordinator.close(session)`; when a client is gone for good,
-  `coordinator.lost(session, client)`. A client drops its session at `header.expires_at`.
-- *Identity.* `receive`'s `client` is the one that the transport authenticated.
-- *Uploads.* All lanes' words, little-endian, `header.upload_bytes` in all. The file around them is
-  the driver's, and so is its digest: 32 bytes of a cryptographic hash that both sides use, over the
-  whole file. Models are named likewise. Only complete uploads are summed.
-- *One session over an input.* `begin` gets the client's sessions under way, and those that it says
-  are superseded are forgotten before its reply is sent.
-- *Certificates.* A session over inputs of an earlier one, whose sum was certified, shows its
-  certificate with the invitation: a client that was cut off then refuses otherwise.
+- *Before sending.* The caller writes `ClientStep.entries` to the ledger, on disk, before it sends
+  `replies`; after a DELIVERY, before it sends any byte of the masked vector. It stores
+  `CoordinatorSession.certificate` on disk before it sends that step's `messages`.
+- *One line of history.* The newest session replaces the older one; sessions are never stored.
+- *Time.* If a stage takes too long, call `coordinator.close(session)`. If a client will not return,
+  call `coordinator.lost(session, client)`. A client drops its session at `header.expires_at`.
+- *Identity.* `client`, an argument of `receive`, is the client that the transport authenticated.
+- *Uploads.* An upload contains all lanes' words, little-endian, `header.upload_bytes` in total. The
+  caller chooses the file format and the digest: 32 bytes of a cryptographic hash over the whole
+  file, the same hash on both sides. Model digests are made in the same way. Only complete uploads
+  are summed.
+- *One session per input.* `begin` gets the client's sessions in progress. The caller forgets those
+  in `superseded` before it sends the reply.
+- *Certificates.* If an earlier session over the same inputs was certified, the new invitation
+  includes its certificate. Without it, a client that was disconnected then would refuse.
 
-A message may come twice: the same bytes get the same answer, and the step says `repeated`. A vector
-is encoded and masked once for each session: two of them give their difference away. A coordinator
-that restarts has lost its sessions; it begins new ones with `coordinator.retry_header`.
+A message may arrive twice: the same bytes get the same answer, and the step is marked `repeated`. A
+vector is encoded and masked only once per session: two masked vectors disclose their difference. A
+coordinator that restarts has lost its sessions; it begins new ones with
+`coordinator.retry_header`.
 
 Where the parts are
 -------------------
 
-`client` and `coordinator` are the two sides. `policy` has a client's own rules and its ledger,
-`vectors` turns counts, model updates and noise into words, `wire` has the messages, and
-`primitives` the masks, shares, keys and thresholds underneath, each of use alone. `rules` names
-what a session can be ended for. Subpackages import downwards in this order.
+`client` and `coordinator` are the two sides. `policy` has a client's own rules and its ledger.
+`vectors` encodes counts, model updates and noise as words. `wire` has the messages. `primitives`
+has the masks, shares, keys and thresholds, which can also be used alone. `rules` lists the reasons
+for which a session can end. In this order, a subpackage imports only later ones.
 """
 
 from potluck.secagg.protocol import client, coordinator

@@ -50,7 +50,7 @@ class LaneLinear(LaneLayer):
         self._rows = torch.empty(0)
         self._shape = torch.Size()
 
-    def forward(self, inputs: Tensor, masks: Masks) -> Tensor:  # noqa: ARG002  part of the seam
+    def forward(self, inputs: Tensor, masks: Masks) -> Tensor:  # noqa: ARG002  part of the interface
         """Multiply the rows by the weights and add the bias."""
         self._shape = inputs.shape
         rows = self._rows = inputs if inputs.dim() == 3 else inputs.flatten(1, -2)
@@ -121,7 +121,7 @@ class Convolution(LaneLayer):
         self._groups = layer.groups
         self._inputs = torch.empty(0)
 
-    def forward(self, inputs: Tensor, masks: Masks) -> Tensor:  # noqa: ARG002  part of the seam
+    def forward(self, inputs: Tensor, masks: Masks) -> Tensor:  # noqa: ARG002  part of the interface
         """As torch has it."""
         self._inputs = inputs
         return torch.conv2d(inputs, self._weights[0], self._bias, *self._how, self._groups)
@@ -157,7 +157,7 @@ class GroupedConvolution(LaneLayer):
         self._weights, self._gradients = weights, gradients
         self._recorded: tuple[list[Tensor], Tensor] | None = None
 
-    def forward(self, inputs: Tensor, masks: Masks) -> Tensor:  # noqa: ARG002  part of the seam
+    def forward(self, inputs: Tensor, masks: Masks) -> Tensor:  # noqa: ARG002  part of the interface
         """Convolve all lanes at once; lanes are groups of channels."""
         layer, lanes = self._layer, len(inputs)
         with torch.enable_grad():
@@ -196,12 +196,12 @@ class LaneRelu(LaneLayer):
         self._relu = torch.relu_ if in_place else torch.relu
         self._outputs = torch.empty(0)
 
-    def forward(self, inputs: Tensor, masks: Masks) -> Tensor:  # noqa: ARG002  part of the seam
+    def forward(self, inputs: Tensor, masks: Masks) -> Tensor:  # noqa: ARG002  part of the interface
         """Return max(x, 0)."""
         self._outputs = self._relu(inputs)
         return self._outputs
 
-    def backward(self, gradient: Tensor, *, first: bool) -> Tensor:  # noqa: ARG002  part of the seam
+    def backward(self, gradient: Tensor, *, first: bool) -> Tensor:  # noqa: ARG002  part of the interface
         """Return the gradient where the input was positive, else 0."""
         return cast(Tensor, torch.ops.aten.threshold_backward(gradient, self._outputs, 0))
 
@@ -220,7 +220,7 @@ class LaneMaxPool(LaneLayer):
         self._inputs = self._places = torch.empty(0)
         self._lanes = False
 
-    def forward(self, inputs: Tensor, masks: Masks) -> Tensor:  # noqa: ARG002  part of the seam
+    def forward(self, inputs: Tensor, masks: Masks) -> Tensor:  # noqa: ARG002  part of the interface
         """Return the maximum of each window."""
         self._lanes = inputs.dim() == 5
         self._inputs = inputs.flatten(0, 1) if self._lanes else inputs
@@ -229,7 +229,7 @@ class LaneMaxPool(LaneLayer):
             torch.unflatten(outputs, 0, inputs.shape[:2]) if self._lanes else cast(Tensor, outputs)
         )
 
-    def backward(self, gradient: Tensor, *, first: bool) -> Tensor:  # noqa: ARG002  part of the seam
+    def backward(self, gradient: Tensor, *, first: bool) -> Tensor:  # noqa: ARG002  part of the interface
         """Add each gradient at the position of its window's maximum."""
         shape = gradient.shape[:2]
         found: Tensor = torch.ops.aten.max_pool2d_with_indices_backward(
@@ -247,12 +247,12 @@ class LaneFlatten(LaneLayer):
     def __init__(self) -> None:
         self._shape = torch.Size()
 
-    def forward(self, inputs: Tensor, masks: Masks) -> Tensor:  # noqa: ARG002  part of the seam
+    def forward(self, inputs: Tensor, masks: Masks) -> Tensor:  # noqa: ARG002  part of the interface
         """Return each sample as a row."""
         self._shape = inputs.shape
         return inputs.flatten(2)
 
-    def backward(self, gradient: Tensor, *, first: bool) -> Tensor:  # noqa: ARG002  part of the seam
+    def backward(self, gradient: Tensor, *, first: bool) -> Tensor:  # noqa: ARG002  part of the interface
         """Return the gradient in the shape of the inputs."""
         return gradient.view(self._shape)
 
@@ -269,7 +269,7 @@ class LaneDropout(LaneLayer):
         self._factors = masks(self._share, inputs.shape)
         return inputs * self._factors
 
-    def backward(self, gradient: Tensor, *, first: bool) -> Tensor:  # noqa: ARG002  part of the seam
+    def backward(self, gradient: Tensor, *, first: bool) -> Tensor:  # noqa: ARG002  part of the interface
         """Multiply the gradient by the same factors."""
         return gradient.mul_(self._factors)
 
@@ -281,7 +281,7 @@ class PlainLayer(LaneLayer):
         self._layer = layer
         self._recorded: tuple[Tensor, Tensor] | None = None
 
-    def forward(self, inputs: Tensor, masks: Masks) -> Tensor:  # noqa: ARG002  part of the seam
+    def forward(self, inputs: Tensor, masks: Masks) -> Tensor:  # noqa: ARG002  part of the interface
         """Apply the layer to all lanes as one large batch."""
         with torch.enable_grad():
             leaf = inputs.detach().requires_grad_()
@@ -293,7 +293,7 @@ class PlainLayer(LaneLayer):
         self._recorded = leaf, outputs
         return outputs.detach()
 
-    def backward(self, gradient: Tensor, *, first: bool) -> Tensor:  # noqa: ARG002  part of the seam
+    def backward(self, gradient: Tensor, *, first: bool) -> Tensor:  # noqa: ARG002  part of the interface
         """Compute the gradient with autograd."""
         assert self._recorded is not None  # noqa: S101  # after `forward`
         leaf, outputs = self._recorded

@@ -13,6 +13,6 @@ class CrossEntropy(Objective):
 
     per_sample = True
 
-    def loss(self, logits: Tensor, batch: Batch, local: LocalContext) -> Tensor:  # noqa: ARG002 - the seam hands it over
+    def loss(self, logits: Tensor, batch: Batch, local: LocalContext) -> Tensor:  # noqa: ARG002 - the interface requires it
         """Return −log softmax(logits)[label], averaged over the batch."""
         return functional.cross_entropy(logits, batch.labels)

@@ -30,7 +30,7 @@ class FedProx(Objective):
         self.proximal = self.mu
         self.needs_received = self.mu > 0
 
-    def loss(self, logits: Tensor, batch: Batch, local: LocalContext) -> Tensor:  # noqa: ARG002 - the seam hands it over
+    def loss(self, logits: Tensor, batch: Batch, local: LocalContext) -> Tensor:  # noqa: ARG002 - the interface requires it
         """Return the proximal term."""
         if not self.mu:
             return logits.new_zeros(())

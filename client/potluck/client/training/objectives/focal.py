@@ -23,7 +23,7 @@ class Focal(Objective):
 
     gamma: NonNegativeFloat = 2.0
 
-    def loss(self, logits: Tensor, batch: Batch, local: LocalContext) -> Tensor:  # noqa: ARG002 - the seam hands it over
+    def loss(self, logits: Tensor, batch: Batch, local: LocalContext) -> Tensor:  # noqa: ARG002 - the interface requires it
         """Return the focal loss, averaged over the batch."""
         logarithms = functional.log_softmax(logits, dim=1).gather(1, batch.labels[:, None])[:, 0]
         if not self.gamma:

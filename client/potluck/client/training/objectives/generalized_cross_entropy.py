@@ -24,7 +24,7 @@ class GeneralizedCrossEntropy(Objective):
 
     q: Annotated[float, Field(gt=0, le=1)] = 0.3
 
-    def loss(self, logits: Tensor, batch: Batch, local: LocalContext) -> Tensor:  # noqa: ARG002 - the seam hands it over
+    def loss(self, logits: Tensor, batch: Batch, local: LocalContext) -> Tensor:  # noqa: ARG002 - the interface requires it
         """Return (1 − softmax(logits)[label]^q) / q, averaged over the batch."""
         return generalized_cross_entropy(logits, batch.labels, self.q)
 

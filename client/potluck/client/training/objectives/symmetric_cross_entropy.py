@@ -27,7 +27,7 @@ class SymmetricCrossEntropy(Objective):
     beta: NonNegativeFloat = 1.0
     zero: Annotated[float, Field(gt=0, lt=1)] = 1e-4
 
-    def loss(self, logits: Tensor, batch: Batch, local: LocalContext) -> Tensor:  # noqa: ARG002 - the seam hands it over
+    def loss(self, logits: Tensor, batch: Batch, local: LocalContext) -> Tensor:  # noqa: ARG002 - the interface requires it
         """Return the sum of both terms, averaged over the batch."""
         logarithms = functional.log_softmax(logits, dim=1).gather(1, batch.labels[:, None])[:, 0]
         reverse = -math.log(self.zero) * -logarithms.expm1()
