@@ -39,8 +39,8 @@ class RelayedFiles:
     async def lent(self, blake3: str) -> AsyncIterator[Path]:
         """Yield the path of a file that is kept while the block runs.
 
-        Requests for the same file share one download. It is retried while the coordinator can't be
-        reached. Raises NotFoundError if the coordinator has no such file, DigestMismatchError,
+        Requests for the same file share one download, which is retried while the coordinator can't
+        be reached. Raises NotFoundError if the coordinator has no such file, DigestMismatchError,
         TooLargeError, ProtocolError, StorageError for the coordinator's disk, or RelayStorageError
         for this machine's disk.
         """

@@ -130,8 +130,7 @@ class Upstream:
             log.warning("connection lost, trying again", coordinator=self._config.coordinator)
 
     async def _renew(self) -> None:
-        """Connect with the new certificate. Hosts reconnect by themselves, over the new
-        connection."""
+        """Connect with the new certificate. Hosts then reconnect by themselves."""
         log.info("certificate renewed, reconnecting")
         self.identity = self._certificate.show().identity
         before, self._control = self._control, channel(self._config.coordinator, self._config.tls)

@@ -140,7 +140,7 @@ class HostMetrics:
         self.instruments.count(metrics.HOST_STORE_BYTES, size, direction=direction)
 
     def retried(self, direction: Direction) -> None:
-        """Count a transfer that is started again."""
+        """Count a repeated attempt at a transfer."""
         self.instruments.count(metrics.HOST_RETRIES, direction=direction)
 
     # Privacy ----------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ class ControlStream:
     async def attend(
         self, welcome: rpc.Welcome, receive: Callable[[rpc.AttendResponse], None]
     ) -> None:
-        """Send heartbeats and queued messages, and pass on received ones, until the stream ends."""
+        """Until the stream ends, send heartbeats and queued messages, and call `receive`."""
         seconds = welcome.heartbeat_interval.ToTimedelta().total_seconds()
         writer = asyncio.create_task(self._write(max(seconds, _LEAST_INTERVAL_SECONDS)))
         reader = asyncio.create_task(self._read(receive))

@@ -247,7 +247,7 @@ class InstructionLog:
 
 
 def digest_of_training(instruction: rpc.Instruction) -> str:
-    """Return a training's `digest_of_work`, equal with or without a question before the upload."""
+    """Return a training's `digest_of_work`; a question before the upload does not change it."""
     training = rpc.Instruction()
     training.CopyFrom(instruction)
     training.train.ClearField("before_upload")

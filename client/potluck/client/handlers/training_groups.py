@@ -71,7 +71,7 @@ class TrainingGroups:
         self._alone: OrderedDict[str, str] = OrderedDict()
 
     def wanted(self, instruction: rpc.Instruction) -> bool:
-        """Return True if a training should run together with others, as far as is known."""
+        """Return True if a training should run together with others, by what is known so far."""
         work = instruction.train
         if not work.companions or _kind(work) in self._unfit:
             return False
@@ -255,7 +255,7 @@ def part_of(companions: Sequence[str], mine: str, seats: int) -> tuple[str, ...]
 
 
 def clients_of(instruction: rpc.Instruction, companions: Sequence[str]) -> list[ClientId]:
-    """Return the clients of some companions of a training, in their order."""
+    """Return the clients of `companions`, in the same order."""
     attempt = instruction.id.removesuffix(instruction.client_id)
     return [ClientId(each.removeprefix(attempt)) for each in companions]
 

@@ -377,7 +377,7 @@ class Classification(TaskTraining):
     def memory_of(
         self, instruction: rpc.Instruction, files: ClientFiles, progress: TrainingProgress
     ) -> TrainingMemory | None:
-        """Measure on a GPU only; discard the training's results."""
+        """Measure the GPU memory of a training, and discard its results; None if not on a GPU."""
         if self._device.type != "cuda":
             return None
         return memory_taken(
@@ -388,7 +388,7 @@ class Classification(TaskTraining):
     # Evaluation and questions -----------------------------------------------------------------
 
     def measured(self, instruction: rpc.Instruction, files: ClientFiles) -> EvaluationCounts:  # noqa: ARG002 - for trainers
-        """Return exact counts."""
+        """Return the model's exact counts on the client's held-out samples."""
         loaded, client_id = self.loaded, ClientId(instruction.client_id)
         held_out = self.held_out(client_id, self.client_data(client_id))
         counts = evaluate(

@@ -131,7 +131,7 @@ def next_directions(
     tau: float,
     clip: float,
 ) -> list[Tensor]:
-    """Return u − τ·(∇²g·u − ∇f), scaled down to norm `clip`, over all tensors, if it is longer."""
+    """Return u − τ·(∇²g·u − ∇f), with its norm over all tensors limited to `clip`."""
     moved = [
         u - tau * (product - gradient)
         for u, product, gradient in zip(directions, products, wanted, strict=True)

@@ -32,7 +32,7 @@ class LinkMetrics(Protocol):
         """Count transferred bytes of a model or an update."""
 
     def retried(self, direction: Direction) -> None:
-        """Count a transfer that is started again."""
+        """Count a repeated attempt at a transfer."""
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from potluck.common.tensors.spare_files import SpareFiles
 from potluck.common.updates.update_report import UpdateReport
 
 KEEP_AFTER_DEADLINE_SECONDS = 24 * 3600.0
-"""Updates are deleted this long after their deadline. Later, the client trains again if asked."""
+"""Seconds after its deadline at which an update is deleted. Later, the client would train again."""
 
 
 class KeptUpdate(BaseModel):

@@ -8,7 +8,7 @@ from potluck.server.profiles.trust import Trust
 
 
 class RootInForce:
-    """The root of a federation, rebuilt when its membership changes."""
+    """The root of a federation with its current members, rebuilt when the membership changes."""
 
     def __init__(self, trust: Trust) -> None:
         self._trust = trust

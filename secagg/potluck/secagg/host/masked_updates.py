@@ -160,7 +160,7 @@ def _write(path: Path, words: Mapping[str, NDArray[Any]], masking: Masking) -> F
 def _encoded(
     update: Differences, report: UpdateReport, masking: Masking
 ) -> dict[str, NDArray[Any]]:
-    """Return all lanes, masked except for the head."""
+    """Return the words of all lanes; all lanes except the head are masked."""
     header, clients = masking.header, masking.clients
     values = report.values()
     metrics = {name: values[name] for name in header.metrics}
@@ -172,7 +172,7 @@ def _encoded(
             continue
         of_body = lane.name == BODY
         vector = update.body if of_body else update.auxiliaries[lane.name.removeprefix(AUXILIARY)]
-        # Auxiliaries are summed without the client's weight.
+        # Auxiliaries are summed without weights: the maximum weight stands for 1.
         weight = report.samples if of_body else header.weight_bound
         encoder = BodyEncoder(header, lane, clients, weight)
         if of_body and normalizer != 1.0:

@@ -1,4 +1,4 @@
-"""The rules whose breach ends a session or a message, and the refusals that name them.
+"""The rules of a session, and the refusals that name a broken rule.
 
 A rule is one word, for logs and for programs. The party that detects the breach names the rule. The
 outcome of a rule never depends on a client's input, so a refusal discloses nothing about data.
@@ -13,7 +13,7 @@ from potluck.common.errors import ProtocolError
 
 
 class Rule(StrEnum):
-    """The rules of a session. A member's text is its name on the wire."""
+    """The rules of a session. A member's value is its name in messages."""
 
     MALFORMED = "malformed"
     """A message is not a canonical serialisation of its type, or a field is out of range."""
@@ -28,9 +28,9 @@ class Rule(StrEnum):
     CLOCKS = "clocks"
     """The session begins in the future, or too long ago, by this side's clock."""
     EXPIRED = "expired"
-    """The session is over."""
+    """The session's time is over."""
     POLICY = "policy"
-    """The header asks for less protection, or more disclosure, than this client's policy has."""
+    """The header asks for less protection, or more disclosure, than this client's policy allows."""
     WRAP = "wrap"
     """Sums of permitted inputs could exceed the modulus."""
     MEMBER = "member"

@@ -1,8 +1,9 @@
 """The choice between training clients together and one by one, if the run leaves it to the host.
 
-It is measured once for each network and kept, so that a run repeats its bits on this machine: the
-two ways differ by the rounding of floats. The choice is a small JSON file. If the file is deleted,
-the host measures again after its next start; a running host keeps its choice.
+The host measures once per network and keeps the choice. So repeated runs on this machine are equal,
+bit for bit: results of the two ways differ by the rounding of floats. The choice is a small JSON
+file. If the file is deleted, the host measures again after its next start; a running host keeps its
+choice.
 """
 
 from __future__ import annotations

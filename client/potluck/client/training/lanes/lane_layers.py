@@ -104,7 +104,7 @@ class LaneByLane(LaneLayer):
 
 
 class Convolution(LaneLayer):
-    """The convolution of one lane."""
+    """A convolution layer of one lane."""
 
     def __init__(
         self, layer: nn.Conv2d, weights: Sequence[Tensor], gradients: Sequence[Tensor]
@@ -270,7 +270,7 @@ class LaneDropout(LaneLayer):
         return inputs * self._factors
 
     def backward(self, gradient: Tensor, *, first: bool) -> Tensor:  # noqa: ARG002  part of the interface
-        """Multiply the gradient by the same factors."""
+        """Multiply the gradient by the factors of the forward pass."""
         return gradient.mul_(self._factors)
 
 

@@ -54,7 +54,8 @@ class Ditto:
         context: TrainingContext,
         files: TrainingFiles,
     ) -> None:
-        """Train the client's model and write it to its file. The loaded model then has its weights.
+        """Train the client's model and write it to its file. Afterwards the loaded model has this
+        model's weights.
 
         Raises what `train` of the loop raises, LayoutError and StorageError.
         """

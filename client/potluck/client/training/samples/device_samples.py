@@ -35,7 +35,7 @@ class DeviceSamples:
         if kept is None:
             size = bytes_of(examples)
             if size > self._capacity:
-                return examples  # each training then copies them
+                return examples  # too large for the cache: each training copies them
             self._make_room(size)
             kept = self._kept[key] = examples.to(self._device)
         self._kept.move_to_end(key)

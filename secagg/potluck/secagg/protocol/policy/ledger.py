@@ -191,7 +191,7 @@ class Ledger(_Entry):
 
 
 def check_charge(ledger: Ledger, header: Header) -> None:
-    """Raise BrokenRuleError (budget) unless the ledger can pay for a noisy sum."""
+    """Raise BrokenRuleError (budget) if a noisy sum would exceed the client's privacy budget."""
     if header.noise is None:
         return
     budget = Fraction(repr(ledger.epsilon_budget))

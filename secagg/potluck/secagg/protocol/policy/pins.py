@@ -1,9 +1,9 @@
 """Limits on masked updates over one version of a client's data.
 
-A mask hides an update in one sum. Sums of several runs, settings or weight bounds over the same
-data can be compared, and the difference may be about one sample. So an owner allows a number of
-runs and rounds for a data epoch, and a run keeps the settings and the weight bound that it began
-with.
+A mask hides an update in one sum only. An attacker can compare sums over the same data from several
+runs, settings or weight bounds, and the difference may disclose one sample. So an owner allows a
+number of runs and rounds for a data epoch, and a run keeps the settings and the weight bound that
+it began with.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Checks a session's header and roster against a client's own configuration.
 
-A header that asks for less protection than the client's policy has is refused, never negotiated.
+A header with less protection than the client's policy requires is refused, never negotiated.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class ClientPolicy:
     least_hosts: fewest distinct hosts in a set whose sum is released, ≥ 3; fewer than 5 deserve a
     warning. colluding_hosts: hosts assumed to collude with the coordinator; ⌊(h − 1) / 3⌋ of a
     roster's h hosts if None. disclosures: the values of a header's `disclosure` that are allowed.
-    unprotected: those of them for which the rules on earlier sums don't hold, at the owner's own
-    wish. noisy: those that must have noise. one_set: whether an input goes without noise into one
-    set of clients only, and always as the same vector. runs_per_epoch, rounds_per_epoch: maximum
-    numbers of runs and of models for whose masked rounds updates of one data epoch are used.
+    unprotected: values for which the owner has switched off the rules on earlier sums. noisy:
+    values that require noise. one_set: whether an input goes without noise into one set of clients
+    only, and always as the same vector. runs_per_epoch, rounds_per_epoch: maximum numbers of runs
+    and of models for whose masked rounds updates of one data epoch are used.
     largest_epsilon: maximum ε of one noisy sum. sensitivity: minimum sensitivity that its noise
     must be made for: 1 if neighbouring data have one sample more or less, 2 if one sample is
     exchanged. circulant: True if the experimental graph is allowed.

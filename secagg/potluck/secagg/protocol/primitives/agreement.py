@@ -126,8 +126,9 @@ def seal_pair(
 def open_pair(
     ciphertext: bytes, secret: bytes, roster_sha256: bytes, sender: int, receiver: int
 ) -> SharePair:
-    """Return the decrypted shares. Raises BrokenRuleError (share) if they were not sealed with
-    these arguments, or are not valid shares: their holder could not give those out."""
+    """Return the decrypted shares. Raises BrokenRuleError (share) if they were not encrypted with
+    these arguments, or are not valid shares, which their holder could not use.
+    """
     key, direction = _channel(secret, roster_sha256, sender, receiver)
     try:
         plain = ChaCha20Poly1305(key).decrypt(_NONCE, ciphertext, roster_sha256 + direction)

@@ -1,8 +1,8 @@
 """Cells: a partition of clients that a public coin draws, so that no party chooses the groups.
 
 The members, the coin and the size determine the cells. A host's clients share a cell. Cells have at
-least `size` hosts. Draw them a little larger than the minimum number of hosts in a released sum, so
-that each cell may lose some.
+least `size` hosts. Choose `size` a little above the minimum number of hosts in a released sum, so
+that a cell may lose some hosts.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ CELL_HOSTS: Final = 7
 def public_coin(federation: str, members: Iterable[str], epoch: str) -> bytes:
     """Return 32 bytes that follow from the federation, the ids of its members and an epoch's name.
 
-    A party that chooses the epoch's name or enrols members can try for a favourable draw. So let
-    the name be something that no party chooses.
+    A party that chooses the epoch's name or enrols members can try many draws until one favours it.
+    So use a name that no party chooses.
     """
     digest = hashlib.sha256(b"cells")
     for part in (federation, epoch, *sorted(set(members))):
@@ -47,8 +47,8 @@ def draw_cells(
 ) -> list[tuple[str, ...]]:
     """Return the cells, each sorted by client.
 
-    hosts: of each client. Every cell has between `size` and 2 · size − 1 hosts; there is none if
-    there are fewer hosts than that.
+    hosts: host by client. Every cell has between `size` and 2 · size − 1 hosts; there is no cell if
+    there are fewer than `size` hosts.
     """
     clients_of: dict[str, list[str]] = defaultdict(list)
     for client, host in hosts.items():

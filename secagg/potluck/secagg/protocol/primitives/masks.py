@@ -2,9 +2,9 @@
 
 A mask is the keystream of a stream cipher under a 32-byte seed, read as unsigned little-endian
 words. The streams are seekable, so that any slice of a vector can be masked or unmasked on its
-own, and slices in parallel (the cipher and numpy both release the interpreter's lock). The order
-of the loops is what makes it fast: chunks of 256 KiB outside, seeds inside, so that the sums stay
-in a core's second-level cache while the keystreams pass.
+own, and slices in parallel (the cipher and numpy both release the interpreter's lock). The order of
+the loops makes it fast: the outer loop is over chunks of 256 KiB, the inner one over seeds. So a
+chunk stays in a core's second-level cache while all keystreams are added to it.
 
 Everything here is arithmetic on seeds. The client's side decides which seeds a client adds, and the
 coordinator's `unmasking` which ones are removed.
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 SEED_BYTES: Final = 32
 CHUNK_BYTES: Final = 256 * 1024
-"""Bytes of a vector that all keystreams are added to before the next ones."""
+"""Size of a chunk: all keystreams are added to one chunk of a vector before the next chunk."""
 
 _AES_BLOCK: Final = 16
 _CHACHA_BLOCK: Final = 64
@@ -31,7 +31,7 @@ _CACHE_LINE: Final = 64
 _ZEROS: Final = memoryview(bytes(CHUNK_BYTES))
 
 Words = NDArray[np.uint32] | NDArray[np.uint64]
-"""Unsigned words as they lie in a lane: dtype `<u4` or `<u8`."""
+"""Unsigned words of a lane: dtype `<u4` or `<u8`."""
 
 
 class StreamCipher(IntEnum):
@@ -86,7 +86,7 @@ def add_masks(
         for mask in masks
     ]
     step = CHUNK_BYTES // width
-    # Sums and keystreams lie on cache lines here, as the caller's words may not.
+    # Align sums and keystreams to cache lines; the caller's words may not be aligned.
     sums, scratch = (_aligned(min(step, flat.size), flat.dtype) for _ in range(2))
     raw = scratch.data.cast("B")
     for begin in range(0, flat.size, step):

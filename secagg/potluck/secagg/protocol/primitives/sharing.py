@@ -64,7 +64,7 @@ def combine(shares: Mapping[int, int]) -> bytes | None:
 
 
 def interpolate(shares: Mapping[int, int], at: int) -> int:
-    """Return the share of holder `at` that lies on the same polynomial as these."""
+    """Return the share of holder `at`, on the same polynomial as these shares."""
     holders = tuple(sorted(shares))
     weights = lagrange_weights(holders, at)
     return sum(weights[index] * shares[x] for index, x in enumerate(holders)) % PRIME

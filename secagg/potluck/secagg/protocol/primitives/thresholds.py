@@ -1,11 +1,12 @@
 """Numbers of shares and consents that a session needs, given how many hosts may collude.
 
-Colluders are counted in hosts, because an attacker that breaks a host has all of its clients. A
-hosts are assumed to collude with the coordinator; they may be those with the most clients.
+Colluders are counted in hosts, because an attacker that controls a host controls all of its
+clients. Some hosts are assumed to collude with the coordinator: in the worst case those with the
+most clients.
 
-Complete graph, n clients of which a may collude: threshold and quorum are ⌊(n + a) / 2⌋ + 1. Two
-certificates, or a certificate and a rebuilt secret, then share an honest client, which answers for
-one set only.
+Complete graph: with n clients, of which a may collude, threshold and quorum are ⌊(n + a) / 2⌋ + 1.
+So two certificates, or a certificate and a rebuilt secret, have an honest client in common, which
+answers for one set only.
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ SECURITY_BITS: Final = 80
 many rosters for a favourable graph."""
 
 CORRECTNESS_BITS: Final = 20
-"""A session is cut short by unlucky losses with probability 2^-20 at most."""
+"""Random losses of clients end a session with probability 2^-20 at most."""
 
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Numbers that a session needs. degree: neighbours of a client, 0 for all others; threshold:
-    shares that rebuild a secret; quorum: consents that certify a set."""
+    """Numbers that a session needs. degree: number of a client's neighbours, 0 for all other
+    clients; threshold: shares that rebuild a secret; quorum: consents that certify a set.
+    """
 
     degree: int
     threshold: int

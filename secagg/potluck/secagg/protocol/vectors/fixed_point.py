@@ -39,9 +39,10 @@ def largest_sum(modulus_bits: int) -> int:
 
 
 def lane_scale(lane: Lane, clients: int) -> float:
-    """Return the scale of a fixed-point lane: the word that stands for 1.
+    """Return the scale of a fixed-point lane: the word that represents 1.
 
-    It is the lane's own scale, or the largest at which no sum over `clients` clients can wrap.
+    It is the lane's own scale or, if that is 0, the largest scale at which no sum over `clients`
+    clients can wrap.
     """
     if lane.scale:
         return lane.scale

@@ -1,17 +1,17 @@
 """Distributed noise: each client adds a share, and the sum has discrete Laplace noise.
 
 A share is the difference of two negative binomial numbers NB(1/m, p) with p = e^(−ε/Δ). The sum of
-m independent shares is the difference of two geometric numbers: P(x) ∝ e^(−|x| ε/Δ), exactly. m
-clients are those that are certain to be honest, quorum − colluders: no set without them is ever
-unmasked, and more of them only add noise. (Goryczka and Xiong, "A comprehensive comparison of
-multiparty secure additions with differential privacy", IEEE TDSC 2017, §4.)
+m independent shares is the difference of two geometric numbers: P(x) ∝ e^(−|x| ε/Δ), exactly. m =
+quorum − colluders: every set that is unmasked has at least m honest clients, and further clients
+only add noise. (Goryczka and Xiong, "A comprehensive comparison of multiparty secure additions with
+differential privacy", IEEE TDSC 2017, §4.)
 
 If fewer than m of the set are honest, the guarantee weakens gradually: ε = 1 becomes 1.10 at 0.9 m
 and 1.68 at 0.5 m.
 
 Sampling inverts a table of the distribution function in 128-bit whole numbers. A table ends where
 less than 2^-64 of the probability is left, so that ε-differential privacy becomes (ε, δ) with
-δ ≤ Q · 2^-60 for Q counts; doubles, whose low bits give true values away, take no part.
+δ ≤ Q · 2^-60 for Q counts; doubles are not used, since their low bits disclose true values.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from potluck.secagg.protocol.rules import BrokenRuleError, Rule
 from potluck.secagg.protocol.wire.messages import Noise
 
 LEAST_RATE: Final = 1e-4
-"""Least ε/Δ: the table would grow beyond a million entries."""
+"""Minimum of ε/Δ: below it, the table would grow beyond a million entries."""
 DELTA_BITS: Final = 60
-"""δ ≤ Q · 2^-60."""
+"""Exponent in the bound δ ≤ Q · 2^-60 for Q counts."""
 
 _WORD_BYTES: Final = 16
 _WORD: Final = 2 ** (8 * _WORD_BYTES)

@@ -2,13 +2,13 @@
 
 Body: for each parameter u, round(ω · S · clip(u)) with ω = min(n_k, W) / W, where n_k is the
 client's weight (its number of samples), W the header's `weight_bound`, and S the lane's scale.
-Head: [min(n_k, W), metric · min(n_k, W) for each metric, parameters clipped, 0, 1]. A client whose
-training failed sends zeros, and the head [0, …, 0, 1, 1]. The sums give the weighted mean,
-Σ body / S · W / Σ min(n_k, W), and the metrics' means; neither n_k nor a metric of one client is
-ever seen.
+Head: [min(n_k, W), metric · min(n_k, W) for each metric, number of clipped parameters, 0, 1]. A
+client whose training failed sends zeros, and the head [0, …, 0, 1, 1]. The sums give the weighted
+mean, Σ body / S · W / Σ min(n_k, W), and the metrics' means; the coordinator never sees n_k or a
+metric of one client.
 
-Send differences from the round's model, not weights. What needs individual updates (medians,
-attention) can't be had from sums.
+Send differences from the round's model, not weights. Statistics of individual updates (medians,
+attention) can't be computed from sums.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ class BodyEncoder:
     """
 
     def __init__(self, header: Header, lane: Lane, clients: int, weight: int) -> None:
-        """clients: in the roster. weight: the client's n_k ≥ 1, capped at the header's bound."""
+        """clients: number of clients in the roster. weight: the client's n_k ≥ 1, capped at the
+        header's bound.
+        """
         require(
             lane.encoding is LaneEncoding.FIXED_POINT,
             Rule.INPUT,
@@ -105,8 +107,9 @@ def encode_failed_head(header: Header) -> Words:
 class HeadSum:
     """The numbers in a sum of heads.
 
-    weight: 0 if every training failed. metrics: weighted means, by name; empty if the weight is 0.
-    clients: in the sum; failed: those of them whose training failed.
+    weight: sum of the clients' weights; 0 if every training failed. metrics: weighted means, by
+    name; empty if the weight is 0.
+    clients: number of clients in the sum. failed: number of these whose training failed.
     """
 
     weight: int
@@ -137,7 +140,7 @@ class BodyDecoder:
     """Turns sums of bodies into weighted means, block by block."""
 
     def __init__(self, header: Header, lane: Lane, clients: int, weight: int) -> None:
-        """clients: in the roster. weight: the sum of weights, from the head."""
+        """clients: number of clients in the roster. weight: the sum of weights, from the head."""
         self._factor = header.weight_bound / weight / lane_scale(lane, clients)
 
     def decode(self, total: Words) -> NDArray[np.float64]:

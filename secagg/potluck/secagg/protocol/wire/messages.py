@@ -185,8 +185,9 @@ class CertifiedSet:
 class Advert:
     """A client's public keys for one session.
 
-    revealed: the sessions with possibly the same input in which the client has given shares. The
-    advert promises that it has given none in other sessions, and will give some only in this one.
+    revealed: the sessions with possibly the same input in which the client has given shares. By the
+    advert, the client promises that it has given shares in no other such session, and will give
+    shares in no other session than this.
     """
 
     TYPE: ClassVar = MessageType.ADVERT
