@@ -34,9 +34,9 @@ class CorrectionContext:
     clients of the cohort received, with the model's buffers. personal: auxiliaries that only this
     client received; may be empty. kept: the tensors that `finish` last returned as `keep` and whose
     update became part of a model; None if there are none yet. round: from 1. seed: the training's
-    random seed. samples: number of the client's training samples. positions: int64, positions among
-    them of the samples that this training uses; None for all. validation: samples held back from
-    training.
+    random seed. samples: number of the client's training samples. positions: int64, indices, among
+    the training samples, of those that this training uses; None for all. validation: the samples
+    held back from training.
     """
 
     parameters: Tensors
@@ -86,14 +86,15 @@ class RunningDescent(RunningCorrection, Protocol):
 
 
 class LocalCorrection(Plugin):
-    """The plug-in. Raises ConfigurationError if it is incompatible with the settings."""
+    """Base class of corrections. Raises ConfigurationError if incompatible with the settings."""
 
     group = CORRECTIONS
 
     of_gradients: ClassVar[bool] = False
-    """True if the correction uses the client's data only by the gradients of the steps.
+    """True if the correction uses the client's data only through the gradients of the steps.
 
-    It then also works with `[privacy]`, since these gradients have noise."""
+    It then also works with `[privacy]`, since these gradients have noise.
+    """
 
     @abstractmethod
     def begin(self, context: CorrectionContext) -> RunningCorrection:

@@ -19,7 +19,8 @@ from potluck.common.settings.plugins import OBJECTIVES, Plugin
 class Batch:
     """Samples of one step, on the training device.
 
-    inputs: b × …. labels: b, int64. indices: b, int64, their positions in the client's data.
+    inputs: b × …. labels: b, int64. indices: b, int64, positions of these samples in the client's
+    data.
     """
 
     inputs: Tensor
@@ -29,13 +30,13 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalContext:
-    """Inputs of an objective besides the batch.
+    """Inputs of an objective in addition to the batch.
 
-    round: from 1. label_counts: C, int64, the client's training samples per class. parameters: the
-    model's trainable tensors, with current values. received: the same tensors, with the values from
-    the coordinator; empty unless the objective's `needs_received` is true. predictions: n × C,
-    probabilities that the received model gives the client's samples, by their position; None
-    unless the objective's `needs_predictions` is true.
+    round: number of the round, from 1. label_counts: C, int64, number of the client's training
+    samples per class. parameters: the model's trainable tensors, with current values. received: the
+    same tensors, with the values from the coordinator; empty unless the objective's
+    `needs_received` is true. predictions: n × C, probabilities that the received model gives the
+    client's samples, by their position; None unless the objective's `needs_predictions` is true.
     """
 
     round: int
@@ -53,8 +54,9 @@ class Objective(Plugin):
     supervised: bool = True
     """True if `loss` is a loss of the labels.
 
-    Otherwise it is a term added to the other objectives' loss, or to cross-entropy if the run names
-    no supervised objective."""
+    If False, the loss is a term that is added to the loss of the other objectives, or to
+    cross-entropy if the run names no supervised objective.
+    """
     needs_received: bool = False
     """True if `loss` needs the received weights (a second copy on the device)."""
     needs_predictions: bool = False

@@ -1,11 +1,12 @@
 """The extension point for noise that hides single records, or a client's whole update.
 
-The core imports neither the accounting nor the library that clips gradients. It finds both by name
-in the group `potluck.integrations`. A private training fails if they are not installed.
+The core imports neither the privacy accounting nor the library that clips gradients. It finds both
+by name in the entry-point group `potluck.integrations`. A private training fails if they are not
+installed.
 
-A client's ledger is charged before noise is drawn: for records before the training begins, for a
-whole update before it is masked. So a host that is killed at any moment has charged at least what
-it used.
+A client's privacy loss is recorded in its ledger before noise is drawn: for records before the
+training begins, for a whole update before it is masked. So if a host is killed at any moment, its
+ledger has at least the privacy loss that occurred.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ if TYPE_CHECKING:  # importing torch takes seconds
     from potluck.common.task import Examples
 
 GUARD: Final = "privacy-guard"
-"""Name of the class that keeps ledgers, a `PrivacyGuard`."""
+"""Entry-point name of the class that keeps ledgers, a `PrivacyGuard`."""
 LOOP: Final = "private-training"
-"""Name of the class that trains, a `PrivateLoop`."""
+"""Entry-point name of the class that trains, a `PrivateLoop`."""
 RECORD: Final[Literal["record"]] = "record"
 """Unit of noise that hides each record; it is added in the steps of the training."""
 CLIENT: Final[Literal["client"]] = "client"
@@ -50,7 +51,7 @@ CLIENTS: Final = "clients"
 
 @dataclass(frozen=True, kw_only=True)
 class GrantedTraining:
-    """A training that the client's ledger has been charged for.
+    """The terms of a training with noise whose privacy loss is in the client's ledger.
 
     sampling_rate: chance of each record to be in a step's batch, in (0, 1]. noise_multiplier:
     standard deviation of the noise, in units of the clip, > 0. steps: ≥ 1. clip: longest gradient
@@ -68,10 +69,10 @@ class GrantedTraining:
 class SumGrid:
     """The whole numbers in which updates enter a masked sum.
 
-    scale: number that a parameter of 1 becomes, > 0. values: number of parameters, and of counts,
-    ≥ 1. clients:
-    maximum number of clients in the sum. contributors: number of clients whose noise is certain to
-    be in the sum and unknown to others, ≥ 1. largest: largest magnitude of a sum that can be read.
+    scale: number that represents a parameter of 1, > 0. values: number of parameters and counts, ≥
+    1. clients: maximum number of clients in the sum. contributors: number of clients whose noise is
+    certain to be in the sum and unknown to others, ≥ 1. largest: largest magnitude of a sum that
+    can be read.
     """
 
     scale: float
@@ -85,18 +86,21 @@ class UpdateNoise(ABC):
     """Bounds one client's update, and hides it in a masked sum. Called from one thread."""
 
     counts: bool
-    """True if one more number in the sum counts the updates that were short enough."""
+    """True if the sum has an additional number that counts the updates whose norm was within the
+    limit.
+    """
 
     @abstractmethod
     def bound(self, update: NDArray[np.float32]) -> float | None:
         """Scale an update down, in place, to the maximum L2 norm of the run.
 
-        Returns the number for the count, positive if the update was short enough. Returns None if
-        the update has NaN or infinity; it is then unchanged."""
+        Returns the update's number for the count, positive if its norm was within the limit.
+        Returns None if the update has NaN or infinity; it is then unchanged.
+        """
 
     @abstractmethod
     def charge(self, grid: SumGrid) -> Callable[[int], NDArray[np.int64]]:
-        """Charge the client's ledger for one upload, synced to disk.
+        """Record the privacy loss of one upload in the client's ledger, synced to disk.
 
         Returns a function that draws the client's share of the noise for the next parameters.
         Raises DisclosureRefusedError if the owner's limit would be exceeded, ConfigurationError if
@@ -118,13 +122,14 @@ class PrivacyGuard(ABC):
 
     @abstractmethod
     def check(self, client: str, work: rpc.Train) -> None:
-        """Check that such a training could be granted; does not check the budget.
+        """Check that a training like `work` could be granted; does not check the budget.
 
         Raises ConfigurationError or ProtocolError."""
 
     @abstractmethod
     def grant(self, instruction: rpc.Instruction, samples: int) -> GrantedTraining:
-        """Charge the client's ledger for a training, synced to disk, and return its terms.
+        """Record a training's privacy loss in the client's ledger, synced to disk; return its
+        terms.
 
         samples: the client's number of training samples, ≥ 1. Raises DisclosureRefusedError if the
         owner's limit would be exceeded, StorageError if the ledger can't be written, and what
@@ -134,12 +139,13 @@ class PrivacyGuard(ABC):
     def hide_update(self, instruction: rpc.Instruction) -> UpdateNoise:
         """Return the noise for the update of a training that is about to begin.
 
-        Its `charge` charges the ledger. Raises DisclosureRefusedError if the owner's limit would
-        be exceeded, and what `check` raises."""
+        The privacy loss is recorded by `UpdateNoise.charge`. Raises DisclosureRefusedError if the
+        owner's limit would be exceeded, and what `check` raises.
+        """
 
     @abstractmethod
     def kept_answer(self, instruction: rpc.Instruction) -> Mapping[str, float] | None:
-        """Return the answer that the client has given to the same question; None if none.
+        """Return the answer that the client gave to the same question before, or None.
 
         Raises DisclosureRefusedError if there is none and the owner's limit would be exceeded,
         ProtocolError if the noise asked for is not valid, and StorageError."""
@@ -150,13 +156,15 @@ class PrivacyGuard(ABC):
     ) -> Mapping[str, float]:
         """Add noise to sums over a client's records, and return their means.
 
-        Charges the client's ledger and keeps the answer, both synced to disk before it returns. The
-        same question is answered with the kept numbers. samples: the client's number of training
-        samples. Raises what `kept_answer` raises; the ledger has not changed then."""
+        Records the privacy loss in the client's ledger and stores the answer, both synced to disk
+        before it returns. If the same question is asked again, it returns the stored numbers.
+        samples: the client's number of training samples. Raises what `kept_answer` raises; the
+        ledger has not changed then.
+        """
 
     @abstractmethod
     def clients(self) -> Sequence[str]:
-        """Return the clients that have been charged for a training, sorted."""
+        """Return the clients with a training in their ledgers, sorted."""
 
     @abstractmethod
     def spent(self, client: str) -> float:

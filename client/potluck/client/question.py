@@ -21,7 +21,7 @@ from potluck.common.names import ClientId
 from potluck.common.settings.plugins import QUESTIONS, Plugin
 from potluck.common.task import ClientData
 
-if TYPE_CHECKING:  # optional on hosts whose tasks bring their own trainers
+if TYPE_CHECKING:  # torch is optional on hosts whose tasks have their own trainers
     import torch
 
 
@@ -31,7 +31,8 @@ LocalUpdate = Mapping[str, NDArray[np.float32]]
 
 @dataclass(frozen=True, kw_only=True)
 class OwnAnswers:
-    """Answers that a task's own trainer computes; each raises TrainingError if it can't.
+    """Functions of a task's own trainer that compute answers; each raises TrainingError if it
+    can't.
 
     mean_loss: mean loss of the round's model over the training samples. label_counts: number of
     training samples per class. gradient_norm: norm of the gradient of that mean loss, at the
@@ -48,8 +49,9 @@ class QuestionContext:
     """Inputs of an answer.
 
     client: the client that is asked. round: from 1, the round whose cohort is being chosen. data:
-    the client's data, `Examples` unless the task has a trainer. classes, groups: the task's. model:
-    the round's model with its weights, not yet on `device`; None for a kind that needs none.
+    the client's data, `Examples` unless the task has a trainer. classes, groups: numbers of the
+    task's classes and groups. model: the round's model with its weights, not yet on `device`; None
+    for a kind that needs none.
     cancelled: returns True once the answer is no longer wanted. validation_share: share of the
     samples held back from training. pace: simulated seconds of a training per sample, on a virtual
     clock; 0 on a real one. own: answers of the task's trainer; None for a classification task.
@@ -84,11 +86,11 @@ class QuestionContext:
 
 @dataclass(frozen=True, kw_only=True)
 class BoundedSums:
-    """Numbers of which one record decides little; with noise, their means answer a question.
+    """Sums over records that one record changes little; with noise, their means are an answer.
 
-    values: by name, each ≥ 0. sensitivity: > 0; adding or removing one record changes the vector of
-    all values by at most this (L2 norm). public: further numbers of the answer, which depend on no
-    record.
+    values: sum by name, each ≥ 0. sensitivity: > 0; adding or removing one record changes the
+    vector of all values by at most this (L2 norm). public: further numbers of the answer, which
+    depend on no record.
     """
 
     values: Mapping[str, float]
@@ -97,14 +99,16 @@ class BoundedSums:
 
 
 class Question(Plugin):
-    """A kind of question. Called from a worker thread; may take its time."""
+    """Base class of a kind of question. Called from a worker thread; may block for long."""
 
     group = QUESTIONS
 
     needs_model: bool = False
-    """True if the round's model is fetched first; a training that follows reuses it."""
+    """True if the host must fetch the round's model first; a later training reuses the model."""
     hides_records: ClassVar[bool] = False
-    """True if it has a noisy form: `bounded_sums`. Runs with `[privacy]` refuse other questions."""
+    """True if the class has `bounded_sums`, for noise. Runs with `[privacy]` refuse other
+    questions.
+    """
 
     @abstractmethod
     def answer(self, context: QuestionContext) -> Mapping[str, float]:
