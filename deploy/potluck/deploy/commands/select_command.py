@@ -104,7 +104,9 @@ def select(
             f"{len(population)} clients; all are selected",
             err=True,
         )
-    played = select_offline(chosen, population, rounds=rounds, count=clients_per_round, seed=seed)
+    played = select_offline(
+        chosen, population, selector, rounds=rounds, count=clients_per_round, seed=seed
+    )
     kept = list(played) if plot is not None or not as_json else played
     if as_json:
         _print_lines(kept, population)

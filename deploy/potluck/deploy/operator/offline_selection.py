@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from potluck.common.errors import ConfigurationError
+from potluck.common.errors import ConfigurationError, PotluckError, RunError
+from potluck.common.learning.task_failures import plugin_failure
+from potluck.server.cohorts.selection_checks import check_declared, check_selection
 from potluck.server.selection import (
     Ask,
     Interview,
@@ -18,6 +20,7 @@ from potluck.server.selection import (
     Selection,
     SelectionContext,
     Selector,
+    by_field,
 )
 
 
@@ -30,14 +33,44 @@ class OfflineRound:
 
 
 def select_offline(
-    selector: Selector, population: Population, *, rounds: int, count: int, seed: int
+    selector: Selector, population: Population, name: str, *, rounds: int, count: int, seed: int
 ) -> Iterator[OfflineRound]:
     """Yield rounds 1 to `rounds`, with every client available and every update included.
 
-    Raises ConfigurationError if no client has a profile the selector needs, or if the selector asks
-    clients questions.
+    As in a run, the selector sees only the profiles that it declares, and its selections are
+    checked. Raises ConfigurationError if no client has a profile the selector needs, or if the
+    selector asks clients questions; RunError, with `name`, if a selection is invalid or the
+    selector's code fails.
     """
     _check_profiles(selector, population)
+    try:
+        yield from _rounds(selector, _declared(selector, population), name, rounds, count, seed)
+    except PotluckError:
+        raise
+    except Exception as error:
+        failure = plugin_failure(error, {f"selector '{name}'": selector})
+        if not failure:
+            raise
+        raise RunError(failure, selector=name) from error
+
+
+def _declared(selector: Selector, population: Population) -> Population:
+    """Return the population without the profiles that the selector does not declare."""
+    columns = {
+        signal: column
+        for signal in selector.needs_profiles
+        if (column := population.disclosed(signal)) is not None
+    }
+    totals = population.label_totals if selector.wants_label_totals else None
+    hidden = replace(
+        population, label_counts=None, triplets=None, interaction_matrices=None, signals={}
+    )
+    return replace(hidden, label_totals=totals, **by_field(columns))
+
+
+def _rounds(
+    selector: Selector, population: Population, name: str, rounds: int, count: int, seed: int
+) -> Iterator[OfflineRound]:
     state = selector.init(population)
     everybody = np.arange(len(population))
     for number in range(1, rounds + 1):
@@ -52,6 +85,8 @@ def select_offline(
         selection = selector.select(state, context)
         if not isinstance(selection, Selection):
             raise ConfigurationError(_asks(selection))
+        check_selection(selection, context, name)
+        check_declared(selector, selection, name)
         yield OfflineRound(round=number, selection=selection)
         outcome = RoundOutcome(
             round=number,

@@ -53,7 +53,9 @@ def test_the_example_is_a_profile_file_and_gives_the_line_shown(tmp_path: Path) 
     path.write_text(profiles)
     population = read_profile_file(path)
     found = [
-        next(select_offline(FedEntOpt(), population, rounds=1, count=2, seed=seed)).selection
+        next(
+            select_offline(FedEntOpt(), population, "fedentopt", rounds=1, count=2, seed=seed)
+        ).selection
         for seed in range(20)
     ]
     shown = json.loads(line)
